@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Copy the CPython that runs this into a prefix: `PYTHON -I copy_interpreter.py PREFIX`.
+
+CPython finds its prefix by walking up from its executable to lib/pythonX.Y/os.py, so a copy is
+relocatable once the absolute paths in its text files are gone; rattler-build records those that
+name PREFIX and rewrites them at installation.
+"""
+
+import compileall
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+# Not the standard library's, not needed at run time, or tied to a screen.
+LEFT_OUT = shutil.ignore_patterns(
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "tkinter",
+    "__pycache__", "_tkinter*.so", "libpython*.a", "EXTERNALLY-MANAGED",
+    # Debian's hook that sends distutils installations to /usr/local
+    "_distutils_system_mod.py",
+)  # fmt: skip
+
+
+def copy(prefix: Path) -> None:
+    """Lay out bin, lib and include below `prefix`."""
+    executable = Path(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))
+    (prefix / "bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy2(executable, prefix / "bin" / f"python{VERSION}")
+    for alias in ("python", "python3"):
+        (prefix / "bin" / alias).symlink_to(f"python{VERSION}")
+
+    library = prefix / "lib" / f"python{VERSION}"
+    shutil.copytree(sysconfig.get_path("stdlib"), library, symlinks=False, ignore=LEFT_OUT)
+    (library / "site-packages").mkdir()
+    (library / "site-packages" / "README.txt").write_text("Packages of this environment.\n")
+
+    headers = Path(sysconfig.get_path("include"))
+    if headers.is_dir():
+        shutil.copytree(headers, prefix / "include" / headers.name)
+
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        shared = Path(line.split(maxsplit=5)[-1])
+        if shared.name.startswith("libpython") and not (prefix / "lib" / shared.name).exists():
+            shutil.copy2(shared, prefix / "lib" / shared.name)
+
+
+def undo_debian(library: Path) -> None:
+    """Make pip install into site-packages where Debian's sysconfig says /usr/local.
+
+    Debian patches both files so that pip cannot overwrite what apt installed; in a prefix of its
+    own there is nothing to protect, and rattler looks for site-packages.
+    """
+    edits = {
+        "sysconfig.py": ("'DEB_PYTHON_INSTALL_LAYOUT', 'posix_local'", "'', 'posix_prefix'"),
+        "site.py": ('"dist-packages"', '"site-packages"'),
+    }
+    for name, (before, after) in edits.items():
+        file = library / name
+        text = file.read_text()
+        if "DEB_PYTHON_INSTALL_LAYOUT" in text or name == "site.py":
+            file.write_text(text.replace(before, after).replace(
+                "prefix_scheme = 'posix_local'", "prefix_scheme = 'posix_prefix'"
+            ))
+
+
+def rewrite_prefix(prefix: Path) -> None:
+    """Replace the interpreter's own prefix by `prefix` in text files."""
+    old = sys.base_prefix
+    if old == "/usr":  # a system Python names /usr/bin/gcc and the like: those stay right
+        return
+    for file in (path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()):
+        data = file.read_bytes()
+        if old.encode() in data and b"\0" not in data:
+            file.write_bytes(data.replace(old.encode(), str(prefix).encode()))
+
+
+def main() -> None:
+    prefix = Path(sys.argv[1])
+    library = prefix / "lib" / f"python{VERSION}"
+    copy(prefix)
+    undo_debian(library)
+    rewrite_prefix(prefix)
+    for binary in [*prefix.glob("lib/libpython*.so*")]:
+        subprocess.run(["strip", "--strip-unneeded", binary], check=False, capture_output=True)
+    compileall.compile_dir(
+        library, quiet=1, workers=0, stripdir=str(prefix),
+        invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )  # fmt: skip
+
+
+main()

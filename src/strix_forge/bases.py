@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The two bases that recipes are built on: conda-forge, and packages made from this machine.
+
+A base is a channel and a variants file, nothing else: no recipe knows which one it is built on.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rattler_build import VariantConfig
+
+from strix_forge.channel import HOST_BOUND, Channel
+from strix_forge.project import ForgeError, Project
+
+CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
+PROBE_SECONDS = 3
+
+
+class BaseName(StrEnum):
+    """The values of --base."""
+
+    AUTO = "auto"
+    CONDA_FORGE = "conda-forge"
+    EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base channel with the variant values that belong to it."""
+
+    name: str
+    channel: str
+    folder: Path | None
+    variants: VariantConfig
+    variant_files: list[str]
+    overrides: dict[str, list[str]]
+    build_prefix: str
+
+    def records(self) -> dict[str, list[str]]:
+        """Name -> dists of a base that lives on this machine; empty for a remote one.
+
+        What conda-forge holds is not ours to track: the solver and the lock decide there.
+        """
+        if self.folder is None:
+            return {}
+        result: dict[str, list[str]] = {}
+        for record in Channel(self.folder).records():
+            result.setdefault(record.name, []).append(record.dist)
+        return {name: sorted(dists) for name, dists in result.items()}
+
+
+def choose(name: BaseName) -> tuple[str, str]:
+    """Resolve `auto`; returns the base's name and one line that says which and why."""
+    if name is not BaseName.AUTO:
+        return name.value, f"base: {name.value} (asked for)"
+    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
+            return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
+    except OSError as error:
+        why = getattr(error, "reason", error)
+        return BaseName.EMBEDDED.value, f"base: embedded (conda-forge does not answer: {why})"
+
+
+def load(project: Project, name: str) -> Base:
+    """The base `name` with its variants. Raises ForgeError if a variants file is not readable."""
+    files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
+    overrides: dict[str, list[str]] = {}
+    folder = None
+    if name == BaseName.EMBEDDED.value:
+        # The embedded base has exactly one Python: the one that runs this.
+        major, minor = sys.version_info[:2]
+        overrides["python"] = [f"{major}.{minor}.* *_cpython"]
+        overrides["python_min"] = [f"{major}.{minor}"]
+        folder = project.build / "embedded"
+    try:
+        variants = VariantConfig.from_files([str(file) for file in files])
+    except Exception as error:
+        raise ForgeError(f"{' or '.join(map(str, files))} is not readable: {error}") from None
+    return Base(
+        name=name,
+        channel=folder.as_uri() if folder else CONDA_FORGE,
+        folder=folder,
+        variants=variants.merge(VariantConfig(overrides)),
+        variant_files=[str(file) for file in files],
+        overrides=overrides,
+        build_prefix=HOST_BOUND if folder else "",
+    )

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Carry out a plan: fetch, build, test and place one package after another.
+
+A package is built in `build/staging/NAME` and enters the channel only when it is whole and its
+tests passed, by one rename. So a run may be interrupted or killed at any point: the next one keeps
+what is in the channel and does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from strix_forge.bases import Base
+from strix_forge.channel import Channel
+from strix_forge.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
+from strix_forge.recipes import RecipeSet, Step
+from strix_forge.sources import SourceCache, sources_of
+
+POLL_SECONDS = 0.1
+TAIL_LINES = 40
+BUILT, CURRENT, FAILED, LEFT = "built", "up to date", "failed", "not attempted"
+
+
+class Display:
+    """What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+            TextColumn("{task.fields[line]}", style="dim"), console=console, transient=True,
+        )  # fmt: skip
+        self.task = self.progress.add_task("", line="", visible=self.live)
+        self.phase_name = ""
+        self.tenth = -1
+
+    def __enter__(self) -> Display:
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def phase(self, name: str) -> None:
+        """A new phase, for example `[2/4] flash-attn: testing`."""
+        self.phase_name = name
+        if self.live:
+            self.progress.update(self.task, description=name, line="")
+        else:
+            self.say(name)
+
+    def line(self, text: str) -> None:
+        """The last line of the running log."""
+        if self.live:
+            width = max(20, self.console.width - len(self.phase_name) - 16)
+            self.progress.update(self.task, line=text.strip()[:width].replace("[", r"\["))
+
+    def download(self, name: str, have: int, total: int | None) -> None:
+        """Bytes of a download; every tenth of a large one where there is no terminal."""
+        self.line(f"{name} {have / 2**20:.0f} MiB" + (f" of {total / 2**20:.0f}" if total else ""))
+        tenth = have * 10 // total if total else 0
+        if not self.live and total and total > 50 << 20 and tenth != self.tenth:
+            self.say(f"  {name}: {have / 2**20:.0f} of {total / 2**20:.0f} MiB")
+        self.tenth = tenth
+
+
+@dataclass
+class Result:
+    """What became of one recipe."""
+
+    step: Step
+    state: str
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class Builder:
+    """Builds the wanted steps of a plan into the project's channel."""
+
+    def __init__(
+        self, project: Project, base: Base, recipes: RecipeSet, display: Display, level: int
+    ) -> None:
+        self.project, self.base, self.recipes, self.display = project, base, recipes, display
+        self.channel = Channel(project.channel)
+        self.sources = SourceCache(project)
+        self.package_format = f"conda:{level}"
+
+    def run(self, steps: list[Step], keep_going: bool) -> list[Result]:
+        """Build the wanted among `steps`, in order.
+
+        A recipe whose dependency did not come to be is not attempted. After a failure the rest is
+        not attempted either, unless `keep_going`.
+        """
+        results: dict[str, Result] = {}
+        wanted = [step for step in steps if step.wanted]
+        stopped = ""
+        for step in steps:
+            name = step.recipe.name
+            if not step.wanted:
+                results[name] = Result(step, CURRENT)
+                continue
+            start = time.monotonic()
+            label = f"[{wanted.index(step) + 1}/{len(wanted)}] {name} {step.recipe.version}"
+            lacking = [
+                dep
+                for dep in self._dependencies(step)
+                if dep in results and results[dep].state in (FAILED, LEFT)
+            ]
+            if stopped:
+                results[name] = Result(step, LEFT, stopped)
+            elif lacking:
+                results[name] = Result(step, LEFT, f"needs {', '.join(lacking)}")
+            else:
+                try:
+                    self._build(step, label)
+                    results[name] = Result(step, BUILT, step.reason)
+                except NotAttempted as error:
+                    results[name] = Result(step, LEFT, str(error))
+                except ForgeError as error:
+                    self.display.say(f"{label}: {error}")
+                    results[name] = Result(step, FAILED, str(error).splitlines()[0])
+                    if not keep_going:
+                        stopped = f"stopped after {name} failed; --continue-on-failure goes on"
+            results[name].seconds = time.monotonic() - start
+        return list(results.values())
+
+    def _dependencies(self, step: Step) -> set[str]:
+        names = step.recipe.needs | step.recipe.tests_need
+        return {self.recipes.owner[n] for n in names if n in self.recipes.owner}
+
+    def _build(self, step: Step, label: str) -> None:
+        self.display.phase(f"{label}: fetching sources ({step.reason})")
+        sources = sources_of(step.recipe)
+        for source in sources:
+            self.sources.fetch(source, self.display.download)
+        output = self.project.staging / step.recipe.name
+        log = self.project.logs / f"{step.recipe.name}.log"
+        shutil.rmtree(output, ignore_errors=True)
+        try:
+            for source in sources:
+                self.sources.prefill(source, output / "src_cache")
+        except OSError as error:
+            raise BuildFailed(f"cannot unpack into {output}: {error.strerror}") from None
+        self.display.phase(f"{label}: building")
+        key = self.recipes.digest_key(step.digest)
+        job = {
+            "action": "build",
+            "recipe": str(step.recipe.path),
+            "channels": [self.channel.folder.as_uri(), self.base.channel],
+            "variant_files": self.base.variant_files,
+            "overrides": self.base.overrides | {"content_digest": [key]},
+            "output": str(output),
+            "number": step.number,
+            "prefix": self.base.build_prefix,
+            "package_format": self.package_format,
+        }
+        self.run_job(job, log)
+        packages = sorted(output.glob("*/*.conda"))
+        expected = {(out.subdir, out.file_name) for out in step.outputs}
+        found = {(package.parent.name, package.name) for package in packages}
+        if found != expected:
+            raise BuildFailed(f"built {sorted(found)}, but the plan said {sorted(expected)}")
+        self.display.phase(f"{label}: testing")
+        channels = [output.as_uri(), self.channel.folder.as_uri(), self.base.channel]
+        paths = [str(package) for package in packages]
+        self.run_job({"action": "test", "packages": paths, "channels": channels}, log)
+        self.channel.add(packages, step.digest)
+        shutil.rmtree(output, ignore_errors=True)
+
+    def test_packages(self, steps: list[Step]) -> list[Result]:
+        """Run the tests inside the packages of the channel again."""
+        results = []
+        channels = [self.channel.folder.as_uri(), self.base.channel]
+        for step in steps:
+            paths = [str(self.channel.path(record)) for record in step.records]
+            if not paths:
+                results.append(Result(step, LEFT, f"{step.reason}; run: forge build-all"))
+                continue
+            self.display.phase(f"{step.recipe.name}: testing")
+            start = time.monotonic()
+            log = self.project.logs / f"{step.recipe.name}.test.log"
+            try:
+                log.unlink(missing_ok=True)
+                self.run_job({"action": "test", "packages": paths, "channels": channels}, log)
+                results.append(Result(step, "passed"))
+            except BuildFailed as error:
+                self.display.say(str(error))
+                results.append(Result(step, FAILED, str(error).splitlines()[0]))
+            results[-1].seconds = time.monotonic() - start
+        return results
+
+    def run_job(self, job: dict, log: Path) -> None:
+        """Run an engine job in a child process, following its log into `log`.
+
+        Raises BuildFailed with the last lines and the path of the log.
+        """
+        output = Path(job.get("output", self.project.staging / "test"))
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            mode = "ab" if job["action"] == "test" else "wb"
+            (output / "job.json").write_text(json.dumps(job))
+            stream = log.open(mode)
+        except OSError as error:
+            raise BuildFailed(f"cannot write {error.filename}: {error.strerror}") from None
+        environment = os.environ | {"CPU_COUNT": str(max_jobs()), "TMPDIR": str(output)}
+        with stream:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "strix_forge.engine", output / "job.json"],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                follower = _Follower(output, log)
+                while child.poll() is None:
+                    self.display.line(follower.advance())
+                    time.sleep(POLL_SECONDS)
+                follower.advance()
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        if child.returncode:
+            lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+            tail = "\n".join(f"  | {line}" for line in lines)
+            what = f"{job['action']} failed"
+            if child.returncode < 0:
+                what += f" (killed by signal {-child.returncode}; out of memory?)"
+            raise BuildFailed(
+                f"{what}; the last lines of {log}:\n{tail}\n"
+                f"  whole log: {log}\n  work folder: {output}"
+            )
+
+
+class _Follower:
+    """Appends rattler-build's script log, which it writes to its work folder, to ours."""
+
+    def __init__(self, output: Path, log: Path) -> None:
+        self.output, self.log = output, log
+        self.offsets: dict[Path, int] = {}
+        self.last = ""
+
+    def advance(self) -> str:
+        """Take over what is new; returns the last line so far."""
+        for script_log in self.output.glob("bld/*/work/conda_build.log"):
+            with script_log.open("rb") as stream:
+                stream.seek(self.offsets.get(script_log, 0))
+                data = stream.read()
+            if data:
+                self.offsets[script_log] = self.offsets.get(script_log, 0) + len(data)
+                with self.log.open("ab") as out:
+                    out.write(data)
+                self.last = data.decode(errors="replace").rstrip().rsplit("\n", 1)[-1]
+        return self.last
+
+
+def table(results: list[Result]) -> Table:
+    """The closing table of a run."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("package", "version", "build", "state", "seconds"):
+        grid.add_column(column, overflow="fold")
+    grid.add_column("why", overflow="fold")
+    for result in results:
+        first = result.step.outputs[0]
+        grid.add_row(
+            result.step.recipe.name, first.version, first.build, result.state,
+            f"{result.seconds:.1f}", result.detail,
+        )  # fmt: skip
+    return grid
+

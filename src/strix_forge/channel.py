@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The local channel: its records and index, and the rules of what may enter and leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rattler import IndexJson
+from rattler.index import index_fs
+
+from strix_forge.project import SUBDIRS, BuildFailed, ForgeError, place, sha256_file
+
+# Marks packages that hold parts of one machine, or were built against them.
+HOST_BOUND = "hostbound_"
+CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
+
+
+def family(build: str) -> str:
+    """A build string without content hash and number: what a newer build supersedes."""
+    return CONTENT_HASH.sub("", build)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One package that the index names. `digest` is what its content digest was made of."""
+
+    name: str
+    version: str
+    build: str
+    number: int
+    subdir: str
+    file_name: str
+    sha256: str
+    size: int
+
+    @property
+    def dist(self) -> str:
+        return f"{self.name}-{self.version}-{self.build}"
+
+
+class Channel:
+    """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def records(self) -> list[Record]:
+        """Every package in the index. Raises ForgeError if an index file cannot be read."""
+        return [record for subdir in SUBDIRS for record in self._subdir(subdir)]
+
+    def _subdir(self, subdir: str) -> Iterator[Record]:
+        path = self.folder / subdir / "repodata.json"
+        if not path.exists():
+            return
+        try:
+            packages = json.loads(path.read_bytes())["packages.conda"]
+        except (ValueError, KeyError):
+            raise ForgeError(f"{path} is damaged: delete it and run the command again") from None
+        for file_name, data in packages.items():
+            yield Record(
+                name=data["name"],
+                version=data["version"],
+                build=data["build"],
+                number=data["build_number"],
+                subdir=subdir,
+                file_name=file_name,
+                sha256=data["sha256"],
+                size=data["size"],
+            )
+
+    def path(self, record: Record) -> Path:
+        return self.folder / record.subdir / record.file_name
+
+    def reconcile(self) -> None:
+        """Make the index name exactly the files that are there.
+
+        A build killed between placing a package and indexing it leaves a file that the index does
+        not know; somebody deleting a package leaves the opposite. Both end here.
+        """
+        for partial in self.folder.glob("*/.partial-*"):
+            partial.unlink()
+        indexed = {(r.subdir, r.file_name) for r in self.records()}
+        present = {
+            (subdir, file.name) for subdir in SUBDIRS for file in self.folder.glob(f"{subdir}/*.conda")
+        }
+        if indexed != present or not (self.folder / "noarch" / "repodata.json").exists():
+            self.index()
+
+    def index(self) -> None:
+        """Write repodata.json of both subdirs, atomically per file, keeping known entries."""
+        for subdir in SUBDIRS:
+            (self.folder / subdir).mkdir(parents=True, exist_ok=True)
+        try:
+            asyncio.run(index_fs(self.folder, write_zst=False, write_shards=False))
+        except Exception as error:
+            raise BuildFailed(f"cannot index {self.folder}: {error}") from None
+
+    def add(self, packages: list[Path], digest: dict[str, str]) -> None:
+        """Move built packages in and index them.
+
+        Raises ForgeError when a file of that name with other bytes is already there.
+        """
+        for package in packages:
+            target = self.folder / package.parent.name / package.name
+            if target.exists() and sha256_file(target) != sha256_file(package):
+                raise ForgeError(f"{target} exists with other content; it is not replaced")
+        for package in packages:
+            note = self.folder / "forge" / f"{package.stem}.json"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps(digest, indent=1))
+            place(package, self.folder / package.parent.name / package.name)
+        self.index()
+
+    def digest_of(self, record: Record) -> dict[str, str] | None:
+        """What the content digest of a package was made of, if that is still known."""
+        note = self.folder / "forge" / f"{record.dist}.json"
+        return json.loads(note.read_text()) if note.exists() else None
+
+    def publish(self, target: Path) -> list[Record]:
+        """Copy every package to the channel folder `target` and index it.
+
+        Raises ForgeError, before copying anything, for a host-bound package, a file that differs
+        from its record, or a published file of the same name with other bytes.
+        """
+        records = self.records()
+        for record in records:
+            source, published = self.path(record), target / record.subdir / record.file_name
+            if is_host_bound(source):
+                raise ForgeError(
+                    f"{source} is host-bound (made on the embedded base) and is never published. "
+                    "Build on the conda-forge base into an empty folder: --base conda-forge "
+                    "--output DIR"
+                )
+            if sha256_file(source) != record.sha256:
+                raise ForgeError(f"{source} differs from its record in the index; rebuild it")
+            if published.exists() and sha256_file(published) != record.sha256:
+                raise ForgeError(f"{published} is already published with other content")
+        for record in records:
+            copy = target / record.subdir / f".copy-{record.file_name}"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.path(record), copy)
+            place(copy, target / record.subdir / record.file_name)
+        Channel(target).index()
+        return records
+
+
+def is_host_bound(package: Path) -> bool:
+    """Whether a package was made on the embedded base, by its own metadata, not by its name."""
+    return str(IndexJson.from_package_archive(package).build).startswith(HOST_BOUND)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Recipes: find them, render them, order them, and decide by content what has to be built.
+
+rattler-build skips a package when one of the same name, version and build string exists, and its
+build string covers the variant only. So a `content_digest` variant is added: every recipe names it
+under `build.variant.use_keys`, and with it the digest enters the `h1234567` part of the build
+string that conda-forge's grammar already has.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rattler_build import RenderConfig, Stage0Recipe, VariantConfig
+
+from strix_forge.bases import Base
+from strix_forge.channel import CONTENT_HASH, Channel, Record, family
+from strix_forge.project import ForgeError, Project, digest_tree, sha256_file
+
+DIGEST_KEY = "content_digest"
+REQUIREMENT_KINDS = ("build", "host", "run")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One package that a recipe yields in one variant. `build` is the full build string."""
+
+    name: str
+    version: str
+    build: str
+    subdir: str
+
+    @property
+    def dist(self) -> str:
+        return f"{self.name}-{self.version}-{self.build}"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.dist}.conda"
+
+    @property
+    def stem(self) -> str:
+        """The build string without its number: equal for equal content."""
+        return self.build.rsplit("_", 1)[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.build.rsplit("_", 1)[1])
+
+
+@dataclass
+class Recipe:
+    """One recipe folder, rendered for a base.
+
+    `needs` are the package names it builds or runs against, `tests_need` those that only its tests
+    install. `sources` are rendered source mappings, `extra` the recipe's own `extra` section.
+    """
+
+    name: str
+    path: Path
+    version: str
+    needs: set[str]
+    tests_need: set[str]
+    sources: list[dict[str, Any]]
+    extra: dict[str, Any]
+    output_names: set[str]
+
+
+@dataclass
+class Step:
+    """What `plan` decided for one recipe."""
+
+    recipe: Recipe
+    digest: dict[str, str]
+    outputs: list[Output]
+    number: int
+    reason: str
+    wanted: bool
+    records: list[Record] = field(default_factory=list)
+
+
+class RecipeSet:
+    """All recipes of a project, rendered for one base, in build order.
+
+    Raises ForgeError for an unreadable recipe, a missing patch or a dependency cycle.
+    """
+
+    def __init__(self, project: Project, base: Base) -> None:
+        self.project, self.base = project, base
+        paths = sorted((project.root / "recipes").glob("*/recipe.yaml"))
+        if not paths:
+            raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
+        found = {path.parent.name: self._read(path) for path in paths}
+        self.owner = {out: name for name, r in found.items() for out in r.output_names}
+        graph = {
+            name: {self.owner[n] for n in r.needs | r.tests_need if n in self.owner} - {name}
+            for name, r in found.items()
+        }
+        try:
+            order = list(graphlib.TopologicalSorter(graph).static_order())
+        except graphlib.CycleError as error:
+            raise ForgeError(f"recipes need each other in a circle: {error.args[1]}") from None
+        self.recipes = {name: found[name] for name in order}
+
+    def render(self, path: Path, digest: str) -> list[Any]:
+        """The rendered variants of one recipe.yaml, with `digest` as its content digest."""
+        config = self.base.variants.merge(VariantConfig({DIGEST_KEY: [digest]}))
+        try:
+            return Stage0Recipe.from_file(path).render(config, RenderConfig())
+        except Exception as error:
+            raise ForgeError(f"{path} does not render: {error}") from None
+
+    def _read(self, path: Path) -> Recipe:
+        variants = [v.recipe.to_dict() for v in self.render(path, "none")]
+        if not variants:
+            raise ForgeError(f"{path} yields no package on the {self.base.name} base")
+        needs: set[str] = set()
+        tests_need: set[str] = set()
+        sources: list[dict[str, Any]] = []
+        for data in variants:
+            sections = [data] + [c for c in data.get("staging_caches", [])]
+            for section in sections:
+                requirements = section.get("requirements", {})
+                for kind in REQUIREMENT_KINDS:
+                    needs |= {_name(spec) for spec in requirements.get(kind, [])}
+                sources += [s for s in section.get("source", []) if s not in sources]
+            for test in data.get("tests", []):
+                wanted = test.get("requirements", {})
+                tests_need |= {_name(s) for kind in ("run", "build") for s in wanted.get(kind, [])}
+            if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
+                raise ForgeError(
+                    f"{path}: add {DIGEST_KEY} to build.variant.use_keys of every output; "
+                    "without it an edited recipe would not be rebuilt"
+                )
+        for file in _patch_files(path, sources):
+            if not file.is_file():
+                raise ForgeError(f"{path} names the patch {file}, which does not exist")
+        names = {data["package"]["name"] for data in variants}
+        return Recipe(
+            name=path.parent.name,
+            path=path,
+            version=str(variants[0]["package"]["version"]),
+            needs=needs - names,
+            tests_need=tests_need - names,
+            sources=sources,
+            extra=variants[0].get("extra", {}),
+            output_names=names,
+        )
+
+    def _content(self, recipe: Recipe) -> str:
+        """The digest of everything that the recipe says and reads from this repository."""
+        total = hashlib.sha256(digest_tree(recipe.path.parent).encode())
+        for file in _patch_files(recipe.path, recipe.sources):
+            total.update(f"{file.name} {sha256_file(file)}".encode())
+        for source in recipe.sources:
+            if "path" in source:
+                folder = recipe.path.parent / source["path"]
+                total.update(f"{folder.name} {digest_tree(folder)}".encode())
+        return total.hexdigest()[:16]
+
+    def plan(self, channel: Channel, rebuild: frozenset[str] = frozenset()) -> list[Step]:
+        """What each recipe would yield, and whether and why it has to be built.
+
+        A build is current when the channel's highest build number of its family has the content
+        hash that is wanted now. Otherwise it gets the next number: a new build always wins the
+        solve over the one it replaces, and no file name is ever used for two contents.
+        """
+        base_records = self.base.records()
+        steps: list[Step] = []
+        dists: dict[str, list[str]] = {}
+        for recipe in self.recipes.values():
+            digest = {"base": self.base.name, "content": self._content(recipe)}
+            for name in sorted(recipe.needs):
+                for dist in dists.get(self.owner.get(name, ""), []) or base_records.get(name, []):
+                    digest[f"needs {dist}"] = ""
+            rendered = self.render(recipe.path, self.digest_key(digest))
+            outputs = [self._output(variant) for variant in rendered]
+            step = self._decide(recipe, digest, outputs, channel, recipe.name in rebuild)
+            dists[recipe.name] = [output.dist for output in step.outputs]
+            steps.append(step)
+        return steps
+
+    def digest_key(self, digest: dict[str, str]) -> str:
+        """The value of the `content_digest` variant."""
+        key = hashlib.sha256(repr(sorted(digest.items())).encode()).hexdigest()[:16]
+        return f"{self.base.name}-{key}"
+
+    def _output(self, variant: Any) -> Output:
+        data = variant.recipe.to_dict()
+        subdir = "noarch" if data["build"].get("noarch") else "linux-64"
+        build = self.base.build_prefix + data["build"]["string"]
+        if not CONTENT_HASH.search(build):
+            raise ForgeError(
+                f"{variant.recipe_path}: the build string {build!r} must end in "
+                "h${{ hash }}_${{ build_number }}, as conda-forge's do"
+            )
+        return Output(data["package"]["name"], str(data["package"]["version"]), build, subdir)
+
+    def _decide(
+        self,
+        recipe: Recipe,
+        digest: dict[str, str],
+        outputs: list[Output],
+        channel: Channel,
+        rebuild: bool,
+    ) -> Step:
+        records = channel.records()
+        newest = [_newest(output, records) for output in outputs]
+        current = [
+            record
+            for output, record in zip(outputs, newest, strict=True)
+            if record and record.build.rsplit("_", 1)[0] == output.stem
+        ]
+        if len(current) == len(outputs) and not rebuild:
+            found = [Output(r.name, r.version, r.build, r.subdir) for r in current]
+            return Step(recipe, digest, found, found[0].number, "up to date", False, current)
+        superseded = [record for record in newest if record]
+        number = max([o.number for o in outputs] + [r.number + 1 for r in superseded])
+        raised = [Output(o.name, o.version, f"{o.stem}_{number}", o.subdir) for o in outputs]
+        if rebuild:
+            reason = "rebuild asked for"
+        elif len(superseded) < len(outputs):
+            reason = "not in the channel"
+        else:
+            reason = _difference(channel.digest_of(superseded[0]), digest)
+        return Step(recipe, digest, raised, number, reason, True)
+
+    def dependencies(self, names: set[str]) -> set[str]:
+        """`names` and every recipe that their builds, their users or their tests need."""
+        result = set(names)
+        for name, recipe in reversed(self.recipes.items()):
+            if name in result:
+                needed = recipe.needs | recipe.tests_need
+                result |= {self.owner[n] for n in needed if n in self.owner}
+        return result
+
+    def dependents(self, names: set[str]) -> set[str]:
+        """`names` and every recipe that builds or runs against one of them, transitively."""
+        result = set(names)
+        for name, recipe in self.recipes.items():
+            if {self.owner[n] for n in recipe.needs if n in self.owner} & result:
+                result.add(name)
+        return result
+
+
+def _newest(output: Output, records: list[Record]) -> Record | None:
+    """The record of the highest build number among the builds that `output` would supersede."""
+    found = [
+        r
+        for r in records
+        if (r.name, r.version, family(r.build)) == (output.name, output.version, family(output.build))
+    ]
+    return max(found, key=lambda record: record.number, default=None)
+
+
+def _difference(before: dict[str, str] | None, now: dict[str, str]) -> str:
+    """Why the digest changed, in words."""
+    if before is None:
+        return "changed since the build in the channel"
+    if before.get("content") != now["content"]:
+        return "recipe, script, patch or local source changed"
+    gained = sorted(k.removeprefix("needs ") for k in now.keys() - before.keys())
+    return f"needs {', '.join(gained)}" if gained else "variant values changed"
+
+
+def _name(spec: Any) -> str:
+    """The package name of a rendered requirement (a match spec or a pin mapping)."""
+    if isinstance(spec, dict):
+        inner = next(iter(spec.values()))
+        return inner["name"] if isinstance(inner, dict) else str(inner)
+    return re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0].rsplit("::", 1)[-1]
+
+
+def _patch_files(recipe: Path, sources: list[dict[str, Any]]) -> list[Path]:
+    return [(recipe.parent / p).resolve() for s in sources for p in s.get("patches", [])]

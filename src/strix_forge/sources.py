@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources come first: fetched, checked by sha256 and kept, so that a build never downloads.
+
+Two kinds: `url:` of an upstream host, and `${{ env.get("PYPI_SOURCES") }}/FILE`, a file of PyPI
+that the recipe's `extra.purls` name by package URL. The latter comes through pip's own configured
+index, so a mirror, a proxy or a wheel folder that pip knows serves us too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import siphash24
+from packageurl import PackageURL
+from packaging.utils import parse_wheel_filename
+from pip._internal.cli import cmdoptions
+from pip._internal.commands.download import DownloadCommand
+
+from strix_forge.project import ForgeError, NotAttempted, Project, sha256_file
+from strix_forge.recipes import Recipe
+
+PYPI_SOURCES = "PYPI_SOURCES"
+# Where rendered recipes see PyPI's files. Never opened: rattler-build finds them in its own cache.
+PYPI_URL = "file:///pypi-sources"
+CONNECT_SECONDS = 10
+CHUNK = 1 << 20
+ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar")
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with (file name, bytes so far, bytes in all or None)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that a recipe names. `purl` is set for a file of PyPI."""
+
+    url: str
+    sha256: str
+    purl: PackageURL | None
+
+    @property
+    def file_name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+    @property
+    def origin(self) -> str:
+        return str(self.purl or self.url)
+
+
+def sources_of(recipe: Recipe) -> list[Source]:
+    """The files that a recipe needs. Raises ForgeError for one without sha256 or package URL."""
+    purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
+    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
+    result = []
+    for data in recipe.sources:
+        if "path" in data:
+            continue
+        url = data.get("url")
+        if not isinstance(url, str) or "sha256" not in data:
+            raise ForgeError(f"{recipe.path}: a source needs one url and a sha256, found {data}")
+        source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]))
+        if url.startswith(PYPI_URL) and source.purl is None:
+            raise ForgeError(
+                f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} "
+                "to extra.purls"
+            )
+        result.append(source)
+    return result
+
+
+class SourceCache:
+    """Files by content: `build/sources/SHA256/FILE`. A file there under its name is whole."""
+
+    def __init__(self, project: Project) -> None:
+        self.folder = project.sources
+
+    def path(self, source: Source) -> Path:
+        return self.folder / source.sha256 / source.file_name
+
+    def fetch(self, source: Source, progress: Progress) -> Path:
+        """Bring one source into the cache, going on where an interrupted download ended.
+
+        Raises NotAttempted when it cannot be reached, ForgeError when its sha256 is not the
+        recipe's.
+        """
+        path = self.path(source)
+        if path.exists():
+            return path
+        partial = path.with_name(path.name + ".partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _pip_session(source) as (session, url):
+                _download(session, url, partial, progress)
+        except NotAttempted as error:
+            raise NotAttempted(
+                f"{source.origin} cannot be reached ({error}). Download it on another machine "
+                f"and run: forge sources add FILE (sha256 {source.sha256})"
+            ) from None
+        return self._accept(partial, source)
+
+    def add(self, file: Path, known: list[Source]) -> Source:
+        """Take a file that somebody brought by hand. Raises ForgeError if no recipe wants it."""
+        found = sha256_file(file)
+        for source in known:
+            if source.sha256 == found:
+                path = self.path(source)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial = path.with_name(path.name + ".partial")
+                shutil.copyfile(file, partial)
+                self._accept(partial, source)
+                return source
+        raise ForgeError(f"{file} has sha256 {found}, which no recipe names")
+
+    def _accept(self, partial: Path, source: Source) -> Path:
+        found = sha256_file(partial)
+        if found != source.sha256:
+            partial.unlink()
+            raise ForgeError(
+                f"{source.origin} has sha256 {found}, but the recipe says {source.sha256}. "
+                "If upstream really changed the file, check why before you change the recipe"
+            )
+        return partial.replace(self.path(source))
+
+    def prefill(self, source: Source, folder: Path) -> None:
+        """Put a source where rattler-build looks before it downloads (`OUTPUT/src_cache`).
+
+        The layout is rattler-build 0.73's: the key is SipHash-1-3 of url and checksum, each ended
+        by 0xff. Raises ForgeError when the cached file was changed since it was fetched.
+        """
+        path = self.path(source)
+        if sha256_file(path) != source.sha256:
+            path.unlink()
+            raise ForgeError(f"{path} was changed since it was fetched; run the command again")
+        parts = b"".join(text.encode() + b"\xff" for text in (source.url, source.sha256))
+        key = f"{siphash24.siphash13(parts, key=bytes(16)).intdigest():x}"
+        (folder / ".metadata").mkdir(parents=True, exist_ok=True)
+        name, extracted = f"{key}_{source.file_name}", None
+        (folder / name).symlink_to(path.resolve())
+        if name.endswith(ARCHIVES):
+            extracted = f"{key}_extracted"
+            _unpack(path, folder / extracted)
+        # rattler-build wants every field; the times only steer its own clean-up
+        entry = {
+            "source_type": "url", "url": source.url, "checksum": source.sha256,
+            "checksum_type": "sha256", "actual_filename": None, "git_commit": None,
+            "git_rev": None, "cache_path": name, "extracted_path": extracted,
+            "last_accessed": "2026-01-01T00:00:00Z", "created": "2026-01-01T00:00:00Z",
+            "lock_file": None, "attestation_verified": False,
+        }  # fmt: skip
+        (folder / ".metadata" / f"{key}.json").write_text(json.dumps(entry))
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    """Unpack as rattler-build does: a single top folder is dropped."""
+    temporary = target.with_suffix(".unpacking")
+    with tarfile.open(archive) as tar:
+        tar.extractall(temporary, filter="tar")
+    top = list(temporary.iterdir())
+    if len(top) == 1 and top[0].is_dir():
+        top[0].replace(target)
+        temporary.rmdir()
+    else:
+        temporary.replace(target)
+
+
+@contextlib.contextmanager
+def _pip_session(source: Source) -> Iterator[tuple[Any, str]]:
+    """pip's HTTP session (its proxies, certificates and credentials) and the URL to get.
+
+    `pip download` would do for wheels, but for an sdist it runs setup.py to learn the metadata,
+    and flash-attn's imports torch. So the two pip objects that find and get files are used as
+    they are; their names have not changed between pip 20 and 26.
+    """
+    command = DownloadCommand("download", "")
+    arguments = ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq"]
+    if source.file_name.endswith(".whl"):
+        tags = sorted(parse_wheel_filename(source.file_name)[3], key=str)
+        arguments += ["--only-binary", ":all:", "--no-deps", "--abi", tags[0].abi]
+        if tags[0].interpreter.startswith("cp"):
+            version = f"{tags[0].interpreter[2]}.{tags[0].interpreter[3:]}"
+            arguments += ["--implementation", "cp", "--python-version", version]
+        for tag in tags:
+            arguments += ["--platform", tag.platform]
+    options, _ = command.parse_args([*arguments, "-d", ".", "unused"])
+    with command.main_context():
+        session = command.get_default_session(options)
+        if source.purl is None:
+            yield session, source.url
+            return
+        target = cmdoptions.make_target_python(options)
+        finder = command._build_package_finder(options, session, target_python=target)
+        for candidate in finder.find_all_candidates(source.purl.name):
+            if candidate.link.filename == source.file_name:
+                yield session, candidate.link.url_without_fragment
+                return
+        raise NotAttempted("pip's index does not offer it")
+
+
+def remote_size(source: Source) -> int | None:
+    """Bytes of a source as its server tells them, or None."""
+    try:
+        with _pip_session(source) as (session, url):
+            length = session.head(url, allow_redirects=True).headers.get("content-length")
+            return int(length) if length else None
+    except (OSError, NotAttempted):
+        return None
+
+
+def _download(session: Any, url: str, partial: Path, progress: Progress) -> None:
+    have = partial.stat().st_size if partial.exists() else 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    name = partial.name.removesuffix(".partial")
+    try:
+        with session.get(url, stream=True, headers=headers) as response:
+            if response.status_code == 416:  # everything is here already
+                return
+            if response.status_code >= 400:
+                raise NotAttempted(f"HTTP {response.status_code}")
+            resumed = response.status_code == 206
+            have = have if resumed else 0
+            length = response.headers.get("content-length")
+            total = have + int(length) if length else None
+            with partial.open("ab" if resumed else "wb") as out:
+                for chunk in response.iter_content(CHUNK):
+                    out.write(chunk)
+                    have += len(chunk)
+                    progress(name, have, total)
+    except NotAttempted:
+        raise
+    except OSError as error:  # requests' own errors are OSErrors
+        if error.errno is not None:
+            raise ForgeError(f"cannot write {partial}: {error.strerror}") from None
+        reason = getattr(error.args[0], "reason", error) if error.args else error
+        raise NotAttempted(str(reason).rsplit(": ", 1)[-1]) from None
