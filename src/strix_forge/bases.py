@@ -71,9 +71,11 @@ def choose(name: BaseName) -> tuple[str, str]:
 def load(project: Project, name: str) -> Base:
     """The base `name` with its variants. Raises ForgeError if a variants file is not readable."""
     files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
-    overrides: dict[str, list[str]] = {}
+    embedded = name == BaseName.EMBEDDED.value
+    tag = HOST_BOUND if embedded else ""
+    overrides = {"base_tag": [tag]}
     folder = None
-    if name == BaseName.EMBEDDED.value:
+    if embedded:
         # The embedded base has exactly one Python: the one that runs this.
         major, minor = sys.version_info[:2]
         overrides["python"] = [f"{major}.{minor}.* *_cpython"]
@@ -90,5 +92,5 @@ def load(project: Project, name: str) -> Base:
         variants=variants.merge(VariantConfig(overrides)),
         variant_files=[str(file) for file in files],
         overrides=overrides,
-        build_prefix=HOST_BOUND if folder else "",
+        build_prefix=tag,
     )

@@ -102,6 +102,7 @@ class Builder:
         self.channel = Channel(project.channel)
         self.sources = SourceCache(project)
         self.package_format = f"conda:{level}"
+        self.jobs = max_jobs()
 
     def run(self, steps: list[Step], keep_going: bool) -> list[Result]:
         """Build the wanted among `steps`, in order.
@@ -216,12 +217,13 @@ class Builder:
         try:
             output.mkdir(parents=True, exist_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
-            mode = "ab" if job["action"] == "test" else "wb"
             (output / "job.json").write_text(json.dumps(job))
-            stream = log.open(mode)
+            if job["action"] == "build":
+                log.unlink(missing_ok=True)
+            stream = log.open("ab")  # appending: the follower writes to it too
         except OSError as error:
             raise BuildFailed(f"cannot write {error.filename}: {error.strerror}") from None
-        environment = os.environ | {"CPU_COUNT": str(max_jobs()), "TMPDIR": str(output)}
+        environment = os.environ | {"CPU_COUNT": str(self.jobs), "TMPDIR": str(output)}
         with stream:
             child = subprocess.Popen(
                 [sys.executable, "-m", "strix_forge.engine", output / "job.json"],

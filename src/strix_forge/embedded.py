@@ -136,7 +136,7 @@ class EmbeddedBase:
 
     def _resolve(self, say: Say) -> dict[str, Wheel]:
         """pip's resolution for this interpreter, kept so that a second run gets the same files."""
-        kept = self.project.build / "embedded-resolution.json"
+        kept = self.folder / "resolution.json"
         report = json.loads(kept.read_text()) if kept.exists() else {}
         if report.get("key") != self.key:
             say("embedded base: pip resolves the wheels")
@@ -156,7 +156,7 @@ class EmbeddedBase:
                     )
                 installs = json.loads(out.read_text())["install"]
             report = {"key": self.key, "files": [_resolved(entry) for entry in installs]}
-            self.project.build.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(report, indent=1))
         wheels = {}
         for file_name, version, name, sha256 in report["files"]:

@@ -140,6 +140,9 @@ class RecipeSet:
         for file in _patch_files(path, sources):
             if not file.is_file():
                 raise ForgeError(f"{path} names the patch {file}, which does not exist")
+        for source in sources:
+            if "path" in source and not (path.parent / source["path"]).exists():
+                raise ForgeError(f"{path} names the source {source['path']}, which does not exist")
         names = {data["package"]["name"] for data in variants}
         return Recipe(
             name=path.parent.name,
@@ -159,8 +162,9 @@ class RecipeSet:
             total.update(f"{file.name} {sha256_file(file)}".encode())
         for source in recipe.sources:
             if "path" in source:
-                folder = recipe.path.parent / source["path"]
-                total.update(f"{folder.name} {digest_tree(folder)}".encode())
+                local = recipe.path.parent / source["path"]
+                read = digest_tree if local.is_dir() else sha256_file
+                total.update(f"{local.name} {read(local)}".encode())
         return total.hexdigest()[:16]
 
     def plan(self, channel: Channel, rebuild: frozenset[str] = frozenset()) -> list[Step]:
@@ -192,13 +196,15 @@ class RecipeSet:
 
     def _output(self, variant: Any) -> Output:
         data = variant.recipe.to_dict()
-        subdir = "noarch" if data["build"].get("noarch") else "linux-64"
-        build = self.base.build_prefix + data["build"]["string"]
-        if not CONTENT_HASH.search(build):
+        build, tag, hashed = data["build"]["string"], self.base.build_prefix, variant.hash_info
+        if build == f"{hashed.prefix}h{hashed.hash}_{data['build']['number']}":
+            build = tag + build  # rattler-build puts the prefix before its own strings only
+        if not (CONTENT_HASH.search(build) and build.startswith(tag)):
             raise ForgeError(
-                f"{variant.recipe_path}: the build string {build!r} must end in "
-                "h${{ hash }}_${{ build_number }}, as conda-forge's do"
+                f"{variant.recipe_path}: the build string {build!r} must be "
+                "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
             )
+        subdir = "noarch" if data["build"].get("noarch") else "linux-64"
         return Output(data["package"]["name"], str(data["package"]["version"]), build, subdir)
 
     def _decide(

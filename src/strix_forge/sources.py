@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shutil
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,15 @@ from pip._internal.commands.download import DownloadCommand
 from strix_forge.project import ForgeError, NotAttempted, Project, sha256_file
 from strix_forge.recipes import Recipe
 
+# pip warns of every configured wheel folder that lacks a project; that is no news here
+logging.getLogger("pip").setLevel(logging.ERROR)
+
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files. Never opened: rattler-build finds them in its own cache.
 PYPI_URL = "file:///pypi-sources"
 CONNECT_SECONDS = 10
 CHUNK = 1 << 20
-ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip")
 
 Progress = Callable[[str, int, int | None], None]
 """Called with (file name, bytes so far, bytes in all or None)."""
@@ -131,15 +134,13 @@ class SourceCache:
     def prefill(self, source: Source, folder: Path) -> None:
         """Put a source where rattler-build looks before it downloads (`OUTPUT/src_cache`).
 
-        The layout is rattler-build 0.73's: the key is SipHash-1-3 of url and checksum, each ended
-        by 0xff. Raises ForgeError when the cached file was changed since it was fetched.
+        The layout is rattler-build 0.73's (crates/rattler_build_source_cache). Raises ForgeError when the cached file was changed since it was fetched.
         """
         path = self.path(source)
         if sha256_file(path) != source.sha256:
             path.unlink()
             raise ForgeError(f"{path} was changed since it was fetched; run the command again")
-        parts = b"".join(text.encode() + b"\xff" for text in (source.url, source.sha256))
-        key = f"{siphash24.siphash13(parts, key=bytes(16)).intdigest():x}"
+        key = cache_key(source.url, source.sha256)
         (folder / ".metadata").mkdir(parents=True, exist_ok=True)
         name, extracted = f"{key}_{source.file_name}", None
         (folder / name).symlink_to(path.resolve())
@@ -157,11 +158,18 @@ class SourceCache:
         (folder / ".metadata" / f"{key}.json").write_text(json.dumps(entry))
 
 
+def cache_key(url: str, sha256: str) -> str:
+    """rattler-build's name for a source: SipHash-1-3 of url and checksum, each ended by 0xff."""
+    parts = b"".join(text.encode() + b"\xff" for text in (url, sha256))
+    # its own intdigest() is signed
+    return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
+
+
 def _unpack(archive: Path, target: Path) -> None:
     """Unpack as rattler-build does: a single top folder is dropped."""
     temporary = target.with_suffix(".unpacking")
-    with tarfile.open(archive) as tar:
-        tar.extractall(temporary, filter="tar")
+    rules = {} if archive.suffix == ".zip" else {"filter": "tar"}
+    shutil.unpack_archive(archive, temporary, **rules)
     top = list(temporary.iterdir())
     if len(top) == 1 and top[0].is_dir():
         top[0].replace(target)

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# CUDA-only trees. setup.py would install the first as a top-level module of that name.
+rm -r hopper flash_attn/cute csrc
+
+# `auto` means ROCm only with a ROCm torch in the host environment; any torch serves here
+export BUILD_TARGET=rocm
+# the pure Python build: without it setup.py wants hipcc
+export FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE
+# otherwise setup.py first tries to download a wheel, and fails on a torch without torch.version.hip
+export FLASH_ATTENTION_FORCE_BUILD=TRUE
+export FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE
+
+"$PYTHON" -m pip install . --no-deps --no-build-isolation -vv

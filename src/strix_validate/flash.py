@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls of flash-attn's public functions, and what plain attention says that they return."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from strix_validate import reference
+
+SDIST_WINDOW_BUG = (
+    "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
+    "Gemma models ran as other models (flash_attn_triton_amd/interface_fa.py; the kernels are gone "
+    "since https://github.com/Dao-AILab/flash-attention/pull/2230)"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call flash_attn.<function>(**tensors, **options).
+
+    Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
+    With grad_out, of the shape of the output, the gradients of q, k and v are taken too.
+    """
+
+    function: str
+    tensors: dict[str, Tensor]
+    options: dict = field(default_factory=dict)
+    grad_out: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call and what it must return.
+
+    expected(dtype) computes in dtype, on the CPU, the tensors by name. may_refuse: raising
+    NotImplementedError is right, too, as long as a wrong answer is impossible.
+    """
+
+    name: str
+    title: str
+    why: str
+    call: Call
+    expected: Callable[[torch.dtype], dict[str, Tensor]]
+    may_refuse: bool = False
+
+
+def execute(call: Call, device: str) -> dict[str, Tensor]:
+    """Does the call; returns out, and dq, dk, dv or else the arguments, which it may have written.
+
+    Raises:
+        whatever flash_attn raises.
+    """
+    import flash_attn
+
+    tensors = {name: tensor.to(device) for name, tensor in call.tensors.items()}
+    function = getattr(flash_attn, call.function)
+    if call.grad_out is None:
+        return {"out": function(**tensors, **call.options), **tensors}
+    leaves = [tensors[name].detach().requires_grad_() for name in ("q", "k", "v")]
+    tensors.update(zip(("q", "k", "v"), leaves, strict=True))
+    out = function(**tensors, **call.options)
+    grads = torch.autograd.grad(out, leaves, call.grad_out.to(device))
+    return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+
+
+def fixed(
+    randn,
+    *,
+    heads=2,
+    kv_heads=2,
+    seqlen_q=70,
+    seqlen_k=70,
+    head_dim=64,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    strided=False,
+):
+    """flash_attn_func; strided: k and v are slices of one tensor, the gradient is transposed."""
+    q = randn(1, seqlen_q, heads, head_dim)
+    kv = randn(1, seqlen_k, 2, kv_heads, head_dim)
+    k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
+    grad_out = randn(1, heads, seqlen_q, head_dim).transpose(1, 2)
+    options = {"causal": causal, "window_size": window, "softcap": softcap}
+    call = Call(
+        "flash_attn_func",
+        {"q": q, "k": k, "v": v},
+        options,
+        grad_out if strided else grad_out.contiguous(),
+    )
+    corner = "bottom-right" if causal else None
+    return call, partial(_attend, q, k, v, grad_out, causal=corner, window=window, softcap=softcap)
+
+
+def varlen(randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), causal=True, window=(-1, -1)):
+    """flash_attn_varlen_func, sequences one after the other."""
+    q, grad_out = randn(sum(lengths_q), 4, 64), randn(sum(lengths_q), 4, 64)
+    k, v = randn(sum(lengths_k), 2, 64), randn(sum(lengths_k), 2, 64)
+    starts = {
+        "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
+    }
+    options = {
+        "max_seqlen_q": max(lengths_q),
+        "max_seqlen_k": max(lengths_k),
+        "causal": causal,
+        "window_size": window,
+    }
+    call = Call("flash_attn_varlen_func", {"q": q, "k": k, "v": v, **starts}, options, grad_out)
+    corner = "bottom-right" if causal else None
+
+    def expected(dtype):
+        sequences = zip(
+            q.split(lengths_q),
+            k.split(lengths_k),
+            v.split(lengths_k),
+            grad_out.split(lengths_q),
+            strict=True,
+        )
+        parts = [
+            _attend(*(x[None] for x in tensors), dtype, causal=corner, window=window)
+            for tensors in sequences
+        ]
+        return {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
+
+    return call, expected
+
+
+def kv_cache(randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77)):
+    """flash_attn_with_kvcache, four causal queries for each of two sequences.
+
+    Args:
+        new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);
+        leftpad: entries to leave out in front; page: size of a page of a paged cache; stale: the
+        cache holds NaN behind each sequence; lengths: entries in the cache before the call.
+    """
+    capacity = 100  # no multiple of a block of keys
+    q = randn(2, 4, 4, 64)
+    k_cache, v_cache = randn(4, capacity, 2, 64), randn(4, capacity, 2, 64)
+    k, v = randn(2, new, 2, 64), randn(2, new, 2, 64)
+    own_rows = list(rows or (0, 1))
+    filled_k, filled_v = k_cache[own_rows], v_cache[own_rows]
+    for i, length in enumerate(lengths):
+        filled_k[i, length : length + new], filled_v[i, length : length + new] = k[i], v[i]
+        if stale:
+            k_cache[own_rows[i], length:] = v_cache[own_rows[i], length:] = float("nan")
+    if rows is None:
+        k_cache, v_cache = k_cache[:2], v_cache[:2]
+    tensors = {
+        "q": q,
+        "k_cache": k_cache.clone(),
+        "v_cache": v_cache.clone(),
+        "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
+    }
+    if new:
+        tensors |= {"k": k, "v": v}
+    if rows:
+        tensors["cache_batch_idx"] = torch.tensor(rows, dtype=torch.int32)
+    if leftpad:
+        tensors["cache_leftpad"] = torch.tensor(leftpad, dtype=torch.int32)
+    if page:
+        pages = capacity // page
+        order = torch.arange(2 * pages).flip(0)
+        for name in ("k_cache", "v_cache"):
+            tensors[name] = tensors[name].view(2 * pages, page, 2, 64)[order].contiguous()
+        tensors["block_table"] = order.view(2, pages).int()
+    call = Call("flash_attn_with_kvcache", tensors, {"causal": True})
+
+    def expected(dtype):
+        outs = []
+        for i, length in enumerate(lengths):
+            used = slice((leftpad or (0, 0))[i], length + new)
+            keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
+            part = q[i : i + 1]
+            outs.append(_attend(part, keys, values, part, dtype, causal="bottom-right")["out"])
+        found = {"out": torch.cat(outs), "cache_seqlens": tensors["cache_seqlens"].clone()}
+        if new and not page and not stale:
+            k_after, v_after = k_cache.clone(), v_cache.clone()
+            k_after[own_rows], v_after[own_rows] = filled_k, filled_v
+            found |= {"k_cache": k_after, "v_cache": v_after}
+        return found
+
+    return call, expected
+
+
+def _attend(q, k, v, grad_out, dtype, **options) -> dict[str, Tensor]:
+    """reference.attention for tensors in flash-attn's layout."""
+    swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
+    found = reference.attention(*swapped, dtype=dtype, **options)
+    return {name: tensor.transpose(1, 2) for name, tensor in found.items()}
+
+
+_MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch, not bottom-right"
+_GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
+_CACHE = "keys written to the wrong row or the caller's cache_seqlens changed (aiter 0.1.20.post1)"
+
+#: name, builder, may_refuse, why
+_CASES = (
+    ("full", partial(fixed), False, "wrong scale or a missing mask of the last partial block"),
+    ("causal", partial(fixed, causal=True), False, _MASKS),
+    ("long", partial(fixed, causal=True, seqlen_q=200, seqlen_k=200), False, _MASKS),
+    ("short-q", partial(fixed, causal=True, seqlen_q=50, seqlen_k=130), False, _MASKS),
+    ("short-k", partial(fixed, causal=True, seqlen_q=130, seqlen_k=50), False, _MASKS),
+    ("gqa", partial(fixed, causal=True, heads=4), False, _GQA),
+    ("mqa", partial(fixed, causal=True, heads=4, kv_heads=1), False, _GQA),
+    ("d80", partial(fixed, head_dim=80), False, "padding of head dim 80 to 128 leaks (ViT)"),
+    ("d128", partial(fixed, head_dim=128, causal=True), False, "wrong tile sizes of head dim 128"),
+    (
+        "strided",
+        partial(fixed, causal=True, strided=True),
+        False,
+        "the sdist 2.8.3 kernels read the output's gradient with the strides of the output",
+    ),
+    ("window", partial(fixed, causal=True, window=(16, 0)), True, SDIST_WINDOW_BUG),
+    ("window-both", partial(fixed, window=(16, 8)), True, SDIST_WINDOW_BUG),
+    ("softcap", partial(fixed, softcap=1.0), True, SDIST_WINDOW_BUG),
+    ("varlen", partial(varlen), False, "one sequence's keys seen by another"),
+    ("varlen-window", partial(varlen, window=(16, 0)), True, SDIST_WINDOW_BUG),
+    ("cache", partial(kv_cache), False, _CACHE),
+    ("cache-rows", partial(kv_cache, rows=(3, 1)), False, _CACHE),
+    (
+        "cache-stale",
+        partial(kv_cache, new=0, stale=True, lengths=(50, 98)),
+        False,
+        "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)",
+    ),
+    ("cache-pages", partial(kv_cache, page=20), True, "a block_table that is ignored (sdist 2.8.3)"),
+    (
+        "cache-leftpad",
+        partial(kv_cache, new=0, leftpad=(5, 9)),
+        True,
+        "a cache_leftpad that is ignored (sdist 2.8.3, aiter 0.1.20.post1)",
+    ),
+)
+
+
+def cases(dtype: torch.dtype) -> Iterator[Case]:
+    """All cases, with tensors in dtype; the same case has the same numbers in every run."""
+    suffix = str(dtype).removeprefix("torch.")
+    for name, build, may_refuse, why in _CASES:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        call, expected = build(
+            lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
+        )
+        title = f"{call.function} {name} {suffix}"
+        yield Case(f"{name}-{suffix}", title, why, call, expected, may_refuse)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources are fetched, checked and kept before a build, which then needs no network."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import MiniProject
+from strix_forge.sources import cache_key
+
+READ = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
+
+
+def archive(folder: Path, name: str, text: str) -> tuple[Path, str]:
+    """demo-1.0/text as NAME; returns the path and its sha256."""
+    path = folder / name
+    with tarfile.open(path, "w:gz") as tar:
+        info = tarfile.TarInfo("demo-1.0/text")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text.encode()))
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_cache_key() -> None:
+    """A key that rattler-build 0.73 itself gave a source in its cache."""
+    url = "http://127.0.0.1:18765/demo-1.0.tar.gz"
+    sha256 = "682d061b5f5b48149308d1076f53ccbd62f7ca90d1509c88adfeea6581ecd71c"
+    assert cache_key(url, sha256) == "9f5c11690e33fdb6"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, honours `Range: bytes=N-`, and writes down what was asked."""
+
+    def do_GET(self) -> None:
+        start = self.headers.get("Range", "bytes=0-")[6:-1]
+        self.server.asked.append((self.path, int(start)))
+        file = Path(self.translate_path(self.path))
+        if not file.is_file():
+            self.send_error(404)
+            return
+        data = file.read_bytes()[int(start) :]
+        self.send_response(206 if int(start) else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
+    """An upstream host on the loopback interface; `folder` is what it serves."""
+    folder = tmp_path / "upstream"
+    folder.mkdir()
+    handler = functools.partial(Handler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.folder, server.asked = folder, []
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def private(project: MiniProject) -> MiniProject:
+    """A project with a source cache of its own."""
+    (project.root / "build" / "sources").unlink()
+    return project
+
+
+def source(url: str, sha256: str) -> str:
+    return json.dumps([{"url": url, "sha256": sha256}])
+
+
+def test_fetched_once_then_built_without_the_host(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """The build itself must not reach the host: it is gone when the build starts."""
+    _, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+    url = f"{upstream.url}/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.forge("sources", "fetch", "alpha")
+    upstream.asked.clear()
+    (upstream.folder / "demo-1.0.tar.gz").unlink()
+    private.forge("build-all", "--strict")
+    assert upstream.asked == []
+    assert len(private.packages()) == 1
+
+
+def test_interrupted_download_goes_on(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
+    folder = private.root / "build" / "sources" / sha256
+    folder.mkdir(parents=True)
+    (folder / f"{path.name}.partial").write_bytes(path.read_bytes()[:40])
+    private.forge("sources", "fetch")
+    assert upstream.asked == [(f"/{path.name}", 40)]
+    assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_wrong_sha256(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+    path, found = archive(upstream.folder, "demo-1.0.tar.gz", "changed\n")
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", "0" * 64), script=READ)
+    done = private.forge("build", "alpha", code=1)
+    assert found in done.stdout and "0" * 64 in done.stdout and path.name in done.stdout
+    assert private.packages() == set()
+
+
+def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> None:
+    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "by hand\n")
+    url = "http://upstream.invalid/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.recipe("beta", run=["alpha"])
+    private.recipe("delta")
+    done = private.forge("build-all")
+    assert f"not attempted: alpha: {url} cannot be reached" in done.stderr
+    assert "forge sources add FILE" in done.stderr and sha256 in done.stderr
+    assert "not attempted: beta: needs alpha" in done.stderr
+    assert {p.split("-")[0] for p in private.packages()} == {"delta"}
+    private.forge("build-all", "--strict", code=3)
+    private.forge("build", "alpha", code=3)
+    private.forge("sources", "fetch", code=3)
+
+    (tmp_path / "wrong.tar.gz").write_text("something else")
+    assert "no recipe names" in private.forge(
+        "sources", "add", str(tmp_path / "wrong.tar.gz"), code=2
+    ).stderr
+    private.forge("sources", "add", str(path))
+    private.forge("build-all", "--strict")
+    assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}
+
+
+def test_http_error(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+    private.recipe("alpha", source=source(f"{upstream.url}/no.tar.gz", "0" * 64))
+    assert "HTTP 404" in private.forge("build", "alpha", code=3).stderr
+
+
+def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
+    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "good\n")
+    url = "http://upstream.invalid/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.forge("sources", "add", str(path))
+    cached = private.root / "build" / "sources" / sha256 / path.name
+    cached.write_bytes(b"evil")
+    done = private.forge("build", "alpha", code=1)
+    assert "was changed since it was fetched" in done.stdout and private.packages() == set()
+
+
+def test_pypi_file_needs_a_package_url(private: MiniProject) -> None:
+    url = "${{ env.get('PYPI_SOURCES') }}/a.tar.gz"
+    private.recipe("alpha", source=source(url, "0" * 64))
+    assert "extra.purls" in private.forge("build", "alpha", code=1).stdout
+
+
+@pytest.mark.parametrize("missing", ["sha256", "url"])
+def test_unpinned_source_is_refused(private: MiniProject, missing: str) -> None:
+    entry = {"url": "http://upstream.invalid/a.tar.gz", "sha256": "0" * 64}
+    del entry[missing]
+    private.recipe("alpha", source=json.dumps([entry]))
+    done = private.forge("build", "alpha", code=1 if missing == "sha256" else 2)
+    assert "alpha" in done.stdout + done.stderr
