@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from conftest import CHECKOUT, MiniProject
 from strix_forge.channel import Channel, is_host_bound
-from strix_forge.embedded import PYTHON, Wheel, depends, match_spec, unpack_wheel
+from embedded_base.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
 from strix_forge.project import sha256_file
 
 

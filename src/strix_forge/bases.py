@@ -41,7 +41,7 @@ class Base:
     overrides: dict[str, list[str]]
     build_prefix: str
 
-    def records(self) -> dict[str, list[str]]:
+    def dists(self) -> dict[str, list[str]]:
         """Name -> dists of a base that lives on this machine; empty for a remote one.
 
         What conda-forge holds is not ours to track: the solver and the lock decide there.

@@ -25,11 +25,12 @@ from rich.table import Table
 from strix_forge.bases import Base
 from strix_forge.channel import Channel
 from strix_forge.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
-from strix_forge.recipes import RecipeSet, Step
+from strix_forge.recipes import DIGEST_KEY, RecipeSet, Step
 from strix_forge.sources import SourceCache, sources_of
 
 POLL_SECONDS = 0.1
 TAIL_LINES = 40
+LARGE = 50 << 20  # bytes
 BUILT, CURRENT, FAILED, LEFT = "built", "up to date", "failed", "not attempted"
 
 
@@ -37,14 +38,13 @@ class Display:
     """What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.live = console.is_terminal
+        self.console, self.live = console, console.is_terminal
         self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-            TextColumn("{task.fields[line]}", style="dim"), console=console, transient=True,
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+            TextColumn("{task.fields[line]}", style="dim", markup=False),
+            console=console, transient=True,
         )  # fmt: skip
-        self.task = self.progress.add_task("", line="", visible=self.live)
-        self.phase_name = ""
+        self.task = self.progress.add_task("", line="")
         self.tenth = -1
 
     def __enter__(self) -> Display:
@@ -53,32 +53,27 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.progress.stop()
+        self.progress.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
-        """A new phase, for example `[2/4] flash-attn: testing`."""
-        self.phase_name = name
-        if self.live:
-            self.progress.update(self.task, description=name, line="")
-        else:
+        """A new phase, for example `[2/4] flash-attn 2.8.3: testing`."""
+        self.progress.update(self.task, description=name, line="")
+        if not self.live:
             self.say(name)
 
     def line(self, text: str) -> None:
         """The last line of the running log."""
-        if self.live:
-            width = max(20, self.console.width - len(self.phase_name) - 16)
-            self.progress.update(self.task, line=text.strip()[:width].replace("[", r"\["))
+        self.progress.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
 
     def download(self, name: str, have: int, total: int | None) -> None:
         """Bytes of a download; every tenth of a large one where there is no terminal."""
-        self.line(f"{name} {have / 2**20:.0f} MiB" + (f" of {total / 2**20:.0f}" if total else ""))
+        self.line(f"{name} {have >> 20} of {(total or 0) >> 20 or '?'} MiB")
         tenth = have * 10 // total if total else 0
-        if not self.live and total and total > 50 << 20 and tenth != self.tenth:
-            self.say(f"  {name}: {have / 2**20:.0f} of {total / 2**20:.0f} MiB")
+        if not self.live and total and total > LARGE and tenth != self.tenth:
+            self.say(f"  {name}: {have >> 20} of {total >> 20} MiB")
         self.tenth = tenth
 
 
@@ -95,16 +90,12 @@ class Result:
 class Builder:
     """Builds the wanted steps of a plan into the project's channel."""
 
-    def __init__(
-        self, project: Project, base: Base, recipes: RecipeSet, display: Display, level: int
-    ) -> None:
-        self.project, self.base, self.recipes, self.display = project, base, recipes, display
-        self.channel = Channel(project.channel)
-        self.sources = SourceCache(project)
-        self.package_format = f"conda:{level}"
-        self.jobs = max_jobs()
+    def __init__(self, project: Project, base: Base, display: Display, level: int) -> None:
+        self.project, self.base, self.display = project, base, display
+        self.channel, self.sources = Channel(project.channel), SourceCache(project)
+        self.package_format, self.jobs = f"conda:{level}", max_jobs()
 
-    def run(self, steps: list[Step], keep_going: bool) -> list[Result]:
+    def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
         """Build the wanted among `steps`, in order.
 
         A recipe whose dependency did not come to be is not attempted. After a failure the rest is
@@ -115,37 +106,28 @@ class Builder:
         stopped = ""
         for step in steps:
             name = step.recipe.name
+            result = results[name] = Result(step, CURRENT)
             if not step.wanted:
-                results[name] = Result(step, CURRENT)
                 continue
-            start = time.monotonic()
+            absent = {other for other, r in results.items() if r.state in (FAILED, LEFT)}
+            lacking = sorted(recipes.direct_needs(name) & absent)
+            if stopped or lacking:
+                result.state, result.detail = LEFT, stopped or f"needs {', '.join(lacking)}"
+                continue
             label = f"[{wanted.index(step) + 1}/{len(wanted)}] {name} {step.recipe.version}"
-            lacking = [
-                dep
-                for dep in self._dependencies(step)
-                if dep in results and results[dep].state in (FAILED, LEFT)
-            ]
-            if stopped:
-                results[name] = Result(step, LEFT, stopped)
-            elif lacking:
-                results[name] = Result(step, LEFT, f"needs {', '.join(lacking)}")
-            else:
-                try:
-                    self._build(step, label)
-                    results[name] = Result(step, BUILT, step.reason)
-                except NotAttempted as error:
-                    results[name] = Result(step, LEFT, str(error))
-                except ForgeError as error:
-                    self.display.say(f"{label}: {error}")
-                    results[name] = Result(step, FAILED, str(error).splitlines()[0])
-                    if not keep_going:
-                        stopped = f"stopped after {name} failed; --continue-on-failure goes on"
-            results[name].seconds = time.monotonic() - start
+            start = time.monotonic()
+            try:
+                self._build(step, label)
+                result.state, result.detail = BUILT, step.reason
+            except NotAttempted as error:
+                result.state, result.detail = LEFT, str(error)
+            except ForgeError as error:
+                self.display.say(f"{label}: {error}")
+                result.state, result.detail = FAILED, str(error).splitlines()[0]
+                if not keep_going:
+                    stopped = f"stopped after {name} failed; --continue-on-failure goes on"
+            result.seconds = time.monotonic() - start
         return list(results.values())
-
-    def _dependencies(self, step: Step) -> set[str]:
-        names = step.recipe.needs | step.recipe.tests_need
-        return {self.recipes.owner[n] for n in names if n in self.recipes.owner}
 
     def _build(self, step: Step, label: str) -> None:
         self.display.phase(f"{label}: fetching sources ({step.reason})")
@@ -161,13 +143,12 @@ class Builder:
         except OSError as error:
             raise BuildFailed(f"cannot unpack into {output}: {error.strerror}") from None
         self.display.phase(f"{label}: building")
-        key = self.recipes.digest_key(step.digest)
         job = {
             "action": "build",
             "recipe": str(step.recipe.path),
             "channels": [self.channel.folder.as_uri(), self.base.channel],
             "variant_files": self.base.variant_files,
-            "overrides": self.base.overrides | {"content_digest": [key]},
+            "overrides": self.base.overrides | {DIGEST_KEY: [step.digest_value]},
             "output": str(output),
             "number": step.number,
             "prefix": self.base.build_prefix,
@@ -191,21 +172,22 @@ class Builder:
         results = []
         channels = [self.channel.folder.as_uri(), self.base.channel]
         for step in steps:
+            result = Result(step, "passed")
+            results.append(result)
             paths = [str(self.channel.path(record)) for record in step.records]
             if not paths:
-                results.append(Result(step, LEFT, f"{step.reason}; run: forge build-all"))
+                result.state, result.detail = LEFT, f"{step.reason}; run: forge build-all"
                 continue
             self.display.phase(f"{step.recipe.name}: testing")
             start = time.monotonic()
             log = self.project.logs / f"{step.recipe.name}.test.log"
+            log.unlink(missing_ok=True)
             try:
-                log.unlink(missing_ok=True)
                 self.run_job({"action": "test", "packages": paths, "channels": channels}, log)
-                results.append(Result(step, "passed"))
             except BuildFailed as error:
                 self.display.say(str(error))
-                results.append(Result(step, FAILED, str(error).splitlines()[0]))
-            results[-1].seconds = time.monotonic() - start
+                result.state, result.detail = FAILED, str(error).splitlines()[0]
+            result.seconds = time.monotonic() - start
         return results
 
     def run_job(self, job: dict, log: Path) -> None:

@@ -28,7 +28,7 @@ def family(build: str) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One package that the index names. `digest` is what its content digest was made of."""
+    """One package that the index names."""
 
     name: str
     version: str
@@ -42,6 +42,11 @@ class Record:
     @property
     def dist(self) -> str:
         return f"{self.name}-{self.version}-{self.build}"
+
+    @property
+    def stem(self) -> str:
+        """The build string without its number: equal for equal content."""
+        return self.build.rsplit("_", 1)[0]
 
 
 class Channel:
@@ -92,6 +97,15 @@ class Channel:
         if indexed != present or not (self.folder / "noarch" / "repodata.json").exists():
             self.index()
 
+    def require_base(self, tag: str) -> None:
+        """Raise ForgeError for packages of another base: the solver would mix the two."""
+        for record in self.records():
+            if record.build.startswith(HOST_BOUND) != bool(tag):
+                raise ForgeError(
+                    f"{self.folder} holds packages of the other base, such as {record.file_name}. "
+                    "Name that base with --base, use another folder with --output, or delete this"
+                )
+
     def index(self) -> None:
         """Write repodata.json of both subdirs, atomically per file, keeping known entries."""
         for subdir in SUBDIRS:
@@ -122,8 +136,8 @@ class Channel:
         note = self.folder / "forge" / f"{record.dist}.json"
         return json.loads(note.read_text()) if note.exists() else None
 
-    def publish(self, target: Path) -> list[Record]:
-        """Copy every package to the channel folder `target` and index it.
+    def publish(self, target: Path) -> int:
+        """Copy every package to the channel folder `target` and index it; returns their number.
 
         Raises ForgeError, before copying anything, for a host-bound package, a file that differs
         from its record, or a published file of the same name with other bytes.
@@ -147,7 +161,7 @@ class Channel:
             shutil.copyfile(self.path(record), copy)
             place(copy, target / record.subdir / record.file_name)
         Channel(target).index()
-        return records
+        return len(records)
 
 
 def is_host_bound(package: Path) -> bool:

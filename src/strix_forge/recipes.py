@@ -73,15 +73,24 @@ class Recipe:
 
 @dataclass
 class Step:
-    """What `plan` decided for one recipe."""
+    """What `plan` decided for one recipe.
+
+    `records` are the current packages when nothing is to be done; `superseded` tells that older
+    builds are in the channel. `digest` is what the content digest is made of.
+    """
 
     recipe: Recipe
     digest: dict[str, str]
+    digest_value: str
     outputs: list[Output]
-    number: int
-    reason: str
-    wanted: bool
+    reason: str = "up to date"
+    wanted: bool = False
+    superseded: bool = False
     records: list[Record] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        return self.outputs[0].number
 
 
 class RecipeSet:
@@ -97,10 +106,8 @@ class RecipeSet:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
         found = {path.parent.name: self._read(path) for path in paths}
         self.owner = {out: name for name, r in found.items() for out in r.output_names}
-        graph = {
-            name: {self.owner[n] for n in r.needs | r.tests_need if n in self.owner} - {name}
-            for name, r in found.items()
-        }
+        self.recipes = found
+        graph = {name: self.direct_needs(name) for name in found}
         try:
             order = list(graphlib.TopologicalSorter(graph).static_order())
         except graphlib.CycleError as error:
@@ -119,12 +126,10 @@ class RecipeSet:
         variants = [v.recipe.to_dict() for v in self.render(path, "none")]
         if not variants:
             raise ForgeError(f"{path} yields no package on the {self.base.name} base")
-        needs: set[str] = set()
-        tests_need: set[str] = set()
+        needs, tests_need = set(), set()
         sources: list[dict[str, Any]] = []
         for data in variants:
-            sections = [data] + [c for c in data.get("staging_caches", [])]
-            for section in sections:
+            for section in [data, *data.get("staging_caches", [])]:
                 requirements = section.get("requirements", {})
                 for kind in REQUIREMENT_KINDS:
                     needs |= {_name(spec) for spec in requirements.get(kind, [])}
@@ -174,25 +179,21 @@ class RecipeSet:
         hash that is wanted now. Otherwise it gets the next number: a new build always wins the
         solve over the one it replaces, and no file name is ever used for two contents.
         """
-        base_records = self.base.records()
-        steps: list[Step] = []
-        dists: dict[str, list[str]] = {}
-        for recipe in self.recipes.values():
+        records, base_dists = channel.records(), self.base.dists()
+        steps: dict[str, Step] = {}
+        for name, recipe in self.recipes.items():
             digest = {"base": self.base.name, "content": self._content(recipe)}
-            for name in sorted(recipe.needs):
-                for dist in dists.get(self.owner.get(name, ""), []) or base_records.get(name, []):
-                    digest[f"needs {dist}"] = ""
-            rendered = self.render(recipe.path, self.digest_key(digest))
-            outputs = [self._output(variant) for variant in rendered]
-            step = self._decide(recipe, digest, outputs, channel, recipe.name in rebuild)
-            dists[recipe.name] = [output.dist for output in step.outputs]
-            steps.append(step)
-        return steps
-
-    def digest_key(self, digest: dict[str, str]) -> str:
-        """The value of the `content_digest` variant."""
-        key = hashlib.sha256(repr(sorted(digest.items())).encode()).hexdigest()[:16]
-        return f"{self.base.name}-{key}"
+            for needed in sorted(recipe.needs):
+                ours = steps.get(self.owner.get(needed, ""))
+                dists = [o.dist for o in ours.outputs] if ours else base_dists.get(needed, [])
+                digest |= {f"needs {dist}": "" for dist in dists}
+            key = hashlib.sha256(repr(sorted(digest.items())).encode()).hexdigest()[:16]
+            step = Step(recipe, digest, f"{self.base.name}-{key}", [])
+            rendered = self.render(recipe.path, step.digest_value)
+            step.outputs = [self._output(variant) for variant in rendered]
+            self._decide(step, records, channel, name in rebuild)
+            steps[name] = step
+        return list(steps.values())
 
     def _output(self, variant: Any) -> Output:
         data = variant.recipe.to_dict()
@@ -208,41 +209,37 @@ class RecipeSet:
         return Output(data["package"]["name"], str(data["package"]["version"]), build, subdir)
 
     def _decide(
-        self,
-        recipe: Recipe,
-        digest: dict[str, str],
-        outputs: list[Output],
-        channel: Channel,
-        rebuild: bool,
-    ) -> Step:
-        records = channel.records()
-        newest = [_newest(output, records) for output in outputs]
-        current = [
-            record
-            for output, record in zip(outputs, newest, strict=True)
-            if record and record.build.rsplit("_", 1)[0] == output.stem
+        self, step: Step, records: list[Record], channel: Channel, rebuild: bool
+    ) -> None:
+        newest = [_newest(output, records) for output in step.outputs]
+        found = [record for record in newest if record]
+        same = [r for o, r in zip(step.outputs, newest, strict=True) if r and r.stem == o.stem]
+        if len(same) == len(step.outputs) and not rebuild:
+            step.records = same
+            step.outputs = [Output(r.name, r.version, r.build, r.subdir) for r in same]
+            return
+        number = max([o.number for o in step.outputs] + [r.number + 1 for r in found])
+        step.outputs = [
+            Output(o.name, o.version, f"{o.stem}_{number}", o.subdir) for o in step.outputs
         ]
-        if len(current) == len(outputs) and not rebuild:
-            found = [Output(r.name, r.version, r.build, r.subdir) for r in current]
-            return Step(recipe, digest, found, found[0].number, "up to date", False, current)
-        superseded = [record for record in newest if record]
-        number = max([o.number for o in outputs] + [r.number + 1 for r in superseded])
-        raised = [Output(o.name, o.version, f"{o.stem}_{number}", o.subdir) for o in outputs]
+        step.wanted, step.superseded = True, bool(found)
         if rebuild:
-            reason = "rebuild asked for"
-        elif len(superseded) < len(outputs):
-            reason = "not in the channel"
+            step.reason = "rebuild asked for"
+        elif len(found) < len(step.outputs):
+            step.reason = "not in the channel"
         else:
-            reason = _difference(channel.digest_of(superseded[0]), digest)
-        return Step(recipe, digest, raised, number, reason, True)
+            step.reason = _difference(channel.digest_of(found[0]), step.digest)
+
+    def direct_needs(self, name: str) -> set[str]:
+        """The recipes that one recipe builds, runs or is tested with."""
+        recipe = self.recipes[name]
+        return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
 
     def dependencies(self, names: set[str]) -> set[str]:
-        """`names` and every recipe that their builds, their users or their tests need."""
+        """`names` and every recipe that they build, run or are tested with, transitively."""
         result = set(names)
-        for name, recipe in reversed(self.recipes.items()):
-            if name in result:
-                needed = recipe.needs | recipe.tests_need
-                result |= {self.owner[n] for n in needed if n in self.owner}
+        for name in reversed(self.recipes):
+            result |= self.direct_needs(name) if name in result else set()
         return result
 
     def dependents(self, names: set[str]) -> set[str]:

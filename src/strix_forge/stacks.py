@@ -23,7 +23,6 @@ from rattler import (
     LockFile,
     MatchSpec,
     PackageName,
-    RepoDataRecord,
     Version,
 )
 from rattler.lock import LockChannel, LockPlatform
@@ -108,8 +107,8 @@ class Stack:
                 result.append((self.project.channel if ours else path).as_uri())
         return result
 
-    def lock(self, recipes: RecipeSet) -> tuple[dict[str, list[RepoDataRecord]], list[str]]:
-        """Solve every environment and write the lock; returns the records and what was left out.
+    def lock(self, recipes: RecipeSet) -> tuple[dict[str, int], list[str]]:
+        """Solve every environment and write the lock; returns package counts and what was left out.
 
         On the embedded base a requirement on one of our recipes that was never built is left out
         (its source needs a host that is out of reach); the caller says so.
@@ -133,7 +132,7 @@ class Stack:
             lock.set_channels(environment, [LockChannel(_slash(channel)) for channel in channels])
             for record in sorted(records, key=lambda r: (r.subdir, r.name.normalized)):
                 lock.add_conda_package(environment, platform, record)
-            solved[environment] = records
+            solved[environment] = len(records)
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.lock_file.with_name(".pixi.lock.partial")
         lock.to_path(partial)

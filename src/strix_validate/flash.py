@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of flash-attn's public functions, and what plain attention says that they return."""
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,6 +67,13 @@ def execute(call: Call, device: str) -> dict[str, Tensor]:
     out = function(**tensors, **call.options)
     grads = torch.autograd.grad(out, leaves, call.grad_out.to(device))
     return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+
+
+def backend() -> str:
+    """The kernels that flash-attn uses: "aiter" or "built-in"; "unknown" if it is not patched."""
+    import flash_attn  # noqa: F401
+
+    return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
 
 
 def fixed(

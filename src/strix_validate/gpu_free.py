@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """backend: the kernels that flash-attn uses, "aiter" or "built-in", "unknown" if unpatched."""
+    """backend: see :func:`flash.backend`; calls: an answer for each call, in order."""
 
     backend: str
     calls: list[Answer]
@@ -128,8 +128,9 @@ def _pretend_gpu() -> None:
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
 
-def _accept_cpu_tensors(interface) -> None:
+def _accept_cpu_tensors() -> None:
     """flash-attn registers its ops for GPU tensors only; the bodies do not care."""
+    interface = sys.modules["flash_attn.flash_attn_interface"]
     for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
         op = getattr(interface, f"_flash_attn_{name}")
         op.register_kernel("cpu")(op._init_fn)
@@ -154,26 +155,25 @@ def _record_kernels() -> list[Kernel]:
     return compiled
 
 
-def _answer(call: flash.Call, compiled: list[Kernel]) -> Answer:
-    compiled.clear()
+def answer(call: flash.Call, device: str) -> Answer:
+    """Does the call in this process."""
     try:
-        tensors = flash.execute(call, "cpu")
-    except Exception as error:
-        return Answer(error=(type(error).__name__, str(error)), kernels=tuple(compiled))
-    return Answer(tensors, kernels=tuple(compiled))
+        return Answer(flash.execute(call, device))
+    except Exception as error:  # any exception is a result: the caller judges it
+        return Answer(error=(type(error).__name__, str(error)))
 
 
 def _child(mode: Mode, asked: str, answered: str) -> None:
     _pretend_gpu()
     compiled = _record_kernels() if mode == "compile" else []
-    import flash_attn  # noqa: F401  (its name is also that of a function in its submodule's scope)
-
-    interface = sys.modules["flash_attn.flash_attn_interface"]
-    _accept_cpu_tensors(interface)
+    backend = flash.backend()
+    _accept_cpu_tensors()
     # A file that this process's parent wrote.
     calls = pickle.loads(Path(asked).read_bytes())
-    answers = [_answer(call, compiled) for call in calls]
-    backend = getattr(interface, "BACKEND", "unknown")
+    answers = []
+    for call in calls:
+        compiled.clear()
+        answers.append(replace(answer(call, "cpu"), kernels=tuple(compiled)))
     Path(answered).write_bytes(pickle.dumps(Answers(backend, answers)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 #: Raised when a key of the JSON report changes its meaning or goes away.
@@ -34,7 +35,7 @@ class Result:
     """Outcome of a check.
 
     reason says why it was skipped or failed, or how a pass is meant if that needs words; measured
-    holds the numbers behind the state.
+    holds the numbers behind the state, error and bound or facts; an error of None is not finite.
     """
 
     check: Check
@@ -83,22 +84,24 @@ def as_json(results: list[Result], device: dict) -> dict:
     }
 
 
-def print_table(results: list[Result], device: dict, console: Console) -> None:
-    """One row for each check, then the counts; skips and failures with their reason."""
+def print_table(results: list[Result], console: Console) -> None:
+    """One row for each check that ran, then what else there is to say, each reason once."""
     colour = {State.PASSED: "green", State.FAILED: "red", State.SKIPPED: "yellow"}
-    table = Table("check", "state", "worst", "reason", box=None)
+    table = Table("check", "state", "error / bound", box=None)
     for result in results:
-        table.add_row(
-            result.check.id,
-            f"[{colour[result.state]}]{result.state.value}[/]",
-            _worst(result.measured),
-            result.reason,
-        )
+        if result.state is not State.SKIPPED:
+            state = f"[{colour[result.state]}]{result.state.value}[/]"
+            table.add_row(result.check.id, state, _worst(result.measured))
     console.print(table)
-    summary = as_json(results, device)["summary"]
-    console.print(", ".join(f"{number} {state}" for state, number in summary.items()))
+    reasons = Counter((result.state, result.reason) for result in results if result.reason)
+    for (state, reason), number in reasons.items():
+        console.print(f"[{colour[state]}]{number} {state.value}[/]: {escape(reason)}")
+    counts = Counter(result.state for result in results)
+    console.print(", ".join(f"{counts[state]} {state.value}" for state in State))
 
 
 def _worst(measured: dict) -> str:
-    ratios = [m["error"] / m["bound"] for m in measured.values() if "bound" in m]
-    return f"{max(ratios):.2f} of bound" if ratios else ""
+    pairs = [(m["error"], m["bound"]) for m in measured.values() if "bound" in m]
+    if any(error is None for error, _ in pairs):
+        return "not finite"
+    return f"{max(error / bound for error, bound in pairs):.2f}" if pairs else ""

@@ -7,7 +7,6 @@ this machine's libraries, its compilers are this machine's) and is never publish
 
 from __future__ import annotations
 
-import compileall
 import hashlib
 import importlib.metadata
 import json
@@ -18,54 +17,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
-
-from installer import install
-from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
 from packageurl import PackageURL
 from packaging.metadata import Metadata
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rattler_build import assemble_package
 
+from embedded_base.wheels import CONDA_NAMES, PYTHON, Wheel, depends, unpack_wheel
 from strix_forge.bases import Base
 from strix_forge.channel import HOST_BOUND, Channel
 from strix_forge.project import NotAttempted, Project, digest_tree, place, sha256_file
 from strix_forge.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
 
-# PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
-CONDA_NAMES = {"torch": "pytorch", "msgpack": "msgpack-python", "typing-extensions": "typing_extensions"}
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-PY = f"py{PYTHON.replace('.', '')}"
 # The same inputs give the same bytes: no clock in the packages.
 TIMESTAMP = datetime(2026, 1, 1, tzinfo=timezone.utc)
-# Console scripts find their Python beside themselves, wherever the prefix is.
-PLACEHOLDER = "/embedded-base/bin/python"
-SHEBANG = b"""#!/bin/sh
-'''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
-' '''
-"""
-MANY_FILES = 300
+# Packages made by other code are other packages.
+CODE = digest_tree(Path(__file__).parent)
 Say = Callable[[str], None]
-
-
-@dataclass
-class Wheel:
-    """One resolved wheel: its file, and the metadata inside it once it is here."""
-
-    source: Source
-    version: Version
-    metadata: Metadata | None = None
-
-    @property
-    def name(self) -> str:
-        return canonicalize_name(self.source.purl.name)
 
 
 class EmbeddedBase:
@@ -80,7 +52,7 @@ class EmbeddedBase:
         os.environ["FORGE_GCC_VERSION"] = _output("gcc", "-dumpfullversion") or "0"
         inputs = [
             digest_tree(self.recipe),
-            sha256_file(Path(__file__)),
+            CODE,
             self.requirements,
             importlib.metadata.version("py-rattler-build"),
             sys.version,
@@ -180,10 +152,8 @@ class EmbeddedBase:
         """One wheel as a conda package; returns its file name. Skipped when it exists."""
         name = CONDA_NAMES.get(wheel.name, wheel.name)
         local = f"{wheel.version.local.split('.')[0]}_" if wheel.version.local else ""
-        content = hashlib.sha256(
-            f"{wheel.source.sha256} {sha256_file(Path(__file__))}".encode()
-        ).hexdigest()[:7]
-        build = f"{HOST_BOUND}{local}{PY}h{content}_0"
+        content = hashlib.sha256(f"{wheel.source.sha256} {CODE}".encode()).hexdigest()[:7]
+        build = f"{HOST_BOUND}{local}py{PYTHON.replace('.', '')}h{content}_0"
         version = wheel.version.public
         target = self.folder / "linux-64" / f"{name}-{version}-{build}.conda"
         if target.exists():
@@ -243,65 +213,6 @@ class EmbeddedBase:
         names = [package.name for package in packages]
         done.write_text(json.dumps({"key": self.key, "files": names}))
         return set(names)
-
-
-def unpack_wheel(file: Path, prefix: Path) -> None:
-    """Lay a wheel out as conda packages are: scripts in bin, modules in lib/pythonX.Y.
-
-    Console scripts and `.data` trees go where PEP 427 says; byte code is made here once, because
-    every environment would otherwise make it again at first import.
-    """
-    modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
-    scheme = {
-        "purelib": str(modules),
-        "platlib": str(modules),
-        "scripts": str(prefix / "bin"),
-        "data": str(prefix),
-        "headers": str(prefix / "include" / f"python{PYTHON}"),
-    }
-    destination = SchemeDictionaryDestination(scheme, interpreter=PLACEHOLDER, script_kind="posix")
-    with WheelFile.open(file) as source:
-        install(source, destination, additional_metadata={"INSTALLER": b"conda"})
-    for script in (prefix / "bin").glob("*"):
-        first, _, rest = script.read_bytes().partition(b"\n")
-        if first.startswith(f"#!{PLACEHOLDER}".encode()):
-            script.write_bytes(SHEBANG + rest)
-            script.chmod(0o755)
-    # more than one process pays only for large wheels
-    many = sum(1 for _ in modules.rglob("*.py")) > MANY_FILES
-    compileall.compile_dir(
-        modules, quiet=2, workers=0 if many else 1, stripdir=str(prefix),
-        invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )  # fmt: skip
-
-
-def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
-    """Requires-Dist as conda match specs: markers evaluated here, extras spelled out.
-
-    conda knows no extras, so `name[extra]` becomes `name` plus what that extra asks for.
-    """
-    specs: set[str] = set()
-    todo = [(r, "") for r in metadata.requires_dist or []]
-    seen: set[tuple[str, str]] = set()
-    while todo:
-        requirement, extra = todo.pop()
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        specs.add(match_spec(requirement))
-        name = canonicalize_name(requirement.name)
-        for wanted in requirement.extras:
-            if (name, wanted) not in seen and name in wheels:
-                seen.add((name, wanted))
-                inner = wheels[name].metadata.requires_dist or []
-                todo += [(r, wanted) for r in inner if r.marker and "extra" in str(r.marker)]
-    return sorted(specs)
-
-
-def match_spec(requirement: Requirement) -> str:
-    """A PEP 508 requirement (without its marker) as a conda match spec."""
-    name = canonicalize_name(requirement.name)
-    parts = sorted(str(part).replace("===", "==") for part in requirement.specifier)
-    return " ".join([CONDA_NAMES.get(name, name), ",".join(parts)]).strip()
 
 
 def _resolved(entry: dict) -> tuple[str, str, str, str]:

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks that flash-attn's kernels compile for gfx1151, by what stands in the compiled files."""
+
+import importlib.util
+import io
+import re
+from collections.abc import Callable
+from functools import partial
+
+import msgpack
+import torch
+from elftools.elf.elffile import ELFFile
+
+from strix_validate import flash, gpu_free
+from strix_validate.report import Check, Result, State
+
+EM_AMDGPU = "EM_AMDGPU"
+#: EF_AMDGPU_MACH of gfx1151, https://llvm.org/docs/AMDGPUUsage.html#header
+MACH_GFX1151 = 0x4A
+NT_AMDGPU_METADATA = 32
+#: Local data share that one workgroup can have.
+LDS_BYTES = 65536
+#: In the names of kernels that multiply no matrices.
+_HELPERS = ("preprocess", "reduce")
+
+_WHY = (
+    "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
+    "more LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+)
+_CALLS: dict[str, tuple[Callable, torch.dtype]] = {
+    "d64": (partial(flash.fixed, seqlen_q=512, seqlen_k=512), torch.float16),
+    "d128-causal": (
+        partial(flash.fixed, seqlen_q=512, seqlen_k=512, head_dim=128, causal=True),
+        torch.float16,
+    ),
+    "d128-causal-gqa": (
+        partial(flash.fixed, seqlen_q=512, seqlen_k=512, heads=8, head_dim=128, causal=True),
+        torch.bfloat16,
+    ),
+    "d80": (partial(flash.fixed, seqlen_q=512, seqlen_k=512, head_dim=80), torch.float16),
+    "varlen": (partial(flash.varlen), torch.float16),
+    "decode": (partial(flash.kv_cache), torch.float16),
+}
+
+
+def checks() -> list[Check]:
+    """One for each call; it covers every kernel that the call launches."""
+    return [
+        Check(f"kernels/{name}", f"kernels compiled for {gpu_free.TARGET}: {name}", _WHY)
+        for name in _CALLS
+    ]
+
+
+def run(wanted: Callable[[str], bool]) -> list[Result]:
+    """Results of the wanted checks; they need triton and flash_attn, and no GPU."""
+    chosen = [check for check in checks() if wanted(check.id)]
+    if importlib.util.find_spec("flash_attn") is None:
+        return [Result(check, State.SKIPPED, "flash_attn is not installed") for check in chosen]
+    if not chosen:
+        return []
+    try:
+        answers = gpu_free.run([_call(check) for check in chosen], "compile").calls
+    except gpu_free.ChildError as error:
+        return [Result(check, State.FAILED, str(error)) for check in chosen]
+    return [judge(check, answer) for check, answer in zip(chosen, answers, strict=True)]
+
+
+def judge(check: Check, answer: gpu_free.Answer) -> Result:
+    """Failed if a kernel did not compile or one of its facts is wrong for gfx1151."""
+    if answer.error:
+        return Result(check, State.FAILED, ": ".join(answer.error))
+    facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
+    faults = [f"{name}: {fault}" for name, fact in facts.items() for fault in find_faults(fact)]
+    multiplying = {
+        name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
+    }
+    faults += [f"{name}: no WMMA" for name, fact in multiplying.items() if not fact["wmma"]]
+    # Forward alone would hide a backward that was never reached.
+    least = 1 if check.id.endswith("decode") else 2
+    if len(multiplying) < least:
+        faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
+    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
+
+
+def inspect(kernel: gpu_free.Kernel) -> dict:
+    """Facts of a kernel, from the bytes of its ELF file and from its assembly.
+
+    lds is the static part plus what Triton asks for at launch, in bytes; vgprs and spills are in
+    registers of 32 bits per lane; wmma and mfma count instructions.
+
+    Raises:
+        elftools.common.exceptions.ELFError: the bytes are no ELF file.
+        ValueError: the file has no AMDGPU metadata note, or not of one kernel.
+    """
+    elf = ELFFile(io.BytesIO(kernel.elf))
+    metadata = _metadata(elf)
+    (described,) = metadata["amdhsa.kernels"]
+    return {
+        "machine": elf["e_machine"],
+        "mach": elf["e_flags"] & 0xFF,
+        "target": metadata["amdhsa.target"],
+        "lds": described[".group_segment_fixed_size"] + kernel.launch_lds,
+        "vgprs": described[".vgpr_count"],
+        "vgpr_spills": described[".vgpr_spill_count"],
+        "sgpr_spills": described[".sgpr_spill_count"],
+        "wmma": len(re.findall(r"\bv_wmma_", kernel.assembly)),
+        "mfma": len(re.findall(r"\bv_mfma_", kernel.assembly)),
+    }
+
+
+def find_faults(fact: dict) -> list[str]:
+    """What is wrong with a kernel's facts for gfx1151, in words; spills only cost time."""
+    rules = {
+        f"machine is {fact['machine']}": fact["machine"] == EM_AMDGPU,
+        f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == MACH_GFX1151,
+        f"target is {fact['target']}": fact["target"].split("-")[-1] == gpu_free.TARGET,
+        f"{fact['lds']} bytes of LDS": fact["lds"] <= LDS_BYTES,
+        f"{fact['mfma']} MFMA instructions": fact["mfma"] == 0,
+    }
+    return [fault for fault, holds in rules.items() if not holds]
+
+
+def _metadata(elf: ELFFile) -> dict:
+    for segment in elf.iter_segments("PT_NOTE"):
+        for note in segment.iter_notes():
+            if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA:
+                return msgpack.unpackb(note["n_descdata"])
+    raise ValueError("no AMDGPU metadata note")
+
+
+def _call(check: Check) -> flash.Call:
+    build, dtype = _CALLS[check.id.removeprefix("kernels/")]
+    call, _ = build(lambda *shape: torch.zeros(shape, dtype=dtype))
+    return call
