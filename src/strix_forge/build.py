@@ -261,15 +261,9 @@ class _Follower:
 
 def table(results: list[Result]) -> Table:
     """The closing table of a run."""
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("package", "version", "build", "state", "seconds"):
-        grid.add_column(column, overflow="fold")
-    grid.add_column("why", overflow="fold")
+    grid = Table("package", "version", "build", "state", "seconds", box=None, pad_edge=False)
     for result in results:
-        first = result.step.outputs[0]
-        grid.add_row(
-            result.step.recipe.name, first.version, first.build, result.state,
-            f"{result.seconds:.1f}", result.detail,
-        )  # fmt: skip
+        name, first = result.step.recipe.name, result.step.outputs[0]
+        seconds = f"{result.seconds:.1f}"
+        grid.add_row(name, first.version, first.build, result.state, seconds)
     return grid
-

@@ -137,7 +137,7 @@ def run_build(wanted: set[str] | None, rebuild: set[str], keep_going: bool, rele
 
 def report(results: list[Result], wanted: set[str] | None, lenient: bool) -> int:
     """Print the closing table and what was not attempted; returns the exit code."""
-    out.print(build.table(results))
+    out.print(build.table(results), soft_wrap=False, crop=False)
     say(f"logs: {session.project.logs}")
     left = [r for r in results if r.state == LEFT]
     for result in left:

@@ -265,10 +265,10 @@ def _difference(before: dict[str, str] | None, now: dict[str, str]) -> str:
     """Why the digest changed, in words."""
     if before is None:
         return "changed since the build in the channel"
-    if before.get("content") != now["content"]:
+    if before["content"] != now["content"]:
         return "recipe, script, patch or local source changed"
-    gained = sorted(k.removeprefix("needs ") for k in now.keys() - before.keys())
-    return f"needs {', '.join(gained)}" if gained else "variant values changed"
+    gained = [key.removeprefix("needs ").rsplit("-", 2)[0] for key in now.keys() - before.keys()]
+    return f"other {', '.join(sorted(gained))}" if gained else "variant values changed"
 
 
 def _name(spec: Any) -> str:

@@ -3,6 +3,7 @@
 
 import importlib.util
 import math
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -166,9 +167,12 @@ def _run_sdpa(check: Check, route: str, shape: Shape, dtype, device: str) -> Res
                 out = torch.nn.functional.scaled_dot_product_attention(
                     *leaves, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads
                 )
-        except RuntimeError as error:
-            return _refused(check, route, shape, dtype, device, [error, *reasons])
-    grads = torch.autograd.grad(out, leaves, grad_out.to(device))
+            grads = torch.autograd.grad(out, leaves, grad_out.to(device))
+        except Exception as error:  # any exception is a result: a failure or a refusal
+            fused_on_gpu = device == "cuda" and dtype != torch.float32 and shape.usual
+            may_refuse = route != "math" and not fused_on_gpu
+            said = [str(warning.message) for warning in reasons]
+            return _not_computed(check, error, said, may_refuse)
     actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
     causal = "top-left" if shape.causal else None
 
@@ -178,13 +182,16 @@ def _run_sdpa(check: Check, route: str, shape: Shape, dtype, device: str) -> Res
     return compare(check, actual, expected, dtype)
 
 
-def _refused(check, route, shape, dtype, device, reasons) -> Result:
-    """Skipped where torch may lack the backend, failed where this stack is built to have it."""
-    said = [str(getattr(reason, "message", reason)).strip() for reason in reasons]
-    reason = " ".join(dict.fromkeys(said))
-    fused_on_gpu = device == "cuda" and dtype != torch.float32 and shape.usual
-    state = State.FAILED if route == "math" or fused_on_gpu else State.SKIPPED
-    return Result(check, state, f"refused by torch: {reason}")
+def _not_computed(check: Check, error: Exception, said: list[str], may_refuse: bool) -> Result:
+    """Skipped if torch lacks the backend and may; failed where this stack is built to have it."""
+    message = str(error)
+    if not message.startswith(("No available kernel", "No viable backend")):
+        return Result(check, State.FAILED, f"{type(error).__name__}: {message}")
+    # torch says why in warnings, also for the backends that were not asked for.
+    why = [re.sub(r"\(Triggered internally.*?\)", "", text).strip() for text in said]
+    why = [text for text in why if not text.endswith(("runtime disabled.", "not used because:"))]
+    state = State.SKIPPED if may_refuse else State.FAILED
+    return Result(check, state, " ".join(["refused by torch:", message, *why]))
 
 
 def _flash_cases(kind: str) -> Iterator[flash.Case]:

@@ -9,7 +9,7 @@ from torch import Tensor
 Causal = Literal["top-left", "bottom-right"] | None
 
 #: Allowed error in units of the rounding error of plain attention; see :func:`bounds`.
-FACTOR = 4.0
+FACTORS = {torch.float32: 10.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 
 
 def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) -> Tensor:
@@ -101,11 +101,11 @@ def bounds(
 
     A fixed tolerance is either blind in float32 or wrong in bfloat16. So the yardstick is the
     error that plain attention makes in the dtype under test, on the same rounded inputs, as in
-    flash-attention's own tests (tests/test_flash_attn.py, test_flash_attn_output), which allow 2
-    times that error in the output and 3 times in the gradients. Here it is 4 for all, because the
-    shapes are smaller: the maximum is taken over fewer elements and varies more (torch's own flash
-    kernel for CPUs comes to 3 in float32). A softmax scale off by 1 % exceeds it in float32 and
-    float16.
+    flash-attention's own tests (tests/test_flash_attn.py, test_flash_attn_output): in half
+    precision they allow 2 times that error in the output and 3 times in the gradients, here it is
+    3 for all. They have no float32. There the kernels' fast exp2 and their order of summation
+    show, which half precision hides: right kernels came to 4 times the error, hence 10. A softmax
+    scale off by 1 % exceeds these bounds in float32 and float16.
 
     The floor, eps(dtype) * max|exact|, is the rounding of the result alone: plain attention can be
     exact by chance, for example with a single key.
@@ -118,6 +118,6 @@ def bounds(
     """
     eps = torch.finfo(dtype).eps
     return {
-        name: FACTOR * max(max_error(plain[name], value), eps * value.abs().max().item())
+        name: FACTORS[dtype] * max(max_error(plain[name], value), eps * value.abs().max().item())
         for name, value in exact.items()
     }
