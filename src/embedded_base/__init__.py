@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
 
@@ -34,7 +34,7 @@ from strix_forge.project import NotAttempted, Project, digest_tree, place, sha25
 from strix_forge.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
 
 # The same inputs give the same bytes: no clock in the packages.
-TIMESTAMP = datetime(2026, 1, 1, tzinfo=timezone.utc)
+TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
 # Packages made by other code are other packages.
 CODE = digest_tree(Path(__file__).parent)
 Say = Callable[[str], None]
@@ -208,7 +208,8 @@ class EmbeddedBase:
         channels = [output.as_uri()]
         run({"action": "test", "packages": [str(p) for p in packages], "channels": channels}, log)
         for package in packages:
-            place(package, self.folder / "linux-64" / package.name)
+            if not (self.folder / "linux-64" / package.name).exists():
+                place(package, self.folder / "linux-64" / package.name)
         shutil.rmtree(output)
         names = [package.name for package in packages]
         done.write_text(json.dumps({"key": self.key, "files": names}))

@@ -53,7 +53,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.live:
+            self.progress.stop()
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)

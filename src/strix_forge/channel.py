@@ -21,32 +21,44 @@ HOST_BOUND = "hostbound_"
 CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
 
 
-def family(build: str) -> str:
-    """A build string without content hash and number: what a newer build supersedes."""
-    return CONTENT_HASH.sub("", build)
-
-
 @dataclass(frozen=True)
-class Record:
-    """One package that the index names."""
+class Output:
+    """A package by its coordinates, built or not. `build` is the full build string."""
 
     name: str
     version: str
     build: str
-    number: int
     subdir: str
-    file_name: str
-    sha256: str
-    size: int
 
     @property
     def dist(self) -> str:
         return f"{self.name}-{self.version}-{self.build}"
 
     @property
+    def file_name(self) -> str:
+        return f"{self.dist}.conda"
+
+    @property
     def stem(self) -> str:
         """The build string without its number: equal for equal content."""
         return self.build.rsplit("_", 1)[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.build.rsplit("_", 1)[1])
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """What a newer build supersedes: everything but content hash and number."""
+        return self.name, self.version, CONTENT_HASH.sub("", self.build)
+
+
+@dataclass(frozen=True)
+class Record(Output):
+    """A package that the index of a channel names."""
+
+    sha256: str
+    size: int
 
 
 class Channel:
@@ -67,17 +79,9 @@ class Channel:
             packages = json.loads(path.read_bytes())["packages.conda"]
         except (ValueError, KeyError):
             raise ForgeError(f"{path} is damaged: delete it and run the command again") from None
-        for file_name, data in packages.items():
-            yield Record(
-                name=data["name"],
-                version=data["version"],
-                build=data["build"],
-                number=data["build_number"],
-                subdir=subdir,
-                file_name=file_name,
-                sha256=data["sha256"],
-                size=data["size"],
-            )
+        fields = ("name", "version", "build", "subdir", "sha256", "size")
+        for data in packages.values():
+            yield Record(*(data[field] for field in fields))
 
     def path(self, record: Record) -> Path:
         return self.folder / record.subdir / record.file_name
@@ -91,9 +95,8 @@ class Channel:
         for partial in self.folder.glob("*/.partial-*"):
             partial.unlink()
         indexed = {(r.subdir, r.file_name) for r in self.records()}
-        present = {
-            (subdir, file.name) for subdir in SUBDIRS for file in self.folder.glob(f"{subdir}/*.conda")
-        }
+        files = self.folder.glob("*/*.conda")
+        present = {(file.parent.name, file.name) for file in files}
         if indexed != present or not (self.folder / "noarch" / "repodata.json").exists():
             self.index()
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,14 +21,14 @@ import typer
 from rich.console import Console
 
 from embedded_base import EmbeddedBase
+from pixi_workspace import Workspace
 from strix_forge import bases, build
-from strix_forge.bases import BaseName
+from strix_forge.bases import CONDA_FORGE, BaseName
 from strix_forge.build import FAILED, LEFT, Builder, Display, Result
-from strix_forge.channel import Channel
+from strix_forge.channel import Channel, Record
 from strix_forge.project import ForgeError, NotAttempted, Project, sha256_file
 from strix_forge.recipes import RecipeSet, Step
 from strix_forge.sources import PYPI_SOURCES, PYPI_URL, SourceCache, sources_of
-from strix_forge.stacks import Stack
 
 LOW, HIGH = 3, 19  # zstd levels: local work, release
 INTERRUPTED = 130
@@ -86,8 +87,19 @@ class Session:
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")
         return set(names or self.recipes.recipes)
 
-    def stack(self, name: str) -> Stack:
-        return Stack.load(self.project, self.base, name)
+    def stack(self, name: str) -> Workspace:
+        """stacks/NAME. The embedded base takes conda-forge's place and keeps its lock in build/."""
+        manifest = self.project.root / "stacks" / name / "pixi.toml"
+        if not manifest.is_file():
+            known = ", ".join(sorted(p.name for p in self.project.root.glob("stacks/*")))
+            raise ForgeError(f"there is no stack {name!r}; there are: {known}")
+        host_bound = self.project.build / "stacks" / name
+        replace = {
+            "conda-forge": self.base.channel,
+            CONDA_FORGE: self.base.channel,
+            str(self.project.root / "channel"): self.project.channel.as_uri(),
+        }
+        return Workspace.load(manifest, host_bound if self.embedded else manifest.parent, replace)
 
     def builder(self, display: Display, release: bool = False) -> Builder:
         """A builder whose base exists: the embedded one is made now if it is not current."""
@@ -190,8 +202,12 @@ def plan(as_json: Json = False) -> None:
     session.quiet = as_json
     steps = session.recipes.plan(session.channel)
     if as_json:
-        rows = [(s.recipe.name, s.wanted, s.reason, [o.dist for o in s.outputs]) for s in steps]
-        print_json([dict(zip(("recipe", "build", "reason", "outputs"), r, strict=True)) for r in rows])
+        rows = [
+            {"recipe": s.recipe.name, "build": s.wanted, "reason": s.reason}
+            | {"outputs": [output.dist for output in s.outputs]}
+            for s in steps
+        ]
+        print(json.dumps(rows, indent=2))
         return
     if session.embedded and not session.embedded.is_current():
         say("embedded base: would be made first")
@@ -207,33 +223,28 @@ def status(as_json: Json = False) -> None:
     session.quiet = as_json
     rows = [row for step in session.recipes.plan(session.channel) for row in status_rows(step)]
     if as_json:
-        print_json({"base": session.base.name, "packages": rows})
+        print(json.dumps({"base": session.base.name, "packages": rows}, indent=2))
         return
     for row in rows:
         details = f", {row['size']} bytes, sha256 {row['sha256']}" if row["sha256"] else ""
         say(f"{row['name']} {row['version']} {row['build']}: {row['state']}{details}")
 
 
-def status_rows(step: Step) -> list[dict[str, Any]]:
+def status_rows(step: Step) -> Iterator[dict[str, Any]]:
     """One row per output. `state`: built, outdated, not built, or damaged (differs from index)."""
-    rows = []
-    for index, output in enumerate(step.outputs):
-        row = {
-            "recipe": step.recipe.name, "name": output.name, "version": output.version,
-            "build": output.build, "state": "not built", "reason": step.reason,
-            "file": None, "sha256": None, "size": None,
-        }  # fmt: skip
-        if not step.wanted:
-            record = step.records[index]
-            file = session.channel.path(record)
-            row["file"] = f"{record.subdir}/{record.file_name}"
-            row["sha256"] = sha256_file(file) if file.exists() else None
-            row["size"] = file.stat().st_size if file.exists() else None
-            row["state"] = "built" if row["sha256"] == record.sha256 else "damaged"
-        elif step.superseded:
-            row["state"] = "outdated"
-        rows.append(row)
-    return rows
+    for output in step.outputs:
+        row = {"recipe": step.recipe.name, "name": output.name, "version": output.version}
+        row |= {"build": output.build, "reason": step.reason}
+        row |= {"state": "outdated" if step.superseded else "not built"}
+        row |= {"file": None, "sha256": None, "size": None}
+        if isinstance(output, Record):
+            file = session.channel.path(output)
+            row["file"] = f"{output.subdir}/{output.file_name}"
+            row["state"] = "damaged"
+            if file.exists():
+                row |= {"sha256": sha256_file(file), "size": file.stat().st_size}
+                row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+        yield row
 
 
 @app.command("test-packages")
@@ -275,13 +286,18 @@ def sources_add(
 
 @app.command()
 def lock(stack: str) -> None:
-    """Solve a stack's environments and write its lock file."""
+    """Solve a stack's environments and write its lock file.
+
+    On the embedded base a package of ours that was not built is left out, and named.
+    """
     chosen = session.stack(stack)
     session.channel.reconcile()
-    solved, left_out = chosen.lock(session.recipes)
+    built = {record.name for record in session.channel.records()}
+    unbuilt = set(session.recipes.owner) - built if session.embedded else set()
+    counts, left_out = chosen.lock(unbuilt.__contains__)
     for name in left_out:
         say(f"left out {name}: it was not built here (forge build {name} says why)")
-    for environment, count in solved.items():
+    for environment, count in counts.items():
         say(f"{environment}: {count} packages")
     say(f"wrote {chosen.lock_file}")
 
@@ -317,10 +333,6 @@ def test(context: typer.Context) -> None:
     """Run the tests of this repository; arguments go to pytest."""
     command = [sys.executable, "-m", "pytest", *context.args]
     raise typer.Exit(subprocess.run(command, cwd=session.project.root, check=False).returncode)
-
-
-def print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2))
 
 
 def globals_first(arguments: list[str]) -> list[str]:

@@ -19,38 +19,11 @@ from typing import Any
 from rattler_build import RenderConfig, Stage0Recipe, VariantConfig
 
 from strix_forge.bases import Base
-from strix_forge.channel import CONTENT_HASH, Channel, Record, family
+from strix_forge.channel import CONTENT_HASH, Channel, Output, Record
 from strix_forge.project import ForgeError, Project, digest_tree, sha256_file
 
 DIGEST_KEY = "content_digest"
 REQUIREMENT_KINDS = ("build", "host", "run")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One package that a recipe yields in one variant. `build` is the full build string."""
-
-    name: str
-    version: str
-    build: str
-    subdir: str
-
-    @property
-    def dist(self) -> str:
-        return f"{self.name}-{self.version}-{self.build}"
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.dist}.conda"
-
-    @property
-    def stem(self) -> str:
-        """The build string without its number: equal for equal content."""
-        return self.build.rsplit("_", 1)[0]
-
-    @property
-    def number(self) -> int:
-        return int(self.build.rsplit("_", 1)[1])
 
 
 @dataclass
@@ -215,8 +188,7 @@ class RecipeSet:
         found = [record for record in newest if record]
         same = [r for o, r in zip(step.outputs, newest, strict=True) if r and r.stem == o.stem]
         if len(same) == len(step.outputs) and not rebuild:
-            step.records = same
-            step.outputs = [Output(r.name, r.version, r.build, r.subdir) for r in same]
+            step.outputs = step.records = same
             return
         number = max([o.number for o in step.outputs] + [r.number + 1 for r in found])
         step.outputs = [
@@ -253,11 +225,7 @@ class RecipeSet:
 
 def _newest(output: Output, records: list[Record]) -> Record | None:
     """The record of the highest build number among the builds that `output` would supersede."""
-    found = [
-        r
-        for r in records
-        if (r.name, r.version, family(r.build)) == (output.name, output.version, family(output.build))
-    ]
+    found = [record for record in records if record.family == output.family]
     return max(found, key=lambda record: record.number, default=None)
 
 

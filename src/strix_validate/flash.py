@@ -237,7 +237,12 @@ _CASES = (
         False,
         "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)",
     ),
-    ("cache-pages", partial(kv_cache, page=20), True, "a block_table that is ignored (sdist 2.8.3)"),
+    (
+        "cache-pages",
+        partial(kv_cache, page=20),
+        True,
+        "a block_table that is ignored (sdist 2.8.3)",
+    ),
     (
         "cache-leftpad",
         partial(kv_cache, new=0, leftpad=(5, 9)),

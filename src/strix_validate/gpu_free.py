@@ -146,9 +146,7 @@ def _record_kernels() -> list[Kernel]:
     def compile_only(self, *args, grid=None, warmup=False, **options):
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         asm = kernel.asm
-        compiled.append(
-            Kernel(self.__name__, asm["hsaco"], asm["amdgcn"], kernel.metadata.shared)
-        )
+        compiled.append(Kernel(self.__name__, asm["hsaco"], asm["amdgcn"], kernel.metadata.shared))
         return kernel
 
     JITFunction.run = compile_only

@@ -19,9 +19,8 @@ if importlib.util.find_spec("torch") is None:
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import wrong_reference  # noqa: E402  (it also finds strix_validate in a checkout)
-
 import torch  # noqa: E402
+import wrong_reference  # noqa: E402  (it also finds strix_validate in a checkout)
 from strix_validate import attention, flash, gpu_free, kernels, reference, report  # noqa: E402
 from strix_validate.report import Check, Result, State  # noqa: E402
 
