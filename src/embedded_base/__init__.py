@@ -31,6 +31,7 @@ from embedded_base.wheels import CONDA_NAMES, PYTHON, Wheel, depends, unpack_whe
 from strix_forge.bases import Base
 from strix_forge.channel import HOST_BOUND, Channel
 from strix_forge.project import NotAttempted, Project, digest_tree, place, sha256_file
+from strix_forge.recipes import DIGEST_KEY
 from strix_forge.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
 
 # The same inputs give the same bytes: no clock in the packages.
@@ -146,9 +147,7 @@ class EmbeddedBase:
             )
         return wheels
 
-    def _convert(
-        self, wheel: Wheel, wheels: dict[str, Wheel], cache: SourceCache, say: Say
-    ) -> str:
+    def _convert(self, wheel: Wheel, wheels: dict[str, Wheel], cache: SourceCache, say: Say) -> str:
         """One wheel as a conda package; returns its file name. Skipped when it exists."""
         name = CONDA_NAMES.get(wheel.name, wheel.name)
         local = f"{wheel.version.local.split('.')[0]}_" if wheel.version.local else ""
@@ -194,19 +193,17 @@ class EmbeddedBase:
         log = self.project.logs / "embedded-base.log"
         job = {
             "action": "build",
-            "recipe": str(self.recipe / "recipe.yaml"),
-            "channels": [],
-            "variant_files": self.base.variant_files,
-            "overrides": self.base.overrides | {"content_digest": [f"embedded-{self.key}"]},
-            "output": str(output),
-            "number": None,
-            "prefix": HOST_BOUND,
+            "recipes": [str(self.recipe / "recipe.yaml")],
+            "channel": [],
+            "variant_config": self.base.variant_files,
+            "variant_overrides": self.base.overrides | {DIGEST_KEY: [f"embedded-{self.key}"]},
+            "output_dir": str(output),
             "package_format": "conda:1",
         }
         run(job, log)
         packages = sorted(output.glob("linux-64/*.conda"))
-        channels = [output.as_uri()]
-        run({"action": "test", "packages": [str(p) for p in packages], "channels": channels}, log)
+        paths = [str(package) for package in packages]
+        run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, log)
         for package in packages:
             if not (self.folder / "linux-64" / package.name).exists():
                 place(package, self.folder / "linux-64" / package.name)

@@ -19,7 +19,11 @@ from packaging.version import Version
 from strix_forge.sources import Source
 
 # PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
-CONDA_NAMES = {"torch": "pytorch", "msgpack": "msgpack-python", "typing-extensions": "typing_extensions"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "msgpack": "msgpack-python",
+    "typing-extensions": "typing_extensions",
+}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # Console scripts find their Python beside themselves, wherever the prefix is.
 PLACEHOLDER = "/embedded-base/bin/python"

@@ -128,9 +128,7 @@ class Workspace:
         platforms = [PLATFORM, "noarch"]
         try:
             return asyncio.run(
-                rattler.solve(
-                    self.channels(), specs, platforms=platforms, virtual_packages=virtual
-                )
+                rattler.solve(self.channels(), specs, platforms=platforms, virtual_packages=virtual)
             )
         except Exception as error:
             where = f"{self.manifest}, environment {environment},"

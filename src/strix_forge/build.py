@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,87 +117,93 @@ class Builder:
                 result.state, result.detail = LEFT, stopped or f"needs {', '.join(lacking)}"
                 continue
             label = f"[{wanted.index(step) + 1}/{len(wanted)}] {name} {step.recipe.version}"
-            start = time.monotonic()
-            try:
-                self._build(step, label)
-                result.state, result.detail = BUILT, step.reason
-            except NotAttempted as error:
-                result.state, result.detail = LEFT, str(error)
-            except ForgeError as error:
-                self.display.say(f"{label}: {error}")
-                result.state, result.detail = FAILED, str(error).splitlines()[0]
-                if not keep_going:
-                    stopped = f"stopped after {name} failed; --continue-on-failure goes on"
-            result.seconds = time.monotonic() - start
+            self._attempt(result, BUILT, label, self._build)
+            if result.state == FAILED and not keep_going:
+                stopped = f"stopped after {name} failed; --continue-on-failure goes on"
         return list(results.values())
-
-    def _build(self, step: Step, label: str) -> None:
-        self.display.phase(f"{label}: fetching sources ({step.reason})")
-        sources = sources_of(step.recipe)
-        for source in sources:
-            self.sources.fetch(source, self.display.download)
-        output = self.project.staging / step.recipe.name
-        log = self.project.logs / f"{step.recipe.name}.log"
-        shutil.rmtree(output, ignore_errors=True)
-        try:
-            for source in sources:
-                self.sources.prefill(source, output / "src_cache")
-        except OSError as error:
-            raise BuildFailed(f"cannot unpack into {output}: {error.strerror}") from None
-        self.display.phase(f"{label}: building")
-        job = {
-            "action": "build",
-            "recipe": str(step.recipe.path),
-            "channels": [self.channel.folder.as_uri(), self.base.channel],
-            "variant_files": self.base.variant_files,
-            "overrides": self.base.overrides | {DIGEST_KEY: [step.digest_value]},
-            "output": str(output),
-            "number": step.number,
-            "prefix": self.base.build_prefix,
-            "package_format": self.package_format,
-        }
-        self.run_job(job, log)
-        packages = sorted(output.glob("*/*.conda"))
-        expected = {(out.subdir, out.file_name) for out in step.outputs}
-        found = {(package.parent.name, package.name) for package in packages}
-        if found != expected:
-            raise BuildFailed(f"built {sorted(found)}, but the plan said {sorted(expected)}")
-        self.display.phase(f"{label}: testing")
-        channels = [output.as_uri(), self.channel.folder.as_uri(), self.base.channel]
-        paths = [str(package) for package in packages]
-        self.run_job({"action": "test", "packages": paths, "channels": channels}, log)
-        self.channel.add(packages, step.digest)
-        shutil.rmtree(output, ignore_errors=True)
 
     def test_packages(self, steps: list[Step]) -> list[Result]:
         """Run the tests inside the packages of the channel again."""
-        results = []
-        channels = [self.channel.folder.as_uri(), self.base.channel]
-        for step in steps:
-            result = Result(step, "passed")
-            results.append(result)
-            paths = [str(self.channel.path(record)) for record in step.records]
-            if not paths:
-                result.state, result.detail = LEFT, f"{step.reason}; run: forge build-all"
-                continue
-            self.display.phase(f"{step.recipe.name}: testing")
-            start = time.monotonic()
-            log = self.project.logs / f"{step.recipe.name}.test.log"
-            log.unlink(missing_ok=True)
-            try:
-                self.run_job({"action": "test", "packages": paths, "channels": channels}, log)
-            except BuildFailed as error:
-                self.display.say(str(error))
-                result.state, result.detail = FAILED, str(error).splitlines()[0]
-            result.seconds = time.monotonic() - start
+        results = [Result(step, LEFT, f"{step.reason}; run: forge build-all") for step in steps]
+        for result in results:
+            if not result.step.wanted:
+                self._attempt(result, "passed", result.step.recipe.name, self._test_again)
         return results
+
+    def _attempt(
+        self, result: Result, state: str, label: str, action: Callable[[Step, str], None]
+    ) -> None:
+        """Run `action` and note in `result` what came of it; `state` is the word for success."""
+        start = time.monotonic()
+        try:
+            action(result.step, label)
+            result.state, result.detail = state, ""
+        except NotAttempted as error:
+            result.state, result.detail = LEFT, str(error)
+        except ForgeError as error:
+            self.display.say(f"{label}: {error}")
+            result.state = FAILED
+        result.seconds = time.monotonic() - start
+
+    def _build(self, step: Step, label: str) -> None:
+        output = self.project.staging / step.recipe.name
+        log = self.project.logs / f"{step.recipe.name}.log"
+        expected = {output / out.subdir / out.file_name for out in step.outputs}
+        # Names are content: what an earlier run built to the end only has to be tested.
+        whole = output / "whole"
+        if not (whole.exists() and all(path.exists() for path in expected)):
+            self.display.phase(f"{label}: fetching sources ({step.reason})")
+            self._fetch(step, output / "src_cache")
+            self.display.phase(f"{label}: building")
+            job = {
+                "action": "build",
+                "recipes": [str(step.recipe.path)],
+                "channel": [self.channel.folder.as_uri(), self.base.channel],
+                "variant_config": self.base.variant_files,
+                "variant_overrides": self.base.overrides | {DIGEST_KEY: [step.digest_value]},
+                "output_dir": str(output),
+                "build_num": step.outputs[0].number,
+                "build_string_prefix": self.base.build_prefix.rstrip("_") or None,
+                "package_format": self.package_format,
+            }
+            self.run_job(job, log)
+            found = set(output.glob("*/*.conda"))
+            if found != expected:
+                raise BuildFailed(f"built {sorted(found)}, but the plan said {sorted(expected)}")
+            whole.touch()
+        self.display.phase(f"{label}: testing")
+        self._test(expected, log, output.as_uri())
+        self.channel.add(sorted(expected), step.digest)
+        shutil.rmtree(output, ignore_errors=True)
+
+    def _fetch(self, step: Step, folder: Path) -> None:
+        sources = sources_of(step.recipe)
+        for source in sources:
+            self.sources.fetch(source, self.display.download)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        try:
+            for source in sources:
+                self.sources.prefill(source, folder)
+        except OSError as error:
+            raise BuildFailed(f"cannot unpack into {folder}: {error.strerror}") from None
+
+    def _test_again(self, step: Step, label: str) -> None:
+        self.display.phase(f"{label}: testing")
+        log = self.project.logs / f"{step.recipe.name}.test.log"
+        log.unlink(missing_ok=True)
+        self._test({self.channel.path(output) for output in step.outputs}, log)
+
+    def _test(self, packages: set[Path], log: Path, *channels: str) -> None:
+        channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
+        paths = sorted(str(path) for path in packages)
+        self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
 
     def run_job(self, job: dict, log: Path) -> None:
         """Run an engine job in a child process, following its log into `log`.
 
         Raises BuildFailed with the last lines and the path of the log.
         """
-        output = Path(job.get("output", self.project.staging / "test"))
+        output = Path(job.get("output_dir", self.project.staging / "test"))
         try:
             output.mkdir(parents=True, exist_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)

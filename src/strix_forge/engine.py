@@ -2,7 +2,7 @@
 """The child process that runs rattler-build: `python -m strix_forge.engine JOB.json`.
 
 A child of its own because build_recipes is silent, holds the GIL for hours and may abort; the
-parent follows its log and outlives it. JOB.json holds the arguments of `build` or `test` below.
+parent follows its log and outlives it. JOB.json: {"action": "build" or "test", its arguments}.
 """
 
 from __future__ import annotations
@@ -16,55 +16,38 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rattler_build import Package
+from rattler_build.cli_api import build_recipes
+
 PR_SET_PDEATHSIG = 1
 
 
-def build(
-    recipe: str, channels: list[str], variant_files: list[str], overrides: dict[str, list[str]],
-    output: str, number: int | None, prefix: str, package_format: str,
-) -> None:  # fmt: skip
-    """Build all outputs of one recipe into `output`, untested.
+def build(**arguments: Any) -> None:
+    """build_recipes with these arguments, without tests and variant files beside recipes.
 
-    build_recipes is deprecated, but its announced successor runs a staging output's script once
-    per output; py-rattler-build is pinned for that reason.
+    It is deprecated, but its announced successor runs a staging output's script once per output;
+    py-rattler-build is pinned for that reason.
     """
-    from rattler_build.cli_api import build_recipes
-
     warnings.simplefilter("ignore", DeprecationWarning)
-    build_recipes(
-        [recipe],
-        channel=channels,
-        variant_config=variant_files,
-        variant_overrides=overrides,
-        ignore_recipe_variants=True,
-        output_dir=output,
-        build_num=number,
-        build_string_prefix=prefix.rstrip("_") or None,
-        package_format=package_format,
-        test="skip",
-    )
+    build_recipes(**arguments, ignore_recipe_variants=True, test="skip")
 
 
-def test(packages: list[str], channels: list[str]) -> None:
-    """Run the tests inside each package; raises SystemExit(1) when one fails."""
-    from rattler_build import Package
-
+def test(packages: list[str], channel: list[str]) -> None:
+    """Run the tests inside each package; raises RuntimeError that names those that failed."""
     failed = []
-    for path in packages:
-        package = Package.from_file(path)
+    for package in map(Package.from_file, packages):
         for index in range(package.test_count):
             print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
             try:
-                result = package.run_test(index, channel=channels)
+                result = package.run_test(index, channel=channel)
                 print(*result.output, sep="\n", flush=True)
                 passed = result.success
             except Exception as error:
                 print(error, flush=True)
                 passed = False
-            if not passed:
-                failed.append(f"{package.name} test {index + 1}")
+            failed += [] if passed else [f"{package.name} test {index + 1}"]
     if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}")
+        raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
 def main() -> None:
@@ -74,14 +57,10 @@ def main() -> None:
     status = 0
     try:
         {"build": build, "test": test}[job.pop("action")](**job)
-    except SystemExit as stop:
-        print(stop, flush=True)
-        status = 1
     except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
+        print(f"{type(error).__name__}: {error}")
         status = 1
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import graphlib
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class Recipe:
 class Step:
     """What `plan` decided for one recipe.
 
-    `records` are the current packages when nothing is to be done; `superseded` tells that older
-    builds are in the channel. `digest` is what the content digest is made of.
+    `outputs` are Records when nothing is to be done; `superseded` tells that older builds are in
+    the channel. `digest` is what the content digest is made of.
     """
 
     recipe: Recipe
@@ -59,11 +59,6 @@ class Step:
     reason: str = "up to date"
     wanted: bool = False
     superseded: bool = False
-    records: list[Record] = field(default_factory=list)
-
-    @property
-    def number(self) -> int:
-        return self.outputs[0].number
 
 
 class RecipeSet:
@@ -181,14 +176,12 @@ class RecipeSet:
         subdir = "noarch" if data["build"].get("noarch") else "linux-64"
         return Output(data["package"]["name"], str(data["package"]["version"]), build, subdir)
 
-    def _decide(
-        self, step: Step, records: list[Record], channel: Channel, rebuild: bool
-    ) -> None:
+    def _decide(self, step: Step, records: list[Record], channel: Channel, rebuild: bool) -> None:
         newest = [_newest(output, records) for output in step.outputs]
         found = [record for record in newest if record]
         same = [r for o, r in zip(step.outputs, newest, strict=True) if r and r.stem == o.stem]
         if len(same) == len(step.outputs) and not rebuild:
-            step.outputs = step.records = same
+            step.outputs = same
             return
         number = max([o.number for o in step.outputs] + [r.number + 1 for r in found])
         step.outputs = [

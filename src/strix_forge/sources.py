@@ -134,7 +134,8 @@ class SourceCache:
     def prefill(self, source: Source, folder: Path) -> None:
         """Put a source where rattler-build looks before it downloads (`OUTPUT/src_cache`).
 
-        The layout is rattler-build 0.73's (crates/rattler_build_source_cache). Raises ForgeError when the cached file was changed since it was fetched.
+        The layout is rattler-build 0.73's (crates/rattler_build_source_cache).
+        Raises ForgeError when the cached file was changed since it was fetched.
         """
         path = self.path(source)
         if sha256_file(path) != source.sha256:
