@@ -6,13 +6,8 @@ where ARGUMENT... are those of strix-validate.
 """
 
 import sys
-from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-if (SOURCE / "strix_validate").is_dir():  # a checkout; else the installed package is meant
-    sys.path.insert(0, str(SOURCE))
-
-from strix_validate import cli, reference  # noqa: E402
+from strix_validate import cli, reference
 
 right = reference.attention
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The README's own path, in this checkout: build-all, status, lock, install, run, validate."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import CHECKOUT
+from strix_forge.project import sha256_file
+
+ENVIRONMENT = os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"}
+README = (CHECKOUT / "README.md").read_text()
+
+
+def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
+    done = subprocess.run(
+        [root / "forge", *arguments], env=ENVIRONMENT, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built() -> str:
+    return forge("build-all")
+
+
+@pytest.fixture(scope="module")
+def stack(built: str) -> None:
+    forge("lock", "attention")
+    forge("install", "attention")
+
+
+def test_build_all_leaves_the_packages(built: str) -> None:
+    rows = json.loads(forge("status", "--json"))["packages"]
+    state = {row["name"]: row["state"] for row in rows}
+    assert [state[name] for name in ("triton", "flash-attn", "strix-validate")] == ["built"] * 3
+    for row in rows:
+        if row["file"]:
+            assert sha256_file(CHECKOUT / "channel" / row["file"]) == row["sha256"]
+    assert "built  " not in forge("build-all"), "the second run built something"
+
+
+def test_comment_in_flash_attn_touches_it_alone(built: str, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    leave = shutil.ignore_patterns("build", ".git", ".pixi", "__pycache__", ".lock")
+    shutil.copytree(CHECKOUT, clone, ignore=leave, copy_function=os.link)
+    (clone / "build").symlink_to(CHECKOUT / "build")
+    script = clone / "recipes" / "flash-attn" / "build.sh"
+    text = script.read_text()
+    script.unlink()  # it is a hard link
+    script.write_text(text + "# a comment\n")
+    script.chmod((CHECKOUT / "recipes" / "flash-attn" / "build.sh").stat().st_mode)
+    plan = json.loads(forge("plan", "--json", root=clone))
+    before = json.loads(forge("plan", "--json"))
+    changed = [new["recipe"] for new, old in zip(plan, before, strict=True) if new != old]
+    assert changed == ["flash-attn"]
+
+
+def test_attention_is_right_and_the_check_can_fail(stack: None) -> None:
+    report = json.loads(forge("run", "attention", "--", "strix-validate", "attention", "--json"))
+    passed = [check for check in report["checks"] if check["state"] == "passed"]
+    assert report["summary"]["failed"] == 0 and len(passed) >= 20
+    wrong = CHECKOUT / "tests" / "strix_validate" / "wrong_reference.py"
+    command = ["python", str(wrong), "scale", "attention", "--only", "sdpa", "--json"]
+    report = json.loads(forge("run", "attention", "--", *command, code=1))
+    assert report["summary"]["failed"] > 0
+
+
+def test_flash_attn_kernels_are_for_gfx1151(stack: None) -> None:
+    report = json.loads(forge("run", "attention", "--", "strix-validate", "kernels", "--json"))
+    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 2
+    kernels = {n: k for check in report["checks"] for n, k in check["measured"].items()}
+    assert any("fwd" in name for name in kernels) and any("bwd" in name for name in kernels)
+    for name, kernel in kernels.items():
+        assert (kernel["machine"], kernel["mach"]) == ("EM_AMDGPU", 0x4A)
+        assert kernel["lds"] <= 65536 and kernel["mfma"] == 0
+        assert kernel["wmma"] > 0 or "preprocess" in name
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    commands = set(re.findall(r"\./forge ([a-z-]+)", README))
+    assert {"build-all", "test"} <= commands
+    for command in commands:
+        forge(command, "--help")
+
+
+def test_pixi_tasks_are_one_line_and_described() -> None:
+    import tomllib
+
+    tasks = tomllib.loads((CHECKOUT / "pixi.toml").read_text())["tasks"]
+    for name in ("build-all", "test", "plan", "status", "lock", "install", "publish"):
+        assert tasks[name]["cmd"].startswith(f"python -m strix_forge {name}")
+    assert all(task["description"] and "\n" not in task["cmd"] for task in tasks.values())
