@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from conftest import MiniProject
-from strix_forge.project import sha256_file
+
+from forge_store.project import sha256_file
 
 
 @pytest.fixture(scope="module")

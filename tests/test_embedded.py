@@ -13,14 +13,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import CHECKOUT, MiniProject
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from conftest import CHECKOUT, MiniProject
-from strix_forge.channel import Channel, is_host_bound
 from embedded_base.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
-from strix_forge.project import sha256_file
+from forge_store.channel import Channel, is_host_bound
+from forge_store.project import sha256_file
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_match_spec(requirement: str, spec: str) -> None:
 def wheel_metadata(name: str, *requires: str) -> Wheel:
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
     text += "".join(f"Requires-Dist: {line}\n" for line in requires)
-    return Wheel(None, Version("1"), Metadata.from_email(text, validate=False))
+    return Wheel(None, Version("1"), "", Metadata.from_email(text, validate=False))
 
 
 def test_markers_and_extras() -> None:
@@ -111,7 +111,7 @@ def test_base_channel_is_host_bound_and_recorded() -> None:
     assert all(record.build.startswith("hostbound_") for record in records)
     assert all(is_host_bound(folder / r.subdir / r.file_name) for r in records)
     (torch,) = [record for record in records if record.name == "pytorch"]
-    assert torch.version == "2.13.0"
+    assert torch.version == "2.13.0" and torch.build.startswith(("hostbound_cpu_", "hostbound_cuda_"))
     wheels = json.loads((folder / "base.json").read_text())["wheels"]
     assert all(len(wheel["sha256"]) == 64 and wheel["purl"] for wheel in wheels)
 

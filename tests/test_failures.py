@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from conftest import MiniProject
 
 SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
@@ -86,6 +85,24 @@ def test_patch_that_does_not_apply(project: MiniProject) -> None:
     assert "patch" in project.forge("build-all", code=1).stdout.lower()
 
 
+def test_jobs_reach_the_build_script(project: MiniProject) -> None:
+    script = 'mkdir -p "$PREFIX/share"\necho jobs=$CPU_COUNT | tee "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    project.forge("build-all", MAX_JOBS="7")
+    assert "jobs=7" in (project.root / "build" / "logs" / "alpha.log").read_text()
+
+
+def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Path) -> None:
+    """A build of hours must not be lost to a test that failed for another reason."""
+    count = tmp_path / "count"
+    script = f'echo run >> {count}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{{name}}"\n'
+    project.recipe("alpha", script=script, test=f"test -f {tmp_path}/now")
+    project.forge("build-all", code=1)
+    (tmp_path / "now").touch()
+    project.forge("build-all")
+    assert count.read_text() == "run\n" and len(project.packages()) == 1
+
+
 def test_circle(project: MiniProject) -> None:
     project.recipe("alpha", run=["beta"])
     project.recipe("beta", run=["alpha"])
@@ -99,6 +116,7 @@ def test_usage(project: MiniProject) -> None:
     project.forge("build-all", "--base", "other", code=2)
     project.forge("no-such-command", code=2)
     assert "MAX_JOBS" in project.forge("build-all", code=2, MAX_JOBS="many").stderr
+    project.forge("build-all", "--package-format", "zip:1", code=2)
     (project.root / "variants.yaml").write_text("pytorch: [")
     assert "variants.yaml" in project.forge("plan", code=2).stderr
 

@@ -10,12 +10,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
 from conftest import CHECKOUT
-from strix_forge import bases
-from strix_forge.project import NotAttempted, Project
-from strix_forge.recipes import RecipeSet
-from strix_forge.sources import PYPI_SOURCES, PYPI_URL, SourceCache, sources_of
+
+from forge_store import bases
+from forge_store.project import NotAttempted, Project
+from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache
+from strix_forge.recipes import RecipeSet, sources_of
 
 os.environ[PYPI_SOURCES] = PYPI_URL
 PROJECT = Project.at(CHECKOUT)

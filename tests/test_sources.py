@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from conftest import MiniProject
-from strix_forge.sources import cache_key
+
+from forge_store.sources import cache_key
 
 READ = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-
 from conftest import MiniProject
+
+from forge_store.project import sha256_file
 from pixi_workspace import match_spec
-from strix_forge.project import sha256_file
 
 MANIFEST = """\
 [workspace]

@@ -28,11 +28,10 @@ from packaging.version import Version
 from rattler_build import assemble_package
 
 from embedded_base.wheels import CONDA_NAMES, PYTHON, Wheel, depends, unpack_wheel
-from strix_forge.bases import Base
-from strix_forge.channel import HOST_BOUND, Channel
-from strix_forge.project import NotAttempted, Project, digest_tree, place, sha256_file
-from strix_forge.recipes import DIGEST_KEY
-from strix_forge.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
+from forge_store.bases import DIGEST_KEY, Base
+from forge_store.channel import HOST_BOUND, Channel
+from forge_store.project import NotAttempted, Project, digest_tree, place, sha256_file
+from forge_store.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
 
 # The same inputs give the same bytes: no clock in the packages.
 TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
@@ -134,25 +133,26 @@ class EmbeddedBase:
         wheels = {}
         for file_name, version, name, sha256 in report["files"]:
             purl = PackageURL("pypi", None, name, version, {"file_name": file_name})
-            wheel = Wheel(Source(f"{PYPI_URL}/{file_name}", sha256, purl), Version(version))
+            parsed = Version(version)
+            tag = f"{parsed.local.split('.')[0]}_" if parsed.local else ""
+            wheel = Wheel(Source(f"{PYPI_URL}/{file_name}", sha256, purl), parsed, tag)
             wheels[wheel.name] = wheel
         cuda = [wheel for wheel in wheels.values() if wheel.name.startswith(("nvidia-", "cuda-"))]
         if cuda:
             big = [wheel for name, wheel in wheels.items() if wheel in cuda or name == "torch"]
-            sizes = [remote_size(wheel.source) for wheel in big]
+            gib = sum(remote_size(wheel.source) or 0 for wheel in big) / 2**30
             say(
-                f"embedded base: pip offers only the CUDA build of torch here; it and its "
-                f"{len(cuda)} NVIDIA packages are {sum(filter(None, sizes)) / 2**30:.1f} GiB to "
-                "download"
+                "embedded base: pip offers only the CUDA build of torch here; with its "
+                f"{len(cuda)} NVIDIA packages that is a download of {gib:.1f} GiB"
             )
+            wheels["torch"].tag = "cuda_"
         return wheels
 
     def _convert(self, wheel: Wheel, wheels: dict[str, Wheel], cache: SourceCache, say: Say) -> str:
         """One wheel as a conda package; returns its file name. Skipped when it exists."""
         name = CONDA_NAMES.get(wheel.name, wheel.name)
-        local = f"{wheel.version.local.split('.')[0]}_" if wheel.version.local else ""
         content = hashlib.sha256(f"{wheel.source.sha256} {CODE}".encode()).hexdigest()[:7]
-        build = f"{HOST_BOUND}{local}py{PYTHON.replace('.', '')}h{content}_0"
+        build = f"{HOST_BOUND}{wheel.tag}py{PYTHON.replace('.', '')}h{content}_0"
         version = wheel.version.public
         target = self.folder / "linux-64" / f"{name}-{version}-{build}.conda"
         if target.exists():

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from strix_forge.sources import Source
+from forge_store.sources import Source
 
 # PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
 CONDA_NAMES = {
@@ -36,10 +36,14 @@ MANY_FILES = 300
 
 @dataclass
 class Wheel:
-    """One resolved wheel: its file, and the metadata inside it once it is here."""
+    """One resolved wheel: its file, and the metadata inside it once it is here.
+
+    `tag` comes first in the build string: what a local version says, such as `cpu_`.
+    """
 
     source: Source
     version: Version
+    tag: str = ""
     metadata: Metadata | None = None
 
     @property

@@ -31,7 +31,7 @@ from rattler import (
 )
 from rattler.shell import ActivationVariables, activate
 
-from strix_forge.project import BuildFailed, ForgeError, sha256_file
+from forge_store.project import BuildFailed, ForgeError, sha256_file
 
 PLATFORM = "linux-64"
 # pixi's own defaults for linux-64: a lock must not depend on the machine that wrote it.

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from strix_forge.bases import Base
-from strix_forge.channel import Channel
-from strix_forge.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
-from strix_forge.recipes import DIGEST_KEY, RecipeSet, Step
-from strix_forge.sources import SourceCache, sources_of
+from forge_store.bases import DIGEST_KEY, Base
+from forge_store.channel import Channel
+from forge_store.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
+from forge_store.sources import SourceCache
+from strix_forge.recipes import RecipeSet, Step, sources_of
 
 POLL_SECONDS = 0.1
 TAIL_LINES = 40
@@ -92,10 +92,10 @@ class Result:
 class Builder:
     """Builds the wanted steps of a plan into the project's channel."""
 
-    def __init__(self, project: Project, base: Base, display: Display, level: int) -> None:
+    def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
         self.project, self.base, self.display = project, base, display
         self.channel, self.sources = Channel(project.channel), SourceCache(project)
-        self.package_format, self.jobs = f"conda:{level}", max_jobs()
+        self.package_format, self.jobs = package_format, max_jobs()
 
     def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
         """Build the wanted among `steps`, in order.

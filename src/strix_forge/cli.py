@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,16 +22,18 @@ import typer
 from rich.console import Console
 
 from embedded_base import EmbeddedBase
+from forge_store import bases
+from forge_store.bases import CONDA_FORGE, BaseName
+from forge_store.channel import Channel, Record
+from forge_store.project import ForgeError, NotAttempted, Project, sha256_file
+from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache
 from pixi_workspace import Workspace
-from strix_forge import bases, build
-from strix_forge.bases import CONDA_FORGE, BaseName
+from strix_forge import build
 from strix_forge.build import FAILED, LEFT, Builder, Display, Result
-from strix_forge.channel import Channel, Record
-from strix_forge.project import ForgeError, NotAttempted, Project, sha256_file
-from strix_forge.recipes import RecipeSet, Step
-from strix_forge.sources import PYPI_SOURCES, PYPI_URL, SourceCache, sources_of
+from strix_forge.recipes import RecipeSet, Step, sources_of
 
-LOW, HIGH = 3, 19  # zstd levels: local work, release
+# zstd level 3 for local work; level 19 makes a release a third smaller and takes ten times as long
+LOCAL_FORMAT = "conda:3"
 INTERRUPTED = 130
 GLOBAL_OPTIONS = ("--base", "--output")
 
@@ -42,7 +45,9 @@ app.add_typer(sources_app, name="sources")
 Packages = Annotated[list[str], typer.Argument(help="Recipe names.")]
 Maybe = Annotated[list[str] | None, typer.Argument(help="Recipe names (default: all).")]
 KeepGoing = Annotated[bool, typer.Option("--continue-on-failure", help="Go on with the rest.")]
-Release = Annotated[bool, typer.Option(help="Compress as for a release: smaller, much slower.")]
+Format = Annotated[
+    str, typer.Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Environment = Annotated[str, typer.Option("--environment", "-e", help="Environment of the stack.")]
 
@@ -101,10 +106,11 @@ class Session:
         }
         return Workspace.load(manifest, host_bound if self.embedded else manifest.parent, replace)
 
-    def builder(self, display: Display, release: bool = False) -> Builder:
+    def builder(self, display: Display, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the embedded one is made now if it is not current."""
-        level = HIGH if release else LOW
-        builder = Builder(self.project, self.base, display, level)
+        if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
+            raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
+        builder = Builder(self.project, self.base, display, package_format)
         if self.embedded and not self.embedded.is_current():
             self.embedded.make(display.say, display.download, builder.run_job)
         return builder
@@ -130,13 +136,15 @@ def options(
     session.root, session.wanted_base, session.output = root, base, output
 
 
-def run_build(wanted: set[str] | None, rebuild: set[str], keep_going: bool, release: bool) -> int:
+def run_build(
+    wanted: set[str] | None, rebuild: set[str], keep_going: bool, package_format: str
+) -> int:
     """Build `wanted` (None: all) and what they need, print the table; returns the exit code.
 
     With None on the embedded base, what that base cannot reach does not count as wanted.
     """
     with session.project.lock(), Display(out) as display:
-        builder = session.builder(display, release)
+        builder = session.builder(display, package_format)
         session.channel.reconcile()
         session.channel.require_base(session.base.build_prefix)
         steps = session.recipes.plan(session.channel, frozenset(rebuild))
@@ -164,7 +172,7 @@ def report(results: list[Result], wanted: set[str] | None, lenient: bool) -> int
 @app.command("build-all")
 def build_all(
     keep_going: KeepGoing = False,
-    release: Release = False,
+    package_format: Format = LOCAL_FORMAT,
     strict: Annotated[bool, typer.Option(help="Exit 3 for what the base cannot reach.")] = False,
 ) -> None:
     """Build every package that is not current. Interrupt it when you like: the next run goes on.
@@ -173,7 +181,7 @@ def build_all(
     attempted without failing the run, unless --strict.
     """
     everything = session.known(None) if strict else None
-    raise typer.Exit(run_build(everything, set(), keep_going, release))
+    raise typer.Exit(run_build(everything, set(), keep_going, package_format))
 
 
 @app.command("build")
@@ -181,19 +189,19 @@ def build_some(
     packages: Packages,
     with_dependents: Annotated[bool, typer.Option(help="And what is built on them.")] = False,
     keep_going: KeepGoing = False,
-    release: Release = False,
+    package_format: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages, and those they need, where they are not current."""
     wanted = session.known(packages)
     wanted = session.recipes.dependents(wanted) if with_dependents else wanted
-    raise typer.Exit(run_build(wanted, set(), keep_going, release))
+    raise typer.Exit(run_build(wanted, set(), keep_going, package_format))
 
 
 @app.command()
-def rebuild(packages: Packages, keep_going: KeepGoing = False, release: Release = False) -> None:
+def rebuild(packages: Packages, keep_going: KeepGoing = False, package_format: Format = LOCAL_FORMAT) -> None:
     """Build the named packages again although they are current, under the next build number."""
     wanted = session.known(packages)
-    raise typer.Exit(run_build(wanted, wanted, keep_going, release))
+    raise typer.Exit(run_build(wanted, wanted, keep_going, package_format))
 
 
 @app.command()
@@ -318,6 +326,14 @@ def run(
     """Run a command in an installed environment, activated."""
     session.quiet = True
     raise typer.Exit(session.stack(stack).run(environment, command))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def validate(context: typer.Context) -> None:
+    """Check attention in the installed attention stack; arguments go to strix-validate."""
+    session.quiet = True
+    command = ["strix-validate", *(context.args or ["attention"])]
+    raise typer.Exit(session.stack("attention").run("default", command))
 
 
 @app.command()

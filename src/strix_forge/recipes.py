@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
 from rattler_build import RenderConfig, Stage0Recipe, VariantConfig
 
-from strix_forge.bases import Base
-from strix_forge.channel import CONTENT_HASH, Channel, Output, Record
-from strix_forge.project import ForgeError, Project, digest_tree, sha256_file
+from forge_store.bases import DIGEST_KEY, Base
+from forge_store.channel import CONTENT_HASH, Channel, Output, Record
+from forge_store.project import ForgeError, Project, digest_tree, sha256_file
+from forge_store.sources import PYPI_URL, Source
 
-DIGEST_KEY = "content_digest"
 REQUIREMENT_KINDS = ("build", "host", "run")
 
 
@@ -242,3 +243,24 @@ def _name(spec: Any) -> str:
 
 def _patch_files(recipe: Path, sources: list[dict[str, Any]]) -> list[Path]:
     return [(recipe.parent / p).resolve() for s in sources for p in s.get("patches", [])]
+
+
+def sources_of(recipe: Recipe) -> list[Source]:
+    """The files that a recipe needs. Raises ForgeError for one without sha256 or package URL."""
+    purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
+    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
+    result = []
+    for data in recipe.sources:
+        if "path" in data:
+            continue
+        url = data.get("url")
+        if not isinstance(url, str) or "sha256" not in data:
+            raise ForgeError(f"{recipe.path}: a source needs one url and a sha256, found {data}")
+        source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]))
+        if url.startswith(PYPI_URL) and source.purl is None:
+            raise ForgeError(
+                f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} "
+                "to extra.purls"
+            )
+        result.append(source)
+    return result

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from rattler_build import VariantConfig
 
-from strix_forge.channel import HOST_BOUND, Channel
-from strix_forge.project import ForgeError, Project
+from forge_store.channel import HOST_BOUND, Channel
+from forge_store.project import ForgeError, Project
 
 CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
 PROBE_SECONDS = 3
+# The variant that carries the digest of a package's content; see docs/build.md.
+DIGEST_KEY = "content_digest"
 
 
 class BaseName(StrEnum):

@@ -23,8 +23,7 @@ from packaging.utils import parse_wheel_filename
 from pip._internal.cli import cmdoptions
 from pip._internal.commands.download import DownloadCommand
 
-from strix_forge.project import ForgeError, NotAttempted, Project, sha256_file
-from strix_forge.recipes import Recipe
+from forge_store.project import ForgeError, NotAttempted, Project, sha256_file
 
 # pip warns of every configured wheel folder that lacks a project; that is no news here
 logging.getLogger("pip").setLevel(logging.ERROR)
@@ -55,27 +54,6 @@ class Source:
     @property
     def origin(self) -> str:
         return str(self.purl or self.url)
-
-
-def sources_of(recipe: Recipe) -> list[Source]:
-    """The files that a recipe needs. Raises ForgeError for one without sha256 or package URL."""
-    purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
-    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
-    result = []
-    for data in recipe.sources:
-        if "path" in data:
-            continue
-        url = data.get("url")
-        if not isinstance(url, str) or "sha256" not in data:
-            raise ForgeError(f"{recipe.path}: a source needs one url and a sha256, found {data}")
-        source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]))
-        if url.startswith(PYPI_URL) and source.purl is None:
-            raise ForgeError(
-                f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} "
-                "to extra.purls"
-            )
-        result.append(source)
-    return result
 
 
 class SourceCache:

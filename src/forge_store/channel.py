@@ -14,7 +14,7 @@ from pathlib import Path
 from rattler import IndexJson
 from rattler.index import index_fs
 
-from strix_forge.project import SUBDIRS, BuildFailed, ForgeError, place, sha256_file
+from forge_store.project import SUBDIRS, BuildFailed, ForgeError, place, sha256_file
 
 # Marks packages that hold parts of one machine, or were built against them.
 HOST_BOUND = "hostbound_"
