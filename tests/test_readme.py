@@ -82,7 +82,8 @@ def test_flash_attn_kernels_are_for_gfx1151(stack: None) -> None:
     for name, kernel in kernels.items():
         assert (kernel["machine"], kernel["mach"]) == ("EM_AMDGPU", 0x4A)
         assert kernel["lds"] <= 65536 and kernel["mfma"] == 0
-        assert kernel["wmma"] > 0 or "preprocess" in name
+        # the only kernels without a matrix product
+        assert kernel["wmma"] > 0 or re.search("preprocess|reduce", name)
 
 
 def test_every_command_of_the_readme_exists() -> None:

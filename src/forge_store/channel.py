@@ -80,8 +80,14 @@ class Channel:
         except (ValueError, KeyError):
             raise ForgeError(f"{path} is damaged: delete it and run the command again") from None
         fields = ("name", "version", "build", "subdir", "sha256", "size")
-        for data in packages.values():
-            yield Record(*(data[field] for field in fields))
+        for file_name, data in packages.items():
+            record = Record(*(data[field] for field in fields))
+            if record.file_name != file_name:
+                raise ForgeError(
+                    f"{path.with_name(file_name)} calls itself {record.file_name}: it was renamed. "
+                    f"Delete it and {path}"
+                )
+            yield record
 
     def path(self, record: Record) -> Path:
         return self.folder / record.subdir / record.file_name

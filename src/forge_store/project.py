@@ -66,35 +66,42 @@ class Project:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the output folder. The kernel drops the lock with its holder, however that ends.
+        """Be the only builder of the output folder, and of this checkout's build folder.
 
-        Raises ForgeError when another live process holds it or the folder cannot be written.
+        The kernel drops both locks with their holder, however that ends. Raises ForgeError when
+        another live process holds one, or a folder cannot be written.
         """
-        try:
-            self.channel.mkdir(parents=True, exist_ok=True)
-            self.build.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.channel / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise ForgeError(
-                f"cannot write to {error.filename}: {error.strerror}. "
-                "Make it writable or choose another folder with --output"
-            ) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode().strip() or "unknown"
-            os.close(descriptor)
-            raise ForgeError(
-                f"process {holder} is building into {self.channel}. "
-                "Wait for it, or build into another folder with --output"
-            ) from None
-        try:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+        with contextlib.ExitStack() as stack:
+            for folder in (self.channel, self.build):
+                stack.callback(os.close, _hold(folder))
             kill_leftovers(self.staging)
+            for leftover in self.staging.glob("tmp*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             yield
-        finally:
-            os.close(descriptor)
+
+
+def _hold(folder: Path) -> int:
+    """Lock FOLDER/.lock and write our process number into it; returns the open descriptor."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ForgeError(
+            f"cannot write to {error.filename}: {error.strerror}. "
+            "Make it writable or choose another folder with --output"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode().strip() or "unknown"
+        os.close(descriptor)
+        raise ForgeError(
+            f"process {holder} is building into {folder}. Wait for it, or build from another "
+            "checkout into another folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
 
 
 def kill_leftovers(folder: Path) -> None:

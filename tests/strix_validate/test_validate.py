@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The validator must tell right from wrong, and must not take "not run" for "passed".
 
-In a checkout: python -m pytest -o addopts= --confcutdir tests/strix_validate tests/strix_validate
+Runs inside the package's test environment (recipes/strix-validate), where it is installed.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-import wrong_reference  # noqa: E402  (it also finds strix_validate in a checkout)
+import wrong_reference  # noqa: E402
 from strix_validate import attention, flash, gpu_free, kernels, reference, report  # noqa: E402
 from strix_validate.report import Check, Result, State  # noqa: E402
 
