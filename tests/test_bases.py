@@ -7,8 +7,8 @@ import http.server
 import threading
 
 import pytest
-
 from conftest import CHECKOUT, MiniProject
+
 from forge_store import bases
 from forge_store.bases import BaseName
 from forge_store.project import Project

@@ -18,9 +18,10 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from embedded_base import _resolved
 from embedded_base.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
 from forge_store.channel import Channel, is_host_bound
-from forge_store.project import sha256_file
+from forge_store.project import NotAttempted, sha256_file
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,19 @@ def test_match_spec(requirement: str, spec: str) -> None:
 
     assert match_spec(Requirement(requirement)) == spec
     MatchSpec(spec)
+
+
+def test_resolution_of_a_wheel_without_a_stated_hash(tmp_path: Path) -> None:
+    """pip 23.0 gives none for a local file; an index that gives none cannot be trusted with one."""
+    wheel = tmp_path / "demo-1.0+cpu-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    url = wheel.as_uri().replace("+", "%2B")
+    metadata = {"name": "demo", "version": "1.0+cpu"}
+    entry = {"download_info": {"url": url, "archive_info": {}}, "metadata": metadata}
+    assert _resolved(entry) == (wheel.name, "1.0+cpu", "demo", sha256_file(wheel))
+    entry["download_info"]["url"] = "https://index.invalid/demo-1.0-py3-none-any.whl"
+    with pytest.raises(NotAttempted, match="no sha256"):
+        _resolved(entry)
 
 
 def wheel_metadata(name: str, *requires: str) -> Wheel:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
+from urllib.parse import unquote, urlsplit
 
 from installer.sources import WheelFile
 from packageurl import PackageURL
@@ -214,11 +215,18 @@ class EmbeddedBase:
 
 
 def _resolved(entry: dict) -> tuple[str, str, str, str]:
-    """File name, version, name and sha256 of one entry of pip's report."""
-    info = entry["download_info"]
-    file_name = info["url"].rsplit("/", 1)[1].replace("%2B", "+")
-    sha256 = info["archive_info"]["hashes"]["sha256"]
-    return file_name, entry["metadata"]["version"], entry["metadata"]["name"], sha256
+    """File name, version, name and sha256 of one entry of pip's report.
+
+    pip before 23.1 states no hash for a file of a local wheel folder: that file is hashed here.
+    """
+    url = urlsplit(entry["download_info"]["url"])
+    path = Path(unquote(url.path))
+    sha256 = entry["download_info"]["archive_info"].get("hashes", {}).get("sha256")
+    if sha256 is None and url.scheme == "file":
+        sha256 = sha256_file(path)
+    if sha256 is None:
+        raise NotAttempted(f"pip's index states no sha256 for {path.name}")
+    return path.name, entry["metadata"]["version"], entry["metadata"]["name"], sha256
 
 
 def _base_executable() -> Path:
