@@ -21,7 +21,9 @@ for name, value in {
     "scripts": sysconfig.get_path("scripts"),
 }.items():
     assert os.path.realpath(value).startswith(prefix), f"{name} is {value}, outside {prefix}"
-assert sysconfig.get_path("purelib").endswith("site-packages"), sysconfig.get_path("purelib")
+purelib = sysconfig.get_path("purelib")
+assert purelib.endswith("site-packages"), purelib
+assert os.path.realpath(purelib) in map(os.path.realpath, sys.path), sys.path
 
 assert ssl.create_default_context() and ssl.OPENSSL_VERSION
 assert sqlite3.connect(":memory:").execute("select 6 * 7").fetchone() == (42,)

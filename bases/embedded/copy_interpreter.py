@@ -48,22 +48,21 @@ def copy(prefix: Path) -> None:
 
 
 def undo_debian(library: Path) -> None:
-    """Make pip install into site-packages where Debian's sysconfig says /usr/local.
+    """Make pip install into site-packages, and Python look there, where Debian changed both.
 
-    Debian patches both files so that pip cannot overwrite what apt installed; in a prefix of its
-    own there is nothing to protect, and rattler looks for site-packages.
+    Debian patches sysconfig and site so that pip cannot overwrite what apt installed; in a prefix
+    of its own there is nothing to protect, and rattler links packages into site-packages. site is
+    frozen into the interpreter, so its dist-packages becomes another name for site-packages.
     """
-    edits = {
-        "sysconfig.py": ("'DEB_PYTHON_INSTALL_LAYOUT', 'posix_local'", "'', 'posix_prefix'"),
-        "site.py": ('"dist-packages"', '"site-packages"'),
-    }
-    for name, (before, after) in edits.items():
-        file = library / name
-        text = file.read_text()
-        if "DEB_PYTHON_INSTALL_LAYOUT" in text or name == "site.py":
-            file.write_text(text.replace(before, after).replace(
-                "prefix_scheme = 'posix_local'", "prefix_scheme = 'posix_prefix'"
-            ))
+    sysconfig_file = library / "sysconfig.py"
+    text = sysconfig_file.read_text()
+    if "DEB_PYTHON_INSTALL_LAYOUT" not in text:
+        return
+    before = "prefix_scheme = 'posix_local'"
+    if before not in text:
+        sys.exit(f"{sysconfig_file} is Debian's in a form that is not known here")
+    sysconfig_file.write_text(text.replace(before, "prefix_scheme = 'posix_prefix'"))
+    (library / "dist-packages").symlink_to("site-packages")
 
 
 def rewrite_prefix(prefix: Path) -> None:
