@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from conftest import CHECKOUT
 
 from forge_store import bases
 from forge_store.project import NotAttempted, Project
-from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache
+from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache, unpack
 from strix_forge.recipes import RecipeSet, sources_of
 
 os.environ[PYPI_SOURCES] = PYPI_URL
@@ -130,9 +129,8 @@ def test_patches_apply_without_fuzz(package: str, tmp_path: Path) -> None:
         archive = SourceCache(PROJECT).fetch(source, lambda *_: None)
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
-    (tree,) = tmp_path.iterdir()
+    tree = tmp_path / "tree"
+    unpack(archive, tree)
     subprocess.run(["git", "init", "-q", tree], check=True)
     for path in (path for path in PATCHES if path.parent.name == package):
         done = subprocess.run(

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ class SourceCache:
         (folder / name).symlink_to(path.resolve())
         if name.endswith(ARCHIVES):
             extracted = f"{key}_extracted"
-            _unpack(path, folder / extracted)
+            unpack(path, folder / extracted)
         # rattler-build wants every field; the times only steer its own clean-up
         entry = {
             "source_type": "url", "url": source.url, "checksum": source.sha256,
@@ -144,11 +145,16 @@ def cache_key(url: str, sha256: str) -> str:
     return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
 
 
-def _unpack(archive: Path, target: Path) -> None:
+def unpack(archive: Path, target: Path) -> None:
     """Unpack as rattler-build does: a single top folder is dropped."""
     temporary = target.with_suffix(".unpacking")
-    rules = {} if archive.suffix == ".zip" else {"filter": "tar"}
-    shutil.unpack_archive(archive, temporary, **rules)
+    if archive.suffix == ".zip":
+        shutil.unpack_archive(archive, temporary)
+    else:
+        with tarfile.open(archive) as tar:
+            # CPython before 3.11.4 has no filters; the archive is the one that the sha256 names
+            tar.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
+            tar.extractall(temporary)
     top = list(temporary.iterdir())
     if len(top) == 1 and top[0].is_dir():
         top[0].replace(target)
