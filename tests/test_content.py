@@ -159,3 +159,51 @@ def test_explicit_build_string_carries_the_tag(project: MiniProject) -> None:
     assert any(p.startswith("alpha-1.0-hostbound_rocm_h") for p in project.packages())
     recipe.write_text(text.replace("number: 0", 'number: 0\n  string: "rocm_h${{ hash }}_0"'))
     assert "base_tag" in project.forge("plan", code=2).stderr
+
+
+STAGED = """\
+schema_version: 1
+recipe: {name: staged, version: "1.0"}
+build: {number: 0, noarch: generic, variant: {use_keys: [content_digest]}}
+outputs:
+  - staging: {name: made}
+    source: {path: ../../local}
+    build:
+      script:
+        - mkdir -p "$PREFIX/share"
+        - cp text "$PREFIX/share/one"
+        - cp text "$PREFIX/share/two"
+    requirements:
+      host: [alpha]
+  - package: {name: staged-one}
+    inherit: made
+    build: {files: [share/one], noarch: generic, variant: {use_keys: [content_digest]}}
+    about: {license: BSD-3-Clause}
+  - package: {name: staged-two}
+    inherit: made
+    build: {files: [share/two], noarch: generic, variant: {use_keys: [content_digest]}}
+    requirements:
+      run: ["${{ pin_subpackage('staged-one', exact=True) }}"]
+    about: {license: BSD-3-Clause}
+"""
+
+
+def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
+    """What the staging part reads and needs counts for all outputs; its script runs once."""
+    (project.root / "local").mkdir()
+    (project.root / "local" / "text").write_text("one\n")
+    project.recipe("alpha")
+    (project.root / "recipes" / "staged").mkdir()
+    (project.root / "recipes" / "staged" / "recipe.yaml").write_text(STAGED)
+    project.recipe("user", run=["staged-two"])
+    assert list(project.plan()) == ["alpha", "staged", "user"]
+    project.forge("build-all")
+    names = {p.rsplit("-", 2)[0] for p in project.packages()}
+    assert names == {"alpha", "staged-one", "staged-two", "user"}
+    assert project.to_build() == set()
+    (project.root / "local" / "text").write_text("two\n")
+    assert project.to_build() == {"staged", "user"}
+    (project.root / "local" / "text").write_text("one\n")
+    with (project.root / "recipes/alpha/build.sh").open("a") as stream:
+        stream.write("# a comment\n")
+    assert project.to_build() == {"alpha", "staged", "user"}

@@ -12,6 +12,7 @@ import pytest
 from conftest import CHECKOUT
 
 from forge_store import bases
+from forge_store.channel import CONTENT_HASH
 from forge_store.project import NotAttempted, Project
 from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache, unpack
 from strix_forge.recipes import RecipeSet, sources_of
@@ -33,13 +34,13 @@ def recipes(request: pytest.FixtureRequest) -> RecipeSet:
 def test_renders(recipes: RecipeSet, name: str) -> None:
     """Build strings follow conda-forge's grammar, sources are pinned, a licence file is named."""
     recipe = recipes.recipes[name]
-    variants = recipes.render(recipe.path, "x")
-    assert variants
-    for variant in variants:
-        data = variant.recipe.to_dict()
+    rendered = recipes.render(recipe.path, "x")
+    assert rendered
+    for data in (output["recipe"] for output in rendered):
         assert data["about"]["license"] and data["about"]["license_file"]
         assert data["tests"], "a package without a test"
-        assert recipes._output(variant).build.endswith(f"_{data['build']['number']}")
+        assert CONTENT_HASH.search(data["build"]["string"])
+        assert data["build"]["string"].startswith(recipes.base.build_prefix)
     for source in sources_of(recipe):
         assert re.fullmatch("[0-9a-f]{64}", source.sha256)
 

@@ -90,4 +90,5 @@ def main() -> None:
     )  # fmt: skip
 
 
-main()
+if __name__ == "__main__":  # compileall's worker processes import this file again
+    main()

@@ -29,7 +29,7 @@ from packaging.version import Version
 from rattler_build import assemble_package
 
 from embedded_base.wheels import CONDA_NAMES, PYTHON, Wheel, depends, unpack_wheel
-from forge_store.bases import DIGEST_KEY, Base
+from forge_store.bases import Base
 from forge_store.channel import HOST_BOUND, Channel
 from forge_store.project import NotAttempted, Project, digest_tree, place, sha256_file
 from forge_store.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
@@ -196,10 +196,9 @@ class EmbeddedBase:
             "action": "build",
             "recipes": [str(self.recipe / "recipe.yaml")],
             "channel": [],
-            "variant_config": self.base.variant_files,
-            "variant_overrides": self.base.overrides | {DIGEST_KEY: [f"embedded-{self.key}"]},
             "output_dir": str(output),
             "package_format": "conda:1",
+            **self.base.arguments(f"embedded-{self.key}", None),
         }
         run(job, log)
         packages = sorted(output.glob("linux-64/*.conda"))

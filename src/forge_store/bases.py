@@ -11,6 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from rattler_build import VariantConfig
 
@@ -42,6 +43,19 @@ class Base:
     variant_files: list[str]
     overrides: dict[str, list[str]]
     build_prefix: str
+
+    def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
+        """What build_recipes has to be told of this base, for content `digest` and build `number`.
+
+        One place for rendering and building, because what is planned has to be what is built.
+        """
+        return {
+            "variant_config": self.variant_files,
+            "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
+            "ignore_recipe_variants": True,
+            "build_string_prefix": self.build_prefix.rstrip("_") or None,
+            "build_num": number,
+        }
 
     def dists(self) -> dict[str, list[str]]:
         """Name -> dists of a base that lives on this machine; empty for a remote one.

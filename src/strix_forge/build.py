@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from forge_store.bases import DIGEST_KEY, Base
+from forge_store.bases import Base
 from forge_store.channel import Channel
 from forge_store.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
 from forge_store.sources import SourceCache
@@ -159,12 +159,9 @@ class Builder:
                 "action": "build",
                 "recipes": [str(step.recipe.path)],
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
-                "variant_config": self.base.variant_files,
-                "variant_overrides": self.base.overrides | {DIGEST_KEY: [step.digest_value]},
                 "output_dir": str(output),
-                "build_num": step.outputs[0].number,
-                "build_string_prefix": self.base.build_prefix.rstrip("_") or None,
                 "package_format": self.package_format,
+                **self.base.arguments(step.digest_value, step.outputs[0].number),
             }
             self.run_job(job, log)
             found = set(output.glob("*/*.conda"))

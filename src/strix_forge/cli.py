@@ -106,13 +106,14 @@ class Session:
         }
         return Workspace.load(manifest, host_bound if self.embedded else manifest.parent, replace)
 
-    def builder(self, display: Display, package_format: str = LOCAL_FORMAT) -> Builder:
+    def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the embedded one is made now if it is not current."""
         if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
             raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
-        builder = Builder(self.project, self.base, display, package_format)
+        builder = Builder(self.project, self.base, Display(out), package_format)
         if self.embedded and not self.embedded.is_current():
-            self.embedded.make(display.say, display.download, builder.run_job)
+            with builder.display as display:
+                self.embedded.make(display.say, display.download, builder.run_job)
         return builder
 
 
@@ -143,15 +144,16 @@ def run_build(
 
     With None on the embedded base, what that base cannot reach does not count as wanted.
     """
-    with session.project.lock(), Display(out) as display:
-        builder = session.builder(display, package_format)
+    with session.project.lock():
+        builder = session.builder(package_format)
         session.channel.reconcile()
         session.channel.require_base(session.base.build_prefix)
         steps = session.recipes.plan(session.channel, frozenset(rebuild))
         if wanted is not None:
             needed = session.recipes.dependencies(wanted)
             steps = [step for step in steps if step.recipe.name in needed]
-        results = builder.run(session.recipes, steps, keep_going)
+        with builder.display:
+            results = builder.run(session.recipes, steps, keep_going)
     return report(results, wanted, lenient=wanted is None and session.base.folder is not None)
 
 
@@ -198,7 +200,9 @@ def build_some(
 
 
 @app.command()
-def rebuild(packages: Packages, keep_going: KeepGoing = False, package_format: Format = LOCAL_FORMAT) -> None:
+def rebuild(
+    packages: Packages, keep_going: KeepGoing = False, package_format: Format = LOCAL_FORMAT
+) -> None:
     """Build the named packages again although they are current, under the next build number."""
     wanted = session.known(packages)
     raise typer.Exit(run_build(wanted, wanted, keep_going, package_format))
@@ -259,10 +263,11 @@ def status_rows(step: Step) -> Iterator[dict[str, Any]]:
 def test_packages(packages: Maybe = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
     wanted = session.known(packages)
-    with session.project.lock(), Display(out) as display:
-        builder = session.builder(display)
+    with session.project.lock():
+        builder = session.builder()
         steps = [s for s in session.recipes.plan(session.channel) if s.recipe.name in wanted]
-        results = builder.test_packages(steps)
+        with builder.display:
+            results = builder.test_packages(steps)
     lenient = packages is None and session.base.folder is not None
     raise typer.Exit(report(results, wanted, lenient))
 

@@ -23,13 +23,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def build(**arguments: Any) -> None:
-    """build_recipes with these arguments, without tests and variant files beside recipes.
+    """build_recipes with these arguments, without its tests.
 
     It is deprecated, but its announced successor runs a staging output's script once per output;
     py-rattler-build is pinned for that reason.
     """
     warnings.simplefilter("ignore", DeprecationWarning)
-    build_recipes(**arguments, ignore_recipe_variants=True, test="skip")
+    build_recipes(**arguments, test="skip")
 
 
 def test(packages: list[str], channel: list[str]) -> None:

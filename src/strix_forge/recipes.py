@@ -9,15 +9,22 @@ string that conda-forge's grammar already has.
 
 from __future__ import annotations
 
+import contextlib
 import graphlib
 import hashlib
+import json
+import os
 import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packageurl import PackageURL
-from rattler_build import RenderConfig, Stage0Recipe, VariantConfig
+from rattler_build.cli_api import build_recipes
 
 from forge_store.bases import DIGEST_KEY, Base
 from forge_store.channel import CONTENT_HASH, Channel, Output, Record
@@ -83,16 +90,22 @@ class RecipeSet:
             raise ForgeError(f"recipes need each other in a circle: {error.args[1]}") from None
         self.recipes = {name: found[name] for name in order}
 
-    def render(self, path: Path, digest: str) -> list[Any]:
-        """The rendered variants of one recipe.yaml, with `digest` as its content digest."""
-        config = self.base.variants.merge(VariantConfig({DIGEST_KEY: [digest]}))
+    def render(self, path: Path, digest: str, number: int | None = None) -> list[dict[str, Any]]:
+        """The outputs of one recipe.yaml in every variant, as rattler-build would build them.
+
+        Returns mappings with `recipe` (rendered) and `build_configuration`. `number` overrides the
+        recipe's build number, which an exact pin between outputs hashes too.
+        """
         try:
-            return Stage0Recipe.from_file(path).render(config, RenderConfig())
+            with warnings.catch_warnings(), _captured_stdout() as printed:
+                warnings.simplefilter("ignore", DeprecationWarning)
+                build_recipes([path], **self.base.arguments(digest, number), render_only=True)
         except Exception as error:
             raise ForgeError(f"{path} does not render: {error}") from None
+        return json.loads(printed[0])
 
     def _read(self, path: Path) -> Recipe:
-        variants = [v.recipe.to_dict() for v in self.render(path, "none")]
+        variants = [rendered["recipe"] for rendered in self.render(path, "none")]
         if not variants:
             raise ForgeError(f"{path} yields no package on the {self.base.name} base")
         needs, tests_need = set(), set()
@@ -158,43 +171,42 @@ class RecipeSet:
                 digest |= {f"needs {dist}": "" for dist in dists}
             key = hashlib.sha256(repr(sorted(digest.items())).encode()).hexdigest()[:16]
             step = Step(recipe, digest, f"{self.base.name}-{key}", [])
-            rendered = self.render(recipe.path, step.digest_value)
-            step.outputs = [self._output(variant) for variant in rendered]
             self._decide(step, records, channel, name in rebuild)
             steps[name] = step
         return list(steps.values())
 
-    def _output(self, variant: Any) -> Output:
-        data = variant.recipe.to_dict()
-        build, tag, hashed = data["build"]["string"], self.base.build_prefix, variant.hash_info
-        if build == f"{hashed.prefix}h{hashed.hash}_{data['build']['number']}":
-            build = tag + build  # rattler-build puts the prefix before its own strings only
-        if not (CONTENT_HASH.search(build) and build.startswith(tag)):
-            raise ForgeError(
-                f"{variant.recipe_path}: the build string {build!r} must be "
-                "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
-            )
-        subdir = "noarch" if data["build"].get("noarch") else "linux-64"
-        return Output(data["package"]["name"], str(data["package"]["version"]), build, subdir)
+    def _outputs(self, step: Step, number: int | None = None) -> list[Output]:
+        outputs, tag = [], self.base.build_prefix
+        for rendered in self.render(step.recipe.path, step.digest_value, number):
+            data = rendered["recipe"]
+            build, name = data["build"]["string"], data["package"]["name"]
+            if not (CONTENT_HASH.search(build) and build.startswith(tag)):
+                raise ForgeError(
+                    f"{step.recipe.path}: the build string {build!r} of {name} must be "
+                    "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
+                )
+            subdir = rendered["build_configuration"]["target_platform"]
+            outputs.append(Output(name, str(data["package"]["version"]), build, subdir))
+        return outputs
 
     def _decide(self, step: Step, records: list[Record], channel: Channel, rebuild: bool) -> None:
-        newest = [_newest(output, records) for output in step.outputs]
-        found = [record for record in newest if record]
-        same = [r for o, r in zip(step.outputs, newest, strict=True) if r and r.stem == o.stem]
-        if len(same) == len(step.outputs) and not rebuild:
-            step.outputs = same
+        step.outputs = self._outputs(step)
+        found = [_newest(output, records) for output in step.outputs]
+        superseded = [record for record in found if record]
+        newest = max((record.number for record in superseded), default=-1)
+        if newest >= 0 and newest != step.outputs[0].number:
+            step.outputs = self._outputs(step, newest)
+        if {output.dist for output in step.outputs} == {r.dist for r in superseded} and not rebuild:
+            step.outputs = superseded
             return
-        number = max([o.number for o in step.outputs] + [r.number + 1 for r in found])
-        step.outputs = [
-            Output(o.name, o.version, f"{o.stem}_{number}", o.subdir) for o in step.outputs
-        ]
-        step.wanted, step.superseded = True, bool(found)
+        step.outputs = self._outputs(step, newest + 1) if superseded else step.outputs
+        step.wanted, step.superseded = True, bool(superseded)
         if rebuild:
             step.reason = "rebuild asked for"
-        elif len(found) < len(step.outputs):
+        elif len(superseded) < len(found):
             step.reason = "not in the channel"
         else:
-            step.reason = _difference(channel.digest_of(found[0]), step.digest)
+            step.reason = _difference(channel.digest_of(superseded[0]), step.digest)
 
     def direct_needs(self, name: str) -> set[str]:
         """The recipes that one recipe builds, runs or is tested with."""
@@ -215,6 +227,23 @@ class RecipeSet:
             if {self.owner[n] for n in recipe.needs if n in self.owner} & result:
                 result.add(name)
         return result
+
+
+@contextlib.contextmanager
+def _captured_stdout() -> Iterator[list[str]]:
+    """Collects what is written to file descriptor 1: rattler-build prints past sys.stdout."""
+    printed: list[str] = []
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with tempfile.TemporaryFile() as capture:
+        os.dup2(capture.fileno(), 1)
+        try:
+            yield printed
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+            capture.seek(0)
+            printed.append(capture.read().decode())
 
 
 def _newest(output: Output, records: list[Record]) -> Record | None:
