@@ -31,7 +31,7 @@ from rattler_build import assemble_package
 from embedded_base.wheels import CONDA_NAMES, PYTHON, Wheel, depends, unpack_wheel
 from forge_store.bases import Base
 from forge_store.channel import HOST_BOUND, Channel
-from forge_store.project import NotAttempted, Project, digest_tree, place, sha256_file
+from forge_store.project import NotAttempted, Project, digest_tree, place, sha256_file, write_text
 from forge_store.sources import PYPI_URL, Progress, Source, SourceCache, remote_size
 
 # The same inputs give the same bytes: no clock in the packages.
@@ -105,7 +105,7 @@ class EmbeddedBase:
                 {"purl": str(w.source.purl), "sha256": w.source.sha256} for w in wheels.values()
             ],
         }
-        self.note.write_text(json.dumps(record, indent=1))
+        write_text(self.note, json.dumps(record, indent=1))
 
     def _resolve(self, say: Say) -> dict[str, Wheel]:
         """pip's resolution for this interpreter, kept so that a second run gets the same files."""
@@ -129,8 +129,7 @@ class EmbeddedBase:
                     )
                 installs = json.loads(out.read_text())["install"]
             report = {"key": self.key, "files": [_resolved(entry) for entry in installs]}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(report, indent=1))
+            write_text(kept, json.dumps(report, indent=1))
         wheels = {}
         for file_name, version, name, sha256 in report["files"]:
             purl = PackageURL("pypi", None, name, version, {"file_name": file_name})
@@ -209,7 +208,7 @@ class EmbeddedBase:
                 place(package, self.folder / "linux-64" / package.name)
         shutil.rmtree(output)
         names = [package.name for package in packages]
-        done.write_text(json.dumps({"key": self.key, "files": names}))
+        write_text(done, json.dumps({"key": self.key, "files": names}))
         return set(names)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rattler import IndexJson
 from rattler.index import index_fs
 
-from forge_store.project import SUBDIRS, BuildFailed, ForgeError, place, sha256_file
+from forge_store.project import SUBDIRS, BuildFailed, ForgeError, place, sha256_file, write_text
 
 # Marks packages that hold parts of one machine, or were built against them.
 HOST_BOUND = "hostbound_"
@@ -135,8 +135,7 @@ class Channel:
                 raise ForgeError(f"{target} exists with other content; it is not replaced")
         for package in packages:
             note = self.folder / "forge" / f"{package.stem}.json"
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(json.dumps(digest, indent=1))
+            write_text(note, json.dumps(digest, indent=1))
             place(package, self.folder / package.parent.name / package.name)
         self.index()
 

@@ -157,6 +157,14 @@ def digest_tree(folder: Path) -> str:
     return total.hexdigest()
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is never seen half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{path.name}")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def place(source: Path, target: Path) -> None:
     """Move a file to `target` so that `target` is never seen half written.
 
