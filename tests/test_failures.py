@@ -221,7 +221,7 @@ def mounted(tmp_path: Path) -> Iterator[object]:
 
     def mount(name: str, options: str) -> Path:
         folder = tmp_path / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -252,6 +252,24 @@ def test_full_disk(project: MiniProject, mounted: object) -> None:
     subprocess.run(["mount", "-o", "remount,size=20m", folder], check=True)
     project.forge("build-all", "--output", str(folder))
     assert len(list(folder.glob("noarch/*.conda"))) == 1
+
+
+@pytest.mark.parametrize("size", ["60k", "2m"])
+def test_full_build_folder(project: MiniProject, mounted: object, size: str) -> None:
+    """No room for the log or the build itself: one message, and done once there is room."""
+    script = 'mkdir -p "$PREFIX/share"\nhead -c 3000000 /dev/urandom > "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    shared = {link.name: link.resolve() for link in (project.root / "build").iterdir()}
+    folder = mounted("build", f"size={size}")
+    for name, target in shared.items():
+        (folder / name).symlink_to(target)
+    done = project.forge("build-all", code=1)
+    said = done.stdout + done.stderr
+    assert "No space left on device" in said and "Traceback" not in said
+    assert project.packages() == set()
+    subprocess.run(["mount", "-o", "remount,size=50m", folder], check=True)
+    project.forge("build-all")
+    assert len(project.packages()) == 1
 
 
 def test_two_bases_do_not_mix(project: MiniProject) -> None:

@@ -396,6 +396,10 @@ def main() -> None:
     except ForgeError as error:
         err.print(f"error: {error}", highlight=False, markup=False)
         code = error.exit_code
+    except OSError as error:  # a full or failing disk, wherever it shows first
+        where = error.filename or session.project.build
+        err.print(f"error: {where}: {error.strerror}; mend that and run the same command again")
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # py-rattler sometimes aborts while Python shuts down, after the work is done
