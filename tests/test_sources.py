@@ -52,7 +52,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.send_response(206 if int(start) else 200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[: self.server.cut])
+        self.server.cut = None
 
     def log_message(self, *_: object) -> None:
         pass
@@ -65,7 +66,7 @@ def upstream(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
     folder.mkdir()
     handler = functools.partial(Handler, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.folder, server.asked = folder, []
+    server.folder, server.asked, server.cut = folder, [], None
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -112,6 +113,18 @@ def test_interrupted_download_goes_on(
     private.forge("sources", "fetch")
     assert upstream.asked == [(f"/{path.name}", 40)]
     assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_connection_that_breaks_off(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """What came is kept; the next run asks for the rest."""
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
+    upstream.cut = 30
+    assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
+    private.forge("build", "alpha")
+    assert upstream.asked == [(f"/{path.name}", 0), (f"/{path.name}", 30)]
 
 
 def test_wrong_sha256(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:

@@ -225,6 +225,8 @@ def _download(session: Any, url: str, partial: Path, progress: Progress) -> None
                     out.write(chunk)
                     have += len(chunk)
                     progress(name, have, total)
+            if total is not None and have < total:
+                raise NotAttempted(f"it ended after {have} of {total} bytes")
     except NotAttempted:
         raise
     except OSError as error:  # requests' own errors are OSErrors

@@ -150,7 +150,7 @@ class Builder:
         log = self.project.logs / f"{step.recipe.name}.log"
         expected = {output / out.subdir / out.file_name for out in step.outputs}
         # Names are content: what an earlier run built to the end only has to be tested.
-        whole = output / "whole"
+        whole = output / f"whole-{self.package_format}"
         if not (whole.exists() and all(path.exists() for path in expected)):
             self.display.phase(f"{label}: fetching sources ({step.reason})")
             self._fetch(step, output / "src_cache")
