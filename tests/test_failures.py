@@ -25,6 +25,7 @@ def test_failing_script(project: MiniProject) -> None:
     assert str(log) in done.stdout and "the cause" in log.read_text()
     shown = [line for line in done.stdout.splitlines() if line.startswith("  | ")]
     assert len(shown) == 40 and any("the cause" in line for line in shown)
+    assert "Script failed" in shown[-1], "the closing error must stand last"
     assert "not attempted: beta: " in done.stderr and project.packages() == set()
 
     done = project.forge("build-all", "--continue-on-failure", code=1)

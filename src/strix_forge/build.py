@@ -31,6 +31,7 @@ from strix_forge.recipes import RecipeSet, Step, sources_of
 
 POLL_SECONDS = 0.1
 TAIL_LINES = 40
+ENGINE_LOG = "engine.log"
 LARGE = 50 << 20  # bytes
 BUILT, CURRENT, FAILED, LEFT = "built", "up to date", "failed", "not attempted"
 
@@ -62,7 +63,7 @@ class Display:
 
     def phase(self, name: str) -> None:
         """A new phase, for example `[2/4] flash-attn 2.8.3: testing`."""
-        self.progress.update(self.task, description=name, line="")
+        self.progress.reset(self.task, description=name, line="")
         if not self.live:
             self.say(name)
 
@@ -207,29 +208,30 @@ class Builder:
             (output / "job.json").write_text(json.dumps(job))
             if job["action"] == "build":
                 log.unlink(missing_ok=True)
-            stream = log.open("ab")  # appending: the follower writes to it too
+            stream = (output / ENGINE_LOG).open("wb")
         except OSError as error:
             raise BuildFailed(f"cannot write {error.filename}: {error.strerror}") from None
         environment = os.environ | {"CPU_COUNT": str(self.jobs), "TMPDIR": str(output)}
+        command = [sys.executable, "-m", "strix_forge.engine", output / "job.json"]
         with stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", "strix_forge.engine", output / "job.json"],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 env=environment,
                 start_new_session=True,
             )
-            try:
-                follower = _Follower(output, log)
-                while child.poll() is None:
-                    self.display.line(follower.advance())
-                    time.sleep(POLL_SECONDS)
-                follower.advance()
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
+        try:
+            follower = _Follower(output, log)
+            while child.poll() is None:
+                self.display.line(follower.advance())
+                time.sleep(POLL_SECONDS)
+            follower.advance()
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         if child.returncode:
             lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
             tail = "\n".join(f"  | {line}" for line in lines)
@@ -243,7 +245,7 @@ class Builder:
 
 
 class _Follower:
-    """Appends rattler-build's script log, which it writes to its work folder, to ours."""
+    """Copies the scripts' logs, then the engine's, to ours: so the closing error stands last."""
 
     def __init__(self, output: Path, log: Path) -> None:
         self.output, self.log = output, log
@@ -252,12 +254,12 @@ class _Follower:
 
     def advance(self) -> str:
         """Take over what is new; returns the last line so far."""
-        for script_log in self.output.glob("bld/*/work/conda_build.log"):
-            with script_log.open("rb") as stream:
-                stream.seek(self.offsets.get(script_log, 0))
+        for file in [*self.output.glob("bld/*/work/conda_build.log"), self.output / ENGINE_LOG]:
+            with file.open("rb") as stream:
+                stream.seek(self.offsets.get(file, 0))
                 data = stream.read()
             if data:
-                self.offsets[script_log] = self.offsets.get(script_log, 0) + len(data)
+                self.offsets[file] = self.offsets.get(file, 0) + len(data)
                 with self.log.open("ab") as out:
                     out.write(data)
                 self.last = data.decode(errors="replace").rstrip().rsplit("\n", 1)[-1]

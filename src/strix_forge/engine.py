@@ -23,13 +23,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def build(**arguments: Any) -> None:
-    """build_recipes with these arguments, without its tests.
+    """build_recipes with these arguments, without its tests, keeping its folder and so its log.
 
     It is deprecated, but its announced successor runs a staging output's script once per output;
     py-rattler-build is pinned for that reason.
     """
     warnings.simplefilter("ignore", DeprecationWarning)
-    build_recipes(**arguments, test="skip")
+    build_recipes(**arguments, test="skip", keep_build=True)
 
 
 def test(packages: list[str], channel: list[str]) -> None:
