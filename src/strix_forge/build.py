@@ -202,6 +202,8 @@ class Builder:
         Raises BuildFailed with the last lines and the path of the log.
         """
         output = Path(job.get("output_dir", self.project.staging / "test"))
+        if job["action"] == "test":  # environments that a killed run left there
+            shutil.rmtree(output, ignore_errors=True)
         try:
             output.mkdir(parents=True, exist_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
