@@ -103,7 +103,7 @@ class MiniProject:
         return {step["recipe"]: step for step in json.loads(self.forge("plan", "--json").stdout)}
 
     def to_build(self) -> set[str]:
-        return {name for name, step in self.plan().items() if step["build"]}
+        return {name for name, step in self.plan().items() if step["action"] == "build"}
 
     def packages(self) -> set[str]:
         return {file.name for file in self.channel.glob("*/*.conda")}

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from forge_store.bases import Base
 from forge_store.channel import Channel
-from forge_store.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs
+from forge_store.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs, write_text
 from forge_store.sources import SourceCache
 from strix_forge.recipes import RecipeSet, Step, sources_of
 
@@ -141,6 +141,8 @@ class Builder:
             result.state, result.detail = state, ""
         except NotAttempted as error:
             result.state, result.detail = LEFT, str(error)
+            note = not_attempted_note(self.project, result.step)
+            write_text(note, f"{result.step.digest_value}\n{error}")
         except ForgeError as error:
             self.display.say(f"{label}: {error}")
             result.state = FAILED
@@ -266,6 +268,18 @@ class _Follower:
                     out.write(data)
                 self.last = data.decode(errors="replace").rstrip().rsplit("\n", 1)[-1]
         return self.last
+
+
+def not_attempted_note(project: Project, step: Step) -> Path:
+    """The file that holds the content digest and the reason of a step that was not attempted."""
+    return project.build / "not-attempted" / step.recipe.name
+
+
+def why_not_attempted(project: Project, step: Step) -> str:
+    """Why the last run could not attempt this very content, or nothing."""
+    note = not_attempted_note(project, step)
+    digest, _, why = note.read_text().partition("\n") if note.exists() else ("", "", "")
+    return why if digest == step.digest_value else ""
 
 
 def table(results: list[Result]) -> Table:

@@ -210,23 +210,27 @@ def rebuild(
 
 @app.command()
 def plan(as_json: Json = False) -> None:
-    """The build order, and why each package would be built or skipped."""
+    """The build order, and why each package would be built or skipped.
+
+    `left` is what the last run could not attempt; the next run tries it again.
+    """
     session.quiet = as_json
     steps = session.recipes.plan(session.channel)
+    rows = []
+    for step in steps:
+        left = build.why_not_attempted(session.project, step) if step.wanted else ""
+        verb = "left" if left else "build" if step.wanted else "skip"
+        outputs = [output.dist for output in step.outputs]
+        row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
+        rows.append(row | {"outputs": outputs})
     if as_json:
-        rows = [
-            {"recipe": s.recipe.name, "build": s.wanted, "reason": s.reason}
-            | {"outputs": [output.dist for output in s.outputs]}
-            for s in steps
-        ]
         print(json.dumps(rows, indent=2))
         return
     if session.embedded and not session.embedded.is_current():
         say("embedded base: would be made first")
-    for number, step in enumerate(steps, 1):
-        for output in step.outputs:
-            verb = "build" if step.wanted else "skip "
-            say(f"{number:2} {verb} {output.dist}: {step.reason}")
+    for number, row in enumerate(rows, 1):
+        for dist in row["outputs"]:
+            say(f"{number:2} {row['action']:5} {dist}: {row['reason']}")
 
 
 @app.command()
