@@ -102,6 +102,19 @@ def test_fetched_once_then_built_without_the_host(
     assert len(private.packages()) == 1
 
 
+def test_all_sources_come_before_the_first_build(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """The first build takes the second one's source away; that is fetched already."""
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+    script = f'rm {path}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/a"\n'
+    private.recipe("alpha", script=script)
+    url = f"{upstream.url}/demo-1.0.tar.gz"
+    private.recipe("beta", run=["alpha"], source=source(url, sha256), script=READ)
+    private.forge("build-all", "--strict")
+    assert not path.exists() and len(private.packages()) == 2
+
+
 def test_interrupted_download_goes_on(
     private: MiniProject, upstream: http.server.ThreadingHTTPServer
 ) -> None:

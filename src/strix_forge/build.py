@@ -97,15 +97,17 @@ class Builder:
         self.project, self.base, self.display = project, base, display
         self.channel, self.sources = Channel(project.channel), SourceCache(project)
         self.package_format, self.jobs = package_format, max_jobs()
+        self.unfetched: dict[str, ForgeError] = {}
 
     def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
-        """Build the wanted among `steps`, in order.
+        """Fetch all sources of the wanted among `steps`, then build these in order.
 
         A recipe whose dependency did not come to be is not attempted. After a failure the rest is
         not attempted either, unless `keep_going`.
         """
         results: dict[str, Result] = {}
         wanted = [step for step in steps if step.wanted]
+        self.unfetched = self._fetch(wanted)
         stopped = ""
         for step in steps:
             name = step.recipe.name
@@ -149,15 +151,16 @@ class Builder:
         result.seconds = time.monotonic() - start
 
     def _build(self, step: Step, label: str) -> None:
+        if step.recipe.name in self.unfetched:
+            raise self.unfetched[step.recipe.name]
         output = self.project.staging / step.recipe.name
         log = self.project.logs / f"{step.recipe.name}.log"
         expected = {output / out.subdir / out.file_name for out in step.outputs}
         # Names are content: what an earlier run built to the end only has to be tested.
         whole = output / f"whole-{self.package_format}"
         if not (whole.exists() and all(path.exists() for path in expected)):
-            self.display.phase(f"{label}: fetching sources ({step.reason})")
-            self._fetch(step, output / "src_cache")
-            self.display.phase(f"{label}: building")
+            self.display.phase(f"{label}: building ({step.reason})")
+            self._prefill(step, output / "src_cache")
             job = {
                 "action": "build",
                 "recipes": [str(step.recipe.path)],
@@ -176,13 +179,23 @@ class Builder:
         self.channel.add(sorted(expected), step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
-    def _fetch(self, step: Step, folder: Path) -> None:
-        sources = sources_of(step.recipe)
-        for source in sources:
-            self.sources.fetch(source, self.display.download)
+    def _fetch(self, steps: list[Step]) -> dict[str, ForgeError]:
+        """Bring all sources first, so that no build waits for a host; returns what failed."""
+        failed: dict[str, ForgeError] = {}
+        for step in steps:
+            try:
+                for source in sources_of(step.recipe):
+                    if not self.sources.path(source).exists():
+                        self.display.phase(f"fetching {source.origin}")
+                    self.sources.fetch(source, self.display.download)
+            except ForgeError as error:
+                failed[step.recipe.name] = error
+        return failed
+
+    def _prefill(self, step: Step, folder: Path) -> None:
         shutil.rmtree(folder.parent, ignore_errors=True)
         try:
-            for source in sources:
+            for source in sources_of(step.recipe):
                 self.sources.prefill(source, folder)
         except OSError as error:
             raise BuildFailed(f"cannot unpack into {folder}: {error.strerror}") from None
