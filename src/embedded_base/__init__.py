@@ -84,6 +84,12 @@ class EmbeddedBase:
         """
         if self.is_current():
             return
+        lacking = [name for name in ("gcc", "g++") if shutil.which(name) is None]
+        if lacking:
+            raise NotAttempted(
+                f"the embedded base needs {' and '.join(lacking)}, also for triton at run time; "
+                "on Debian: apt-get install g++"
+            )
         wheels = self._resolve(say)
         cache = SourceCache(self.project)
         for wheel in wheels.values():

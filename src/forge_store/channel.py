@@ -61,6 +61,14 @@ class Record(Output):
     size: int
 
 
+class DamagedIndex(ForgeError):
+    """A repodata.json that cannot be read. Nothing is lost: the packages hold all of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged; ./forge build-all writes it anew")
+        self.path = path
+
+
 class Channel:
     """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
 
@@ -78,7 +86,7 @@ class Channel:
         try:
             packages = json.loads(path.read_bytes())["packages.conda"]
         except (ValueError, KeyError):
-            raise ForgeError(f"{path} is damaged: delete it and run the command again") from None
+            raise DamagedIndex(path) from None
         fields = ("name", "version", "build", "subdir", "sha256", "size")
         for file_name, data in packages.items():
             record = Record(*(data[field] for field in fields))
@@ -96,15 +104,25 @@ class Channel:
         """Make the index name exactly the files that are there.
 
         A build killed between placing a package and indexing it leaves a file that the index does
-        not know; somebody deleting a package leaves the opposite. Both end here.
+        not know, one killed while indexing may leave half an index, and somebody deleting a
+        package leaves an entry without a file. All of it ends here.
         """
         for partial in self.folder.glob("*/.partial-*"):
             partial.unlink()
-        indexed = {(r.subdir, r.file_name) for r in self.records()}
+        indexed = set()
+        for subdir in SUBDIRS:
+            try:
+                indexed |= {(record.subdir, record.file_name) for record in self._subdir(subdir)}
+            except DamagedIndex as error:
+                error.path.unlink()
         files = self.folder.glob("*/*.conda")
         present = {(file.parent.name, file.name) for file in files}
-        if indexed != present or not (self.folder / "noarch" / "repodata.json").exists():
+        if indexed != present or not self.is_indexed():
             self.index()
+
+    def is_indexed(self) -> bool:
+        """Whether solvers can read the folder; they refuse a channel without these files."""
+        return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
 
     def require_base(self, tag: str) -> None:
         """Raise ForgeError for packages of another base: the solver would mix the two."""
@@ -116,7 +134,7 @@ class Channel:
                 )
 
     def index(self) -> None:
-        """Write repodata.json of both subdirs, atomically per file, keeping known entries."""
+        """Write repodata.json of both subdirs, keeping known entries."""
         for subdir in SUBDIRS:
             (self.folder / subdir).mkdir(parents=True, exist_ok=True)
         try:

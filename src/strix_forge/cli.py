@@ -308,7 +308,9 @@ def lock(stack: str) -> None:
     On the embedded base a package of ours that was not built is left out, and named.
     """
     chosen = session.stack(stack)
-    session.channel.reconcile()
+    if not session.channel.is_indexed():
+        with session.project.lock():
+            session.channel.reconcile()
     built = {record.name for record in session.channel.records()}
     unbuilt = set(session.recipes.owner) - built if session.embedded else set()
     counts, left_out = chosen.lock(unbuilt.__contains__)
