@@ -50,14 +50,12 @@ def test_build_all_leaves_the_packages(built: str) -> None:
 
 def test_comment_in_flash_attn_touches_it_alone(built: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    leave = shutil.ignore_patterns("build", ".git", ".pixi", "__pycache__", ".lock")
-    shutil.copytree(CHECKOUT, clone, ignore=leave, copy_function=os.link)
+    # the plan reads the index, not the packages
+    leave = shutil.ignore_patterns("build", ".git", ".pixi", "__pycache__", ".lock", "*.conda")
+    shutil.copytree(CHECKOUT, clone, ignore=leave)
     (clone / "build").symlink_to(CHECKOUT / "build")
     script = clone / "recipes" / "flash-attn" / "build.sh"
-    text = script.read_text()
-    script.unlink()  # it is a hard link
-    script.write_text(text + "# a comment\n")
-    script.chmod((CHECKOUT / "recipes" / "flash-attn" / "build.sh").stat().st_mode)
+    script.write_text(script.read_text() + "# a comment\n")
     plan = json.loads(forge("plan", "--json", root=clone))
     before = json.loads(forge("plan", "--json"))
     changed = [new["recipe"] for new, old in zip(plan, before, strict=True) if new != old]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,20 @@ def test_variants_have_reasons() -> None:
     assert keys
     for index in keys:
         assert lines[index - 1].startswith("# "), f"{lines[index]} has no reason above it"
+
+
+def test_versions_agree(recipes: RecipeSet) -> None:
+    """What a reader and a stack are told is what the recipes and variants.yaml say."""
+    readme = (CHECKOUT / "README.md").read_text()
+    for name, recipe in recipes.recipes.items():
+        assert f"| {name} | {recipe.version} |" in readme
+    pins = {key: recipes.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
+    assert recipes.recipes["triton"].version == pins["triton"]
+    stack = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())["dependencies"]
+    assert pins["pytorch"].startswith(stack["pytorch"].removesuffix("*"))
+    assert stack["triton"] == f"{pins['triton']}.*"
+    assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"
+    assert stack["flash-attn"] == f"{recipes.recipes['flash-attn'].version}.*"
 
 
 def lint(path: Path, text: str) -> list[str]:

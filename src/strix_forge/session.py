@@ -18,7 +18,7 @@ from pixi_workspace import Workspace
 from strix_forge.build import Builder, Display
 from strix_forge.recipes import RecipeSet
 
-# zstd level 3 for local work; level 19 makes a release a third smaller and takes ten times as long
+# a low zstd level for local work; a release pays the time for a high one
 LOCAL_FORMAT = "conda:3"
 
 out, err = Console(soft_wrap=True), Console(soft_wrap=True, stderr=True)
@@ -87,7 +87,7 @@ class Session:
         if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
             raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
         builder = Builder(self.project, self.base, Display(out), package_format)
-        if self.embedded and not self.embedded.is_current():
+        if self.embedded:
             with builder.display as display:
                 self.embedded.make(display.say, display.download, builder.run_job)
         return builder
