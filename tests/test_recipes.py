@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every recipe of this repository on both bases, and every patch on the real source."""
+"""Every recipe of this repository on both bases."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT
 
 from forge_store import bases
 from forge_store.channel import CONTENT_HASH
-from forge_store.project import NotAttempted, Project
-from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache, unpack
+from forge_store.project import Project
+from forge_store.sources import PYPI_SOURCES, PYPI_URL
 from strix_forge.recipes import RecipeSet, sources_of
 
 os.environ[PYPI_SOURCES] = PYPI_URL
 PROJECT = Project.at(CHECKOUT)
 RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
-PATCHES = sorted(CHECKOUT.glob("patches/*/*.patch"))
-STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
-TRAILERS = ("Upstream-Status", "Applies-To", "Remove-When", "Verified", "Last-Update")
 
 
 @pytest.fixture(scope="module", params=["conda-forge", "embedded"])
@@ -81,75 +76,3 @@ def test_versions_agree(recipes: RecipeSet) -> None:
     assert stack["triton"] == f"{pins['triton']}.*"
     assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"
     assert stack["flash-attn"] == f"{recipes.recipes['flash-attn'].version}.*"
-
-
-def lint(path: Path, text: str) -> list[str]:
-    """What is wrong with the head of a patch file."""
-    head, _, diff = text.partition("\n---\n")
-    found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", head, re.M))
-    wrong = [f"no {name}" for name in ("From", "Date", "Subject", *TRAILERS) if name not in found]
-    if not re.match(r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n", text):
-        wrong.append("not in git format-patch form")
-    if not found.get("Subject", "").startswith("[PATCH] "):
-        wrong.append("the subject does not start with [PATCH]")
-    if found.get("Upstream-Status", "").split(" ")[0] not in STATUSES:
-        wrong.append(f"Upstream-Status is not one of {STATUSES}")
-    if not found.get("Applies-To", "").startswith(f"{path.parent.name} "):
-        wrong.append("Applies-To is not PACKAGE VERSION")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", found.get("Last-Update", "")):
-        wrong.append("Last-Update is no date")
-    if not re.match(r"\d{4}-[a-z0-9-]+\.patch$", path.name):
-        wrong.append("the file name is not NNNN-subject.patch")
-    body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
-    if len(body.split()) < 15:
-        wrong.append("the body does not say why")
-    if not diff.strip():
-        wrong.append("no diff")
-    return wrong
-
-
-@pytest.mark.parametrize("path", PATCHES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_patch_head(path: Path) -> None:
-    assert lint(path, path.read_text()) == []
-
-
-@pytest.mark.parametrize("trailer", [*TRAILERS, "Subject", "Date"])
-def test_lint_sees_a_missing_line(trailer: str) -> None:
-    text = re.sub(rf"^{trailer}: .*\n", "", PATCHES[0].read_text(), flags=re.M)
-    assert f"no {trailer}" in lint(PATCHES[0], text)
-
-
-def test_lint_sees_a_bad_value() -> None:
-    text = PATCHES[0].read_text().replace("Upstream-Status: ", "Upstream-Status: Maybe ")
-    assert any("Upstream-Status" in line for line in lint(PATCHES[0], text))
-    assert any("NNNN" in line for line in lint(PATCHES[0].with_name("x.patch"), text))
-
-
-@pytest.mark.parametrize("package", sorted({path.parent.name for path in PATCHES}))
-def test_patches_are_used_and_numbered(package: str) -> None:
-    recipe = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge")).recipes[package]
-    named = [p for source in recipe.sources for p in source.get("patches", [])]
-    files = [path for path in PATCHES if path.parent.name == package]
-    assert [Path(p).name for p in named] == [path.name for path in files]
-    assert [path.name[:4] for path in files] == [f"{n:04}" for n in range(1, len(files) + 1)]
-    version = f"Applies-To: {package} {recipe.version}\n"
-    assert all(version in path.read_text() for path in files)
-
-
-@pytest.mark.parametrize("package", sorted({path.parent.name for path in PATCHES}))
-def test_patches_apply_without_fuzz(package: str, tmp_path: Path) -> None:
-    """rattler-build takes fuzz 2 in silence; `git apply` takes none."""
-    recipe = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge")).recipes[package]
-    (source,) = sources_of(recipe)
-    try:
-        archive = SourceCache(PROJECT).fetch(source, lambda *_: None)
-    except NotAttempted as error:
-        pytest.skip(f"not attempted: {error}")
-    tree = tmp_path / "tree"
-    unpack(archive, tree)
-    subprocess.run(["git", "init", "-q", tree], check=True)
-    for path in (path for path in PATCHES if path.parent.name == package):
-        done = subprocess.run(
-            ["git", "-C", tree, "apply", "-p1", path], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{path.name}: {done.stderr}"

@@ -25,6 +25,8 @@ from urllib.parse import unquote, urlsplit
 from installer.sources import WheelFile
 from packageurl import PackageURL
 from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rattler_build import assemble_package
 
@@ -68,6 +70,12 @@ class EmbeddedBase:
         """What pip resolves, with the pins of variants.yaml filled in."""
         values = {key: values[0] for key, values in self.base.variants.items() if values}
         return Template((self.recipe / "requirements.in").read_text()).substitute(values)
+
+    def names(self) -> frozenset[str]:
+        """The packages that its requirements name: what no recipe has to build on this base."""
+        lines = [line for line in self.requirements.splitlines() if not line.startswith("#")]
+        found = [canonicalize_name(Requirement(line).name) for line in lines if line.strip()]
+        return frozenset(CONDA_NAMES.get(name, name) for name in found)
 
     @property
     def note(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -78,14 +79,28 @@ def choose(name: BaseName) -> tuple[str, str]:
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
-            return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
+            return (BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)")
     except OSError as error:
         why = getattr(error, "reason", error)
-        return BaseName.EMBEDDED.value, f"base: embedded (conda-forge does not answer: {why})"
+        return (BaseName.EMBEDDED.value, f"base: embedded (conda-forge does not answer: {why})")
 
 
-def load(project: Project, name: str) -> Base:
-    """The base `name` with its variants. Raises ForgeError if a variants file is not readable."""
+def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
+    """`KEY=VALUE` words as variant values. Raises ForgeError for another form."""
+    values: dict[str, list[str]] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise ForgeError(f"--variant {pair!r} is not KEY=VALUE")
+        values.setdefault(key, []).append(value)
+    return values
+
+
+def load(project: Project, name: str, wanted: Mapping[str, list[str]] | None = None) -> Base:
+    """The base `name` with its variants; `wanted` values replace those of the files.
+
+    Raises ForgeError if a variants file is not readable or `wanted` has a key that none has.
+    """
     files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
     embedded = name == BaseName.EMBEDDED.value
     tag = HOST_BOUND if embedded else ""
@@ -101,6 +116,10 @@ def load(project: Project, name: str) -> Base:
         variants = VariantConfig.from_files([str(file) for file in files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(map(str, files))} is not readable: {error}") from None
+    unknown = set(wanted or {}) - set(variants)
+    if unknown:
+        raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
+    overrides |= wanted or {}
     return Base(
         name=name,
         channel=folder.as_uri() if folder else CONDA_FORGE,

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUBDIRS = ("linux-64", "noarch")
+# Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
+# that a killed build of hours goes on. Empty where there is none.
+FORGE_CACHE = "FORGE_CACHE"
 GIB_PER_JOB = 2.0  # one C++ or HIP compiler process of PyTorch's size at its peak
 COPY_CHUNK = 1 << 20
 
@@ -63,6 +66,10 @@ class Project:
     @property
     def staging(self) -> Path:
         return self.build / "staging"
+
+    @property
+    def cache(self) -> Path:
+        return self.build / "cache"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

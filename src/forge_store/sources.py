@@ -14,7 +14,7 @@ import logging
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from packaging.utils import parse_wheel_filename
 from pip._internal.cli import cmdoptions
 from pip._internal.commands.download import DownloadCommand
 
-from forge_store.project import ForgeError, NotAttempted, Project, sha256_file
+from forge_store.project import ForgeError, NotAttempted, Project, sha256_file, write_text
 
 # pip warns of every configured wheel folder that lacks a project; that is no news here
 logging.getLogger("pip").setLevel(logging.ERROR)
@@ -42,11 +42,15 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Source:
-    """One file that a recipe names. `purl` is set for a file of PyPI."""
+    """One file that a recipe names. `purl` is set for a file of PyPI.
+
+    `mirrors` are further URLs of the same bytes, tried in turn.
+    """
 
     url: str
     sha256: str
     purl: PackageURL | None
+    mirrors: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -69,23 +73,26 @@ class SourceCache:
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Bring one source into the cache, going on where an interrupted download ended.
 
-        Raises NotAttempted when it cannot be reached, ForgeError when its sha256 is not the
-        recipe's.
+        Raises NotAttempted when no URL of it can be reached, ForgeError when its sha256 is not
+        the recipe's.
         """
         path = self.path(source)
         if path.exists():
             return path
         partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with _pip_session(source) as (session, url):
-                _download(session, url, partial, progress)
-        except NotAttempted as error:
-            raise NotAttempted(
-                f"{source.origin} cannot be reached ({error}). Download it on another machine "
-                f"and run: forge sources add FILE (sha256 {source.sha256})"
-            ) from None
-        return self._accept(partial, source)
+        reasons = []
+        for url in (source.url, *source.mirrors):
+            try:
+                with _pip_session(replace(source, url=url)) as (session, address):
+                    _download(session, address, partial, progress)
+                return self._accept(partial, source)
+            except NotAttempted as error:
+                reasons.append(f"{url}: {error}" if source.mirrors else str(error))
+        raise NotAttempted(
+            f"{source.origin} cannot be reached ({'; '.join(reasons)}). Download it on another "
+            f"machine and run: forge sources add FILE (sha256 {source.sha256})"
+        )
 
     def add(self, file: Path, known: list[Source]) -> Source:
         """Take a file that somebody brought by hand. Raises ForgeError if no recipe wants it."""
@@ -93,12 +100,42 @@ class SourceCache:
         for source in known:
             if source.sha256 == found:
                 path = self.path(source)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial = path.with_name(path.name + ".partial")
-                shutil.copyfile(file, partial)
-                self._accept(partial, source)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    partial = path.with_name(path.name + ".partial")
+                    shutil.copyfile(file, partial)
+                    self._accept(partial, source)
                 return source
-        raise ForgeError(f"{file} has sha256 {found}, which no recipe names")
+        named = [source.sha256 for source in known if source.file_name == file.name]
+        wanted = f"; a recipe wants a {file.name} with sha256 {named[0]}" if named else ""
+        raise ForgeError(f"{file} has sha256 {found}, which no recipe names{wanted}")
+
+    def state(self, source: Source) -> str:
+        """`absent`, `partial`, `whole`, or `changed` when its bytes are no longer the recipe's."""
+        path = self.path(source)
+        if not path.exists():
+            return "partial" if path.with_name(path.name + ".partial").exists() else "absent"
+        return "whole" if sha256_file(path) == source.sha256 else "changed"
+
+    def export(self, sources: list[Source], folder: Path) -> int:
+        """Copy the cached of `sources` to FOLDER/SHA256/FILE, with a SHA256SUMS for sha256sum -c.
+
+        Returns how many; raises ForgeError for a file whose bytes were changed in the cache.
+        """
+        present = [source for source in sources if self.path(source).exists()]
+        lines = []
+        for source in present:
+            path, name = self.path(source), f"{source.sha256}/{source.file_name}"
+            if self.state(source) != "whole":
+                raise ForgeError(f"{path} was changed since it was fetched; delete it, fetch again")
+            if not (folder / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                temporary = folder / f"{name}.partial"
+                shutil.copyfile(path, temporary)
+                temporary.replace(folder / name)
+            lines.append(f"{source.sha256}  {name}")
+        write_text(folder / "SHA256SUMS", "".join(f"{line}\n" for line in sorted(set(lines))))
+        return len(present)
 
     def _accept(self, partial: Path, source: Source) -> Path:
         found = sha256_file(partial)

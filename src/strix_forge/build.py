@@ -25,7 +25,15 @@ from rich.table import Table
 
 from forge_store.bases import Base
 from forge_store.channel import Channel
-from forge_store.project import BuildFailed, ForgeError, NotAttempted, Project, max_jobs, write_text
+from forge_store.project import (
+    FORGE_CACHE,
+    BuildFailed,
+    ForgeError,
+    NotAttempted,
+    Project,
+    max_jobs,
+    write_text,
+)
 from forge_store.sources import SourceCache
 from strix_forge.recipes import RecipeSet, Step, sources_of
 
@@ -107,7 +115,13 @@ class Builder:
         """
         results: dict[str, Result] = {}
         wanted = [step for step in steps if step.wanted]
-        self.unfetched = self._fetch(wanted)
+        self.unfetched = {
+            step.recipe.name: NotAttempted(lacks)
+            for step in wanted
+            if (lacks := base_lacks(recipes, step.recipe.name))
+        }
+        hopeless = recipes.dependents(set(self.unfetched))
+        self.unfetched |= self._fetch([s for s in wanted if s.recipe.name not in hopeless])
         stopped = ""
         for step in steps:
             name = step.recipe.name
@@ -228,7 +242,11 @@ class Builder:
             stream = (output / ENGINE_LOG).open("wb")
         except OSError as error:
             raise BuildFailed(f"cannot write {error.filename}: {error.strerror}") from None
-        environment = os.environ | {"CPU_COUNT": str(self.jobs), "TMPDIR": str(output)}
+        environment = os.environ | {
+            "CPU_COUNT": str(self.jobs),
+            "TMPDIR": str(output),
+            FORGE_CACHE: str(self.project.cache),
+        }
         command = [sys.executable, "-m", "strix_forge.engine", output / "job.json"]
         with stream:
             child = subprocess.Popen(
@@ -288,8 +306,18 @@ def not_attempted_note(project: Project, step: Step) -> Path:
     return project.build / "not-attempted" / step.recipe.name
 
 
-def why_not_attempted(project: Project, step: Step) -> str:
-    """Why the last run could not attempt this very content, or nothing."""
+def base_lacks(recipes: RecipeSet, name: str) -> str:
+    """One line about what a recipe needs and the base does not have, or nothing."""
+    lacking = recipes.lacking(name)
+    return f"the {recipes.base.name} base has no {', '.join(lacking)}" if lacking else ""
+
+
+def why_not_attempted(project: Project, recipes: RecipeSet, step: Step) -> str:
+    """Why the last run could not attempt this very content, or this base cannot; or nothing."""
+    if not step.wanted:
+        return ""
+    if lacks := base_lacks(recipes, step.recipe.name):
+        return lacks
     note = not_attempted_note(project, step)
     digest, _, why = note.read_text().partition("\n") if note.exists() else ("", "", "")
     return why if digest == step.digest_value else ""

@@ -20,19 +20,20 @@ import typer
 
 from forge_store.bases import BaseName
 from forge_store.channel import Record
-from forge_store.project import ForgeError, NotAttempted, sha256_file
-from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache
+from forge_store.project import ForgeError, sha256_file
+from forge_store.sources import PYPI_SOURCES, PYPI_URL
 from strix_forge import build
-from strix_forge.build import FAILED, LEFT, Display, Result
+from strix_forge.build import FAILED, LEFT, Result
 from strix_forge.recipes import Step, sources_of
-from strix_forge.session import LOCAL_FORMAT, Session, err, out, say
+from strix_forge.session import LOCAL_FORMAT, err, out, say, session
+from strix_forge.upkeep import patches_app, sources_app
 
 INTERRUPTED = 130
-GLOBAL_OPTIONS = ("--base", "--output")
+GLOBAL_OPTIONS = ("--base", "--output", "--variant")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
 app.add_typer(sources_app, name="sources")
+app.add_typer(patches_app, name="patches")
 
 Packages = Annotated[list[str], typer.Argument(help="Recipe names.")]
 Maybe = Annotated[list[str] | None, typer.Argument(help="Recipe names (default: all).")]
@@ -44,20 +45,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Environment = Annotated[str, typer.Option("--environment", "-e", help="Environment of the stack.")]
 
 
-session = Session()
-
-
 @app.callback()
 def options(
     base: Annotated[BaseName, typer.Option(envvar="FORGE_BASE", help="Build on.")] = BaseName.AUTO,
     output: Annotated[Path | None, typer.Option(help="Channel folder [channel/].")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE instead of what variants.yaml says.")
+    ] = None,
     root: Annotated[Path, typer.Option(envvar="FORGE_ROOT", hidden=True)] = Path(),
 ) -> None:
     """Build, lock, install and check the strix-forge packages.
 
-    --base and --output may stand before or after the command.
+    --base, --output and --variant may stand before or after the command.
     """
     session.root, session.wanted_base, session.output = root, base, output
+    session.variants = variant or []
 
 
 def run_build(
@@ -135,17 +137,20 @@ def rebuild(
 def plan(as_json: Json = False) -> None:
     """The build order, and why each package would be built or skipped.
 
-    `left` is what the last run could not attempt; the next run tries it again.
+    `left` is what the last run could not attempt, or what the base cannot give; the next run
+    tries it again.
     """
     session.quiet = as_json
     steps = session.recipes.plan(session.channel)
     rows = []
     for step in steps:
-        left = build.why_not_attempted(session.project, step) if step.wanted else ""
+        left = build.why_not_attempted(session.project, session.recipes, step)
         verb = "left" if left else "build" if step.wanted else "skip"
-        outputs = [output.dist for output in step.outputs]
         row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
-        rows.append(row | {"outputs": outputs})
+        row |= {"version": step.recipe.version, "outputs": [o.dist for o in step.outputs]}
+        row |= {"requirements": step.recipe.requirements}
+        row["sources"] = [{"origin": s.origin, "sha256": s.sha256} for s in sources_of(step.recipe)]
+        rows.append(row)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -154,6 +159,8 @@ def plan(as_json: Json = False) -> None:
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
             say(f"{number:2} {row['action']:5} {dist}: {row['reason']}")
+    for name in session.recipes.given:
+        say(f"   given {name}: the {session.base.name} base has it")
 
 
 @app.command()
@@ -197,31 +204,6 @@ def test_packages(packages: Maybe = None) -> None:
             results = builder.test_packages(steps)
     lenient = packages is None and session.base.folder is not None
     raise typer.Exit(report(results, wanted, lenient))
-
-
-@sources_app.command("fetch")
-def sources_fetch(packages: Maybe = None) -> None:
-    """Bring the sources of recipes into the cache, so that they can be built offline."""
-    cache, code = SourceCache(session.project), 0
-    with Display(out) as display:
-        for name in sorted(session.known(packages)):
-            for source in sources_of(session.recipes.recipes[name]):
-                try:
-                    display.say(f"{name}: {cache.fetch(source, display.download)}")
-                except NotAttempted as error:
-                    err.print(f"{name}: {error}", highlight=False, markup=False)
-                    code = error.exit_code
-    raise typer.Exit(code)
-
-
-@sources_app.command("add")
-def sources_add(
-    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
-) -> None:
-    """Take files that were downloaded elsewhere into the cache; their sha256 says what they are."""
-    known = [s for recipe in session.recipes.recipes.values() for s in sources_of(recipe)]
-    for file in files:
-        say(f"{file} is {SourceCache(session.project).add(file, known).origin}")
 
 
 @app.command()

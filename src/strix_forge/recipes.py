@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,14 @@ REQUIREMENT_KINDS = ("build", "host", "run")
 class Recipe:
     """One recipe folder, rendered for a base.
 
-    `needs` are the package names it builds or runs against, `tests_need` those that only its tests
-    install. `sources` are rendered source mappings, `extra` the recipe's own `extra` section.
+    `requirements` are its specs by kind, `needs` the names in them, `tests_need` names that only
+    its tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
     """
 
     name: str
     path: Path
     version: str
+    requirements: dict[str, list[str]]
     needs: set[str]
     tests_need: set[str]
     sources: list[dict[str, Any]]
@@ -72,14 +73,17 @@ class Step:
 class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
 
+    A recipe of a name that the base has by itself is left out and listed in `given`.
     Raises ForgeError for an unreadable recipe, a missing patch or a dependency cycle.
     """
 
-    def __init__(self, project: Project, base: Base) -> None:
+    def __init__(self, project: Project, base: Base, names: Set[str] = frozenset()) -> None:
         self.project, self.base = project, base
         paths = sorted((project.root / "recipes").glob("*/recipe.yaml"))
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
+        self.given = [path.parent.name for path in paths if path.parent.name in names]
+        paths = [path for path in paths if path.parent.name not in names]
         found = {path.parent.name: self._read(path) for path in paths}
         self.owner = {out: name for name, r in found.items() for out in r.output_names}
         self.recipes = found
@@ -108,13 +112,14 @@ class RecipeSet:
         variants = [rendered["recipe"] for rendered in self.render(path, "none")]
         if not variants:
             raise ForgeError(f"{path} yields no package on the {self.base.name} base")
-        needs, tests_need = set(), set()
+        requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
+        tests_need = set()
         sources: list[dict[str, Any]] = []
         for data in variants:
             for section in [data, *data.get("staging_caches", [])]:
-                requirements = section.get("requirements", {})
-                for kind in REQUIREMENT_KINDS:
-                    needs |= {_name(spec) for spec in requirements.get(kind, [])}
+                for kind, specs in requirements.items():
+                    new = [_text(spec) for spec in section.get("requirements", {}).get(kind, [])]
+                    specs += [spec for spec in new if spec not in specs]
                 sources += [s for s in section.get("source", []) if s not in sources]
             for test in data.get("tests", []):
                 wanted = test.get("requirements", {})
@@ -135,7 +140,8 @@ class RecipeSet:
             name=path.parent.name,
             path=path,
             version=str(variants[0]["package"]["version"]),
-            needs=needs - names,
+            requirements=requirements,
+            needs={_name(spec) for specs in requirements.values() for spec in specs} - names,
             tests_need=tests_need - names,
             sources=sources,
             extra=variants[0].get("extra", {}),
@@ -213,6 +219,17 @@ class RecipeSet:
         recipe = self.recipes[name]
         return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
 
+    def lacking(self, name: str) -> list[str]:
+        """What one recipe needs and neither a recipe nor a base on this machine gives.
+
+        Nothing for conda-forge, whose packages are the solver's business.
+        """
+        there, recipe = self.base.dists(), self.recipes[name]
+        if not there:
+            return []
+        needed = recipe.needs | recipe.tests_need
+        return sorted(n for n in needed - self.owner.keys() - there.keys() if n[:2] != "__")
+
     def dependencies(self, names: set[str]) -> set[str]:
         """`names` and every recipe that they build, run or are tested with, transitively."""
         result = set(names)
@@ -262,11 +279,16 @@ def _difference(before: dict[str, str] | None, now: dict[str, str]) -> str:
     return f"other {', '.join(sorted(gained))}" if gained else "variant values changed"
 
 
-def _name(spec: Any) -> str:
-    """The package name of a rendered requirement (a match spec or a pin mapping)."""
+def _text(spec: Any) -> str:
+    """A rendered requirement as a match spec: a pin mapping becomes the name that it pins."""
     if isinstance(spec, dict):
         inner = next(iter(spec.values()))
         return inner["name"] if isinstance(inner, dict) else str(inner)
+    return spec
+
+
+def _name(spec: str) -> str:
+    """The package name of a match spec."""
     return re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0].rsplit("::", 1)[-1]
 
 
@@ -276,20 +298,22 @@ def _patch_files(recipe: Path, sources: list[dict[str, Any]]) -> list[Path]:
 
 def sources_of(recipe: Recipe) -> list[Source]:
     """The files that a recipe needs. Raises ForgeError for one without sha256 or package URL."""
+    return [source_of(recipe, data) for data in recipe.sources if "path" not in data]
+
+
+def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
+    """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
+    if "url" not in data or "sha256" not in data:
+        raise ForgeError(
+            f"{recipe.path}: a source needs url and sha256 (for a git repository: the archive of "
+            f"one commit), found {data}"
+        )
+    url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
     purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
     by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
-    result = []
-    for data in recipe.sources:
-        if "path" in data:
-            continue
-        url = data.get("url")
-        if not isinstance(url, str) or "sha256" not in data:
-            raise ForgeError(f"{recipe.path}: a source needs one url and a sha256, found {data}")
-        source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]))
-        if url.startswith(PYPI_URL) and source.purl is None:
-            raise ForgeError(
-                f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} "
-                "to extra.purls"
-            )
-        result.append(source)
-    return result
+    source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]), tuple(mirrors))
+    if url.startswith(PYPI_URL) and source.purl is None:
+        raise ForgeError(
+            f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} to extra.purls"
+        )
+    return source

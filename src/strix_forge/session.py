@@ -34,6 +34,7 @@ class Session:
     root = Path()
     wanted_base = BaseName.AUTO
     output: Path | None = None
+    variants: tuple[str, ...] | list[str] = ()
     quiet = False
 
     @cached_property
@@ -46,11 +47,12 @@ class Session:
         name, line = bases.choose(self.wanted_base)
         if not self.quiet:
             say(line)
-        return bases.load(project, name)
+        return bases.load(project, name, bases.parse_overrides(self.variants))
 
     @cached_property
     def recipes(self) -> RecipeSet:
-        return RecipeSet(self.project, self.base)
+        given = self.embedded.names() if self.embedded else frozenset()
+        return RecipeSet(self.project, self.base, given)
 
     @cached_property
     def channel(self) -> Channel:
@@ -91,3 +93,6 @@ class Session:
             with builder.display as display:
                 self.embedded.make(display.say, display.download, builder.run_job)
         return builder
+
+
+session = Session()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The commands that look after sources and patches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forge_store.project import ForgeError, NotAttempted
+from forge_store.sources import Source, SourceCache
+from strix_forge import patches
+from strix_forge.build import Display
+from strix_forge.recipes import sources_of
+from strix_forge.session import err, out, say, session
+
+sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
+patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help=True)
+
+Maybe = Annotated[list[str] | None, typer.Argument(help="Recipe names (default: all).")]
+Folder = Annotated[Path, typer.Argument(help="Folder of exported sources.")]
+
+
+def named(packages: list[str] | None) -> dict[str, list[Source]]:
+    """The sources of the named recipes (default: all), in build order."""
+    wanted = session.known(packages)
+    found = {name: r for name, r in session.recipes.recipes.items() if name in wanted}
+    return {name: sources_of(recipe) for name, recipe in found.items()}
+
+
+def known() -> list[Source]:
+    return [source for sources in named(None).values() for source in sources]
+
+
+def complain(text: object) -> None:
+    err.print(str(text), highlight=False, markup=False)
+
+
+@sources_app.command("fetch")
+def fetch(packages: Maybe = None) -> None:
+    """Bring the sources of recipes into the cache, so that they can be built offline."""
+    cache, code = SourceCache(session.project), 0
+    with Display(out) as display:
+        for name, sources in named(packages).items():
+            for source in sources:
+                try:
+                    display.say(f"{name}: {cache.fetch(source, display.download)}")
+                except NotAttempted as error:
+                    complain(f"{name}: {error}")
+                    code = error.exit_code
+    raise typer.Exit(code)
+
+
+@sources_app.command("add")
+def add(files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)]) -> None:
+    """Take files that were downloaded elsewhere into the cache; their sha256 says what they are."""
+    for file in files:
+        say(f"{file} is {SourceCache(session.project).add(file, known()).origin}")
+
+
+@sources_app.command("list")
+def list_sources(packages: Maybe = None) -> None:
+    """Every source with its sha256, and whether the cache holds it: absent, partial or whole."""
+    cache = SourceCache(session.project)
+    for name, sources in named(packages).items():
+        for source in sources:
+            say(f"{name}: {cache.state(source)}: {source.origin} sha256 {source.sha256}")
+
+
+@sources_app.command("verify")
+def verify(packages: Maybe = None) -> None:
+    """Hash what the cache holds again. Exit 1 for a changed file, 3 for an absent one."""
+    cache, states = SourceCache(session.project), set()
+    for name, sources in named(packages).items():
+        for source in sources:
+            state = cache.state(source)
+            states.add(state)
+            say(f"{name}: {state}: {cache.path(source)}")
+    raise typer.Exit(1 if "changed" in states else 3 if states - {"whole"} else 0)
+
+
+@sources_app.command("export")
+def export(folder: Folder, packages: Maybe = None) -> None:
+    """Copy what the cache holds to a folder, for a machine without the network.
+
+    `sha256sum -c SHA256SUMS` checks the folder; `forge sources import` reads it.
+    """
+    sources = [source for sources in named(packages).values() for source in sources]
+    count = SourceCache(session.project).export(sources, folder)
+    say(f"{count} of {len(sources)} sources in {folder}; the others are not in the cache")
+
+
+@sources_app.command("import")
+def import_folder(folder: Folder) -> None:
+    """Take an exported folder into the cache. A file of other bytes is refused, the rest taken."""
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "SHA256SUMS"]
+    if not files:
+        raise ForgeError(f"{folder} holds no exported sources")
+    cache, wanted, code = SourceCache(session.project), known(), 0
+    for file in files:
+        try:
+            say(f"{file} is {cache.add(file, wanted).origin}")
+        except ForgeError as error:
+            complain(f"refused: {error}")
+            code = error.exit_code
+    raise typer.Exit(code)
+
+
+@patches_app.command("lint")
+def lint() -> None:
+    """Read every patch: form, trailers, numbers, and that exactly one recipe names it."""
+    findings = patches.lint(session.project, session.recipes.recipes)
+    for finding in findings:
+        complain(finding)
+    say(f"{len(patches.all_patches(session.project))} patches, {len(findings)} findings")
+    raise typer.Exit(1 if findings else 0)
+
+
+@patches_app.command("check")
+def check(
+    strict: Annotated[bool, typer.Option(help="Exit 3 for a source out of reach.")] = False,
+) -> None:
+    """Apply every patch to its source, without fuzz. What cannot be fetched is told, not passed."""
+    states = set()
+    with Display(out) as display:
+        found = patches.check(session.project, session.recipes.recipes, display.download)
+        for result in found:
+            states.add(result.state)
+            detail = f": {result.detail}" if result.detail else ""
+            display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
+    raise typer.Exit(1 if "fails" in states else 3 if strict and "not attempted" in states else 0)
