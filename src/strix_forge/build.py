@@ -284,17 +284,21 @@ class _Follower:
 
     def __init__(self, output: Path, log: Path) -> None:
         self.output, self.log = output, log
-        self.offsets: dict[Path, int] = {}
+        self.seen: dict[Path, tuple[int, bytes]] = {}
         self.last = ""
 
     def advance(self) -> str:
         """Take over what is new; returns the last line so far."""
         for file in [*self.output.glob("bld/*/work/conda_build.log"), self.output / ENGINE_LOG]:
             with file.open("rb") as stream:
-                stream.seek(self.offsets.get(file, 0))
+                inode, (known, text) = os.fstat(stream.fileno()).st_ino, self.seen.get(file, (0, b""))
+                if inode != known:
+                    # the next output of the recipe, whose log begins with that of its staging
+                    text = os.path.commonprefix([text, stream.read()])
+                stream.seek(len(text))
                 data = stream.read()
             if data:
-                self.offsets[file] = self.offsets.get(file, 0) + len(data)
+                self.seen[file] = inode, text + data
                 with self.log.open("ab") as out:
                     out.write(data)
                 self.last = data.decode(errors="replace").rstrip().rsplit("\n", 1)[-1]

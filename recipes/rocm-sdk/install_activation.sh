@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Activation scripts of the package that is being built, where it has any.
+set -euo pipefail
+part=${PKG_NAME#rocm-sdk-}
+for when in activate deactivate; do
+    script=$RECIPE_DIR/activation/$part-$when.sh
+    if [ -e "$script" ]; then
+        mkdir -p "$PREFIX/etc/conda/$when.d"
+        sed "s/@VERSION@/$PKG_VERSION/" "$script" > "$PREFIX/etc/conda/$when.d/rocm-sdk-$part.sh"
+    fi
+done

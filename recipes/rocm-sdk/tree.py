@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lays TheRock's distribution out under opt/rocm, and divides it among the packages.
+
+    tree.py stage SOURCE PREFIX COMMIT   the whole tree, once
+    tree.py keep PREFIX PART LICENSES    what one package gets of it, and every licence text
+
+ELF files stay as AMD built them: kpack-split libraries do not survive patchelf or strip. Which file
+goes where is decided here alone, so each is in exactly one package, and SHA256SUMS, which covers
+every file, travels with the core package for later verification.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+ROOT = "opt/rocm"
+MANIFEST = "share/therock/therock_manifest.json"
+SUMS = "share/therock/SHA256SUMS"
+TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "share"}
+LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
+# AMD's build machine shows through in CMake files, and CMake refuses include folders that are not
+RUNNER = re.compile(r'/home/runner/[^;"]*?/lib/rocm_sysdeps/lib/pkgconfig/\.\./\.\./')
+SYSDEPS = "lib/rocm_sysdeps/lib"
+# The folders that these libraries search, where conda's C++ runtime has to be found.
+RUNTIME_LINKS = [f"{SYSDEPS}/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
+RUNTIME_LINKS += [f"lib/llvm/lib/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
+
+# The first pattern that matches decides; `*` crosses folders, as in fnmatch. A link `lib/x.so` is
+# for the linker and so devel, a file of such a name is a plugin and so libraries.
+RULES: list[tuple[str, str]] = [
+    # GPL-3.0, and linked to five Pythons of the host
+    ("drop", "bin/*gdb*"), ("drop", "share/*gdb/*"), ("drop", "libexec/*gdb*"),
+    ("drop", "include/gdb/*"), ("drop", "share/info/*"), ("drop", "share/locale/*"),
+    # tests, clients and samples: many of them with absolute RUNPATHs
+    ("drop", "clients/*"), ("drop", "lib/rocrtst/*"), ("drop", "lib/test_plugins/*"),
+    ("drop", "lib/libtest_linking_lib*"), ("drop", "bin/*test*"), ("drop", "bin/*bench*"),
+    ("drop", "bin/*-client*"), ("drop", "bin/*.hip"), ("drop", "share/*/test/*"),
+    ("drop", "share/*/tests/*"), ("drop", "share/*/samples/*"), ("drop", "share/*/examples/*"),
+    # what a HIP program needs to run
+    ("core", ".info/*"), ("core", "share/therock/*"), ("core", "share/doc/*"),
+    ("core", f"{SYSDEPS}/*.so*"), ("core", "lib/rocm_sysdeps/share/*"),
+    ("core", "lib/llvm/lib/*.so*"), ("core", "lib/llvm/bin/lld"), ("core", "lib/llvm/bin/ld.lld"),
+    ("core", "lib/llvm/amdgcn/*"), ("core", "lib/llvm/lib/clang/*/lib/amdgcn/*"),
+    ("core", "amdgcn/*"), ("core", "lib/.hipInfo"), ("core", "lib/libamdhip64.so*"),
+    *[("core", f"lib/lib{name}.so.*") for name in (
+        "hiprtc", "hiprtc-builtins", "hsa-runtime64", "amd_comgr", "rocprofiler-register",
+        "rocm_kpack", "rocm-core", "hsa-amd-aqlprofile64", "rocm_smi64", "oam", "OpenCL")],
+    # the Python wrapper loads it by this name
+    ("core", "lib/libamd_smi.so*"), ("core", "share/amd_smi/*"), ("core", "libexec/amdsmi_cli/*"),
+    ("core", "bin/amd-smi"), ("core", "bin/rocminfo"), ("core", "bin/rocm_agent_enumerator"),
+    # what links against them, and the compiler
+    ("devel", "lib/cmake/*"), ("devel", "*/cmake/*"), ("devel", "*/pkgconfig/*"),
+    ("devel", "*.a"), ("devel", "lib/llvm/*"), ("devel", "lib/rocm_sysdeps/*"),
+    ("devel", "include/*"), ("devel", "bin/*"), ("devel", "libexec/*"),
+    # kernels and libraries of the math, machine learning and communication components
+    ("libraries", ".kpack/*"), ("libraries", "share/miopen/*"), ("libraries", "share/rccl/*"),
+    ("libraries", "lib/*"),
+    ("devel", "share/*"),
+]  # fmt: skip
+PARTS = ("core", "libraries", "devel")
+
+
+class Refused(SystemExit):
+    """The tree is not what the rules were written for; the message says where."""
+
+
+def part_of(name: str, is_link: bool) -> str:
+    """The package (or `drop`) of one path relative to the tree. Raises Refused if none fits."""
+    if name.partition("/")[0] in TOP:
+        if is_link and re.fullmatch(r"lib/lib[^/]+\.so", name) and not name.startswith(
+            ("lib/libamdhip64", "lib/libamd_smi")
+        ):
+            return "devel"
+        for part, pattern in RULES:
+            if fnmatchcase(name, pattern):
+                return part
+    raise Refused(f"{name}: no rule of tree.py says which package it belongs to")
+
+
+def files_below(root: Path) -> dict[str, Path]:
+    """Relative name -> path of every file and link, sorted; links are never followed."""
+    found = {}
+    for folder, folders, files in os.walk(root):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in [*files, *links]:
+            path = Path(folder, name)
+            found[path.relative_to(root).as_posix()] = path
+    return dict(sorted(found.items()))
+
+
+def check_manifest(tree: Path, commit: str) -> None:
+    """Refuses a tree that was not built from the TheRock commit that the recipe names."""
+    try:
+        found = json.loads((tree / MANIFEST).read_text())["the_rock_commit"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Refused(f"{MANIFEST} is no TheRock manifest: {error!r}") from None
+    if found != commit:
+        raise Refused(f"{MANIFEST} names TheRock {found}, the recipe {commit}")
+
+
+def needed(path: Path) -> set[str]:
+    """DT_NEEDED of an ELF file; empty for anything else."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"\x7fELF":
+            return set()
+        stream.seek(0)
+        try:
+            dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+            return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} if dynamic else set()
+        except ELFError as error:
+            raise Refused(f"{path} is a broken ELF file: {error}") from None
+
+
+def prune(tree: Path) -> list[str]:
+    """Removes what is dropped, then bundled system libraries that nothing left over loads.
+
+    The latter were there for the debugger and the tests: gmp, mpfr, ncurses and the like.
+    """
+    gone = []
+
+    def remove(name: str, path: Path) -> None:
+        path.unlink()
+        gone.append(name)
+
+    links = [(n, p) for n, p in files_below(tree).items() if p.is_symlink()]
+    for name, path in links:
+        if os.path.isabs(os.readlink(path)) or not path.exists():
+            raise Refused(f"{name} is a link to {os.readlink(path)}, which is not in the tree")
+    for name, path in files_below(tree).items():
+        if part_of(name, path.is_symlink()) == "drop":
+            remove(name, path)
+    bundled = {n: p for n, p in files_below(tree).items() if re.match(rf"{SYSDEPS}/[^/]+\.so", n)}
+    rest = [p for n, p in files_below(tree).items() if n not in bundled and not p.is_symlink()]
+    wanted, todo = set(), set().union(*map(needed, rest)) if rest else set()
+    while todo:
+        wanted |= todo
+        paths = [p.resolve() for p in bundled.values() if p.name in todo]
+        todo = set().union(*map(needed, paths)) - wanted if paths else set()
+    loaded = {p.resolve() for p in bundled.values() if p.name in wanted}
+    for name, path in bundled.items():
+        if not path.is_symlink() and path not in loaded:
+            remove(name, path)
+    # links to what went; a link to such a link only dangles in the next round
+    while dangling := [(n, p) for n, p in files_below(tree).items() if not p.exists()]:
+        for name, path in dangling:
+            remove(name, path)
+    return gone
+
+
+def mend_cmake(tree: Path) -> list[str]:
+    """Replaces AMD's build machine's paths in CMake files; returns the changed ones."""
+    changed = []
+    for name, path in files_below(tree).items():
+        if path.suffix == ".cmake" and not path.is_symlink():
+            text = path.read_text(errors="surrogateescape")
+            new = RUNNER.sub("${_IMPORT_PREFIX}/lib/rocm_sysdeps/", text)
+            if new != text:
+                path.write_text(new, errors="surrogateescape")
+                changed.append(name)
+    return changed
+
+
+def link_runtime(tree: Path, prefix: Path) -> None:
+    """Links to conda's libstdc++ and libgcc_s, so that no host library is found first."""
+    for name in RUNTIME_LINKS:
+        path = tree / name
+        if path.exists() or path.is_symlink():
+            raise Refused(f"{name} is there already; its rule in tree.py is out of date")
+        path.symlink_to(os.path.relpath(prefix / "lib" / path.name, path.parent))
+
+
+def collect_licenses(tree: Path, target: Path) -> int:
+    """Copies every licence text to `target`; returns how many. Refuses a tree without any."""
+    texts = [(n, p) for n, p in files_below(tree).items() if LICENSE.match(p.name)]
+    for name, path in texts:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / name)
+    if not texts:
+        raise Refused("the tree holds no licence text, so nothing of it may be given on")
+    return len(texts)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def stage(source: Path, prefix: Path, commit: str) -> None:
+    """Makes PREFIX/opt/rocm of an unpacked distribution and says what was done to it."""
+    check_manifest(source, commit)
+    tree = prefix / ROOT
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(source, tree)
+    gone = prune(tree)
+    changed = mend_cmake(tree)
+    link_runtime(tree, prefix)
+    names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
+    (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))
+    print(f"{len(names)} files in {ROOT}, {len(gone)} files dropped:")
+    print(*gone, sep="\n")
+    print("changed:", *changed)
+
+
+def keep(prefix: Path, part: str, licenses: Path) -> None:
+    """Removes from the staged tree what belongs to the other packages."""
+    texts, count = collect_licenses(prefix / ROOT, licenses), 0
+    for name, path in files_below(prefix / ROOT).items():
+        if name in RUNTIME_LINKS or name == SUMS:
+            owner = "core"
+        else:
+            owner = part_of(name, path.is_symlink())
+        if owner != part:
+            path.unlink()
+        count += owner == part
+    if not count:
+        raise Refused(f"nothing of the tree belongs to {part}")
+    print(f"{part}: {count} files, {texts} licence texts")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    staging = commands.add_parser("stage")
+    staging.add_argument("source", type=Path)
+    staging.add_argument("prefix", type=Path)
+    staging.add_argument("commit")
+    keeping = commands.add_parser("keep")
+    keeping.add_argument("prefix", type=Path)
+    keeping.add_argument("part", choices=PARTS)
+    keeping.add_argument("licenses", type=Path)
+    options = vars(parser.parse_args())
+    {"stage": stage, "keep": keep}[options.pop("command")](**options)
+
+
+if __name__ == "__main__":
+    main()

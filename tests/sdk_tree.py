@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A small tree of the shape of TheRock's distribution, with real ELF files made by the host's gcc."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
+RUNNER = "/home/runner/_work/x/build/stage/lib/rocm_sysdeps/lib/pkgconfig/../../include"
+TEXTS = {
+    ".info/version": "10.0.0\n",
+    ".kpack/blas_gfx1151.kpack": "kernels\n",
+    "bin/hipcc": "#!/bin/sh\n",
+    "bin/rocminfo": "#!/bin/sh\n",
+    "bin/test_hip_api": "#!/bin/sh\n",
+    "clients/run": "#!/bin/sh\n",
+    "include/hip/hip_runtime.h": "#pragma once\n",
+    "include/gdb/jit-reader.h": "/* GPL */\n",
+    "lib/cmake/hip/hip-config.cmake": "set(hip_FOUND 1)\n",
+    "lib/cmake/rocm_smi/rocm_smiTargets.cmake": f'set(DIRS "{RUNNER}/libdrm;{RUNNER}")\n',
+    "lib/llvm/amdgcn/bitcode/ocml.bc": "bitcode\n",
+    "lib/llvm/bin/clang-23": "compiler\n",
+    "lib/rocblas/library/Kernels_gfx1151.co": "kernels\n",
+    "libexec/rocgdb/x": "GPL\n",
+    "share/doc/hip/LICENSE.txt": "MIT\n",
+    "share/doc/rocgdb/COPYING3": "GPL\n",
+    "share/miopen/db/gfx1151.db.txt": "db\n",
+    "share/rocgdb/syscalls.xml": "GPL\n",
+    "share/therock/therock_manifest.json": json.dumps({"the_rock_commit": COMMIT}),
+}
+# library -> what it needs
+SHARED = {
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1": [],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_z.so.1": [],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so.10": [],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6": ["librocm_sysdeps_gmp.so.10"],
+    "lib/llvm/lib/libLLVM.so.23.0": ["librocm_sysdeps_z.so.1"],
+    "lib/libamdhip64.so.7.15": ["librocm_sysdeps_elf.so.1", "libLLVM.so.23.0"],
+    "lib/librocblas.so.5.0": ["libamdhip64.so.7"],
+    "lib/libplugin.so": [],
+    "bin/rocgdb-py3.12": ["librocm_sysdeps_mpfr.so.6"],
+}
+LINKS = {
+    "lib/libamdhip64.so.7": "libamdhip64.so.7.15",
+    "lib/libamdhip64.so": "libamdhip64.so.7",
+    "lib/librocblas.so.5": "librocblas.so.5.0",
+    "lib/librocblas.so": "librocblas.so.5",
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so": "librocm_sysdeps_gmp.so.10",
+    "bin/rocgdb": "rocgdb-py3.12",
+    "bin/clang": "../lib/llvm/bin/clang-23",
+}
+
+
+def make(root: Path) -> Path:
+    """Writes the tree; returns its folder."""
+    for name, text in TEXTS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for name, needs in SHARED.items():
+        library(root / name, needs)
+    for name, target in LINKS.items():
+        (root / name).symlink_to(target)
+    return root
+
+
+def library(path: Path, needs: list[str]) -> None:
+    """A shared library that needs others, which do not have to exist, and libstdc++."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soname = path.name if path.suffix != ".15" else "libamdhip64.so.7"
+    for name in needs:
+        stub = path.parent / "stubs" / name
+        stub.parent.mkdir(exist_ok=True)
+        _gcc(stub, name)
+    stubs = [path.parent / "stubs" / name for name in needs]
+    _gcc(path, soname, "-Wl,--no-as-needed", *stubs, "-lstdc++")
+    for stub in stubs:
+        stub.unlink()
+    if needs:
+        (path.parent / "stubs").rmdir()
+
+
+def _gcc(out: Path, soname: str, *arguments: object) -> None:
+    command = ["gcc", "-shared", "-nostartfiles", "-x", "c", "/dev/null", "-x", "none", "-o", out]
+    subprocess.run([*command, f"-Wl,-soname,{soname}", *arguments], check=True)
+
+
+def pack(tree: Path, archive: Path) -> Path:
+    """A tarball without a top folder, as AMD's is."""
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(tree.iterdir()):
+            tar.add(path, path.name)
+    return archive
