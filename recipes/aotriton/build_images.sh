@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+set -euo pipefail
+. "$RECIPE_DIR/kernels.sh"
+
+# outlives this folder: a killed build of hours goes on from its last kernel
+export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
+python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" \
+    --build "$SRC_DIR/build" --jobs "$CPU_COUNT" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+set -euo pipefail
+. "$RECIPE_DIR/kernels.sh"
+
+# what CMake would ask git, which an archive does not have
+export AOTRITON_CI_SUPPLIED_SHA1=$AOTRITON_COMMIT AOTRITON_GIT_TREESHA1=$AOTRITON_TREE
+export ROCM_PATH=$PREFIX/opt/rocm
+# AOTRITON_INHERIT_SYSTEM_SITE_TRITON: its virtual environment sees the packages that are installed
+# here, where pip would download them. AOTRITON_NOIMAGE_MODE: also no clone of ROCm/aiter.
+# shellcheck disable=SC2086
+cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
+    -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_INSTALL_PREFIX="$PREFIX" \
+    -DCMAKE_INSTALL_LIBDIR=lib \
+    -DCMAKE_PREFIX_PATH="$ROCM_PATH;$PREFIX" \
+    -DHIP_PLATFORM=amd \
+    -DAOTRITON_TARGET_ARCH=gfx1151 \
+    -DAOTRITON_ENABLE_FP32_INPUTS=$AOTRITON_ENABLE_FP32 \
+    -DAOTRITON_NOIMAGE_MODE=ON \
+    -DAOTRITON_INHERIT_SYSTEM_SITE_TRITON=ON \
+    -DAOTRITON_NO_PYTHON=ON \
+    -DAOTRITON_USE_TORCH=OFF
+# upstream's CMake also looks in /opt/rocm
+grep "^hip_DIR:PATH=$PREFIX/" build/CMakeCache.txt
+ninja -C build -j"$CPU_COUNT" install/strip
+
+# which kernel the library asks for, by its own dispatch code; the rest of it stays unresolved
+${CXX:-g++} -std=c++20 -D__HIP_PLATFORM_AMD__ -Iinclude -Ibuild/include -Ibuild/v3src \
+    -I"$ROCM_PATH/include" "$RECIPE_DIR/check_dispatch.cc" \
+    build/v3src/CMakeFiles/aotriton_v2.dir/flash/shim.attn_fwd.cc.o \
+    -Wl,--unresolved-symbols=ignore-all -o check_dispatch
+./check_dispatch "$AOTRITON_KERNELS"
+
+# PyTorch's CMake copies all of the prefix that it is given: this one holds AOTriton alone
+mkdir -p "$PREFIX/opt/aotriton/lib" "$PREFIX/opt/aotriton/include"
+for library in "$PREFIX"/lib/libaotriton_v2.so*; do
+    ln -s "../../../lib/${library##*/}" "$PREFIX/opt/aotriton/lib/"
+done
+ln -s ../../../include/aotriton "$PREFIX/opt/aotriton/include/aotriton"

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Asks AOTriton's own dispatch code which kernel a head dimension and a dtype lead to.
+//
+// Usage: check_dispatch core|full. Linked with the generated shim of attn_fwd alone.
+#include <aotriton/_internal/util.h>
+#include <aotriton/config.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "flash/iface.op_attn_fwd.h"
+#include "flash/shim.attn_fwd.h"
+
+namespace aotriton = AOTRITON_NS;
+using aotriton::DType;
+using aotriton::TensorView;
+namespace flash = AOTRITON_NS::v3::flash;
+
+// The head dimension of the kernel that is launched, or -1 where the call is refused
+// (hipErrorNotSupported).
+static int kernel_for(int head_dim, DType dtype) {
+  const auto& compiled = flash::AttnFwdMetadata::get_BLOCK_DMODEL_choices();
+  const int rounded = aotriton::round_value(head_dim, compiled);
+  TensorView<4> tensor(0, {1, 1, 1, static_cast<uint64_t>(head_dim)}, {1, 1, 1, 1}, dtype);
+  flash::OpAttnFwdParams params = {};
+  params.Q = &tensor;
+  params.BLOCK_DMODEL = static_cast<int16_t>(rounded);
+  params.PADDED_HEAD = rounded != head_dim;
+  flash::AttnFwdContext context;
+  context.params = &params;
+  return context.godel_number() < 0 ? -1 : rounded;
+}
+
+static bool expect(int head_dim, DType dtype, const char* name, int wanted) {
+  const int found = kernel_for(head_dim, dtype);
+  std::printf("head dimension %3d %s: %d\n", head_dim, name, found);
+  if (found != wanted) std::printf("  expected %d\n", wanted);
+  return found == wanted;
+}
+
+int main(int argc, char** argv) {
+  const bool core = argc > 1 && std::strcmp(argv[1], "core") == 0;
+  bool good = true;
+  const int dims[][3] = {
+      // head dimension, kernel of core, kernel of full
+      {16, 64, 16}, {64, 64, 64},   {72, 96, 80},    {80, 96, 80},    {96, 96, 96},
+      {128, 128, 128}, {160, 256, 160}, {256, 256, 256}, {257, -1, 512}, {600, -1, -1},
+  };
+  for (const auto& [dim, in_core, in_full] : dims) {
+    const int wanted = core ? in_core : in_full;
+    good &= expect(dim, DType::kFloat16, "fp16", wanted);
+    good &= expect(dim, DType::kBFloat16, "bf16", wanted);
+    good &= expect(dim, DType::kFloat32, "fp32", core ? -1 : wanted);
+  }
+  return good ? 0 : 1;
+}

@@ -1,0 +1,15 @@
+# What the variant aotriton_kernels means, for images and library alike: both read it, and kernels
+# that one of them does not know would be missing or never asked for. A head dimension between two
+# of these runs padded in the next larger kernel; above the last, and in fp32, `core` refuses.
+case $AOTRITON_KERNELS in
+    core)
+        export AOTRITON_FLASH_BLOCK_DMODEL="64, 96, 128, 256" AOTRITON_ENABLE_FP32=0
+        ;;
+    full)
+        export AOTRITON_ENABLE_FP32=1
+        ;;
+    *)
+        echo "aotriton_kernels is $AOTRITON_KERNELS, not core or full" >&2
+        exit 1
+        ;;
+esac
