@@ -120,3 +120,26 @@ def embedded_base(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> MiniProject:
     return MiniProject(tmp_path)
+
+
+def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
+    """Run the checkout's launcher and require its exit code; returns what it printed."""
+    done = subprocess.run(
+        [root / "forge", *arguments], text=True, capture_output=True, check=False,
+        env=os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"},
+    )  # fmt: skip
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def built() -> str:
+    """Every package that this machine can build, in the checkout's channel."""
+    return forge("build-all")
+
+
+@pytest.fixture(scope="session")
+def attention_stack(built: str) -> None:
+    """The attention stack, locked and installed in the checkout's build folder."""
+    forge("lock", "attention")
+    forge("install", "attention")

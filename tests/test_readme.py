@@ -11,31 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT
+from conftest import CHECKOUT, forge
 
 from forge_store.project import sha256_file
 
-ENVIRONMENT = os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"}
 README = (CHECKOUT / "README.md").read_text()
-
-
-def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
-    done = subprocess.run(
-        [root / "forge", *arguments], env=ENVIRONMENT, text=True, capture_output=True, check=False
-    )
-    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def built() -> str:
-    return forge("build-all")
-
-
-@pytest.fixture(scope="module")
-def stack(built: str) -> None:
-    forge("lock", "attention")
-    forge("install", "attention")
 
 
 def test_build_all_leaves_the_packages(built: str) -> None:
@@ -62,7 +42,7 @@ def test_comment_in_flash_attn_touches_it_alone(built: str, tmp_path: Path) -> N
     assert changed == ["flash-attn"]
 
 
-def test_attention_is_right_and_the_check_can_fail(stack: None) -> None:
+def test_attention_is_right_and_the_check_can_fail(attention_stack: None) -> None:
     report = json.loads(forge("run", "attention", "--", "strix-validate", "attention", "--json"))
     passed = [check for check in report["checks"] if check["state"] == "passed"]
     assert report["summary"]["failed"] == 0 and len(passed) >= 20
@@ -72,7 +52,7 @@ def test_attention_is_right_and_the_check_can_fail(stack: None) -> None:
     assert report["summary"]["failed"] > 0
 
 
-def test_flash_attn_kernels_are_for_gfx1151(stack: None) -> None:
+def test_flash_attn_kernels_are_for_gfx1151(attention_stack: None) -> None:
     report = json.loads(forge("run", "attention", "--", "strix-validate", "kernels", "--json"))
     assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 2
     kernels = {n: k for check in report["checks"] for n, k in check["measured"].items()}

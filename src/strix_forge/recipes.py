@@ -123,7 +123,7 @@ class RecipeSet:
                 sources += [s for s in section.get("source", []) if s not in sources]
             for test in data.get("tests", []):
                 wanted = test.get("requirements", {})
-                tests_need |= {_name(s) for kind in ("run", "build") for s in wanted.get(kind, [])}
+                tests_need |= {package_name(s) for kind in ("run", "build") for s in wanted.get(kind, [])}
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 raise ForgeError(
                     f"{path}: add {DIGEST_KEY} to build.variant.use_keys of every output; "
@@ -141,7 +141,7 @@ class RecipeSet:
             path=path,
             version=str(variants[0]["package"]["version"]),
             requirements=requirements,
-            needs={_name(spec) for specs in requirements.values() for spec in specs} - names,
+            needs={package_name(spec) for specs in requirements.values() for spec in specs} - names,
             tests_need=tests_need - names,
             sources=sources,
             extra=variants[0].get("extra", {}),
@@ -287,7 +287,7 @@ def _text(spec: Any) -> str:
     return spec
 
 
-def _name(spec: str) -> str:
+def package_name(spec: str) -> str:
     """The package name of a match spec."""
     return re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0].rsplit("::", 1)[-1]
 
