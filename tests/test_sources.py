@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -222,10 +223,49 @@ def test_mirrors_are_tried_in_turn(
     assert f"{urls[0]}: " in error and f"{urls[1]}: HTTP 404" in error
 
 
-def test_git_source_is_refused(private: MiniProject) -> None:
-    """A branch or tag moves; the archive of a commit has a hash."""
-    private.recipe("alpha", source='[{git: "https://example.com/a.git", tag: v1}]')
-    assert "archive of one commit" in private.forge("sources", "list", code=2).stderr
+@pytest.mark.parametrize("rev", ["tag: v1", "branch: main", "rev: 0123abc"])
+def test_git_source_without_a_full_commit_is_refused(private: MiniProject, rev: str) -> None:
+    private.recipe("alpha", source='[{git: "https://example.com/a.git", %s}]' % rev)
+    assert "a full commit" in private.forge("sources", "list", code=2).stderr
+
+
+def test_git_source(private: MiniProject, tmp_path: Path) -> None:
+    """Fetched by commit, moved like a file, checked, and built when its host is gone."""
+    upstream = tmp_path / "upstream" / "demo.git"
+    commands = (
+        "git init -q demo && cd demo && echo first > text && git add . && git commit -qm first"
+        " && echo second > text && git commit -qam second && git rev-parse HEAD"
+        f" && git clone -q --bare . {upstream}"
+    )
+    identity = {f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER")
+                for what in ("NAME", "EMAIL")}  # fmt: skip
+    done = subprocess.run(
+        commands, shell=True, cwd=tmp_path, env=os.environ | identity, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    commit = done.stdout.strip()
+    named = '[{git: "%s", rev: %s, target_directory: got}]' % (upstream.as_uri(), commit)
+    script = READ.replace("cp text", "cp got/text")
+    private.recipe("alpha", source=named, script=script)
+    private.forge("sources", "fetch")
+    shutil.rmtree(upstream)
+    folder = tmp_path / "exported"
+    private.forge("sources", "export", str(folder))
+    shutil.rmtree(private.root / "build" / "sources")
+    assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
+    private.forge("sources", "import", str(folder))
+    assert f"commit {commit}" in private.forge("sources", "list").stdout
+    private.forge("build", "alpha")
+    assert private.packages()
+
+    moved = folder / commit / "demo.git"
+    for item in (moved / "objects").rglob("*"):
+        if item.is_file():
+            item.chmod(0o644)
+            item.write_bytes(item.read_bytes()[:-3] + b"bad")
+    shutil.rmtree(private.root / "build" / "sources")
+    refused = private.forge("sources", "import", str(folder), code=2).stderr
+    assert f"refused: {moved} is not an intact repository" in refused and commit in refused
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from packaging.utils import parse_wheel_filename
 from pip._internal.cli import cmdoptions
 from pip._internal.commands.download import DownloadCommand
 
+from forge_store import git_sources
 from forge_store.project import ForgeError, NotAttempted, Project, sha256_file, write_text
 
 # pip warns of every configured wheel folder that lacks a project; that is no news here
@@ -42,19 +43,26 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Source:
-    """One file that a recipe names. `purl` is set for a file of PyPI.
+    """One file that a recipe names, or one git commit. `purl` is set for a file of PyPI.
 
-    `mirrors` are further URLs of the same bytes, tried in turn.
+    `mirrors` are further URLs of the same bytes, tried in turn. For a git source `commit` is set,
+    and `sha256` empty.
     """
 
     url: str
     sha256: str
-    purl: PackageURL | None
+    purl: PackageURL | None = None
     mirrors: tuple[str, ...] = ()
+    commit: str = ""
 
     @property
     def file_name(self) -> str:
         return self.url.rsplit("/", 1)[1]
+
+    @property
+    def digest(self) -> str:
+        """What names its content: sha256 or commit."""
+        return self.sha256 or self.commit
 
     @property
     def origin(self) -> str:
@@ -62,13 +70,16 @@ class Source:
 
 
 class SourceCache:
-    """Files by content: `build/sources/SHA256/FILE`. A file there under its name is whole."""
+    """Sources by content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`.
+
+    What is there under its name is whole.
+    """
 
     def __init__(self, project: Project) -> None:
         self.folder = project.sources
 
     def path(self, source: Source) -> Path:
-        return self.folder / source.sha256 / source.file_name
+        return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Bring one source into the cache, going on where an interrupted download ended.
@@ -82,6 +93,12 @@ class SourceCache:
         partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         reasons = []
+        if source.commit:
+            try:
+                git_sources.fetch(source.url, source.commit, path)
+            except NotAttempted as error:
+                raise NotAttempted(f"{source.origin} cannot be reached ({error})") from None
+            return path
         for url in (source.url, *source.mirrors):
             try:
                 with _pip_session(replace(source, url=url)) as (session, address):
@@ -95,7 +112,9 @@ class SourceCache:
         )
 
     def add(self, file: Path, known: list[Source]) -> Source:
-        """Take a file that somebody brought by hand. Raises ForgeError if no recipe wants it."""
+        """Take what somebody brought by hand. Raises ForgeError if no recipe wants it."""
+        if file.is_dir():
+            return self._add_repository(file, known)
         found = sha256_file(file)
         for source in known:
             if source.sha256 == found:
@@ -110,30 +129,49 @@ class SourceCache:
         wanted = f"; a recipe wants a {file.name} with sha256 {named[0]}" if named else ""
         raise ForgeError(f"{file} has sha256 {found}, which no recipe names{wanted}")
 
+    def _add_repository(self, folder: Path, known: list[Source]) -> Source:
+        wanted = [s for s in known if s.commit and s.file_name == folder.name]
+        for source in wanted:
+            if git_sources.intact(folder, source.commit):
+                path = self.path(source)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    git_sources.copy(folder, source.commit, path)
+                return source
+        names = " or ".join(source.commit for source in wanted) or "no recipe names one"
+        raise ForgeError(f"{folder} is not an intact repository of the wanted commit: {names}")
+
     def state(self, source: Source) -> str:
         """`absent`, `partial`, `whole`, or `changed` when its bytes are no longer the recipe's."""
         path = self.path(source)
         if not path.exists():
             return "partial" if path.with_name(path.name + ".partial").exists() else "absent"
+        if source.commit:
+            return "whole" if git_sources.intact(path, source.commit) else "changed"
         return "whole" if sha256_file(path) == source.sha256 else "changed"
 
     def export(self, sources: list[Source], folder: Path) -> int:
-        """Copy the cached of `sources` to FOLDER/SHA256/FILE, with a SHA256SUMS for sha256sum -c.
+        """Copy the cached of `sources` to FOLDER as they lie in the cache.
+
+        A SHA256SUMS beside them is for sha256sum -c; git repositories prove themselves.
 
         Returns how many; raises ForgeError for a file whose bytes were changed in the cache.
         """
         present = [source for source in sources if self.path(source).exists()]
         lines = []
         for source in present:
-            path, name = self.path(source), f"{source.sha256}/{source.file_name}"
+            path, name = self.path(source), f"{source.digest}/{source.file_name}"
             if self.state(source) != "whole":
                 raise ForgeError(f"{path} was changed since it was fetched; delete it, fetch again")
             if not (folder / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                if source.commit:
+                    git_sources.copy(path, source.commit, folder / name)
+                    continue
                 temporary = folder / f"{name}.partial"
                 shutil.copyfile(path, temporary)
                 temporary.replace(folder / name)
-            lines.append(f"{source.sha256}  {name}")
+            lines += [] if source.commit else [f"{source.sha256}  {name}"]
         write_text(folder / "SHA256SUMS", "".join(f"{line}\n" for line in sorted(set(lines))))
         return len(present)
 
@@ -154,25 +192,43 @@ class SourceCache:
         Raises ForgeError when the cached file was changed since it was fetched.
         """
         path = self.path(source)
+        if source.commit:
+            self._prefill_repository(source, folder)
+            return
         if sha256_file(path) != source.sha256:
             path.unlink()
             raise ForgeError(f"{path} was changed since it was fetched; run the command again")
         key = cache_key(source.url, source.sha256)
-        (folder / ".metadata").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         name, extracted = f"{key}_{source.file_name}", None
         (folder / name).symlink_to(path.resolve())
         if name.endswith(ARCHIVES):
             extracted = f"{key}_extracted"
             unpack(path, folder / extracted)
-        # rattler-build wants every field; the times only steer its own clean-up
-        entry = {
-            "source_type": "url", "url": source.url, "checksum": source.sha256,
-            "checksum_type": "sha256", "actual_filename": None, "git_commit": None,
-            "git_rev": None, "cache_path": name, "extracted_path": extracted,
-            "last_accessed": "2026-01-01T00:00:00Z", "created": "2026-01-01T00:00:00Z",
-            "lock_file": None, "attestation_verified": False,
-        }  # fmt: skip
-        (folder / ".metadata" / f"{key}.json").write_text(json.dumps(entry))
+        _enter(folder, key, source_type="url", url=source.url, cache_path=name,
+               checksum=source.sha256, checksum_type="sha256", extracted_path=extracted)  # fmt: skip
+
+    def _prefill_repository(self, source: Source, folder: Path) -> None:
+        path = self.path(source)
+        if not git_sources.intact(path, source.commit):
+            raise ForgeError(f"{path} was changed since it was fetched; delete it, fetch again")
+        key = f"git_{cache_key(source.url, source.commit)}"
+        git_sources.check_out(path, folder / key)
+        _enter(folder, key, source_type="git", url=source.url, cache_path=key,
+               git_commit=source.commit, git_rev=source.commit)  # fmt: skip
+
+
+def _enter(folder: Path, key: str, **known: str | None) -> None:
+    """Write an entry of rattler-build's index; the times only steer its own clean-up."""
+    fields = (
+        "checksum", "checksum_type", "actual_filename", "git_commit", "git_rev", "extracted_path",
+        "lock_file",
+    )  # fmt: skip
+    entry = dict.fromkeys(fields) | {"attestation_verified": False} | known
+    entry |= dict.fromkeys(("last_accessed", "created"), "2026-01-01T00:00:00Z")
+    file = folder / ".metadata" / f"{key}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(entry))
 
 
 def cache_key(url: str, sha256: str) -> str:

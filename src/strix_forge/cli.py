@@ -149,7 +149,10 @@ def plan(as_json: Json = False) -> None:
         row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
         row |= {"version": step.recipe.version, "outputs": [o.dist for o in step.outputs]}
         row |= {"requirements": step.recipe.requirements}
-        row["sources"] = [{"origin": s.origin, "sha256": s.sha256} for s in sources_of(step.recipe)]
+        row["sources"] = [
+            {"origin": s.origin, "commit" if s.commit else "sha256": s.digest}
+            for s in sources_of(step.recipe)
+        ]
         rows.append(row)
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -303,11 +303,12 @@ def sources_of(recipe: Recipe) -> list[Source]:
 
 def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
+    if "git" in data:
+        if not re.fullmatch("[0-9a-f]{40}", str(data.get("rev", ""))):
+            raise ForgeError(f"{recipe.path}: a git source needs rev, a full commit, found {data}")
+        return Source(data["git"], "", commit=data["rev"])
     if "url" not in data or "sha256" not in data:
-        raise ForgeError(
-            f"{recipe.path}: a source needs url and sha256 (for a git repository: the archive of "
-            f"one commit), found {data}"
-        )
+        raise ForgeError(f"{recipe.path}: a source needs url and sha256, found {data}")
     url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
     purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
     by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}

@@ -55,6 +55,11 @@ class Session:
         return RecipeSet(self.project, self.base, given)
 
     @cached_property
+    def all_recipes(self) -> RecipeSet:
+        """Those that the base has by itself, too."""
+        return RecipeSet(self.project, self.base)
+
+    @cached_property
     def channel(self) -> Channel:
         return Channel(self.project.channel)
 
@@ -62,13 +67,14 @@ class Session:
     def embedded(self) -> EmbeddedBase | None:
         return EmbeddedBase(self.project, self.base) if self.base.folder else None
 
-    def known(self, names: list[str] | None) -> set[str]:
+    def known(self, names: list[str] | None, among: RecipeSet | None = None) -> set[str]:
         """The recipe names asked for; raises ForgeError for an unknown one."""
-        unknown = sorted(set(names or []) - set(self.recipes.recipes))
+        recipes = (among or self.recipes).recipes
+        unknown = sorted(set(names or []) - set(recipes))
         if unknown:
-            known = ", ".join(self.recipes.recipes)
+            known = ", ".join(recipes)
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")
-        return set(names or self.recipes.recipes)
+        return set(names or recipes)
 
     def stack(self, name: str) -> Workspace:
         """stacks/NAME. The embedded base takes conda-forge's place and keeps its lock in build/."""

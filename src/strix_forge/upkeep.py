@@ -24,8 +24,8 @@ Folder = Annotated[Path, typer.Argument(help="Folder of exported sources.")]
 
 def named(packages: list[str] | None) -> dict[str, list[Source]]:
     """The sources of the named recipes (default: all), in build order."""
-    wanted = session.known(packages)
-    found = {name: r for name, r in session.recipes.recipes.items() if name in wanted}
+    wanted = session.known(packages, session.all_recipes)
+    found = {name: r for name, r in session.all_recipes.recipes.items() if name in wanted}
     return {name: sources_of(recipe) for name, recipe in found.items()}
 
 
@@ -65,7 +65,8 @@ def list_sources(packages: Maybe = None) -> None:
     cache = SourceCache(session.project)
     for name, sources in named(packages).items():
         for source in sources:
-            say(f"{name}: {cache.state(source)}: {source.origin} sha256 {source.sha256}")
+            kind = "commit" if source.commit else "sha256"
+            say(f"{name}: {cache.state(source)}: {source.origin} {kind} {source.digest}")
 
 
 @sources_app.command("verify")
@@ -94,7 +95,7 @@ def export(folder: Folder, packages: Maybe = None) -> None:
 @sources_app.command("import")
 def import_folder(folder: Folder) -> None:
     """Take an exported folder into the cache. A file of other bytes is refused, the rest taken."""
-    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "SHA256SUMS"]
+    files = [f for f in sorted(folder.glob("*/*")) if f.is_file() or f.suffix == ".git"]
     if not files:
         raise ForgeError(f"{folder} holds no exported sources")
     cache, wanted, code = SourceCache(session.project), known(), 0
@@ -110,7 +111,7 @@ def import_folder(folder: Folder) -> None:
 @patches_app.command("lint")
 def lint() -> None:
     """Read every patch: form, trailers, numbers, and that exactly one recipe names it."""
-    findings = patches.lint(session.project, session.recipes.recipes)
+    findings = patches.lint(session.project, session.all_recipes.recipes)
     for finding in findings:
         complain(finding)
     say(f"{len(patches.all_patches(session.project))} patches, {len(findings)} findings")
@@ -124,7 +125,7 @@ def check(
     """Apply every patch to its source, without fuzz. What cannot be fetched is told, not passed."""
     states = set()
     with Display(out) as display:
-        found = patches.check(session.project, session.recipes.recipes, display.download)
+        found = patches.check(session.project, session.all_recipes.recipes, display.download)
         for result in found:
             states.add(result.state)
             detail = f": {result.detail}" if result.detail else ""
