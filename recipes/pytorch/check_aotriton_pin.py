@@ -23,8 +23,8 @@ def wrong(text: str, commit: str) -> str:
         return f"pins {pins[0]!r}, which is no full commit"
     if pins[0] != commit:
         return (
-            f"pins AOTriton {pins[0]}, but recipes/aotriton builds {commit}: change the variant "
-            "`aotriton`, that recipe and this one's context together"
+            f"pins AOTriton {pins[0]}, but recipes/aotriton builds {commit}: see `aotriton` and "
+            "`aotriton_commit` in variants.yaml"
         )
     return ""
 

@@ -37,7 +37,9 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
         if (told.get(name, "").upper() in TRUE) != (wanted == "ON") or name not in told:
             found.append(f"{name} is {told.get(name, 'not in the summary')}, wanted {wanted}")
     if "Using Preinstalled AOTriton at" not in log:
-        found.append("AOTriton is not taken from our package (no line 'Using Preinstalled AOTriton')")
+        found.append(
+            "AOTriton is not taken from our package (no line 'Using Preinstalled AOTriton')"
+        )
 
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {ARCH}:

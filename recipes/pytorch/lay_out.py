@@ -20,8 +20,8 @@ PARTS = {
     "lib": ["*.so"],
     "share/cmake": ["ATen", "Caffe2", "Tensorpipe", "Torch"],
 }
-# What torch's build copied from the aotriton package.
-COPIES = ["lib/libaotriton*", "lib/aotriton.images", "include/aotriton"]
+# What torch's build copied from the aotriton package, with wildcards to find dangling links too.
+COPIES = ["lib/libaotriton*", "lib/aotriton*", "include/aotriton*"]
 
 
 def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
