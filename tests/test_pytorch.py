@@ -84,12 +84,13 @@ rule HIP_COMPILER
   command = ccache /env/opt/rocm/lib/llvm/bin/clang++ $DEFINES $FLAGS -c $in
 build torch_hip.dir/sdp_utils.hip.o: HIP_COMPILER
   DEFINES = -DUSE_FLASH_ATTENTION -DUSE_MEM_EFF_ATTENTION -DUSE_ROCM
-  FLAGS = --gcc-install-dir=/work/gcc -O3 --offload-arch=gfx1151 -I/env/opt/rocm/include
-build lib/libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /work/aotriton/lib/libaotriton_v2.so
+  FLAGS = --gcc-install-dir=/source/gcc -O3 --offload-arch=gfx1151 -I/env/opt/rocm/include
+build lib/libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /source/aotriton/lib/libaotriton_v2.so
 """
-LOG = "-- Using Preinstalled AOTriton at /work/aotriton\n" + "".join(
-    f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items()
-)
+LOG = """\
+-- Found system Eigen at /env/include/eigen3
+-- Using Preinstalled AOTriton at /source/aotriton
+""" + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
 
 
 def test_right_configuration() -> None:
@@ -104,11 +105,12 @@ def test_right_configuration() -> None:
         ("USE_FLASH_ATTENTION : ON", "USE_FLASH_ATTENTION : ", "USE_FLASH_ATTENTION is "),
         ("USE_CUDA : OFF", "USE_CUDA : 1", "USE_CUDA is 1"),
         ("Using Preinstalled AOTriton at", "Using AOTriton Runtime from", "not taken from our"),
+        ("Found system Eigen", "Did not find system Eigen", "would be cloned"),
         ("gfx1151 ", "gfx1151 --offload-arch=gfx1100 ", "device code for"),
         ("--offload-arch=gfx1151", "", "device code for nothing"),
         ("-DUSE_FLASH_ATTENTION ", "", "-DUSE_FLASH_ATTENTION"),
         ("libaotriton_v2.so", "libother.so", "linked with libaotriton"),
-        ("--gcc-install-dir=/work/gcc", "", "conda's GCC"),
+        ("--gcc-install-dir=/source/gcc", "", "conda's GCC"),
         ("LINK torch_hip.dir", "LINK fbgemm.a libfbgemm_genai.a torch_hip.dir", "fbgemm_genai"),
         ("LINK torch_hip.dir", "LINK a/mslk.dir/x.o torch_hip.dir", "mslk is built"),
         (

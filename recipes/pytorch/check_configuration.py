@@ -40,6 +40,8 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
         found.append(
             "AOTriton is not taken from our package (no line 'Using Preinstalled AOTriton')"
         )
+    if "Found system Eigen at" not in log:
+        found.append("Eigen is not taken from the environment, so it would be cloned")
 
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {ARCH}:

@@ -16,7 +16,7 @@ PREFIX = Path(sys.prefix).resolve()
 assert torch.version.cuda is None and torch.version.hip, torch.version.hip
 assert torch.version.rocm.startswith(sys.argv[1]), (torch.version.rocm, sys.argv[1])
 # torch.cuda.get_arch_list() is empty where there is no device
-assert torch._C._cuda_getArchFlags() == "gfx1151", torch._C._cuda_getArchFlags()
+assert torch._C._cuda_getArchFlags().split() == ["gfx1151"], torch._C._cuda_getArchFlags()
 assert torch.backends.cuda.is_flash_attention_available()
 assert torch.distributed.is_nccl_available() and torch.distributed.is_gloo_available()
 
