@@ -343,6 +343,8 @@ FAKE_TOOLS = {
             -dumpmachine) echo x86_64-conda-linux-gnu ;;
             -dumpfullversion) echo 14.3.0 ;;
             -print-libgcc-file-name) echo "$BUILD_PREFIX/lib/gcc/libgcc.a" ;;
+            -print-prog-name=ld) echo "$BUILD_PREFIX/tools/ld" ;;
+            -print-file-name=libstdc++.so) echo "$BUILD_PREFIX/lib/libstdc++.so" ;;
             *) printf -- '-: x.h \\\\\\n %s/c++/vector other\\n' "$BUILD_PREFIX" ;;
         esac
         """,
@@ -417,13 +419,22 @@ def test_build(build: Build) -> None:
     } <= given  # fmt: skip
     assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
     assert "--no-index" in pip and "compileall" in byte_compile
-    # GCC as clang looks for it: both links lead to a file
-    view = build.source / "gcc"
-    assert (view / "lib/gcc/x86_64-conda-linux-gnu/14.3.0/libgcc.a").exists()
-    assert os.readlink(view / "x86_64-conda-linux-gnu/include/c++/14.3.0").endswith("build/c++")
+    # GCC as clang looks for it
+    view, target = build.source / "gcc", "x86_64-conda-linux-gnu"
+    assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
+    links = {"include/c++/14.3.0": "c++", "bin": "tools", "lib": "lib"}
+    for link, folder in links.items():
+        assert os.readlink(view / target / link) == f"{build.environment['BUILD_PREFIX']}/{folder}"
     assert not (build.source / ".gitmodules").exists()
     assert (build.source / "third_party/NNPACK/cmake/DownloadSix.cmake").read_text() == ""
     assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_compiler_without_headers(build: Build) -> None:
+    tool = Path(build.environment["PATH"].split(":")[0]) / "g++"
+    tool.write_text(tool.read_text().replace("/c++/vector", "/c++/nothing"))
+    output, calls = build.run(code=1)
+    assert "does not find <vector>" in output and calls == []
 
 
 def test_resumes_where_it_failed(build: Build) -> None:

@@ -15,22 +15,8 @@ prepare() {
     # Below the source tree, because CMake writes the folder of any other library into RPATH. A prefix
     # of its own, because torch installs the whole of its lib and include.
     ln -sfn "$PREFIX/opt/aotriton" "$AOTRITON_INSTALLED_PREFIX"
-    # GCC as clang expects it: it looks for libstdc++'s headers relative to libgcc, where conda has
-    # none. A real folder of links, because clang's path goes up from it.
-    mkdir -p "$gcc_view" "${gcc_headers%/*}"
-    ln -sfn "$(dirname "$("$CXX" -print-libgcc-file-name)")"/* "$gcc_view"
-    ln -sfn "$(header_folder vector)" "$gcc_headers"
+    make_gcc_view
     python tools/amd_build/build_amd.py
-}
-
-# The folder where the C++ compiler finds a header of its own.
-header_folder() {
-    local -a files
-    read -ra files < <(echo "#include <$1>" | "$CXX" -x c++ -M - | tr -d '\\\n')
-    for file in "${files[@]}"; do
-        [[ $file == */$1 ]] && dirname "$file" && return
-    done
-    echo "$CXX does not find <$1>" >&2 && return 1
 }
 
 configure() {

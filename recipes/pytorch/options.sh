@@ -10,9 +10,8 @@ export PYTORCH_ROCM_ARCH=gfx1151
 export AOTRITON_INSTALLED_PREFIX="$SRC_DIR/aotriton"
 export PYTORCH_BUILD_VERSION="$TORCH_VERSION" PYTORCH_BUILD_NUMBER=0
 
-target=$("$CXX" -dumpmachine) version=$("$CXX" -dumpfullversion)
-gcc_view="$SRC_DIR/gcc/lib/gcc/$target/$version"
-gcc_headers="$SRC_DIR/gcc/$target/include/c++/$version"
+# shellcheck source=recipes/pytorch/gcc_view.sh
+source "$RECIPE_DIR/gcc_view.sh"
 
 switches=(
     BUILD_PYTHON=ON BUILD_TEST=OFF INSTALL_TEST=OFF
@@ -33,6 +32,7 @@ switches=(
 export "${switches[@]}"
 options=(
     "${switches[@]}"
+    CMAKE_BUILD_TYPE=Release
     CMAKE_INSTALL_PREFIX="$SRC_DIR/torch"
     CMAKE_PREFIX_PATH="$PREFIX;$ROCM_PATH"
     Python_EXECUTABLE="$PYTHON"
