@@ -8,8 +8,10 @@ the test.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,8 +19,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 import zstandard
-from conftest import CHECKOUT
+from conftest import CHECKOUT, MiniProject
+from rattler_build import Package
 
 RECIPE = CHECKOUT / "recipes" / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -85,7 +89,7 @@ rule HIP_COMPILER
 build torch_hip.dir/sdp_utils.hip.o: HIP_COMPILER
   DEFINES = -DUSE_FLASH_ATTENTION -DUSE_MEM_EFF_ATTENTION -DUSE_ROCM
   FLAGS = --gcc-install-dir=/source/gcc -O3 --offload-arch=gfx1151 -I/env/opt/rocm/include
-build lib/libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /source/aotriton/lib/libaotriton_v2.so
+build libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /source/aotriton/lib/libaotriton_v2.so
 """
 LOG = """\
 -- Found system Eigen at /env/include/eigen3
@@ -114,8 +118,8 @@ def test_right_configuration() -> None:
         ("LINK torch_hip.dir", "LINK fbgemm.a libfbgemm_genai.a torch_hip.dir", "fbgemm_genai"),
         ("LINK torch_hip.dir", "LINK a/mslk.dir/x.o torch_hip.dir", "mslk is built"),
         (
-            "build lib/",
-            "build aotriton/aotriton_runtime-stamp/aotriton_runtime-download: CUSTOM\nbuild lib/",
+            "build libtorch",
+            "build a/aotriton_runtime-stamp/aotriton_runtime-download: X\nbuild libtorch",
             "aotriton_runtime would be downloaded",
         ),
         ("-I/env/opt/rocm/include", "-I/opt/rocm/include", "outside the environment"),
@@ -185,6 +189,67 @@ def test_layout_sees_a_path_of_the_build(installed: tuple[Path, Path]) -> None:
     (installed[0] / "share/cmake/ATen/ATenConfig.cmake").write_text("set(A /source/torch/include)")
     with pytest.raises(SystemExit, match="folder of this build"):
         layout.lay_out(*installed, Path("/source"))
+
+
+FAKE_INSTALL = """\
+set -e
+cp -r fake "$SP_DIR/torch"
+touch "$SP_DIR/torch/_C.cpython.so"
+mkdir -p "$PREFIX/bin"
+touch "$PREFIX/bin/torchrun" "$PREFIX/bin/torchfrtrace"
+python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
+"""
+
+
+def test_outputs_divide_what_is_installed(
+    installed: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The recipe's own globs, in a real build: each file is in one package, none in two."""
+    outputs = yaml.safe_load((RECIPE / "recipe.yaml").read_text())["outputs"]
+    files = {o["package"]["name"]: o["build"]["files"] for o in outputs[1:3]}
+    project = MiniProject(tmp_path_factory.mktemp("outputs"))
+    folder = project.root / "recipes/mini"
+    folder.mkdir()
+    shutil.copy(RECIPE / "lay_out.py", folder)
+    (folder / "build.sh").write_text(FAKE_INSTALL)
+    shutil.copytree(installed[0], project.root / "fake/fake", symlinks=True)
+    digest = {"use_keys": ["content_digest"]}
+    staging = {
+        "staging": {"name": "made"},
+        "source": {"path": "../../fake"},
+        "build": {"script": {"file": "build.sh"}},
+        "requirements": {"host": ["python"]},
+    }
+    packages = [
+        {
+            "package": {"name": f"mini-{name}"},
+            "inherit": "made",
+            "build": {"files": globs, "variant": digest},
+            "about": {"license": "MIT"},
+        }
+        for name, globs in files.items()
+    ]
+    recipe = {
+        "schema_version": 1,
+        "recipe": {"name": "mini", "version": "1.0"},
+        "build": {"number": 0, "variant": digest},
+        "outputs": [staging, *packages],
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    project.forge("build-all")
+
+    held = {}
+    for path in project.channel.glob("linux-64/*.conda"):
+        (name,) = [name for name in files if path.name.startswith(f"mini-{name}-")]
+        held[name] = {str(entry) for entry in Package.from_file(str(path)).files}
+    torch = next(name.split("torch/")[0] for name in held["pytorch"] if name.endswith("_init__.py"))
+    assert not held["libtorch"] & held["pytorch"]
+    assert {name for name in held["libtorch"] if name.startswith("lib/")} == {"lib/libtorch.so"}
+    assert {"include/ATen/header.h", "bin/torch_shm_manager"} <= held["libtorch"]
+    assert {
+        "bin/torchrun", "bin/torchfrtrace", "lib/libtorch_python.so", f"{torch}torch/lib",
+        f"{torch}torch/_C.cpython.so", f"{torch}torch/include/ATen",
+    } <= held["pytorch"]  # fmt: skip
 
 
 # --- ELF files
