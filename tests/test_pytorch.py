@@ -184,6 +184,19 @@ def test_closure(prefix: Path) -> None:
     assert reason.startswith(str(prefix / "lib/libaotriton")) and "needs libamdhip64" in reason
 
 
+def test_libraries_of_other_packages(prefix: Path) -> None:
+    """Their search paths are not ours to judge, and a library that is loaded already will do."""
+    library(prefix, "libstdc++.so.6")
+    library(prefix, "libroctx64.so.4", needs=("libstdc++.so.6",), rpath="/opt/rocm/lib",
+            folder="opt/rocm/lib")  # fmt: skip
+    needs, rpath = ("libroctx64.so.4", "libstdc++.so.6"), "$ORIGIN:$ORIGIN/../opt/rocm/lib"
+    cpu = library(prefix, "libtorch_cpu.so", needs=needs, rpath=rpath)
+    assert binaries.check([cpu], prefix, 0, False) == []
+    cpu = library(prefix, "libtorch_cpu.so", needs=needs[:1], rpath=rpath)
+    (reason,) = binaries.check([cpu], prefix, 0, False)
+    assert "libroctx64.so.4: needs libstdc++.so.6" in reason
+
+
 def test_aotriton_of_another_folder(prefix: Path) -> None:
     """The images lie beside the library of lib, so a copy elsewhere would find none."""
     library(prefix, "libaotriton_v2.so.0.12.0", folder="lib/torch")

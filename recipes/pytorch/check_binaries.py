@@ -108,67 +108,72 @@ def check_images(elf: ELFFile) -> int:
     return found
 
 
-def loads(path: Path, elf: ELFFile, prefix: Path) -> dict[str, Path]:
-    """The libraries that an ELF file needs directly, and where they are found.
-
-    Raises Wrong for a search path that is not relative, leads out of the prefix or into a folder
-    that is there for builds only, and for a library that is not found.
-    """
-    dynamic = elf.get_section_by_name(".dynamic")
-    tags = list(dynamic.iter_tags()) if dynamic else []
-    folders = []
-    for tag in tags:
-        if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
-            for text in (tag.rpath if tag.entry.d_tag == "DT_RPATH" else tag.runpath).split(":"):
-                folders.append(_folder(text, path, prefix))
+def dynamic(elf: ELFFile) -> tuple[list[str], list[str]]:
+    """The libraries that an ELF file needs, without glibc's, and its search paths as they stand."""
+    section = elf.get_section_by_name(".dynamic")
+    tags = list(section.iter_tags()) if section else []
     needed = [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
-    found = {}
-    for name in needed:
-        if name in GLIBC:
-            continue
-        hits = [folder / name for folder in folders if (folder / name).exists()]
-        if not hits:
-            raise Wrong(f"needs {name}, which its RPATH does not find")
-        found[name] = hits[0]
+    paths = [tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"]
+    paths += [tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"]
+    return [n for n in needed if n not in GLIBC], ":".join(paths).split(":") if paths else []
+
+
+def folder(text: str, path: Path, prefix: Path) -> Path:
+    """Where an entry of a search path leads. Raises Wrong for one that a package must not have."""
+    if not text.startswith("$ORIGIN"):
+        raise Wrong(f"RPATH {text!r} is a path of the machine that built it")
+    found = Path(text.replace("$ORIGIN", str(path.parent))).resolve()
+    if not found.is_relative_to(prefix):
+        raise Wrong(f"RPATH {text!r} leads out of the environment")
+    for name in BUILD_ONLY:
+        if found.is_relative_to(prefix / name):
+            raise Wrong(f"RPATH {text!r} leads into {name}, which only builds have")
     return found
 
 
-def _folder(text: str, path: Path, prefix: Path) -> Path:
-    if not text.startswith("$ORIGIN"):
-        raise Wrong(f"RPATH {text!r} is a path of the machine that built it")
-    folder = Path(text.replace("$ORIGIN", str(path.parent))).resolve()
-    if not folder.is_relative_to(prefix):
-        raise Wrong(f"RPATH {text!r} leads out of the environment")
-    for name in BUILD_ONLY:
-        if folder.is_relative_to(prefix / name):
-            raise Wrong(f"RPATH {text!r} leads into {name}, which only builds have")
-    return folder
-
-
 def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[str]:
-    """What is wrong with the files, as lines for people; `least` device images are asked for."""
-    wrong, images, needed = [], 0, {}
-    waiting, seen = [path.resolve() for path in files], set()
-    ours = set(waiting)
+    """What is wrong with the files, as lines for people; `least` device images are asked for.
+
+    The files' search paths have to be right. Those of other packages' libraries are only followed,
+    and what they do not find may be a library that another one has brought: the loader knows a
+    library by its name.
+    """
+    wrong, images = [], 0
+    waiting = {path.resolve() for path in files}
+    ours, seen = frozenset(waiting), set()
+    found: dict[str, Path] = {}
+    missing: list[tuple[Path, str]] = []
     while waiting:
         path = waiting.pop()
-        if path in seen:
-            continue
         seen.add(path)
         try:
             with path.open("rb") as stream:
                 elf = ELFFile(stream)
-                found = loads(path, elf, prefix)
-                if path in ours:
-                    images += check_images(elf)
-                    needed |= found
+                names, texts = dynamic(elf)
+                images += check_images(elf) if path in ours else 0
+            folders = []
+            for text in texts:
+                try:
+                    folders.append(folder(text, path, prefix))
+                except Wrong:
+                    if path in ours:
+                        raise
         except (Wrong, ELFError, OSError) as error:
             wrong.append(f"{path}: {error}")
             continue
-        waiting += [library.resolve() for library in found.values()]
+        for name in names:
+            hits = [place / name for place in folders if (place / name).exists()]
+            if hits:
+                found.setdefault(name, hits[0])
+                waiting |= {hits[0].resolve()} - seen
+            else:
+                missing.append((path, name))
+    for path, name in missing:
+        if path in ours or name not in found:
+            wrong.append(f"{path}: needs {name}, which its RPATH does not find")
     if images < least and not wrong:
         wrong.append(f"{images} device images in all, expected {least} or more")
-    libraries = [at for name, at in needed.items() if name.startswith("libaotriton_v2.so.")]
+    libraries = [at for name, at in found.items() if name.startswith("libaotriton_v2.so.")]
     if aotriton and [at.parent for at in libraries] != [prefix / "lib"]:
         wrong.append(f"no file needs libaotriton_v2.so.VERSION of {prefix / 'lib'}")
     if not wrong:
