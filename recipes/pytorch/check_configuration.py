@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fail right after CMake, not hours later, if torch is not configured as meant.
+
+usage: check_configuration.py BUILD_FOLDER CONFIGURE_LOG PREFIX
+
+torch's CMake turns off what it cannot find and goes on. What will be compiled is read from
+build.ninja, which nothing overrides.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ARCH = "gfx1151"
+# Names as in the summary that CMake prints at the end.
+SUMMARY = {
+    "USE_ROCM": "ON",
+    "USE_CUDA": "OFF",
+    "USE_FLASH_ATTENTION": "ON",
+    "USE_MEM_EFF_ATTENTION": "ON",
+    "USE_ROCM_CK_SDPA": "OFF",
+    "USE_ROCM_CK_GEMM": "OFF",
+    "USE_NUMPY": "ON",
+    "USE_MKLDNN": "ON",
+    "USE_NCCL": "ON",
+    "USE_GLOO": "ON",
+    "USE_KINETO": "ON",
+}
+TRUE = {"ON", "1", "YES", "TRUE", "Y"}
+
+
+def wrong(ninja: str, log: str, prefix: str) -> list[str]:
+    """What is wrong, given build.ninja, CMake's output and the host prefix."""
+    found = []
+    told = dict(re.findall(r"^--\s+(\w+)\s*: *(\S*)$", log, re.M))
+    for name, wanted in SUMMARY.items():
+        if (told.get(name, "").upper() in TRUE) != (wanted == "ON") or name not in told:
+            found.append(f"{name} is {told.get(name, 'not in the summary')}, wanted {wanted}")
+    if "Using Preinstalled AOTriton at" not in log:
+        found.append(
+            "AOTriton is not taken from our package (no line 'Using Preinstalled AOTriton')"
+        )
+    if "Found system Eigen at" not in log:
+        found.append("Eigen is not taken from the environment, so it would be cloned")
+
+    architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
+    if architectures != {ARCH}:
+        found.append(f"device code for {sorted(architectures) or 'nothing'}, wanted {ARCH} alone")
+    for macro in ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION"):
+        if f"-D{macro}" not in ninja:
+            found.append(f"nothing is compiled with -D{macro}")
+    if "libaotriton_v2.so" not in ninja:
+        found.append("nothing is linked with libaotriton_v2.so")
+    if "--gcc-install-dir=" not in ninja:
+        found.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
+    for name in ("fbgemm_genai", "mslk"):
+        if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja):
+            found.append(f"{name} is built, and has no kernel for {ARCH}")
+    # ExternalProject marks each of its downloads with a stamp
+    for stamp in sorted(set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja))):
+        found.append(f"{stamp} would be downloaded during the build")
+    ours = f"{prefix}/opt/rocm"
+    if outside := re.search(r"\S*/opt/rocm\S*", ninja.replace(ours, "")):
+        found.append(f"a ROCm outside the environment is used: {outside[0]}")
+    if f"{ours}/lib/llvm/bin/clang++" not in ninja:
+        found.append(f"the HIP compiler is not the one of {ours}")
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__.split("\n\n")[1])
+    # CMake divides build.ninja: rules.ninja holds the compilers
+    parts = [*Path(sys.argv[1]).glob("*.ninja"), *Path(sys.argv[1]).glob("CMakeFiles/*.ninja")]
+    if not parts:
+        sys.exit(f"{sys.argv[1]} holds no build.ninja: CMake did not finish")
+    text = "\n".join(part.read_text() for part in parts)
+    reasons = wrong(text, Path(sys.argv[2]).read_text(), sys.argv[3])
+    for reason in reasons:
+        print(f"configuration: {reason}", file=sys.stderr)
+    if reasons:
+        sys.exit(1)
+    print(f"configuration: {ARCH} alone, with our AOTriton, nothing to download")

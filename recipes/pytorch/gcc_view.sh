@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# shellcheck shell=bash
+# GCC as clang expects it. From the folder of libgcc clang goes up to headers, libraries and ld, which
+# conda has elsewhere; so that folder is a real one here, full of links. The HIP compiler takes it by
+# --gcc-install-dir, and then uses the same libstdc++ and linker as $CXX.
+
+gcc_target=$("$CXX" -dumpmachine) gcc_version=$("$CXX" -dumpfullversion)
+gcc_view="$SRC_DIR/gcc/lib/gcc/$gcc_target/$gcc_version"
+
+make_gcc_view() {
+    local root="$SRC_DIR/gcc/$gcc_target"
+    mkdir -p "$gcc_view" "$root/include/c++"
+    ln -sfn "$(dirname "$("$CXX" -print-libgcc-file-name)")"/* "$gcc_view"
+    ln -sfn "$(header_folder vector)" "$root/include/c++/$gcc_version"
+    ln -sfn "$(dirname "$("$CXX" -print-prog-name=ld)")" "$root/bin"
+    ln -sfn "$(dirname "$("$CXX" -print-file-name=libstdc++.so)")" "$root/lib"
+}
+
+# The folder where $CXX finds a header of its own.
+header_folder() {
+    local -a files
+    read -ra files < <(echo "#include <$1>" | "$CXX" -x c++ -M - | tr -d '\\\n')
+    for file in "${files[@]}"; do
+        [[ $file == */$1 ]] && dirname "$file" && return
+    done
+    echo "$CXX does not find <$1>" >&2 && return 1
+}

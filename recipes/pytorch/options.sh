@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# shellcheck shell=bash disable=SC2034  # build.sh reads these
+# What torch is built with. Each option is given to CMake as -D, and to setup.py, which reads the
+# environment. The -D are needed: in 2.13 CMake's own forwarding takes the environment for one list,
+# so that a value with a semicolon (CMAKE_ARGS has one) can swallow others (pytorch/pytorch#190800).
+export ROCM_PATH="$PREFIX/opt/rocm"
+export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
+export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
+export PYTORCH_ROCM_ARCH=gfx1151
+export AOTRITON_INSTALLED_PREFIX="$SRC_DIR/aotriton"
+export PYTORCH_BUILD_VERSION="$TORCH_VERSION" PYTORCH_BUILD_NUMBER=0
+
+# shellcheck source=recipes/pytorch/gcc_view.sh
+source "$RECIPE_DIR/gcc_view.sh"
+
+switches=(
+    BUILD_PYTHON=ON BUILD_TEST=OFF INSTALL_TEST=OFF
+    USE_ROCM=ON USE_CUDA=OFF USE_XPU=OFF
+    USE_FLASH_ATTENTION=ON USE_MEM_EFF_ATTENTION=ON
+    # Composable Kernel's attention and products, and MSLK (what FBGEMM GenAI became): gfx9 only
+    USE_ROCM_CK_SDPA=OFF USE_ROCM_CK_GEMM=OFF USE_MSLK=OFF
+    # hipSOLVER does what MAGMA did
+    USE_MAGMA=OFF
+    USE_KINETO=ON USE_GLOO=ON USE_NCCL=ON USE_SYSTEM_NCCL=ON USE_MPI=OFF
+    USE_NUMA=OFF USE_ITT=OFF USE_NUMPY=ON USE_MKLDNN=ON
+    # not in the archive: it would be cloned
+    USE_SYSTEM_EIGEN_INSTALL=ON
+    # extensions of several packages share one pybind11
+    USE_SYSTEM_PYBIND11=ON
+    BLAS=OpenBLAS
+)
+export "${switches[@]}"
+options=(
+    "${switches[@]}"
+    CMAKE_BUILD_TYPE=Release
+    CMAKE_INSTALL_PREFIX="$SRC_DIR/torch"
+    CMAKE_PREFIX_PATH="$PREFIX;$ROCM_PATH"
+    Python_EXECUTABLE="$PYTHON"
+    TORCH_BUILD_VERSION="$TORCH_VERSION"
+    # conda's stubs are three libraries, and FindOpenBLAS looks for one
+    OpenBLAS_INCLUDE_DIR="$PREFIX/include"
+    OpenBLAS_LIB="$PREFIX/lib/liblapack.so;$PREFIX/lib/libcblas.so;$PREFIX/lib/libblas.so"
+    # complex dot products by the interface that every BLAS returns in the same way
+    BLAS_USE_CBLAS_DOT=ON
+    CMAKE_C_COMPILER_LAUNCHER=ccache
+    CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    CMAKE_HIP_COMPILER_LAUNCHER=ccache
+    CMAKE_HIP_FLAGS="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
+)
+
+# conda-forge's exceptions from its own flags: torch sets the standard itself, exports inline
+# functions, and links libraries whose symbols only other libraries use
+CXXFLAGS=${CXXFLAGS//-std=c++[0-9][0-9]/}
+CXXFLAGS=${CXXFLAGS//-fvisibility-inlines-hidden/}
+export LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
+# headers that the SDK's own headers include without saying where they are
+export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib/rocm_sysdeps/include"
+# with the source tree not among the roots, CMake does not find the oneDNN in it
+CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR;}
+
+# Paths relative to the build's folder, whose name changes; the compiler known by its bytes.
+export CCACHE_BASEDIR="${SRC_DIR%/*}" CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
+export CCACHE_MAXSIZE=20G CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
+
+# clang takes up to 4 GiB for one of the large HIP files
+gib=$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)
+jobs=$((gib / 4 < CPU_COUNT ? (gib < 4 ? 1 : gib / 4) : CPU_COUNT))
