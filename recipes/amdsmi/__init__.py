@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AMD SMI's Python module of this environment's ROCm SDK.
 
-The SDK ships the module in a folder that Python does not search. It is left there, because it finds
-libamd_smi relative to itself, and libamd_smi finds its own libraries relative to where it lies. This
-package takes its place in site-packages and executes it.
+The SDK ships the module in a folder that Python does not search. It is left there, because it
+finds libamd_smi relative to itself, and libamd_smi its own libraries relative to where it lies.
+This package takes its place in site-packages and executes it.
 """
 
 import os as _os

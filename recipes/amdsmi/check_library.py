@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch  # noqa: F401  before amdsmi, as in use
+
 from amdsmi import AmdSmiException, amdsmi_get_processor_handles, amdsmi_init, amdsmi_shut_down
 
 files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
