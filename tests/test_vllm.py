@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from packaging.utils import canonicalize_name
 
 from forge_store import bases
 from forge_store.project import NotAttempted, Project
-from forge_store.sources import SourceCache, unpack
-from strix_forge.recipes import RecipeSet, sources_of
+from forge_store.sources import PYPI_SOURCES, PYPI_URL, SourceCache
+from strix_forge.recipes import RecipeSet, source_of
 
+os.environ[PYPI_SOURCES] = PYPI_URL
 CHECK = CHECKOUT / "recipes" / "vllm" / "check_detection.py"
 MANIFEST = """\
 [workspace]
@@ -41,20 +44,28 @@ CONDA_NAMES = {
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """vLLM's sdist as upstream made it, and patched."""
+    """What our patches touch of vLLM's sdist: as upstream made it, and patched."""
     project = Project.at(CHECKOUT)
     recipe = RecipeSet(project, bases.load(project, "conda-forge")).recipes["vllm"]
-    source = next(s for s in sources_of(recipe) if s.purl)
+    source = source_of(recipe, next(data for data in recipe.sources if "patches" in data))
     try:
         archive = SourceCache(project).fetch(source, lambda *_: None)
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
     folder = tmp_path_factory.mktemp("vllm")
-    for name in ("upstream", "patched"):
-        unpack(archive, folder / name)
+    parts = tuple(
+        f"vllm-{recipe.version}/{part}" for part in ("vllm/", "requirements/", "setup.py")
+    )
+    with tarfile.open(archive) as tar:
+        wanted = [member for member in tar if member.name.startswith(parts)]
+        for name in ("upstream", "patched"):
+            tar.extractall(folder / name, wanted, filter="data")
+    upstream, patched = (
+        folder / name / f"vllm-{recipe.version}" for name in ("upstream", "patched")
+    )
     for patch in sorted((CHECKOUT / "patches/vllm").glob("*.patch")):
-        subprocess.run(["git", "apply", "-p1", patch], cwd=folder / "patched", check=True)
-    return folder / "upstream", folder / "patched"
+        subprocess.run(["git", "apply", "-p1", patch], cwd=patched, check=True)
+    return upstream, patched
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# the SDK of the host environment, whatever the machine has in /opt/rocm
-export ROCM_PATH="$PREFIX/opt/rocm" ROCM_HOME="$PREFIX/opt/rocm"
-export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
+# Compiler, device libraries and gfx1151 come with the activation of rocm-sdk-devel.
 # hipcc's clang otherwise takes the headers of the machine's own GCC
 HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
 export HIPCC_COMPILE_FLAGS_APPEND
-export PYTORCH_ROCM_ARCH=gfx1151
 export MAX_JOBS="$CPU_COUNT"
 
 # HIP operators, although the build machine has no GPU

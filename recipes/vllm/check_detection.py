@@ -11,14 +11,15 @@ Each case runs in a process of its own, because vLLM looks once, at import; no G
 import argparse
 import contextlib
 import importlib.metadata
-import json
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
+
+import torch
 
 CPU, STRIX_HALO, NAVI31, MI300 = (f"gfx_target_version {n}\n" for n in (0, 110501, 110000, 90402))
 FOLDER = None  # a properties entry that cannot be read, also by root
@@ -85,8 +86,6 @@ def detect(case: str, nodes: str, source: Path | None) -> dict:
     _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
     if source:
         load_source(source)
-    import torch
-
     sys.modules["amdsmi"] = fake_amdsmi(amdsmi)
     torch.version.hip = (torch.version.hip or "7.15") if hip else None
     from vllm.platforms import interface
@@ -130,31 +129,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=Path)
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--child", nargs=2, metavar=("CASE", "NODES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(detect(*options.child, options.source)))
-        return 0
-    failed = 0
+    os.environ.pop("VLLM_TARGET_DEVICE", None)
     known = CASES | ({} if options.source else INSTALLED)
-    for case in options.cases or known:
-        nodes, _, _, wanted = known[case]
-        with tempfile.TemporaryDirectory() as folder:
-            make_nodes(Path(folder), nodes)
-            source = ["--source", options.source] if options.source else []
-            command = [sys.executable, __file__, *source, "--child", case, folder]
-            environment = {k: v for k, v in os.environ.items() if k != "VLLM_TARGET_DEVICE"}
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False
-            )
-        if done.returncode:
-            print(f"{case}: FAILED\n{done.stderr}")
-            failed += 1
-            continue
-        said = json.loads(done.stdout.splitlines()[-1])
-        wrong = {key: said.get(key) for key, value in wanted.items() if said.get(key) != value}
-        print(f"{case}: {'says ' + str(wrong) if wrong else 'ok'}")
-        failed += bool(wrong)
+    failed = 0
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for case in options.cases or known:
+            nodes, _, _, wanted = known[case]
+            with tempfile.TemporaryDirectory() as folder:
+                make_nodes(Path(folder), nodes)
+                try:
+                    said = pool.apply(detect, (case, folder, options.source))
+                except Exception as error:
+                    said = {"platform": f"{type(error).__name__}: {error}"}
+            wrong = {key: said.get(key) for key, value in wanted.items() if said.get(key) != value}
+            print(f"{case}: {'says ' + str(wrong) if wrong else 'ok'}", flush=True)
+            failed += bool(wrong)
     return int(failed > 0)
 
 
