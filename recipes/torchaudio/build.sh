@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Compiler, device libraries and gfx1151 come with the activation of rocm-sdk-devel.
+# hipcc's clang otherwise takes the headers of the machine's own GCC
+HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
+HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
+export HIPCC_COMPILE_FLAGS_APPEND
+export MAX_JOBS="$CPU_COUNT"
+
+# TheRock's switches
+export USE_ROCM=1 USE_CUDA=0 USE_OPENMP=1
+# an NVIDIA decoder, and readers that upstream dropped in favour of torchcodec
+export BUILD_CUDA_CTC_DECODER=0 BUILD_SOX=0 USE_FFMPEG=0
+export BUILD_VERSION="$PKG_VERSION"
+
+"$PYTHON" -m pip install . --no-deps --no-build-isolation -vv

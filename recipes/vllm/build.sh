@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Compiler, device libraries and gfx1151 come with the activation of rocm-sdk-devel.
+# CMake's name for HIP's flags; clang otherwise takes the headers of the machine's own GCC
+HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
+export HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
+# setup.py splits it on blanks
+export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_HIP_ARCHITECTURES=gfx1151"
+export CMAKE_BUILD_TYPE=Release VERBOSE=1 VLLM_DISABLE_SCCACHE=1
+
+export VLLM_TARGET_DEVICE=rocm
+# the sdist has no git history; this also leaves out the suffix +rocm
+export VLLM_VERSION_OVERRIDE="$PKG_VERSION"
+# the only thing that CMake would download
+export TRITON_KERNELS_SRC_DIR="$SRC_DIR/triton/python/triton_kernels/triton_kernels"
+test -f "$TRITON_KERNELS_SRC_DIR/__init__.py"
+export MAX_JOBS="$CPU_COUNT"
+
+"$PYTHON" -m pip install . --no-deps --no-build-isolation -vv

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's choice of platform against made-up kernel drivers (KFD) and AMD SMI modules.
+
+    python check_detection.py [--source DIR] [CASE...]
+
+Each case runs in a process of its own, because vLLM looks once, at import; no GPU is needed. With
+--source it loads the platform modules of an unpacked sdist beside a torch without ROCm. Without it,
+`vllm --version` is a case too: it ends in an error where no platform is found.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import torch
+
+CPU, STRIX_HALO, NAVI31, MI300 = (f"gfx_target_version {n}\n" for n in (0, 110501, 110000, 90402))
+FOLDER = None  # a properties entry that cannot be read, also by root
+ROCM, NONE = "RocmPlatform", "UnspecifiedPlatform"
+GFX1151 = {"platform": ROCM, "arch": "gfx1151", "capability": [11, 5], "name": "AMD_Radeon_8060S"}
+TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
+#: what is seen: (KFD nodes, the amdsmi module, torch is a ROCm build, what vLLM must say)
+CASES = {
+    "no driver": ([], "absent", True, {"platform": NONE}),
+    "a node without GPU": ([CPU], "absent", True, {"platform": NONE}),
+    "unreadable": ([FOLDER], "absent", True, {"platform": NONE}),
+    "no number": (["gfx_target_version x\n"], "absent", True, {"platform": NONE}),
+    "torch without ROCm": ([CPU, STRIX_HALO], "absent", False, {"platform": NONE}),
+    "no amdsmi": ([CPU, STRIX_HALO], "absent", True, GFX1151 | TRITON_FIRST),
+    "one node unreadable": ([FOLDER, STRIX_HALO], "absent", True, GFX1151),
+    "amdsmi lists nothing": ([CPU, STRIX_HALO], "empty", True, GFX1151),
+    "amdsmi without library": ([CPU, STRIX_HALO], "broken", True, GFX1151),
+    "amdsmi lists it": ([], "lists", True, GFX1151 | TRITON_FIRST),
+    "gfx1100": (
+        [CPU, NAVI31],
+        "absent",
+        True,
+        {"platform": ROCM, "arch": "gfx1100"} | TRITON_FIRST,
+    ),
+    "gfx942": ([CPU, MI300], "absent", True, {"arch": "gfx942", "first": "ROCM_ATTN"}),
+}
+COMMAND = "vllm --version"
+INSTALLED = {COMMAND: ([CPU, STRIX_HALO], "absent", True, GFX1151)}
+
+
+def fake_amdsmi(kind: str) -> types.ModuleType | None:
+    """An amdsmi module of one kind; None makes its import fail."""
+    if kind == "absent":
+        return None
+    module = types.ModuleType("amdsmi")
+    handles = ["gpu"] if kind == "lists" else []
+    asic = {"target_graphics_version": "gfx1151", "device_id": "0x1586", "market_name": "AMD"}
+    for name in ("gpu_device_uuid", "gpu_memory_total"):
+        setattr(module, f"amdsmi_get_{name}", None)
+    module.AmdSmiException = module.AmdSmiMemoryType = type("AmdSmi", (Exception,), {})
+    module.amdsmi_topo_get_link_type = module.amdsmi_topo_get_numa_node_number = None
+    module.amdsmi_get_processor_handles = lambda: handles
+    module.amdsmi_get_gpu_asic_info = lambda _: asic
+    module.amdsmi_shut_down = lambda: None
+    module.amdsmi_init = (lambda: {}["libamd_smi.so"]) if kind == "broken" else lambda: None
+    return module
+
+
+def load_source(folder: Path) -> None:
+    """Stand in for an installed vLLM: its tree, its version, and what its platforms do not need."""
+    package = types.ModuleType("vllm")
+    package.__path__ = [str(folder / "vllm")]
+    sys.modules |= {"vllm": package, "regex": re}
+    importlib.metadata.version = lambda name: "0.32.0" if name == "vllm" else "0"
+    aiter = types.ModuleType("vllm._aiter_ops")
+    aiter.is_aiter_found_and_supported = lambda: False
+    off = {"is_mha_enabled": lambda: False, "is_rdna_aiter_enabled": lambda: False}
+    aiter.rocm_aiter_ops = types.SimpleNamespace(**off)
+    sys.modules["vllm._aiter_ops"] = aiter
+
+
+def detect(case: str, nodes: str, source: Path | None) -> dict:
+    """What vLLM says in this process, with `nodes` for the kernel's folder."""
+    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
+    if source:
+        load_source(source)
+    sys.modules["amdsmi"] = fake_amdsmi(amdsmi)
+    torch.version.hip = (torch.version.hip or "7.15") if hip else None
+    from vllm.platforms import interface
+
+    interface.in_wsl = lambda: False
+    if hasattr(interface, "kfd_gcn_arch"):  # patch 0001
+        interface.kfd_gcn_arch.__defaults__ = (nodes,)
+    from vllm import platforms
+
+    platform = platforms.current_platform
+    said = {"platform": type(platform).__name__}
+    if said["platform"] == ROCM:
+        from vllm.platforms import rocm
+
+        order = [b.name for b in rocm._get_backend_priorities(use_mla=False, use_sparse=False)]
+        capability = platform.get_device_capability()
+        said |= {"arch": rocm._GCN_ARCH, "capability": [capability.major, capability.minor]}
+        said |= {"first": order[0], "rocm_attn_stays": "ROCM_ATTN" in order}
+        if rocm._GCN_ARCH == "gfx1151":
+            said["name"] = platform.get_device_name()
+    if case == COMMAND:
+        from vllm.entrypoints.cli.main import main as command
+
+        sys.argv = COMMAND.split()
+        with contextlib.suppress(SystemExit):
+            command()
+    return said
+
+
+def make_nodes(folder: Path, nodes: list[str | None]) -> None:
+    for number, text in enumerate(nodes):
+        properties = folder / str(number) / "properties"
+        if text is FOLDER:
+            properties.mkdir(parents=True)
+        else:
+            properties.parent.mkdir(parents=True)
+            properties.write_text(f"cpu_cores_count 1\n{text}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    options = parser.parse_args()
+    os.environ.pop("VLLM_TARGET_DEVICE", None)
+    known = CASES | ({} if options.source else INSTALLED)
+    failed = 0
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for case in options.cases or known:
+            nodes, _, _, wanted = known[case]
+            with tempfile.TemporaryDirectory() as folder:
+                make_nodes(Path(folder), nodes)
+                try:
+                    said = pool.apply(detect, (case, folder, options.source))
+                except Exception as error:
+                    said = {"platform": f"{type(error).__name__}: {error}"}
+            wrong = {key: said.get(key) for key, value in wanted.items() if said.get(key) != value}
+            print(f"{case}: {'says ' + str(wrong) if wrong else 'ok'}", flush=True)
+            failed += bool(wrong)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
