@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small tree of the shape of TheRock's distribution, with real ELF files made by the host's gcc."""
+"""A small tree of the shape of TheRock's distribution, its ELF files made by the host's gcc."""
 
 from __future__ import annotations
 

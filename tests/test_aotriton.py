@@ -159,10 +159,10 @@ def flag(code: bytes, machine: int) -> bytes:
         (lambda e: aotriton_tree.image((e[0][0], 0, flag(e[0][2], 0x41))), "machine 0x41"),
         (lambda e: aotriton_tree.image((e[0][0], 65537, e[0][2])), "65537 bytes of LDS"),
         (lambda e: aotriton_tree.image((e[0][0], 0, b"text" * 20)), "is no ELF file"),
-        (lambda e: aotriton_tree.image((e[0][0], 0, open("/bin/sh", "rb").read())), "is for EM_"),
+        (lambda e: aotriton_tree.image((e[0][0], 0, Path("/bin/sh").read_bytes())), "is for EM_"),
         (lambda e: aotriton_tree.image(*e)[:-9], "damaged"),
         (lambda e: b"AKS3" + aotriton_tree.image(*e)[4:], "no AKS2 image"),
-        (lambda e: b"", "no AKS2 image"),
+        (lambda _: b"", "no AKS2 image"),
     ],
 )
 def test_bad_image(good: Path, tmp_path: Path, change, message: str) -> None:

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
 from conftest import CHECKOUT, forge
 
 from forge_store.project import sha256_file

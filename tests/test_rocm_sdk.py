@@ -121,8 +121,7 @@ def own_runtime(source: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [other_commit, no_manifest, dangling, absolute, unexpected, broken, own_runtime],
+    "spoil", [other_commit, no_manifest, dangling, absolute, unexpected, broken, own_runtime]
 )
 def test_refused(source: Path, tmp_path: Path, spoil) -> None:
     message = spoil(source)
@@ -195,8 +194,7 @@ def sdk_project(project: MiniProject, tmp_path: Path) -> MiniProject:
     subprocess.run(["cp", "-a", RECIPE, target], check=True)
     (project.root / "LICENSE").write_text("BSD\n")
     archive = sdk_tree.pack(
-        sdk_tree.make(tmp_path / "tree"),
-        tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz",
+        sdk_tree.make(tmp_path / "tree"), tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz"
     )
     recipe = target / "recipe.yaml"
     text, count = re.subn(r"4feabd9f\w+", sha256_file(archive), recipe.read_text())

@@ -169,9 +169,10 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     private.forge("sources", "fetch", code=3)
 
     (tmp_path / "wrong.tar.gz").write_text("something else")
-    assert "no recipe names" in private.forge(
-        "sources", "add", str(tmp_path / "wrong.tar.gz"), code=2
-    ).stderr
+    assert (
+        "no recipe names"
+        in private.forge("sources", "add", str(tmp_path / "wrong.tar.gz"), code=2).stderr
+    )
     private.forge("sources", "add", str(path))
     private.forge("build-all", "--strict")
     assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}

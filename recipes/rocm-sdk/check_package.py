@@ -30,7 +30,9 @@ def main() -> None:
     libraries = {path.name for path in here.values() if ".so" in path.name}
     for name in sorted(wanted):
         for library in sorted(needed(here[name])):
-            found = library in libraries or GLIBC.match(library) or (prefix / "lib" / library).exists()
+            found = (
+                library in libraries or GLIBC.match(library) or (prefix / "lib" / library).exists()
+            )
             assert found, f"{name} needs {library}, which is not installed"
     links = [name for name, path in here.items() if path.is_symlink() and not path.exists()]
     assert not links, f"links that lead nowhere: {links}"

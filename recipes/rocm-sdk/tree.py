@@ -77,8 +77,10 @@ class Refused(SystemExit):
 def part_of(name: str, is_link: bool) -> str:
     """The package (or `drop`) of one path relative to the tree. Raises Refused if none fits."""
     if name.partition("/")[0] in TOP:
-        if is_link and re.fullmatch(r"lib/lib[^/]+\.so", name) and not name.startswith(
-            ("lib/libamdhip64", "lib/libamd_smi")
+        if (
+            is_link
+            and re.fullmatch(r"lib/lib[^/]+\.so", name)
+            and not name.startswith(("lib/libamdhip64", "lib/libamd_smi"))
         ):
             return "devel"
         for part, pattern in RULES:

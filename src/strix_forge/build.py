@@ -291,7 +291,8 @@ class _Follower:
         """Take over what is new; returns the last line so far."""
         for file in [*self.output.glob("bld/*/work/conda_build.log"), self.output / ENGINE_LOG]:
             with file.open("rb") as stream:
-                inode, (known, text) = os.fstat(stream.fileno()).st_ino, self.seen.get(file, (0, b""))
+                inode = os.fstat(stream.fileno()).st_ino
+                known, text = self.seen.get(file, (0, b""))
                 if inode != known:
                     # the next output of the recipe, whose log begins with that of its staging
                     text = os.path.commonprefix([text, stream.read()])

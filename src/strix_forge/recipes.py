@@ -123,7 +123,9 @@ class RecipeSet:
                 sources += [s for s in section.get("source", []) if s not in sources]
             for test in data.get("tests", []):
                 wanted = test.get("requirements", {})
-                tests_need |= {package_name(s) for kind in ("run", "build") for s in wanted.get(kind, [])}
+                tests_need |= {
+                    package_name(s) for kind in ("run", "build") for s in wanted.get(kind, [])
+                }
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 raise ForgeError(
                     f"{path}: add {DIGEST_KEY} to build.variant.use_keys of every output; "
