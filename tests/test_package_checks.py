@@ -50,38 +50,21 @@ def run(script: Path, *arguments: str | Path, **options: object) -> subprocess.C
     )
 
 
-RIGHT = (f"{ID}gfx1151", code_object(GFX1151))
-
-
-@pytest.mark.parametrize(
-    ("fatbin", "at_least", "code", "says"),
-    [
-        (bundle(RIGHT), 1, 0, "1 images, 0 kernels\n"),
-        (bundle(RIGHT) + bytes(100) + bundle(RIGHT), 2, 0, "2 images"),
-        (bundle(RIGHT), 2, 1, "only 1 images, at least 2"),
-        (bundle(RIGHT) + bundle((f"{ID}gfx1100", code_object(GFX1100))), 1, 1, "code for gfx1100"),
-        (bundle((f"{ID}gfx1151", b"")), 1, 1, "an empty code object"),
-        (bundle((f"{ID}gfx1151", code_object(GFX1100))), 1, 1, "for another processor"),
-        (bundle((f"{ID}gfx1151", code_object(GFX1151, 62))), 1, 1, "for another processor"),
-        (b"CCOB" + bytes(64), 1, 1, "compressed"),
-    ],
-)
-def test_device_code(tmp_path: Path, fatbin: bytes, at_least: int, code: int, says: str) -> None:
-    file = library(tmp_path, fatbin)
-    done = run(CHECKS / "device_code.py", file, "--at-least", str(at_least), check=False)
-    assert done.returncode == code and says in done.stdout, done.stdout + done.stderr
-
-
-def test_device_code_of_a_package(tmp_path: Path) -> None:
+def test_binaries_of_a_package(tmp_path: Path) -> None:
     """A package is searched without importing it; an absent one is no success."""
+    check = CHECKOUT / "recipes" / "pytorch" / "check_binaries.py"
     package = tmp_path / "compiled"
     (package / "deep").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError")
-    library(package / "deep", bundle(RIGHT))
+    library(package / "deep", bundle((f"{ID}gfx1151", code_object(GFX1151))))
     options = {"env": {"PYTHONPATH": str(tmp_path)}, "check": False}
-    assert "a.so: 1 images" in run(CHECKS / "device_code.py", "compiled", **options).stdout
-    absent = run(CHECKS / "device_code.py", "absent", **options)
-    assert absent.returncode == 2 and "neither a file nor an installed package" in absent.stdout
+    done = run(check, tmp_path, "compiled", "--least", "1", **options)
+    assert "1 images for gfx1151" in done.stdout, done.stderr
+    library(package / "deep", bundle((f"{ID}gfx1151", code_object(GFX1100))))
+    done = run(check, tmp_path, "compiled", **options)
+    assert done.returncode == 1 and "is for 224, 0x41" in done.stderr
+    absent = run(check, tmp_path, "absent", **options)
+    assert absent.returncode == 1 and "neither a file nor an installed package" in absent.stderr
 
 
 def test_loaded_from(tmp_path: Path) -> None:

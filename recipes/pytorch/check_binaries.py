@@ -9,6 +9,7 @@ Offload bundles: clang's "Clang Offload Bundler" documentation; a compressed one
 """
 
 import argparse
+import importlib.util
 import struct
 import sys
 import zlib
@@ -183,14 +184,28 @@ def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[s
     return wrong
 
 
+def files_of(name: str) -> list[Path]:
+    """A file itself, or the shared libraries of an installed package, which is not imported.
+
+    Raises SystemExit for what is neither.
+    """
+    if "/" in name:
+        return [Path(name)]
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"{name} is neither a file nor an installed package")
+    return sorted(f for d in spec.submodule_search_locations for f in Path(d).rglob("*.so*"))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("prefix", type=Path)
-    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("files", nargs="+", help="paths with a slash, or names of packages")
     parser.add_argument("--least", type=int, default=0, help="device images that must be there")
     parser.add_argument("--aotriton", action="store_true", help="one file must need libaotriton")
     given = parser.parse_args()
-    wrong = check(given.files, given.prefix.resolve(), given.least, given.aotriton)
+    files = [file for name in given.files for file in files_of(name)]
+    wrong = check(files, given.prefix.resolve(), given.least, given.aotriton)
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0
 
