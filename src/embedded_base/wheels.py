@@ -20,6 +20,8 @@ from forge_store.sources import Source
 
 # PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
 CONDA_NAMES = {
+    # conda-forge's matplotlib adds a GUI toolkit
+    "matplotlib": "matplotlib-base",
     "torch": "pytorch",
     "msgpack": "msgpack-python",
     "typing-extensions": "typing_extensions",

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from strix_validate import reference
+from strix_validate.checks import Size
 
 SDIST_WINDOW_BUG = (
     "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
@@ -25,13 +27,15 @@ class Call:
     """A call flash_attn.<function>(**tensors, **options).
 
     Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
-    With grad_out, of the shape of the output, the gradients of q, k and v are taken too.
+    With grad_out, of the shape of the output, the gradients of q, k and v are taken too. With
+    repeats above 1, the outputs of all calls are compared bit by bit.
     """
 
     function: str
     tensors: dict[str, Tensor]
     options: dict = field(default_factory=dict)
     grad_out: Tensor | None = None
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,13 @@ class Case:
     call: Call
     expected: Callable[[torch.dtype], dict[str, Tensor]]
     may_refuse: bool = False
+    size: Size = Size.QUICK
 
 
 def execute(call: Call, device: str) -> dict[str, Tensor]:
     """Does the call; returns out, and dq, dk, dv or else the arguments, which it may have written.
+
+    With repeats also "differing", the number of calls whose output was not that of the first.
 
     Raises:
         whatever flash_attn raises.
@@ -66,7 +73,11 @@ def execute(call: Call, device: str) -> dict[str, Tensor]:
     tensors.update(zip(("q", "k", "v"), leaves, strict=True))
     out = function(**tensors, **call.options)
     grads = torch.autograd.grad(out, leaves, call.grad_out.to(device))
-    return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    found = {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    if call.repeats > 1:
+        again = (function(**tensors, **call.options) for _ in range(call.repeats - 1))
+        found["differing"] = torch.tensor(float(sum(not torch.equal(out, x) for x in again)))
+    return found
 
 
 def backend() -> str:
@@ -88,21 +99,42 @@ def fixed(
     window=(-1, -1),
     softcap=0.0,
     strided=False,
+    dropout=0.0,
+    repeats=1,
 ):
-    """flash_attn_func; strided: k and v are slices of one tensor, the gradient is transposed."""
+    """flash_attn_func; strided: k and v are slices of one tensor, the gradient is transposed.
+
+    With dropout the only expectation is that a second call drops other weights.
+    """
     q = randn(1, seqlen_q, heads, head_dim)
     kv = randn(1, seqlen_k, 2, kv_heads, head_dim)
     k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
     grad_out = randn(1, heads, seqlen_q, head_dim).transpose(1, 2)
-    options = {"causal": causal, "window_size": window, "softcap": softcap}
+    options = {
+        "causal": causal,
+        "window_size": window,
+        "softcap": softcap,
+        "dropout_p": dropout,
+    }
     call = Call(
         "flash_attn_func",
         {"q": q, "k": k, "v": v},
         options,
         grad_out if strided else grad_out.contiguous(),
+        repeats,
     )
     corner = "bottom-right" if causal else None
-    return call, partial(_attend, q, k, v, grad_out, causal=corner, window=window, softcap=softcap)
+
+    def expected(dtype):
+        differing = {"differing": torch.tensor(float(repeats - 1 if dropout else 0))}
+        if dropout:
+            return differing
+        found = _attend(
+            q, k, v, grad_out, dtype, causal=corner, window=window, softcap=softcap
+        )
+        return found | (differing if repeats > 1 else {})
+
+    return call, expected
 
 
 def varlen(randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), causal=True, window=(-1, -1)):
@@ -207,47 +239,96 @@ _MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
 _CACHE = "keys written to the wrong row or the caller's cache_seqlens changed (aiter 0.1.20.post1)"
 
-#: name, builder, may_refuse, why
-_CASES = (
-    ("full", partial(fixed), False, "wrong scale or a missing mask of the last partial block"),
-    ("causal", partial(fixed, causal=True), False, _MASKS),
-    ("long", partial(fixed, causal=True, seqlen_q=200, seqlen_k=200), False, _MASKS),
-    ("short-q", partial(fixed, causal=True, seqlen_q=50, seqlen_k=130), False, _MASKS),
-    ("short-k", partial(fixed, causal=True, seqlen_q=130, seqlen_k=50), False, _MASKS),
-    ("gqa", partial(fixed, causal=True, heads=4), False, _GQA),
-    ("mqa", partial(fixed, causal=True, heads=4, kv_heads=1), False, _GQA),
-    ("d80", partial(fixed, head_dim=80), False, "padding of head dim 80 to 128 leaks (ViT)"),
-    ("d128", partial(fixed, head_dim=128, causal=True), False, "wrong tile sizes of head dim 128"),
-    (
+
+class _Spec(NamedTuple):
+    name: str
+    build: Callable
+    why: str
+    may_refuse: bool = False
+    size: Size = Size.QUICK
+
+
+_PADDED = "padding of the head dim to the next power of two that leaks into the result"
+_D512 = (
+    "values that are wrong without a word above head dim 256: "
+    "https://github.com/pytorch/pytorch/issues/189849"
+)
+_SPECS = (
+    _Spec("full", partial(fixed), "wrong scale or a missing mask of the last partial block"),
+    _Spec("causal", partial(fixed, causal=True), _MASKS),
+    _Spec("long", partial(fixed, causal=True, seqlen_q=200, seqlen_k=200), _MASKS),
+    _Spec("short-q", partial(fixed, causal=True, seqlen_q=50, seqlen_k=130), _MASKS),
+    _Spec("short-k", partial(fixed, causal=True, seqlen_q=130, seqlen_k=50), _MASKS),
+    _Spec("one-query", partial(fixed, causal=True, seqlen_q=1, seqlen_k=133), _MASKS),
+    _Spec("one-token", partial(fixed, causal=True, seqlen_q=1, seqlen_k=1), _MASKS),
+    _Spec("gqa", partial(fixed, causal=True, heads=4), _GQA),
+    _Spec("mqa", partial(fixed, causal=True, heads=4, kv_heads=1), _GQA),
+    _Spec("d32", partial(fixed, head_dim=32), "tile sizes of the smallest usual head dim"),
+    _Spec("d72", partial(fixed, head_dim=72), _PADDED),
+    _Spec("d80", partial(fixed, head_dim=80), "padding of head dim 80 to 128 leaks (ViT)"),
+    _Spec("d96", partial(fixed, head_dim=96, causal=True), _PADDED),
+    _Spec("d128", partial(fixed, head_dim=128, causal=True), "wrong tile sizes of head dim 128"),
+    _Spec("d160", partial(fixed, head_dim=160), _PADDED),
+    _Spec("d192", partial(fixed, head_dim=192, causal=True), _PADDED),
+    _Spec("d256", partial(fixed, head_dim=256), "LDS of the largest head dim"),
+    _Spec("d512", partial(fixed, head_dim=512), _D512, may_refuse=True),
+    _Spec(
         "strided",
         partial(fixed, causal=True, strided=True),
-        False,
         "the sdist 2.8.3 kernels read the output's gradient with the strides of the output",
     ),
-    ("window", partial(fixed, causal=True, window=(16, 0)), True, SDIST_WINDOW_BUG),
-    ("window-both", partial(fixed, window=(16, 8)), True, SDIST_WINDOW_BUG),
-    ("softcap", partial(fixed, softcap=1.0), True, SDIST_WINDOW_BUG),
-    ("varlen", partial(varlen), False, "one sequence's keys seen by another"),
-    ("varlen-window", partial(varlen, window=(16, 0)), True, SDIST_WINDOW_BUG),
-    ("cache", partial(kv_cache), False, _CACHE),
-    ("cache-rows", partial(kv_cache, rows=(3, 1)), False, _CACHE),
-    (
+    _Spec("window", partial(fixed, causal=True, window=(16, 0)), SDIST_WINDOW_BUG, True),
+    _Spec("window-both", partial(fixed, window=(16, 8)), SDIST_WINDOW_BUG, True),
+    _Spec("softcap", partial(fixed, softcap=1.0), SDIST_WINDOW_BUG, True),
+    _Spec(
+        "dropout",
+        partial(fixed, dropout=0.2, repeats=2),
+        "dropout with a constant seed: the same positions in every layer and step (sdist 2.8.3, "
+        "aiter 0.1.20.post1)",
+        True,
+    ),
+    _Spec(
+        "deterministic",
+        partial(fixed, causal=True, head_dim=80, repeats=3),
+        "a race, or memory read that nothing wrote: https://github.com/ROCm/aotriton/issues/183",
+    ),
+    _Spec(
+        "deterministic-100",
+        partial(fixed, causal=True, head_dim=80, seqlen_q=513, seqlen_k=513, repeats=100),
+        "a race that shows in few of many calls: https://github.com/ROCm/aotriton/issues/183",
+        size=Size.FULL,
+    ),
+    _Spec(
+        "n4096-d72",
+        partial(fixed, head_dim=72, seqlen_q=4096, seqlen_k=4096),
+        "NaN from 4096 keys at head dim 72: https://github.com/ROCm/aotriton/issues/54",
+        size=Size.FULL,
+    ),
+    _Spec("varlen", partial(varlen), "one sequence's keys seen by another"),
+    _Spec(
+        "varlen-short",
+        partial(varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129)),
+        "sequences of one token beside long ones: keys of a neighbour in the last block",
+    ),
+    _Spec("varlen-window", partial(varlen, window=(16, 0)), SDIST_WINDOW_BUG, True),
+    _Spec("cache", partial(kv_cache), _CACHE),
+    _Spec("cache-rows", partial(kv_cache, rows=(3, 1)), _CACHE),
+    _Spec(
         "cache-stale",
         partial(kv_cache, new=0, stale=True, lengths=(50, 98)),
-        False,
         "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)",
     ),
-    (
+    _Spec(
         "cache-pages",
         partial(kv_cache, page=20),
-        True,
         "a block_table that is ignored (sdist 2.8.3)",
+        True,
     ),
-    (
+    _Spec(
         "cache-leftpad",
         partial(kv_cache, new=0, leftpad=(5, 9)),
-        True,
         "a cache_leftpad that is ignored (sdist 2.8.3, aiter 0.1.20.post1)",
+        True,
     ),
 )
 
@@ -255,10 +336,17 @@ _CASES = (
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     """All cases, with tensors in dtype; the same case has the same numbers in every run."""
     suffix = str(dtype).removeprefix("torch.")
-    for name, build, may_refuse, why in _CASES:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        call, expected = build(
+    for spec in _SPECS:
+        generator = torch.Generator().manual_seed(zlib.crc32(spec.name.encode()))
+        call, expected = spec.build(
             lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
         )
-        title = f"{call.function} {name} {suffix}"
-        yield Case(f"{name}-{suffix}", title, why, call, expected, may_refuse)
+        yield Case(
+            f"{spec.name}-{suffix}",
+            f"{call.function} {spec.name} {suffix}",
+            spec.why,
+            call,
+            expected,
+            spec.may_refuse,
+            spec.size,
+        )

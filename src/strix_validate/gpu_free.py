@@ -15,6 +15,7 @@ import tempfile
 import types
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import torch
@@ -46,6 +47,7 @@ class Answer:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     kernels: tuple[Kernel, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,12 @@ def _record_kernels() -> list[Kernel]:
 
 def answer(call: flash.Call, device: str) -> Answer:
     """Does the call in this process."""
+    begin = perf_counter()
     try:
-        return Answer(flash.execute(call, device))
+        found = Answer(flash.execute(call, device))
     except Exception as error:  # any exception is a result: the caller judges it
-        return Answer(error=(type(error).__name__, str(error)))
+        found = Answer(error=(type(error).__name__, str(error)))
+    return replace(found, seconds=perf_counter() - begin)
 
 
 def _child(mode: Mode, asked: str, answered: str) -> None:

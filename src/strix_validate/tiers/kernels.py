@@ -4,7 +4,8 @@
 import importlib.util
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import msgpack
@@ -12,7 +13,7 @@ import torch
 from elftools.elf.elffile import ELFFile
 
 from strix_validate import flash, gpu_free
-from strix_validate.report import Check, Result, State
+from strix_validate.checks import Check, Options, Result, State
 
 EM_AMDGPU = "EM_AMDGPU"
 #: EF_AMDGPU_MACH of gfx1151, https://llvm.org/docs/AMDGPUUsage.html#header
@@ -51,18 +52,21 @@ def checks() -> list[Check]:
     ]
 
 
-def run(wanted: Callable[[str], bool]) -> list[Result]:
-    """Results of the wanted checks; they need triton and flash_attn, and no GPU."""
-    chosen = [check for check in checks() if wanted(check.id)]
+def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+    """See strix_validate.tiers. Needs triton and flash_attn, and no GPU."""
+    del options
+    if not wanted:
+        return
     if importlib.util.find_spec("flash_attn") is None:
-        return [Result(check, State.SKIPPED, "flash_attn is not installed") for check in chosen]
-    if not chosen:
-        return []
+        yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
+        return
     try:
-        answers = gpu_free.run([_call(check) for check in chosen], "compile").calls
+        answers = gpu_free.run([_call(check) for check in wanted], "compile").calls
     except gpu_free.ChildError as error:
-        return [Result(check, State.FAILED, str(error)) for check in chosen]
-    return [judge(check, answer) for check, answer in zip(chosen, answers, strict=True)]
+        yield from (Result(check, State.FAILED, str(error)) for check in wanted)
+        return
+    for check, answer in zip(wanted, answers, strict=True):
+        yield replace(judge(check, answer), seconds=answer.seconds)
 
 
 def judge(check: Check, answer: gpu_free.Answer) -> Result:

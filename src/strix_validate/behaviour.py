@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Properties of scaled_dot_product_attention that one comparison does not show."""
+
+import shutil
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from strix_validate import reference, sdpa
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+
+HALF = torch.float16
+#: For a comparison whose result becomes another check's.
+ANY = Check("", "", "")
+Body = Callable[[sdpa.Route, Options], dict | Result]
+
+
+def checks() -> list[Check]:
+    return [
+        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", " ".join(body.__doc__.split()))
+        for name, body in BODIES.items()
+        for route in sdpa.ROUTES
+    ]
+
+
+def bodies() -> dict[str, Callable[[Options], dict | Result]]:
+    """For tiers.run_each; a route that refuses raises CannotRun."""
+
+    def bind(route: str, body: Body) -> Callable[[Options], dict | Result]:
+        return lambda options: body(_checked(route), options)
+
+    return {
+        f"sdpa/{route}/{name}": bind(route, body)
+        for name, body in BODIES.items()
+        for route in sdpa.ROUTES
+    }
+
+
+def _checked(name: str) -> sdpa.Route:
+    """The route, with its refusals as CannotRun, and failing if another backend ran."""
+
+    def route(*args: Tensor, **options) -> Tensor:
+        out, operators = sdpa.call(sdpa.ROUTES[name], *args, **options)
+        fault = sdpa.wrong_operator(name, operators)
+        assert not fault, fault
+        return out
+
+    route.unwatched = sdpa.ROUTES[name]
+    return route
+
+
+def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def large(route: sdpa.Route, options: Options) -> dict:
+    """Scores above 65504, the largest fp16 number: NaN if the kernel accumulates q k^T in fp16.
+    Random data never gets there. https://github.com/ROCm/aotriton/pull/179"""
+    batch, heads, seqlen = (4, 8, 4096) if options.size.holds(Size.FULL) else (1, 2, 512)
+    q = torch.full((batch, heads, seqlen, 72), 260 / 72**0.5, dtype=HALF, device=options.device)
+    v = _randn(batch, heads, seqlen, 72, device=options.device)
+    leaves = [x.requires_grad_() for x in (q, q.clone(), v)]
+    out = route(*leaves)
+    grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert all(x.isfinite().all() for x in grads), "a gradient is not finite"
+    # equal scores: every weight is 1/seqlen, and 1 bit of rounding of the scores moves none
+    exact = v.double().mean(-2, keepdim=True).expand_as(v)
+    error, bound = reference.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
+    assert error <= bound, f"error {error:.3g}, allowed {bound:.3g}"
+    return {"out": {"error": error, "bound": bound}}
+
+
+def deterministic(route: sdpa.Route, options: Options) -> dict:
+    """The same call gives the same bits; otherwise memory is read that nothing wrote, or there is
+    a race. The gradients may differ: they are summed atomically by some kernels.
+    https://github.com/ROCm/aotriton/issues/183"""
+    repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
+    q, k, v = (_randn(1, 4, 257, 80, device=options.device, seed=i) for i in range(3))
+    first = route(q, k, v, is_causal=True)
+    differing = sum(
+        not torch.equal(first, route(q, k, v, is_causal=True)) for _ in range(repeats - 1)
+    )
+    assert not differing, f"{differing} of {repeats - 1} repeats differ from the first call"
+    return {"repeats": repeats}
+
+
+def finite(route: sdpa.Route, options: Options) -> dict:
+    """No NaN or infinity in 100 calls with fresh inputs, forward and gradients: some races show in
+    one call of hundreds. https://github.com/ROCm/aotriton/issues/183"""
+    repeats = 1000 if options.size is Size.STRESS else 100
+    generator = torch.Generator(options.device).manual_seed(0)
+    for i in range(repeats):
+        size = (1, 2, 130, (72, 80)[i % 2])
+        leaves = [
+            torch.randn(size, generator=generator, device=options.device)
+            .to((torch.float16, torch.bfloat16)[i // 2 % 2])
+            .requires_grad_()
+            for _ in range(3)
+        ]
+        out = route(*leaves, is_causal=i % 3 == 0)
+        tensors = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+        assert all(x.isfinite().all() for x in tensors), f"not finite in call {i + 1}"
+    return {"repeats": repeats}
+
+
+def masked_row(route: sdpa.Route, options: Options) -> dict:
+    """A query that a Boolean mask shuts out of every key gives zeros, not NaN, which would spread
+    from a padded position through the whole model: https://github.com/pytorch/pytorch/issues/41508
+    """
+    q, k, v = (_randn(1, 2, 70, 64, device=options.device, seed=i) for i in range(3))
+    seen = torch.ones(70, 70, dtype=torch.bool, device=options.device)
+    seen[13] = False
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = route(*leaves, attn_mask=seen)
+    grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert all(x.isfinite().all() for x in (out, *grads)), "not finite"
+    assert not out[:, :, 13].any(), "the shut-out query does not give zeros"
+    return {}
+
+
+def dropout(route: sdpa.Route, options: Options) -> dict:
+    """Dropout keeps the stated share of weights and scales them up, another choice in each head and
+    call, and the gradients follow the same choice. aiter 0.1.20.post1 has a constant seed: the same
+    positions in every layer and step (patches/amd-aiter/0003-refuse-dropout.patch)"""
+    p, n = 0.2, 64
+    # equal scores and v = 1: the output is the weights themselves
+    q = torch.zeros(2, 4, n, n, dtype=HALF, device=options.device)
+    k = _randn(2, 4, n, n, device=options.device, seed=1)
+    v = torch.eye(n, dtype=HALF, device=options.device).expand(2, 4, n, n).contiguous()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(7)
+    out = route(*leaves, dropout_p=p)
+    keep = (out != 0).double()
+    share, expected = keep.mean().item(), 1 - p
+    spread = (p * (1 - p) / keep.numel()) ** 0.5
+    assert abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}"
+    value = out[out != 0].double() * n * expected
+    assert (value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)"
+    assert not torch.equal(keep[0, 0], keep[0, 1]), "two heads drop the same weights"
+    assert not torch.equal(keep[0], keep[1]), "two sequences drop the same weights"
+    grad_out = _randn(*out.shape, device=options.device, seed=2)
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    again = route(*leaves, dropout_p=p)
+    assert not torch.equal(again != 0, out != 0), "two calls drop the same weights"
+
+    def right(dtype: torch.dtype) -> dict[str, Tensor]:
+        scaled = (keep / expected).to(dtype if dtype is torch.float64 else torch.float32)
+        return reference.attention(q, k, v, grad_out, keep=scaled, dtype=dtype)
+
+    found = reference.compare(ANY, actual, right, HALF)
+    assert found.state is State.PASSED, found.reason
+    return {**found.measured, "kept": share}
+
+
+def compiled(route: sdpa.Route, options: Options) -> dict | Result:
+    """torch.compile gives what eager mode gives: the shapes that an operator announces to the
+    compiler were other ones than it returns, in flash-attn 2.8.3
+    (patches/flash-attn/0002-register-op-outputs.patch)"""
+    if options.size.holds(Size.FULL) and not shutil.which("cc") and options.device == "cpu":
+        raise CannotRun("torch.compile needs a C++ compiler on the CPU")
+    shape = sdpa.Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = sdpa.Problem(shape, HALF, options.device)
+    backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
+    *tensors, grad_out = problem.inputs
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    route(*leaves, is_causal=True)  # a refusal is one without the compiler, too
+    torch.compiler.reset()
+    out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    return reference.compare(ANY, actual, problem.expected, HALF)
+
+
+BODIES: dict[str, Body] = {
+    "large": large,
+    "deterministic": deterministic,
+    "finite": finite,
+    "masked-row": masked_row,
+    "dropout": dropout,
+    "compiled": compiled,
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the machine and the environment are, as far as a record of evidence names them.
+
+No name of a host or user, and no path: $PREFIX stands for the environment's.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+from strix_validate.record import Device, Host, Package
+from strix_validate.skips import Machine
+
+PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
+GIB = 2**30
+
+
+def versions() -> dict[str, str | None]:
+    """Version of each package that matters, None if it is not installed."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
+    """The conda packages of the environment, by name; none outside a conda environment."""
+    found = []
+    for file in sorted((prefix / "conda-meta").glob("*.json")):
+        entry = json.loads(file.read_text())
+        keys = ("name", "version", "build", "sha256")
+        found.append(Package(**{key: entry.get(key) for key in keys}))
+    return found
+
+
+def describe_host() -> Host:
+    """The running machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    return Host(
+        kernel=platform.release(),
+        distribution=release.get("PRETTY_NAME", "unknown"),
+        glibc=platform.libc_ver()[1],
+        cpu=_cpu(),
+        cores=os.cpu_count() or 0,
+        memory_gib=round(memory / GIB, 1),
+        python=platform.python_version(),
+    )
+
+
+def device_for(asked: str) -> str:
+    """ "cuda" or "cpu" for "auto"; what was asked for stays. Without torch it is the CPU."""
+    if asked != "auto":
+        return asked
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_device(device: str) -> Device:
+    """The device that checks ran on."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return Device(type="none", architecture=platform.machine())
+    hip = torch.version.hip
+    build = "rocm" if hip else "cuda" if torch.version.cuda else "cpu"
+    toolkit = hip or torch.version.cuda or ""
+    if device == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        arch = getattr(properties, "gcnArchName", None)
+        if not hip:
+            arch = f"sm_{properties.major}{properties.minor}"
+        return Device(
+            type="gpu",
+            name=properties.name,
+            architecture=arch,
+            build=build,
+            toolkit=toolkit,
+            units=properties.multi_processor_count,
+            clock_mhz=getattr(properties, "clock_rate", 0) // 1000,
+            memory_gib=round(properties.total_memory / GIB, 1),
+        )
+    # asked for, and not there
+    kind = "none" if device == "cuda" else "cpu"
+    return Device(type=kind, architecture=platform.machine(), build=build, toolkit=toolkit)
+
+
+def machine(device: Device) -> Machine:
+    """What the table of skips asks of a machine."""
+    where = "" if device.type == "none" and device.build else device.type
+    return Machine(device.build, "cpu" if where == "none" else where, device.architecture)
+
+
+def shorten(text: str) -> str:
+    """The text with $PREFIX and ~ for the paths of this environment and user."""
+    return text.replace(sys.prefix, "$PREFIX").replace(str(Path.home()), "~")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())

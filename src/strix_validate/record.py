@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The record of a run: what every --json writes, `report` reads and evidence/ holds."""
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from strix_validate.checks import Result, Severity, State
+
+#: Raised when a field changes its meaning or goes away.
+SCHEMA = 2
+
+
+class BadRecord(ValueError):
+    """A file that is no record; the message says which and why."""
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CheckRecord(Model):
+    """A result; see strix_validate.checks.Check and Result for the fields."""
+
+    id: str
+    tier: str
+    title: str
+    why: str
+    state: State
+    reason: str = ""
+    measured: dict[str, Any] = {}
+    severity: Severity | None = None
+    fix: str = ""
+    seconds: float = 0.0
+
+
+class Package(Model):
+    """An installed conda package; sha256 of its archive, if conda-meta has it."""
+
+    name: str
+    version: str
+    build: str
+    sha256: str | None = None
+
+
+class Host(Model):
+    kernel: str
+    distribution: str
+    glibc: str
+    cpu: str
+    cores: int
+    memory_gib: float
+    python: str
+
+
+class Device(Model):
+    """type: "gpu", "cpu", or "none" without torch or the GPU that was asked for; units: compute
+    units or multiprocessors; toolkit: version of HIP or CUDA that torch was built with."""
+
+    type: Literal["gpu", "cpu", "none"]
+    architecture: str
+    name: str = ""
+    build: Literal["rocm", "cuda", "cpu", ""] = ""
+    toolkit: str = ""
+    units: int = 0
+    clock_mhz: int = 0
+    memory_gib: float = 0.0
+
+
+class Record(Model):
+    """A run. subject: what it says something about, "packages" on gfx1151, otherwise "harness",
+    the validator itself."""
+
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    created: datetime
+    command: list[str]
+    size: str = ""
+    subject: Literal["packages", "harness"]
+    versions: dict[str, str | None]
+    packages: list[Package]
+    host: Host
+    device: Device
+    checks: list[CheckRecord]
+    summary: dict[str, int]
+    seconds: float
+
+    def dump(self) -> str:
+        return self.model_dump_json(indent=1, by_alias=True)
+
+
+def summarise(checks: list[CheckRecord]) -> dict[str, int]:
+    """Number of checks in each state, and of compared tensors."""
+    count = Counter(check.state for check in checks)
+    compared = sum(
+        isinstance(value, dict) and "bound" in value
+        for check in checks
+        for value in check.measured.values()
+    )
+    return {**{state.value: count[state] for state in State}, "comparisons": compared}
+
+
+def of_result(tier: str, result: Result) -> CheckRecord:
+    return CheckRecord(
+        id=result.check.id,
+        tier=tier,
+        title=result.check.title,
+        why=result.check.why,
+        state=result.state,
+        reason=result.reason,
+        measured=result.measured,
+        severity=result.severity,
+        fix=result.fix,
+        seconds=round(result.seconds, 3),
+    )
+
+
+def load(file: Path) -> Record:
+    """The record in a file.
+
+    Raises:
+        BadRecord: the file cannot be read, is no JSON, or no record of this schema.
+    """
+    try:
+        return Record.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise BadRecord(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadRecord(f"{file} is no record of schema {SCHEMA}: {where} {first['msg']}") from error

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which checks may be skipped, and where: a check that skips elsewhere has failed.
+
+The table, skips.toml, has one entry per reason. ``ids``: checks, by id or what it starts with; a
+``*`` stands for anything. ``when``: what must hold of the machine, see :class:`Machine`; missing
+keys hold always. ``said``: what the check's own reason must contain, as a regular expression.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from strix_validate.checks import Result, State
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a skip may depend on.
+
+    build: of torch, "rocm", "cuda", "cpu" or "" without torch; device: where the checks run, "gpu",
+    "cpu" or "" if a GPU was asked for and there is none; arch: as "gfx1151" or "sm_90".
+    """
+
+    build: str = ""
+    device: str = "cpu"
+    arch: str = ""
+
+
+class When(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    build: str | None = None
+    device: str | None = None
+    arch: str | None = None
+
+
+class Skip(BaseModel):
+    """An entry of the table."""
+
+    model_config = ConfigDict(extra="forbid")
+    ids: list[str] = Field(min_length=1)
+    when: When = When()
+    said: str
+    reason: str = Field(min_length=20)
+    link: str = Field(pattern=r"^https://")
+    date: date
+
+    def covers(self, result: Result, machine: Machine) -> bool:
+        return (
+            any(covers_id(pattern, result.check.id) for pattern in self.ids)
+            and all(getattr(machine, key) == value for key, value in self.when if value is not None)
+            and re.search(self.said, result.reason) is not None
+        )
+
+
+@cache
+def table() -> list[Skip]:
+    text = (files("strix_validate") / "skips.toml").read_text()
+    return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
+
+
+def covers_id(pattern: str, id_: str) -> bool:
+    return fnmatchcase(id_, pattern) or fnmatchcase(id_, f"{pattern}/*")
+
+
+def judge(result: Result, machine: Machine) -> Result:
+    """The result itself; if it was skipped: with the table's words, or failed if not in there."""
+    if result.state is not State.SKIPPED:
+        return result
+    for skip in table():
+        if skip.covers(result, machine):
+            reason = f"{result.reason} ({skip.reason}: {skip.link})"
+            return Result(result.check, State.SKIPPED, reason, result.measured)
+    reason = f"not expected to be skipped here: {result.reason}"
+    return Result(result.check, State.FAILED, reason, result.measured, seconds=result.seconds)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A record on the terminal."""
+
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from strix_validate.checks import State
+from strix_validate.record import CheckRecord, Record
+
+COLOUR = {State.PASSED: "green", State.FAILED: "red", State.SKIPPED: "yellow"}
+
+
+def show(record: Record, console: Console) -> None:
+    """One row for each check that ran, then what else there is to say, each reason once."""
+    table = Table("check", "state", "measured", box=None)
+    speeds = [check for check in record.checks if "forward_ms" in check.measured]
+    for check in record.checks:
+        if check.state is not State.SKIPPED and check not in speeds:
+            state = f"[{COLOUR[check.state]}]{check.state.value}[/]"
+            table.add_row(check.id, state, escape(summary(check.measured)))
+    if table.row_count:
+        console.print(table)
+    if speeds:
+        console.print(_speed_table(speeds))
+    reasons = Counter((check.state, check.reason) for check in record.checks if check.reason)
+    for (state, reason), number in reasons.items():
+        console.print(f"[{COLOUR[state]}]{number} {state.value}[/]: {escape(reason)}")
+    for check in record.checks:
+        if check.fix:
+            console.print(f"{escape(check.id)}: [bold]{escape(check.fix)}[/]", soft_wrap=True)
+    console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
+
+
+def _speed_table(checks: list[CheckRecord]) -> Table:
+    """Milliseconds as median, with the 10th and 90th percentile."""
+    head = ("forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB")
+    table = Table("benchmark", *head, box=None)
+    for check in checks:
+        found = check.measured
+        cells = []
+        for direction in ("forward", "backward"):
+            low, median, high = (found[f"{direction}_{part}ms"] for part in ("low_", "", "high_"))
+            cells += [f"{median:.4g} ({low:.4g} to {high:.4g})", f"{found[f'{direction}_tflops']:.3g}"]
+        peak = found.get("forward_of_peak")
+        cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
+        table.add_row(check.id.removeprefix("bench/"), *cells)
+    return table
+
+
+def summary(measured: dict) -> str:
+    """The worst error in parts of its bound, or else the plain values."""
+    pairs = [value for value in measured.values() if _is_pair(value)]
+    if any(pair["error"] is None for pair in pairs):
+        return "not finite"
+    if pairs:
+        return f"error {worst(measured):.2f} of the bound"
+    plain = {k: v for k, v in measured.items() if isinstance(v, int | float | str)}
+    return ", ".join(f"{name} {_short(value)}" for name, value in plain.items())[:100]
+
+
+def worst(measured: dict) -> float | None:
+    """The largest error in parts of its bound, None if nothing was compared or finite."""
+    pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
+    if not pairs or any(error is None for error, _ in pairs):
+        return None
+    return max(e / b if b else float(e > 0) for e, b in pairs)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, dict) and {"error", "bound"} <= value.keys()
+
+
+def _short(value: int | float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention gives the right output and gradients: torch's backends each alone, and flash-attn."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from time import perf_counter
+
+import torch
+
+from strix_validate import behaviour, flash, gpu_free, sdpa
+from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.reference import compare
+from strix_validate.tiers import run_each
+
+#: flash-attn takes half precision only; its kernels take float32, too, where it shows more. Triton's
+#: interpreter computes bfloat16 dot products wrongly.
+FLASH_DTYPES = {
+    "gpu": (torch.float16, torch.bfloat16),
+    "interpreter": (torch.float32, torch.float16),
+}
+
+
+def checks() -> list[Check]:
+    """Every check that some machine can run, in every size."""
+    return [*sdpa.checks(), *behaviour.checks(), *_flash_cases(Size.STRESS)]
+
+
+def applies(check: Check, options: Options) -> bool:
+    """False for what another size or kind of device has."""
+    if check.id.startswith("flash-attn/"):
+        return check in _flash_cases(options.size, _kind(options))
+    return check.id in behaviour.bodies() or options.size.holds(sdpa.size_of(check))
+
+
+def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+    """See strix_validate.tiers."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
+        return
+    yield from timed(sdpa.run(set(wanted), options))
+    bodies = behaviour.bodies()
+    yield from run_each([check for check in wanted if check.id in bodies], options, bodies)
+    cases = _flash_cases(options.size, _kind(options))
+    yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
+
+
+def timed(results: Iterator[Result]) -> Iterator[Result]:
+    """The same results, each with the time that it took."""
+    begin = perf_counter()
+    for result in results:
+        end = perf_counter()
+        yield replace(result, seconds=end - begin)
+        begin = perf_counter()
+
+
+def _kind(options: Options) -> str:
+    return "gpu" if options.device == "cuda" else "interpreter"
+
+
+@cache
+def _flash_cases(size: Size, only: str = "") -> dict[Check, flash.Case]:
+    where = {"gpu": "flash-attn", "interpreter": "flash-attn (Triton interpreter)"}
+    return {
+        Check(f"flash-attn/{kind}/{case.name}", f"{where[kind]}: {case.title}", case.why): case
+        for kind in where
+        if only in ("", kind)
+        for dtype in FLASH_DTYPES[kind]
+        for case in flash.cases(dtype)
+        if size.holds(case.size)
+    }
+
+
+def _run_flash(cases: dict[Check, flash.Case], kind: str) -> Iterator[Result]:
+    if not cases:
+        return
+    if importlib.util.find_spec("flash_attn") is None:
+        yield from (Result(c, State.SKIPPED, "flash_attn is not installed") for c in cases)
+        return
+    calls = [case.call for case in cases.values()]
+    try:
+        if kind == "gpu":
+            answers = (gpu_free.answer(call, "cuda") for call in calls)
+            answers = gpu_free.Answers(flash.backend(), list(answers))
+        else:
+            answers = gpu_free.run(calls, "interpret")
+    except (ImportError, gpu_free.ChildError) as error:
+        yield from (Result(check, State.FAILED, str(error)) for check in cases)
+        return
+    kernels = f"flash-attn's kernels: {answers.backend}"
+    for (check, case), answer in zip(cases.items(), answers.calls, strict=True):
+        result = judge(check, case, answer)
+        yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
+
+
+def judge(check: Check, case: flash.Case, answer: gpu_free.Answer) -> Result:
+    """Passed if the answer is right, or refused where that is allowed."""
+    if answer.error is None:
+        return compare(check, answer.tensors, case.expected, case.call.tensors["q"].dtype)
+    kind, message = answer.error
+    if case.may_refuse and kind == "NotImplementedError":
+        return Result(check, State.PASSED, f"Refused, which is right: {message}")
+    return Result(check, State.FAILED, f"{kind}: {message}")

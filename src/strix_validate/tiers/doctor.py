@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Is this host ready for gfx1151? What is wrong, why it matters, and the command that mends it.
+
+A finding of severity error fails its check; a warning costs speed or memory and leaves it passed.
+Needs no torch. Facts of ROCm's documentation: AMD Strix Halo system optimization, 2026.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
+from strix_validate.tiers import run_each
+from strix_validate.tree import GFX1151, Tree
+
+STRIX_HALO = "https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"
+GIB = 2**30
+PAGE = 4096
+#: Minimum kernels that have the fixes of KFD's queue and memory limits.
+KERNEL = (6, 18, 4)
+KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
+KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
+BAD_FIRMWARE = "20251125"
+BAD_MES = 0x83
+#: Bytes: what the ROCm libraries and the packages of this repository take.
+DISK = 20 * 10**9
+#: Of the memory, kept from the GPU.
+SPARE = 4 * GIB
+
+
+def checks() -> list[Check]:
+    return [
+        Check(f"doctor/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
+        for name, body in BODIES.items()
+    ]
+
+
+def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+    """See strix_validate.tiers."""
+    tree = Tree(options.root)
+    yield from examine(wanted, tree)
+
+
+def examine(wanted: list[Check], tree: Tree) -> Iterator[Result]:
+    """One result for each wanted check, about the host of the tree."""
+    bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
+    return run_each(wanted, Options(root=tree.root), bodies)
+
+
+def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[Options], Result]:
+    return lambda options: body(tree)
+
+
+def _fine(**measured) -> Result:
+    return Result(_ANY, State.PASSED, "", measured)
+
+
+def _error(what: str, fix: str, **measured) -> Result:
+    return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
+
+
+def _warning(what: str, fix: str, **measured) -> Result:
+    return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
+
+
+_ANY = Check("", "", "")
+
+
+def _known(value, name: str):
+    if value is None:
+        raise CannotRun(f"{name} cannot be read")
+    return value
+
+
+def _need_gpu(tree: Tree) -> None:
+    if not tree.gpus and not tree.has_strix_halo:
+        raise CannotRun("there is no AMD GPU")
+
+
+def gpu(tree: Tree) -> Result:
+    """KFD, the compute part of the amdgpu driver, shows a gfx1151 GPU. gfx1150 (Strix Point) looks
+    alike and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
+    names = [node.name for node in tree.gpus]
+    if any(node.version == GFX1151 for node in tree.gpus):
+        return _fine(gpus=", ".join(names))
+    if names:
+        what = f"the GPU is {', '.join(names)}, and these packages are compiled for gfx1151"
+        return _error(what, "use packages made for this GPU", gpus=", ".join(names))
+    if tree.has_strix_halo:
+        what = "the GPU of Strix Halo is on the PCI bus, and KFD does not show it"
+        return _error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
+    return _error(
+        "no AMD GPU: /sys/class/kfd shows none",
+        "lspci -nn -d 1002:1586   # a Strix Halo machine prints one line",
+    )
+
+
+def driver(tree: Tree) -> Result:
+    """The amdgpu driver is loaded, the kernel's own. A driver of DKMS brings an older KFD than a new
+    kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    _need_gpu(tree)
+    if not tree.path("sys/module/amdgpu").is_dir():
+        return _error("amdgpu is not loaded", "sudo modprobe amdgpu")
+    version = tree.read("sys/module/amdgpu/version")
+    if version:
+        what = f"amdgpu {version} is of DKMS, not the kernel's own"
+        return _warning(what, "sudo amdgpu-install --uninstall", version=version)
+    return _fine()
+
+
+def kernel(tree: Tree) -> Result:
+    """The kernel has the fixes of KFD's queue and memory limits. Without them compute fails to start
+    or faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    release = _known(tree.release, "the kernel's release")
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
+    if not found:
+        raise CannotRun(f"the kernel's release cannot be read: {release!r}")
+    version = tuple(int(part or 0) for part in found.groups())
+    name, of = tree.distribution["ID"], tree.distribution.get("VERSION_ID", "")
+    if name == "ubuntu" and of == "24.04":
+        if version >= (7, 0):
+            what = f"{release} is not for Ubuntu 24.04: loading models was 300 times slower"
+            return _warning(what, _kernel_fix(name), release=release)
+        is_oem = release.endswith("-oem")
+        needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
+    else:
+        needed = KERNEL
+    if version < needed:
+        least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
+        return _error(f"{release} is older than {least}", _kernel_fix(name), release=release)
+    return _fine(release=release)
+
+
+def _kernel_fix(distribution: str) -> str:
+    return {
+        "ubuntu": "sudo apt install linux-generic-hwe-24.04 && sudo reboot",
+        "debian": "sudo apt install -t $(lsb_release -cs)-backports linux-image-amd64",
+        "fedora": "sudo dnf upgrade --refresh kernel && sudo reboot",
+        "arch": "sudo pacman -Syu linux && sudo reboot",
+    }.get(distribution, "install Linux 6.18.4 or newer with the distribution's package manager")
+
+
+def firmware(tree: Tree) -> Result:
+    """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151:
+    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
+    _need_gpu(tree)
+    mes = None
+    for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
+        text = tree.read(str(file.relative_to(tree.root))) or ""
+        found = re.search(r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)", text, re.M)
+        mes = int(found.group(1), 16) & 0xFF if found else mes
+    version = tree.firmware
+    if version is None and mes is None:
+        raise CannotRun("linux-firmware's version cannot be read")
+    measured = {"version": version, "mes": hex(mes) if mes is not None else None}
+    if (version and BAD_FIRMWARE in version) or mes == BAD_MES:
+        fix = {
+            "fedora": "sudo dnf upgrade --refresh linux-firmware amd-gpu-firmware && sudo reboot",
+            "arch": "sudo pacman -Syu linux-firmware && sudo reboot",
+        }.get(tree.distribution["ID"], "install linux-firmware 20260110 or newer, then reboot")
+        return _error(f"linux-firmware {version or hex(mes)} is known bad", fix, **measured)
+    return _fine(**measured)
+
+
+def _opens(tree: Tree, name: str) -> Result:
+    path = tree.path(name)
+    try:
+        tree.open_device(path)
+    except FileNotFoundError:
+        return _error(f"/{name} does not exist", "sudo modprobe amdgpu; in a container: --device "
+                      "/dev/kfd --device /dev/dri")  # fmt: skip
+    except PermissionError:
+        fix = "sudo usermod -aG render,video $USER, then log in again; in a container: --group-add "
+        return _error(f"/{name}: permission denied", fix + "keep-groups")
+    except OSError as error:
+        return _error(f"/{name} cannot be opened: {error.strerror}", "sudo dmesg | grep -i kfd")
+    return _fine(opened=f"/{name}")
+
+
+def kfd(tree: Tree) -> Result:
+    """/dev/kfd opens for reading and writing. It is opened, because mode bits do not show what a
+    container or sandbox forbids: https://github.com/ROCm/legacy-rocm-build/issues/5339"""
+    _need_gpu(tree)
+    return _opens(tree, "dev/kfd")
+
+
+def render(tree: Tree) -> Result:
+    """The GPU's render node opens for reading and writing; ROCm needs it beside /dev/kfd:
+    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
+    _need_gpu(tree)
+    minors = [node.render_minor for node in tree.gpus if node.render_minor >= 128]
+    if not minors:
+        nodes = tree.glob("dev/dri/renderD*")
+        return _opens(tree, f"dev/dri/{nodes[0].name}" if nodes else "dev/dri/renderD128")
+    return _opens(tree, f"dev/dri/renderD{minors[0]}")
+
+
+def groups(tree: Tree) -> Result:
+    """The user is in the group render; without it the devices open for the superuser alone:
+    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
+    _need_gpu(tree)
+    names = _known(tree.groups, "the user's groups")
+    listed = ", ".join(sorted(names))
+    if names & {"render", "root"}:
+        return _fine(groups=listed)
+    what = "the user is not in the group render"
+    return _warning(what, "sudo usermod -aG render,video $USER, then log in again", groups=listed)
+
+
+def carve_out(tree: Tree) -> Result:
+    """The BIOS keeps little memory for the GPU alone. The GPU reaches all memory through GTT; what
+    the BIOS carves out is lost to everything else:
+    https://github.com/ROCm/legacy-rocm-build/issues/5444"""
+    _need_gpu(tree)
+    name = _known(tree.gpu_folder, "the GPU's memory")
+    size = _known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
+    measured = {"gib": round(size / GIB, 1)}
+    if size > 8 * GIB:
+        fix = "set UMA frame buffer size to 512 MB in the BIOS, and raise the limit of GTT"
+        return _warning(f"{size / GIB:.0f} GiB are carved out for the GPU", fix, **measured)
+    return _fine(**measured)
+
+
+def gtt(tree: Tree) -> Result:
+    """The GPU may map most of the memory, and not all. By default the limit is half of it, and a
+    model that would fit runs out of memory: https://github.com/ROCm/TheRock/issues/519"""
+    _need_gpu(tree)
+    memory = _known(tree.memory, "the size of the memory")
+    pages = tree.number("sys/module/ttm/parameters/pages_limit")
+    size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total") if tree.gpu_folder else None
+    limits = [pages * PAGE if pages else None, size]
+    limit = _known(min((x for x in limits if x), default=None), "the limit of GTT")
+    wanted = (memory - SPARE) // PAGE
+    fix = (
+        f"echo 'options ttm pages_limit={wanted} page_pool_size={wanted}' | sudo tee "
+        "/etc/modprobe.d/ttm.conf; then renew the initramfs and reboot"
+    )
+    measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
+    if limit > memory - SPARE // 2:
+        what = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB: the system may swap"
+        return _warning(what, fix, **measured)
+    if limit < 0.75 * memory:
+        what = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
+        return _warning(what, fix, **measured)
+    return _fine(**measured)
+
+
+def environment(tree: Tree) -> Result:
+    """No variable makes the GPU pass for another one or loads another ROCm. HSA_OVERRIDE_GFX_VERSION
+    gives memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
+    if override:
+        what = f"HSA_OVERRIDE_GFX_VERSION={override}"
+        return _error(what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's files")
+    foreign = []
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH"):
+        value = tree.environ.get(name, "")
+        parts = [part for part in value.split(":") if "rocm" in part.lower()]
+        own = str(tree.environ.get("CONDA_PREFIX", "no environment"))
+        foreign += [name for part in parts if not part.startswith(own)]
+    if foreign:
+        listed = " ".join(dict.fromkeys(foreign))
+        what = f"another ROCm is named by {listed}: its libraries are loaded first"
+        return _error(what, f"unset {listed}", variables=listed)
+    return _fine()
+
+
+def stray_rocm(tree: Tree) -> Result:
+    """No other ROCm is on the loader's path. Libraries of two versions in one process crash; the
+    packages here bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    files = [
+        file
+        for file in tree.glob("etc/ld.so.conf.d/*.conf")
+        if "rocm" in (tree.read(str(file.relative_to(tree.root))) or "")
+    ]
+    installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
+    if files:
+        name = f"/{files[0].relative_to(tree.root)}"
+        what = f"{name} puts a ROCm of the system on the loader's path"
+        return _warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))
+    return _fine(installed=", ".join(installed))
+
+
+def caches(tree: Tree) -> Result:
+    """No cache of compiled kernels is older than the environment. comgr, MIOpen and Triton reuse what
+    another ROCm compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
+    if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
+        raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
+    made = (tree.prefix / "conda-meta").stat().st_mtime
+    stale = []
+    for name in (".cache/comgr", ".cache/miopen", ".config/miopen", ".triton/cache"):
+        folder = tree.home / name
+        try:
+            newest = max((file.stat().st_mtime for file in folder.iterdir()), default=made)
+        except OSError:
+            continue
+        if newest < made:
+            stale.append(name)
+    if stale:
+        what = f"older than this environment: {', '.join(f'~/{name}' for name in stale)}"
+        return _warning(what, f"rm -r {' '.join(f'~/{name}' for name in stale)}")
+    return _fine()
+
+
+def glibc(tree: Tree) -> Result:
+    """glibc is 2.28 or newer, what ROCm's libraries were linked with:
+    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    version = _known(tree.glibc, "glibc's version")
+    text = ".".join(map(str, version))
+    if version < (2, 28):
+        return _error(f"glibc {text} is older than 2.28", "upgrade the distribution", glibc=text)
+    return _fine(glibc=text)
+
+
+def disk(tree: Tree) -> Result:
+    """20 GB are free where environments are installed; ROCm's libraries alone take 9:
+    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    place = tree.prefix if tree.prefix and tree.prefix.is_dir() else tree.root
+    free = free_bytes(place)
+    measured = {"free_gb": round(free / 1e9, 1)}
+    if free < DISK:
+        fix = "pixi clean cache, or: conda clean --all"
+        return _warning(f"{free / 1e9:.1f} GB are free", fix, **measured)
+    return _fine(**measured)
+
+
+def free_bytes(place: Path) -> int:
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+BODIES: dict[str, Callable[[Tree], Result]] = {
+    "gpu": gpu,
+    "driver": driver,
+    "kernel": kernel,
+    "firmware": firmware,
+    "kfd": kfd,
+    "render": render,
+    "groups": groups,
+    "carve-out": carve_out,
+    "gtt": gtt,
+    "environment": environment,
+    "stray-rocm": stray_rocm,
+    "caches": caches,
+    "glibc": glibc,
+    "disk": disk,
+}

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
+
+Whatever is missing, unreadable or garbage reads as None: a doctor must not fall ill.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+GFX1151 = 110501
+#: PCI vendor:device of the GPU of Strix Halo.
+PCI_ID = ("0x1002", "0x1586")
+
+
+def open_device(path: Path) -> None:
+    """Opens a device for reading and writing, as ROCm does: mode bits are not the whole truth."""
+    os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A GPU in KFD's topology; version as 110501 for gfx1151."""
+
+    version: int
+    render_minor: int
+
+    @property
+    def name(self) -> str:
+        """As LLVM writes it: two decimal digits each in, major decimal and stepping hex out."""
+        major, minor, step = self.version // 10000, self.version // 100 % 100, self.version % 100
+        return f"gfx{major}{minor:x}{step:x}"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A host below root. In a copy the environment is /proc/self/environ's, the user's groups are
+    /proc/self/status's, and no program is run."""
+
+    root: Path = Path("/")
+    open_device: Callable[[Path], None] = field(default=open_device)
+
+    @property
+    def is_live(self) -> bool:
+        return self.root.resolve() == Path("/")
+
+    def path(self, name: str) -> Path:
+        return self.root / name.lstrip("/")
+
+    def read(self, name: str) -> str | None:
+        try:
+            return self.path(name).read_bytes().decode(errors="replace").strip("\0\n ")
+        except OSError:
+            return None
+
+    def number(self, name: str) -> int | None:
+        """The whole number in a file."""
+        text = self.read(name)
+        return int(text) if text and re.fullmatch(r"-?\d{1,20}", text) else None
+
+    def glob(self, pattern: str) -> list[Path]:
+        """Files below root, sorted; the pattern has no leading slash."""
+        try:
+            return sorted(self.root.glob(pattern))
+        except OSError:
+            return []
+
+    @cached_property
+    def environ(self) -> Mapping[str, str]:
+        if self.is_live:
+            return os.environ
+        pairs = (self.read("proc/self/environ") or "").split("\0")
+        return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+    @cached_property
+    def release(self) -> str | None:
+        """Of the kernel, as uname -r."""
+        return self.read("proc/sys/kernel/osrelease")
+
+    @cached_property
+    def distribution(self) -> dict[str, str]:
+        """/etc/os-release; ID is "unknown" without one."""
+        lines = (self.read("etc/os-release") or "").splitlines()
+        pairs = (line.split("=", 1) for line in lines if "=" in line)
+        return {"ID": "unknown"} | {key: value.strip("\"'") for key, value in pairs}
+
+    @cached_property
+    def memory(self) -> int | None:
+        """MemTotal in bytes: what the BIOS did not carve out."""
+        found = re.search(r"^MemTotal:\s+(\d+) kB", self.read("proc/meminfo") or "", re.M)
+        return int(found.group(1)) * 1024 if found else None
+
+    @cached_property
+    def gpus(self) -> list[Node]:
+        """GPUs in KFD's topology; processors are left out, and nodes that make no sense."""
+        found = []
+        for file in self.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
+            text = self.read(str(file.relative_to(self.root))) or ""
+            values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.M))
+            if int(values.get("simd_count", 0)) and int(values.get("gfx_target_version", 0)):
+                version = int(values["gfx_target_version"])
+                found.append(Node(version, int(values.get("drm_render_minor", 0))))
+        return found
+
+    @cached_property
+    def has_strix_halo(self) -> bool:
+        """A PCI device with the GPU's id, driver or not."""
+        return any(
+            (self.read(f"{name}/vendor"), self.read(f"{name}/device")) == PCI_ID
+            for name in (str(x.relative_to(self.root)) for x in self.glob("sys/bus/pci/devices/*"))
+        )
+
+    @cached_property
+    def gpu_folder(self) -> str | None:
+        """Below root, the sysfs folder of the GPU's driver that tells its memory."""
+        files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
+        return str(files[0].parent.relative_to(self.root)) if files else None
+
+    @cached_property
+    def groups(self) -> set[str] | None:
+        """Names of the user's groups; the superuser is in "root"."""
+        status = self.read("proc/self/status") or ""
+        ids = re.search(r"^Groups:(.*)$", status, re.M)
+        if not ids:
+            return None
+        numbers = set(ids.group(1).split()) | set(re.findall(r"^Gid:\s+(\d+)", status, re.M))
+        lines = (line.split(":") for line in (self.read("etc/group") or "").splitlines())
+        names = {line[0] for line in lines if len(line) > 2 and line[2] in numbers}
+        is_root = re.search(r"^Uid:\s+\d+\s+0\b", status, re.M)
+        return names | ({"root"} if is_root else set())
+
+    @cached_property
+    def firmware(self) -> str | None:
+        """Version of the package linux-firmware, as dpkg, pacman or rpm know it."""
+        for entry in (self.read("var/lib/dpkg/status") or "").split("\n\n"):
+            if re.match(r"Package: (linux-firmware|firmware-amd-graphics)\n", entry):
+                found = re.search(r"^Version: (\S+)", entry, re.M)
+                return found.group(1) if found else None
+        for folder in self.glob("var/lib/pacman/local/linux-firmware-[0-9]*"):
+            return folder.name.removeprefix("linux-firmware-")
+        if not (self.is_live and self.path("usr/bin/rpm").exists()):
+            return None
+        command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}", "linux-firmware"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    @cached_property
+    def glibc(self) -> tuple[int, ...] | None:
+        if self.is_live:
+            text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        else:
+            files = [*self.glob("lib*/libc.so.6"), *self.glob("lib*/*/libc.so.6"),
+                     *self.glob("usr/lib*/libc.so.6"), *self.glob("usr/lib/*/libc.so.6")]  # fmt: skip
+            text = self.read(str(files[0].relative_to(self.root))) or "" if files else ""
+        found = re.search(r"(?:glibc|release version) (\d+)\.(\d+)", text)
+        return tuple(map(int, found.groups())) if found else None
+
+    @cached_property
+    def home(self) -> Path:
+        return self.path(self.environ.get("HOME", "/root"))
+
+    @cached_property
+    def prefix(self) -> Path | None:
+        """The conda environment that is active."""
+        name = self.environ.get("CONDA_PREFIX")
+        return self.path(name) if name else None
