@@ -65,7 +65,7 @@ class Options:
     """What a tier is told beside the wanted checks.
 
     device: "cuda" (also torch's name for a ROCm GPU) or "cpu"; root: where the doctor looks for
-    /proc, /sys, /etc and the like; model: of the serving tier, None for one made on the spot.
+    /proc, /sys, /etc and the like.
     """
 
     device: str = "cpu"

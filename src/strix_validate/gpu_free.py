@@ -75,6 +75,8 @@ def run(calls: list[flash.Call], mode: Mode, timeout: float = 900) -> Answers:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             # A cache would hide that a kernel no longer compiles.
             "TRITON_CACHE_DIR": folder,
+            # small tensors: threads would only wait for each other
+            "OMP_NUM_THREADS": "1",
         }
         environment.pop("TRITON_INTERPRET", None)
         if mode == "interpret":

@@ -223,7 +223,7 @@ class Problem:
         self._mask = None if attn_mask is None else attn_mask.to(where)
         self.expected = cache(self._expect)
 
-    def _expect(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _expect(self, dtype: reference.Precision) -> dict[str, Tensor]:
         causal = "top-left" if self.shape.causal else None
         # one sequence at a time: in float64 the scores of the largest shapes fill the memory
         parts = [

@@ -8,7 +8,7 @@ keys hold always. ``said``: what the check's own reason must contain, as a regul
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
@@ -74,7 +74,7 @@ def judge(result: Result, machine: Machine) -> Result:
         return result
     for skip in table():
         if skip.covers(result, machine):
-            reason = f"{result.reason} ({skip.reason}: {skip.link})"
-            return Result(result.check, State.SKIPPED, reason, result.measured)
+            said = result.measured | {"said": result.reason}
+            return replace(result, reason=f"{skip.reason}: {skip.link}", measured=said)
     reason = f"not expected to be skipped here: {result.reason}"
-    return Result(result.check, State.FAILED, reason, result.measured, seconds=result.seconds)
+    return replace(result, state=State.FAILED, reason=reason)

@@ -39,6 +39,9 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
+    if options.device == "cpu" and options.size is Size.QUICK:
+        # small tensors: on busy cores threads spend their time waiting for each other
+        torch.set_num_threads(1)
     yield from timed(sdpa.run(set(wanted), options))
     bodies = behaviour.bodies()
     yield from run_each([check for check in wanted if check.id in bodies], options, bodies)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Records as one page of HTML that holds everything it shows: no script, no network."""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from strix_validate.checks import State
+from strix_validate.record import Record
+from strix_validate.table import summary, worst
+
+#: What the state of a check is shown as, worst first.
+ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
+
+
+def render(records: list[Record], names: list[str]) -> str:
+    """The page.
+
+    Args:
+        names: what each record is called on the page, its file's name for example.
+    """
+    from strix_validate.report import plots
+
+    environment = Environment(
+        loader=PackageLoader("strix_validate.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"worst": worst, "values": summary}
+    runs = [
+        {
+            "name": name,
+            "record": record,
+            "tiers": _tiers(record),
+            "plots": [plots.svg(figure) for figure in plots.figures(record)],
+        }
+        for record, name in zip(records, names, strict=True)
+    ]
+    template = environment.get_template("page.html.j2")
+    return template.render(runs=runs, rows=compare(records), states=ORDER)
+
+
+def compare(records: list[Record]) -> list[dict]:
+    """For several records, of the checks that all have: those whose state differs, and the rates of
+    the benchmarks."""
+    if len(records) < 2:
+        return []
+    by_id = [{check.id: check for check in record.checks} for record in records]
+    rows = []
+    for id_ in by_id[0]:
+        checks = [found[id_] for found in by_id if id_ in found]
+        rates = [check.measured.get("forward_tflops") for check in checks]
+        if len(checks) == len(records) and (any(rates) or len({c.state for c in checks}) > 1):
+            rows.append({"id": id_, "checks": checks, "rates": rates})
+    return rows
+
+
+def _tiers(record: Record) -> list[dict]:
+    tiers = []
+    for name in dict.fromkeys(check.tier for check in record.checks):
+        checks = [check for check in record.checks if check.tier == name]
+        groups = {state: [c for c in checks if c.state is state] for state in ORDER}
+        tiers.append({"name": name, "groups": groups})
+    return tiers

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM generates and serves with a small random model, without a network; for vLLM 0.26 to 0.33.
+
+First offline, then `vllm serve` on a free port. Each stage is one child process; the checks read
+what came of it, so a stage that fails takes its checks with it, with the end of its log.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strix_validate.checks import CannotRun, Check, Options, Result
+from strix_validate.tiers import run_each
+from strix_validate.tiny_llama import PROMPT, TOKENS
+
+#: Of a log probability: fp16 weights and kernels against float32.
+LOGPROB_BOUND = 0.05
+#: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
+START_LIMIT = 900
+STOP_LIMIT = 60
+NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) out of")
+
+
+def checks() -> list[Check]:
+    return [
+        Check(f"serve/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
+        for name, body in BODIES.items()
+    ]
+
+
+def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+    """See strix_validate.tiers."""
+    with Session(options.device) as session:
+        bodies = {
+            f"serve/{name}": lambda options, body=body: body(session)
+            for name, body in BODIES.items()
+        }
+        yield from run_each(wanted, options, bodies)
+
+
+def once(make: Callable) -> property:
+    """A property made when first asked for; a failure is kept, too: it may have taken minutes."""
+
+    def get(self):
+        if make.__name__ not in self.made:
+            try:
+                self.made[make.__name__] = make(self), None
+            except Exception as error:
+                self.made[make.__name__] = None, error
+        value, error = self.made[make.__name__]
+        if error is not None:
+            raise error
+        return value
+
+    return property(get, doc=make.__doc__)
+
+
+@dataclass
+class Session:
+    """The model, what was generated offline, and the server, each made when first asked for.
+
+    start_limit and stop_limit are in seconds.
+    """
+
+    device: str
+    start_limit: float = START_LIMIT
+    stop_limit: float = STOP_LIMIT
+    made: dict = field(default_factory=dict)
+    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._closing.close()
+
+    def require(self) -> None:
+        for name in ("vllm", "transformers"):
+            if importlib.util.find_spec(name) is None:
+                raise CannotRun(f"{name} is not installed")
+        if self.device != "cuda":
+            raise CannotRun("vLLM serves only on a GPU here, and torch sees none")
+
+    @once
+    def folder(self) -> Path:
+        return Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
+
+    @once
+    def reference(self) -> list[float]:
+        """Log probability of each token after the prompt."""
+        self.require()
+        return _child("make", self.folder / "model")["logprobs"]
+
+    @once
+    def offline(self) -> dict:
+        """See tiny_llama.generate."""
+        assert self.reference
+        return _child("generate", self.folder / "model")
+
+    @once
+    def server(self) -> "Server":
+        assert self.reference
+        server = Server(self.folder / "model", self.folder / "server.log")
+        self._closing.callback(server.kill)
+        server.start(self.start_limit)
+        return server
+
+
+class Server:
+    """`vllm serve` on a free port of this machine, in a process group of its own."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self.model, self.log = model, log
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.process: subprocess.Popen | None = None
+        self.start_seconds = 0.0
+
+    def start(self, limit: float) -> None:
+        """Returns when it answers; AssertionError with the end of the log if it ends or is late."""
+        program = shutil.which("vllm", path=os.path.dirname(sys.executable)) or "vllm"
+        command = [
+            program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
+            "--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float16",
+            "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager",
+            "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
+        ]  # fmt: skip
+        begin = time.perf_counter()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | NETWORK_OFF,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        while time.perf_counter() - begin < limit:
+            ended = self.process.poll()
+            assert ended is None, f"vllm serve ended with status {ended}: {_tail(self.log)}"
+            with contextlib.suppress(OSError), self.get("/health"):
+                self.start_seconds = time.perf_counter() - begin
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"no answer within {limit:.0f} s: {_tail(self.log)}")
+
+    def get(self, path: str):
+        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
+
+    def complete(self, **more) -> Iterator[dict]:
+        """The answer of /v1/completions; with stream=True its parts."""
+        body = {
+            "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True, **more,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            answer = urllib.request.urlopen(request, timeout=300)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")[:300]
+            raise AssertionError(f"HTTP {error.code}: {text}") from error
+        with answer:
+            if not more.get("stream"):
+                yield json.load(answer)
+                return
+            for line in answer:
+                data = line.decode().removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                if data:
+                    yield json.loads(data)
+        raise AssertionError("the stream ended without [DONE]")
+
+    def stop(self, limit: float) -> int:
+        """The exit status after SIGTERM; AssertionError if it does not end, or leaves a process."""
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still there {limit:.0f} s after SIGTERM") from None
+        deadline = time.perf_counter() + limit
+        while self._group_lives():
+            left = time.perf_counter() < deadline
+            assert left, "a process of the server is left behind"
+            time.sleep(0.1)
+        return status
+
+    def kill(self) -> None:
+        if self.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _child(task: str, folder: Path) -> dict:
+    """The last line of tiny_llama's output; AssertionError with the end of its log if it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "strix_validate.tiny_llama", task, folder],
+        env=os.environ | NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT,
+    )
+    last = " | ".join(done.stderr.strip().splitlines()[-3:])
+    assert done.returncode == 0, f"{task} ended with status {done.returncode}: {last}"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _tail(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-5:])
+
+
+def offline_repeats(session: Session) -> dict:
+    """Greedy decoding gives the same tokens for the same prompt in a batch. Garbage on gfx1151 was
+    different garbage each time: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
+    session.require()
+    first, *others = session.offline["tokens"]
+    assert len(first) == TOKENS, f"{len(first)} tokens, {TOKENS} were asked for"
+    assert all(tokens == first for tokens in others), "the same prompt gave different tokens"
+    return {"tokens": str(first[:8]), "repeats": len(others) + 1}
+
+
+def offline_logits(session: Session) -> dict:
+    """The first token's log probability is transformers' in float32. Decoding that runs and is wrong
+    looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
+    session.require()
+    token = session.offline["tokens"][0][0]
+    expected = session.reference[token]
+    error = abs(session.offline["logprob"] - expected)
+    short = max(session.reference) - expected
+    measured = {"logprob": {"error": error, "bound": LOGPROB_BOUND}}
+    assert error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed"
+    assert short <= LOGPROB_BOUND, f"token {token} is not the likeliest, by {short:.3f}"
+    return measured
+
+
+def start(session: Session) -> dict:
+    """`vllm serve` answers, or says why not. It died in silence or hung:
+    https://github.com/vllm-project/vllm/issues/32180"""
+    session.require()
+    return {"seconds": round(session.server.start_seconds, 1)}
+
+
+def attention_backend(session: Session) -> dict:
+    """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs, decodes 7
+    times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
+    session.require()
+    log = session.server.log.read_text(errors="replace")
+    names = [first or second for first, second in _CHOSEN.findall(log)]
+    assert names, "the log names no attention backend"
+    assert "ROCM_ATTN" not in names, "ROCM_ATTN was chosen, the slow one on gfx1151"
+    return {"backend": ", ".join(dict.fromkeys(names))}
+
+
+def completion(session: Session) -> dict:
+    """/v1/completions gives the tokens of offline decoding: graph capture and scheduling change
+    nothing. https://github.com/vllm-project/vllm/issues/32180"""
+    session.require()
+    (answer,) = session.server.complete()
+    tokens = answer["choices"][0]["token_ids"]
+    expected = session.offline["tokens"][0]
+    assert tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}..."
+    return {"tokens": len(tokens)}
+
+
+def streaming(session: Session) -> dict:
+    """Streaming gives the same tokens in several parts and ends with [DONE]; parts were lost or
+    doubled: https://github.com/vllm-project/vllm/issues/32180"""
+    session.require()
+    parts = list(session.server.complete(stream=True))
+    tokens = [token for part in parts for token in part["choices"][0].get("token_ids") or []]
+    expected = session.offline["tokens"][0]
+    assert tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}..."
+    assert len(parts) > 1, "all tokens came in one part"
+    return {"parts": len(parts)}
+
+
+def stop(session: Session) -> dict:
+    """The server ends on SIGTERM and leaves no process, which would keep the GPU's memory:
+    https://github.com/vllm-project/vllm/issues/32180"""
+    session.require()
+    status = session.server.stop(session.stop_limit)
+    assert status in (0, -signal.SIGTERM), f"exit status {status}"
+    return {"status": status}
+
+
+BODIES = {
+    "offline-repeats": offline_repeats,
+    "offline-logits": offline_logits,
+    "start": start,
+    "attention-backend": attention_backend,
+    "completion": completion,
+    "streaming": streaming,
+    # last: it ends the server
+    "stop": stop,
+}
