@@ -3,17 +3,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 
-class State(str, Enum):
+class State(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # could not run; counts neither as passed nor as failed
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """Of a finding of the doctor. A warning leaves the check passed: it costs speed or memory."""
 
     ERROR = "error"
@@ -21,7 +21,7 @@ class Severity(str, Enum):
     INFO = "info"
 
 
-class Size(str, Enum):
+class Size(StrEnum):
     """How much of a tier is run; each size holds the ones before it."""
 
     QUICK = "quick"

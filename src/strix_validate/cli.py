@@ -7,7 +7,7 @@ checked.
 
 import json
 import re
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 
-class DeviceName(str, Enum):
+class DeviceName(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"

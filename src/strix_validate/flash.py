@@ -129,9 +129,7 @@ def fixed(
         differing = {"differing": torch.tensor(float(repeats - 1 if dropout else 0))}
         if dropout:
             return differing
-        found = _attend(
-            q, k, v, grad_out, dtype, causal=corner, window=window, softcap=softcap
-        )
+        found = _attend(q, k, v, grad_out, dtype, causal=corner, window=window, softcap=softcap)
         return found | (differing if repeats > 1 else {})
 
     return call, expected

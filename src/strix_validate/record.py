@@ -131,4 +131,6 @@ def load(file: Path) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadRecord(f"{file} is no record of schema {SCHEMA}: {where} {first['msg']}") from error
+        raise BadRecord(
+            f"{file} is no record of schema {SCHEMA}: {where} {first['msg']}"
+        ) from error

@@ -69,9 +69,9 @@ def attention(
 
     In float64 this is the reference. In a smaller dtype it is a right kernel of that dtype: it
     computes in float32 and rounds what a fused kernel hands to the next matrix product or stores:
-    the weights, their gradients, and the results. With TERMS each element is the sum of the absolute
-    values of what is added up to it, in float64: rounding can cost it so much and no more. A query that sees no key gives zeros, as in
-    flash-attn and, since 2.5, in torch.
+    the weights, their gradients, and the results. With TERMS each element is the sum, in float64,
+    of the absolute values of what is added up to it: the size that rounding is in proportion to. A
+    query that sees no key gives zeros, as in flash-attn and, since 2.5, in torch.
 
     Args:
         q: (batch, heads, seqlen_q, head_dim), grad_out alike.
@@ -158,9 +158,9 @@ def bounds(
     of a right kernel of the dtype under test, on the same inputs: see :func:`attention`. In half
     precision a result may be 4 times as far off: the order of summation and the scaling of the
     weights before they are rounded differ between right kernels, which came to 3.1 times (torch's
-    on the CPU, grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the larger error of attention that
-    rounds every intermediate (tests/test_flash_attn.py, test_flash_attn_output). They have no
-    float32. There the kernels' fast exp2 shows, which half precision hides: right kernels came to 4
+    on the CPU, grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the larger
+    error of attention that rounds every intermediate (tests/test_flash_attn.py,
+    test_flash_attn_output). They have no float32. There the kernels' fast exp2 shows, which half precision hides: right kernels came to 4
     times the error, hence 10. A softmax scale off by 1 % exceeds these bounds in float32 and
     float16.
 
@@ -194,8 +194,8 @@ def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dt
     """Largest error of an element in units of half the dtype's eps and of the size of its terms.
 
     Right kernels came to 2 in half precision and 31 in float32, where the scores' own rounding
-    counts, which is that of their size. Weights below fp16's smallest normal number, 6e-5, lose more
-    than half an eps; 8 steps of the subnormal numbers are allowed for them.
+    counts, which is that of their size. Weights below fp16's smallest normal number, 6e-5, lose
+    more than half an eps; 8 steps of the subnormal numbers are allowed for them.
     """
     error = (actual.detach().to(expected.device).double() - expected.double()).abs()
     kind = torch.finfo(dtype)

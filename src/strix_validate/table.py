@@ -43,7 +43,10 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
         cells = []
         for direction in ("forward", "backward"):
             low, median, high = (found[f"{direction}_{part}ms"] for part in ("low_", "", "high_"))
-            cells += [f"{median:.4g} ({low:.4g} to {high:.4g})", f"{found[f'{direction}_tflops']:.3g}"]
+            cells += [
+                f"{median:.4g} ({low:.4g} to {high:.4g})",
+                f"{found[f'{direction}_tflops']:.3g}",
+            ]
         peak = found.get("forward_of_peak")
         cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
         table.add_row(check.id.removeprefix("bench/"), *cells)

@@ -156,8 +156,8 @@ class Tree:
         if self.is_live:
             text = os.confstr("CS_GNU_LIBC_VERSION") or ""
         else:
-            files = [*self.glob("lib*/libc.so.6"), *self.glob("lib*/*/libc.so.6"),
-                     *self.glob("usr/lib*/libc.so.6"), *self.glob("usr/lib/*/libc.so.6")]  # fmt: skip
+            folders = ("lib*", "lib*/*", "usr/lib*", "usr/lib/*")
+            files = [file for folder in folders for file in self.glob(f"{folder}/libc.so.6")]
             text = self.read(str(files[0].relative_to(self.root))) or "" if files else ""
         found = re.search(r"(?:glibc|release version) (\d+)\.(\d+)", text)
         return tuple(map(int, found.groups())) if found else None

@@ -15,7 +15,7 @@ HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
     "proc/meminfo": f"MemTotal:       {125 * 2**20} kB\nMemFree: 1 kB\n",
     "proc/self/environ": "HOME=/home/user\0CONDA_PREFIX=/home/user/env\0",
-    "proc/self/status": "Name:\tpython\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
+    "proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
     "Groups:\t39 105 1000 \n",
     "etc/group": "root:x:0:\nvideo:x:39:user\nrender:x:105:user\nuser:x:1000:\n",
     "etc/os-release": 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=43\n',
@@ -158,7 +158,11 @@ FAULTS = {
     ),
     "other-rocm-first": (
         environ(LD_LIBRARY_PATH="/opt/rocm-6.3/lib:/usr/lib", ROCM_PATH="/opt/rocm-6.3"),
-        {"environment": ("passed", "warning", "another ROCm", "unset LD_LIBRARY_PATH ROCM_PATH")},
+        {"environment": ("failed", "error", "loaded first", "unset LD_LIBRARY_PATH ROCM_PATH")},
+    ),
+    "other-rocm-named": (
+        environ(HIP_PATH="/opt/rocm"),
+        {"environment": ("passed", "warning", "another ROCm", "unset HIP_PATH")},
     ),
     "loader-path": (
         {"etc/ld.so.conf.d/10-rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},

@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+
 from strix_validate import behaviour, flash, gpu_free, reference, sdpa
 from strix_validate.checks import Check, Options, Size, State
 from strix_validate.tiers import attention, run_each
@@ -132,8 +133,11 @@ def noisy(q, k, v, **options):
     return right(q, k, v, **options) + torch.randn(()) * 1e-3
 
 
-def rare_nan(q, k, v, *, counter=itertools.count(), **options):
-    return right(q, k, v, **options) * (float("nan") if next(counter) == 70 else 1)
+calls = itertools.count()
+
+
+def rare_nan(q, k, v, **options):
+    return right(q, k, v, **options) * (float("nan") if next(calls) == 70 else 1)
 
 
 def fp16_scores(q, k, v, **options):
@@ -223,12 +227,15 @@ FLASH = {
     "keys of neighbours seen": ("varlen", neighbours_seen),
     "caller's lengths changed": (
         "cache",
-        lambda case: (right := case.expected(torch.float32))
-        | {"cache_seqlens": right["cache_seqlens"] + 4},
+        lambda case: (
+            (right := case.expected(torch.float32)) | {"cache_seqlens": right["cache_seqlens"] + 4}
+        ),
     ),
     "keys in the wrong row": (
         "cache-rows",
-        lambda case: (right := case.expected(torch.float32)) | {"k_cache": right["k_cache"].flip(0)},
+        lambda case: (
+            (right := case.expected(torch.float32)) | {"k_cache": right["k_cache"].flip(0)}
+        ),
     ),
     "flash-attn dropout with a constant seed": (
         "dropout",

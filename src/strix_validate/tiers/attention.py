@@ -14,8 +14,8 @@ from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.reference import compare
 from strix_validate.tiers import run_each
 
-#: flash-attn takes half precision only; its kernels take float32, too, where it shows more. Triton's
-#: interpreter computes bfloat16 dot products wrongly.
+#: flash-attn takes half precision only; its kernels take float32, too, where it shows more.
+#: Triton's interpreter computes bfloat16 dot products wrongly.
 FLASH_DTYPES = {
     "gpu": (torch.float16, torch.bfloat16),
     "interpreter": (torch.float32, torch.float16),

@@ -29,7 +29,9 @@ HARMFUL = {
 
 def checks() -> list[Check]:
     return [
-        Check(f"backend/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
+        Check(
+            f"backend/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split())
+        )
         for name, body in BODIES.items()
     ]
 

@@ -38,8 +38,8 @@ OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 
 LEAST_SPEEDUP = 1.5
 #: Two ways to measure the same may differ by this much.
 TIMER_TOLERANCE = 0.05
-#: Milliseconds below which the launches of a call's kernels are not hidden behind the overwriting of
-#: the cache, and either timer sees some of them: measured, and not judged.
+#: Milliseconds below which the launches of a call's kernels are not hidden behind the overwriting
+#: of the cache, and either timer sees some of them: measured, and not judged.
 LAUNCHES = 0.1
 
 
@@ -264,6 +264,7 @@ def _compare_timers(options: Options) -> Result:
         raise CannotRun("only a GPU has do_bench")
     from triton.testing import do_bench
 
+    flash = sdpa.ROUTES["flash"]
     found, wrong = {}, []
     sizes = [name for name in SIZES if options.size.holds(Size.FULL) or "large" not in name]
     for size in sizes:
@@ -274,7 +275,6 @@ def _compare_timers(options: Options) -> Result:
             ).requires_grad_()
             for _ in range(4)
         )
-        flash = sdpa.ROUTES["flash"]
         out = flash(q, k, v, is_causal=True)
         calls = {
             "forward": lambda q=q, k=k, v=v: flash(q, k, v, is_causal=True),

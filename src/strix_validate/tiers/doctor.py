@@ -14,7 +14,6 @@ from strix_validate.checks import CannotRun, Check, Options, Result, Severity, S
 from strix_validate.tiers import run_each
 from strix_validate.tree import GFX1151, Tree
 
-STRIX_HALO = "https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"
 GIB = 2**30
 PAGE = 4096
 #: Minimum kernels that have the fixes of KFD's queue and memory limits.
@@ -97,8 +96,8 @@ def gpu(tree: Tree) -> Result:
 
 
 def driver(tree: Tree) -> Result:
-    """The amdgpu driver is loaded, the kernel's own. A driver of DKMS brings an older KFD than a new
-    kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """The amdgpu driver is loaded, the kernel's own. A driver of DKMS brings an older KFD than a
+    new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     _need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
         return _error("amdgpu is not loaded", "sudo modprobe amdgpu")
@@ -110,8 +109,9 @@ def driver(tree: Tree) -> Result:
 
 
 def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes of KFD's queue and memory limits. Without them compute fails to start
-    or faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    """The kernel has the fixes of KFD's queue and memory limits. Without them compute fails to
+    start or faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html
+    """
     release = _known(tree.release, "the kernel's release")
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
     if not found:
@@ -180,7 +180,8 @@ def _opens(tree: Tree, name: str) -> Result:
 
 def kfd(tree: Tree) -> Result:
     """/dev/kfd opens for reading and writing. It is opened, because mode bits do not show what a
-    container or sandbox forbids: https://github.com/ROCm/legacy-rocm-build/issues/5339"""
+    container or sandbox forbids:
+    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     _need_gpu(tree)
     return _opens(tree, "dev/kfd")
 
@@ -247,23 +248,26 @@ def gtt(tree: Tree) -> Result:
 
 
 def environment(tree: Tree) -> Result:
-    """No variable makes the GPU pass for another one or loads another ROCm. HSA_OVERRIDE_GFX_VERSION
-    gives memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    """No variable makes the GPU pass for another one or loads another ROCm. With
+    HSA_OVERRIDE_GFX_VERSION come memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
         what = f"HSA_OVERRIDE_GFX_VERSION={override}"
         return _error(what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's files")
-    foreign = []
-    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH"):
-        value = tree.environ.get(name, "")
-        parts = [part for part in value.split(":") if "rocm" in part.lower()]
-        own = str(tree.environ.get("CONDA_PREFIX", "no environment"))
-        foreign += [name for part in parts if not part.startswith(own)]
-    if foreign:
-        listed = " ".join(dict.fromkeys(foreign))
-        what = f"another ROCm is named by {listed}: its libraries are loaded first"
+    own = tree.environ.get("CONDA_PREFIX", "no environment")
+    foreign = [
+        name
+        for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
+        for part in tree.environ.get(name, "").split(":")
+        if "rocm" in part.lower() and not part.startswith(own)
+    ]
+    if not foreign:
+        return _fine()
+    listed = " ".join(dict.fromkeys(foreign))
+    if any(name.startswith("LD_") for name in foreign):
+        what = f"{listed}: another ROCm's libraries are loaded first"
         return _error(what, f"unset {listed}", variables=listed)
-    return _fine()
+    return _warning(f"another ROCm is named by {listed}", f"unset {listed}", variables=listed)
 
 
 def stray_rocm(tree: Tree) -> Result:
@@ -283,8 +287,8 @@ def stray_rocm(tree: Tree) -> Result:
 
 
 def caches(tree: Tree) -> Result:
-    """No cache of compiled kernels is older than the environment. comgr, MIOpen and Triton reuse what
-    another ROCm compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
+    """No cache of compiled kernels is older than the environment. comgr, MIOpen and Triton reuse
+    what another ROCm compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
         raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
     made = (tree.prefix / "conda-meta").stat().st_mtime

@@ -248,8 +248,8 @@ def offline_repeats(session: Session) -> dict:
 
 
 def offline_logits(session: Session) -> dict:
-    """The first token's log probability is transformers' in float32. Decoding that runs and is wrong
-    looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
+    """The first token's log probability is transformers' in float32. Decoding that runs and is
+    wrong looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
     session.require()
     token = session.offline["tokens"][0][0]
     expected = session.reference[token]
@@ -269,8 +269,8 @@ def start(session: Session) -> dict:
 
 
 def attention_backend(session: Session) -> dict:
-    """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs, decodes 7
-    times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
+    """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs,
+    decodes 7 times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
     session.require()
     log = session.server.log.read_text(errors="replace")
     names = [first or second for first, second in _CHOSEN.findall(log)]
