@@ -64,7 +64,7 @@ class Result:
 class Options:
     """What a tier is told beside the wanted checks.
 
-    device: "cuda" (also torch's name for a ROCm GPU) or "cpu"; root: where the doctor looks for
+    device: "cuda" (also torch's name for a ROCm GPU), "cpu", or "none" for no torch; root: where the doctor looks for
     /proc, /sys, /etc and the like.
     """
 

@@ -115,7 +115,7 @@ def doctor(
     """Say what the host lacks to run on gfx1151, and the command that mends it. Needs no torch."""
     if not root.is_dir():
         raise typer.BadParameter(f"{root} is no folder")
-    _run(["doctor"], as_json, only, skip, DeviceName.CPU, root=root)
+    _run(["doctor"], as_json, only, skip, root=root)
 
 
 @app.command(name="run")
@@ -197,8 +197,7 @@ def _run(
     for folder in filter(None, (evidence, plots)):
         folder.mkdir(parents=True, exist_ok=True)  # before an hour of checks, not after
     try:
-        # the doctor needs no torch, and must not wait for its import
-        where = "cpu" if names == ["doctor"] else host.device_for(device.value)
+        where = "none" if names == ["doctor"] else host.device_for(device.value)
         options = Options(device=where, size=size, root=root)
         found = run(names, options, only or [], skip or [], say=lambda line: console.print(line))
     except NoSuchCheck as error:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def describe_host() -> Host:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     return Host(
-        kernel=platform.release(),
+        kernel=kernel_version(platform.release()),
         distribution=release.get("PRETTY_NAME", "unknown"),
         glibc=platform.libc_ver()[1],
         cpu=_cpu(),
@@ -52,6 +53,13 @@ def describe_host() -> Host:
         memory_gib=round(memory / GIB, 1),
         python=platform.python_version(),
     )
+
+
+def kernel_version(release: str) -> str:
+    """Without the name that somebody gave a kernel of their own; a distribution's build number
+    stays: 6.17.0-19-generic, 6.18.9-200.fc43.x86_64."""
+    found = re.match(r"\d+\.\d+(\.\d+)?(-\d[\w.~-]*)?", release)
+    return found.group() if found else "unknown"
 
 
 def device_for(asked: str) -> str:
@@ -66,11 +74,14 @@ def device_for(asked: str) -> str:
 
 
 def describe_device(device: str) -> Device:
-    """The device that checks ran on."""
+    """The device that checks ran on; for "none" torch, which takes seconds, is not imported."""
+    nothing = Device(type="none", architecture=platform.machine())
+    if device == "none":
+        return nothing
     try:
         import torch
     except ModuleNotFoundError:
-        return Device(type="none", architecture=platform.machine())
+        return nothing
     hip = torch.version.hip
     build = "rocm" if hip else "cuda" if torch.version.cuda else "cpu"
     toolkit = hip or torch.version.cuda or ""
@@ -96,8 +107,8 @@ def describe_device(device: str) -> Device:
 
 def machine(device: Device) -> Machine:
     """What the table of skips asks of a machine."""
-    where = "" if device.type == "none" and device.build else device.type
-    return Machine(device.build, "cpu" if where == "none" else where, device.architecture)
+    where = "" if device.type == "none" else device.type
+    return Machine(device.build, where, device.architecture)
 
 
 def shorten(text: str) -> str:

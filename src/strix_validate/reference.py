@@ -160,9 +160,9 @@ def bounds(
     weights before they are rounded differ between right kernels, which came to 3.1 times (torch's
     on the CPU, grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the larger
     error of attention that rounds every intermediate (tests/test_flash_attn.py,
-    test_flash_attn_output). They have no float32. There the kernels' fast exp2 shows, which half precision hides: right kernels came to 4
-    times the error, hence 10. A softmax scale off by 1 % exceeds these bounds in float32 and
-    float16.
+    test_flash_attn_output). They have no float32. There the kernels' fast exp2 shows, which half
+    precision hides: right kernels came to 4 times the error, hence 10. A softmax scale off by 1 %
+    exceeds these bounds in float32 and float16.
 
     The floor, eps(dtype) / 2 * max|exact|, is the rounding of the result alone: the yardstick can
     be exact by chance, for example with a single key. The gradients share their floor: over one key

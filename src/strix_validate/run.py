@@ -65,6 +65,8 @@ def run(
             chosen = [c for c in known[name] if c in wanted and applies(c, options)]
             if chosen:
                 say(f"{name}: {len(chosen)} checks")
+            elif wanted & set(known[name]):
+                say(f"{name}: the wanted checks belong to another size or kind of device")
             for result in _complete(chosen, module.run(chosen, options)):
                 found.append(record.of_result(name, skips.judge(_clean(result), machine)))
     gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == "gfx1151"

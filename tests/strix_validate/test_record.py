@@ -101,6 +101,19 @@ def test_packages_come_from_conda_meta_without_paths(tmp_path):
     assert host.packages(tmp_path / "none") == []
 
 
+@pytest.mark.parametrize(
+    "release, kept",
+    [
+        ("6.17.0-19-generic", "6.17.0-19-generic"),
+        ("6.18.9-200.fc43.x86_64", "6.18.9-200.fc43.x86_64"),
+        ("6.18.44-my-own-machine", "6.18.44"),
+        ("?", "unknown"),
+    ],
+)
+def test_a_kernel_of_ones_own_is_not_named(release, kept):
+    assert host.kernel_version(release) == kept
+
+
 def all_ids():
     return [check.id for name in tiers.TIERS for check in tiers.load(name).checks()]
 
