@@ -53,7 +53,9 @@ def test_record_is_valid_and_keeps_to_itself(file: Path) -> None:
     is_ours = found.device.build == "rocm" and arch == "gfx1151"
     assert found.subject == ("packages" if is_ours else "harness")
     assert file.stem in (EVIDENCE / "README.md").read_text()
-    paths = re.findall(r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*", file.read_text())
+    paths = re.findall(
+        r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*", file.read_text()
+    )
     assert not paths, "a record names no path of the machine"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Properties of scaled_dot_product_attention that one comparison does not show."""
 
+import os
 import shutil
 from collections.abc import Callable
 
@@ -158,7 +159,8 @@ def compiled(route: sdpa.Route, options: Options) -> dict | Result:
     """torch.compile gives what eager mode gives: the shapes that an operator announces to the
     compiler were other ones than it returns, in flash-attn 2.8.3
     (patches/flash-attn/0002-register-op-outputs.patch)"""
-    if options.size.holds(Size.FULL) and not shutil.which("cc") and options.device == "cpu":
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if options.size.holds(Size.FULL) and options.device == "cpu" and not compiler:
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
     shape = sdpa.Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
     problem = sdpa.Problem(shape, HALF, options.device)

@@ -200,14 +200,14 @@ def checks() -> list[Check]:
 
 def run(wanted: set[Check], options: Options) -> Iterator[Result]:
     """One result for each wanted check, by every route in turn on the same inputs."""
-    expected: tuple = (None, None)
+    last = problem = None
     for route, shape, dtype in _cases():
         check = _check(route, shape, dtype)
         if check not in wanted:
             continue
-        if expected[0] != (shape, dtype):
-            expected = ((shape, dtype), Problem(shape, dtype, options.device))
-        yield run_one(check, ROUTES[route], expected[1])
+        if last != (shape, dtype):
+            last, problem = (shape, dtype), Problem(shape, dtype, options.device)
+        yield run_one(check, ROUTES[route], problem)
 
 
 def size_of(check: Check) -> Size:

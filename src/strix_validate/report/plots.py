@@ -58,7 +58,7 @@ def svg(figure: Figure) -> str:
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    # the page sets the size; ids must differ between the figures of one page
+    # the page sets the size
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg ", f'<svg role="img" aria-label="{figure.get_label()}" ', 1)

@@ -5,15 +5,17 @@ On a ROCm build with a gfx1151 device the answers are known and anything else fa
 attention usable, and a forced flash call that executes. Elsewhere the tier says what it can.
 """
 
+import importlib.util
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from strix_validate import sdpa
+from strix_validate import flash, sdpa
 from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
 from strix_validate.host import shorten
 from strix_validate.tiers import run_each
@@ -90,7 +92,9 @@ def environment(options: Options) -> Result:
     check = Check("backend/environment", "", "")
     harmful = [f"{name}: {why}" for name, why in HARMFUL.items() if os.environ.get(name)]
     prefixes = ("TORCH_ROCM_", "HSA_", "HIP_", "ROCR_", "PYTORCH_", "AOTRITON_", "FLASH_ATTENTION_")
-    said = {k: shorten(v) for k, v in sorted(os.environ.items()) if k.startswith(prefixes)}
+    ours = {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes)}
+    # a record names no path of the machine
+    said = {name: "a path" if "/" in value else value for name, value in ours.items()}
     # for a GPU of another vendor these variables mean nothing
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
     return Result(check, state, "; ".join(harmful), said, Severity.WARNING if harmful else None)
@@ -151,8 +155,6 @@ def compiled_in(options: Options) -> dict:
 def _usable(options: Options, ask) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU shows this")
-    import warnings
-
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     with warnings.catch_warnings(record=True) as said:
@@ -251,12 +253,8 @@ def flash_attn(options: Options) -> dict:
     environment variable, or replaced Triton: https://github.com/Dao-AILab/flash-attention/issues/2799
     """
     del options
-    import importlib.util
-
     if importlib.util.find_spec("flash_attn") is None:
         raise CannotRun("flash_attn is not installed")
-    from strix_validate import flash
-
     return {"backend": flash.backend()}
 
 
