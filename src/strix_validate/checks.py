@@ -64,8 +64,8 @@ class Result:
 class Options:
     """What a tier is told beside the wanted checks.
 
-    device: "cuda" (also torch's name for a ROCm GPU), "cpu", or "none" for no torch; root: where the doctor looks for
-    /proc, /sys, /etc and the like.
+    device: "cuda" (also torch's name for a ROCm GPU), "cpu", or "none" for no torch; root: where
+    the doctor looks for /proc, /sys, /etc and the like.
     """
 
     device: str = "cpu"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
+from strix_validate.host import kernel_version
 from strix_validate.tiers import run_each
 from strix_validate.tree import GFX1151, Tree
 
@@ -117,19 +118,20 @@ def kernel(tree: Tree) -> Result:
     if not found:
         raise CannotRun(f"the kernel's release cannot be read: {release!r}")
     version = tuple(int(part or 0) for part in found.groups())
-    name, of = tree.distribution["ID"], tree.distribution.get("VERSION_ID", "")
-    if name == "ubuntu" and of == "24.04":
+    name = kernel_version(release)
+    distribution, of = tree.distribution["ID"], tree.distribution.get("VERSION_ID", "")
+    if distribution == "ubuntu" and of == "24.04":
         if version >= (7, 0):
             what = f"{release} is not for Ubuntu 24.04: loading models was 300 times slower"
-            return _warning(what, _kernel_fix(name), release=release)
+            return _warning(what, _kernel_fix(distribution), release=name)
         is_oem = release.endswith("-oem")
         needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
     else:
         needed = KERNEL
     if version < needed:
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
-        return _error(f"{release} is older than {least}", _kernel_fix(name), release=release)
-    return _fine(release=release)
+        return _error(f"{release} is older than {least}", _kernel_fix(distribution), release=name)
+    return _fine(release=name)
 
 
 def _kernel_fix(distribution: str) -> str:
