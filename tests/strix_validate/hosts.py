@@ -9,7 +9,7 @@ GIB = 2**30
 KFD = "sys/class/kfd/kfd/topology/nodes"
 GPU = "sys/class/drm/card1/device"
 PCI = "sys/bus/pci/devices/0000:c5:00.0"
-#: The environment is two days old; caches are one.
+#: Triton is two days old, the caches one, and a package that does not matter is new.
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
@@ -35,7 +35,8 @@ HEALTHY = {
     "dev/kfd": "",
     "dev/dri/renderD128": "",
     "lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.42.\n",
-    "home/user/env/conda-meta/history": "",
+    "home/user/env/conda-meta/triton-3.7.1-h1_0.json": "",
+    "home/user/env/conda-meta/rich-1-h1_0.json": "",
     "home/user/.cache/comgr/entry": "",
 }
 
@@ -47,9 +48,11 @@ def make(root: Path, changes: dict[str, str | None]) -> Path:
             file = root / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    for name, age in (("home/user/env/conda-meta", 2), ("home/user/.cache/comgr/entry", 1)):
-        if (root / name).exists():
-            os.utime(root / name, (NOW - age * 86400,) * 2)
+    ages = {"conda-meta/triton-3.7.1-h1_0.json": 2, "conda-meta/rich-1-h1_0.json": 0}
+    ages = {f"env/{name}": age for name, age in ages.items()} | {".cache/comgr/entry": 1}
+    for name, age in ages.items():
+        if (root / "home/user" / name).exists():
+            os.utime(root / "home/user" / name, (NOW - age * 86400,) * 2)
     return root
 
 

@@ -25,6 +25,8 @@ BAD_FIRMWARE = "20251125"
 BAD_MES = 0x83
 #: Bytes: what the ROCm libraries and the packages of this repository take.
 DISK = 20 * 10**9
+#: Packages whose change makes compiled kernels stale.
+COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 #: Of the memory, kept from the GPU.
 SPARE = 4 * GIB
 
@@ -289,11 +291,13 @@ def stray_rocm(tree: Tree) -> Result:
 
 
 def caches(tree: Tree) -> Result:
-    """No cache of compiled kernels is older than the environment. comgr, MIOpen and Triton reuse
-    what another ROCm compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
+    """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
+    Triton reuse what others compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
         raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
-    made = (tree.prefix / "conda-meta").stat().st_mtime
+    meta = tree.prefix / "conda-meta"
+    files = [file for name in COMPILERS for file in meta.glob(f"{name}-*.json")]
+    made = max((file.stat().st_mtime for file in files), default=meta.stat().st_mtime)
     stale = []
     for name in (".cache/comgr", ".cache/miopen", ".config/miopen", ".triton/cache"):
         folder = tree.home / name
@@ -304,7 +308,9 @@ def caches(tree: Tree) -> Result:
         if newest < made:
             stale.append(name)
     if stale:
-        what = f"older than this environment: {', '.join(f'~/{name}' for name in stale)}"
+        what = (
+            f"older than the installed ROCm and Triton: {', '.join(f'~/{name}' for name in stale)}"
+        )
         return _warning(what, f"rm -r {' '.join(f'~/{name}' for name in stale)}")
     return _fine()
 
