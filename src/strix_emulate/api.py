@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launching kernels from Python: numpy arrays in and out."""
+
+import struct
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.decode import Instruction
+from strix_emulate.errors import EmulatorError
+from strix_emulate.loader import LDS_LIMIT, Kernel
+from strix_emulate.machine import Machine, Options, cell_size
+from strix_emulate.memory import BASE, READ_ONLY, UNWRITTEN, WRITABLE, Arena
+from strix_emulate.program import Block, decode_kernel
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes that a pointer argument points into, offset bytes from their start.
+
+    data is read before and, where the kernel wrote, changed after a launch. mode: "in" traps on
+    stores, "out" traps on loads before a store, "inout" allows both.
+    """
+
+    data: np.ndarray
+    mode: str = "inout"
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch did: wave-instructions, seconds, and how often each block was entered."""
+
+    kernel: Kernel
+    instructions: list[Instruction]
+    executed: int
+    seconds: float
+    blocks: dict[int, Block]
+
+
+_STATES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
+#: By-value arguments: bytes and whether the number is a float.
+_FORMATS = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (2, True): "e",
+            (4, True): "f", (8, True): "d"}  # fmt: skip
+
+
+def launch(
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    arguments: list[Buffer | int | float | None],
+    *,
+    threads: int | tuple[int, ...] | None = None,
+    lds: int | None = None,
+    options: Options | None = None,
+    instructions: list[Instruction] | None = None,
+) -> Launch:
+    """Runs a kernel over a grid of workgroups.
+
+    Args:
+        arguments: for each argument of the kernel's metadata but the trailing hidden and scratch ones,
+            a buffer, a number, or None for a null pointer.
+        threads: workgroup size; the metadata's largest if None.
+        lds: bytes of LDS at launch on top of the kernel's own; what the file said if None.
+        instructions: the decoded kernel, to decode only once or to run a changed one.
+
+    Raises:
+        Trap: the kernel did something forbidden; where is in the message.
+        EmulatorError: arguments that do not fit the kernel.
+    """
+    options = options or Options()
+    instructions = decode_kernel(kernel) if instructions is None else instructions
+    block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
+    block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
+    if min(grid) < 1 or min(block) < 1 or np.prod(block) > 1024:
+        raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
+    total_lds = kernel.lds + (kernel.launch_lds if lds is None else lds)
+    if total_lds > LDS_LIMIT:
+        raise EmulatorError(f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {LDS_LIMIT}")
+    # one copy per array, even if several arguments point into it
+    arrays = {id(a.data): a for a in arguments if isinstance(a, Buffer)}
+    size = sum(a.data.nbytes + 3 * Arena.GAP for a in arrays.values()) + kernel.kernarg + 4 * Arena.GAP
+    arena = Arena(size, cell_size(instructions), options.checks, options.checks)
+    modes: dict[int, set[str]] = {}
+    for a in arguments:
+        if isinstance(a, Buffer):
+            modes.setdefault(id(a.data), set()).add(a.mode)
+    placed = {}
+    for key, a in arrays.items():
+        mode = modes[key].pop() if len(modes[key]) == 1 else "inout"
+        raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
+        placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
+    kernarg = arena.place(_pack(kernel, arguments, placed), READ_ONLY)
+    machine = Machine(kernel, instructions, arena, options, total_lds)
+    started = time.perf_counter()
+    outcome = machine.run(kernarg, grid, block)
+    seconds = time.perf_counter() - started
+    for address, data, mode in placed.values():
+        if mode != "in":
+            raw = arena.fetch(address, data.nbytes)
+            data[...] = raw.view(data.dtype).reshape(data.shape)
+    return Launch(kernel, instructions, outcome.executed, seconds, outcome.blocks)
+
+
+def _pack(kernel: Kernel, arguments, placed) -> np.ndarray:
+    """The kernarg segment."""
+    raw = bytearray(max(kernel.kernarg, 8))
+    declared = kernel.arguments
+    if len(arguments) > len(declared):
+        raise EmulatorError(f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given")
+    for i, described in enumerate(declared):
+        if i >= len(arguments):
+            # scratch pointers that Triton appends, and hidden arguments, stay null
+            if described.kind == "by_value" or i < len(declared) - 2 and "hidden" not in described.kind:
+                raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
+            continue
+        value = arguments[i]
+        is_pointer = described.kind in ("global_buffer", "dynamic_shared_pointer")
+        if is_pointer != (value is None or isinstance(value, Buffer)):
+            raise EmulatorError(
+                f"{kernel.name}: argument {i} is {'a pointer' if is_pointer else f'{described.size} bytes by value'}"
+            )
+        if is_pointer:
+            address = 0 if value is None else placed[id(value.data)][0] + value.offset
+            struct.pack_into("<Q", raw, described.offset, address)
+            continue
+        code = _FORMATS.get((described.size, isinstance(value, float)))
+        if code is None:
+            raise EmulatorError(f"{kernel.name}: argument {i} of {described.size} bytes is not supported")
+        if not isinstance(value, float):
+            value, code = int(value) & ((1 << 8 * described.size) - 1), code.upper()
+        struct.pack_into(f"<{code}", raw, described.offset, value)
+    return np.frombuffer(bytes(raw), np.uint8)
+
+
+__all__ = ["BASE", "Buffer", "Kernel", "Launch", "Options", "launch"]

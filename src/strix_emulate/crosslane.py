@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Instructions that move data between lanes: DPP, permlane, readlane; packed maths; WMMA."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strix_emulate import floats
+from strix_emulate.decode import Instruction, Operand, Unknown
+from strix_emulate.errors import Trap
+from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
+
+_LANE = np.arange(LANES)
+_U32 = np.uint32
+
+
+def dpp_source(ins: Instruction, read: Callable) -> tuple[Callable, Callable]:
+    """(source 0 seen through DPP, function that gives the lanes to write or None for EXEC).
+
+    A source lane that is out of its row, or not active without FI, gives 0 with BOUND_CTRL and
+    otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
+    """
+    if "dpp" not in ins.suffix:
+        return read, lambda g: None
+    mods = ins.modifiers
+    source, valid = _permutation(mods)
+    rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
+    written = (rows >> (_LANE // 16) & 1).astype(bool) & (banks >> (_LANE % 16 // 4) & 1).astype(bool)
+    zero_bound, fetch_inactive = bool(mods.get("bound_ctrl")), bool(mods.get("fi"))
+
+    def fetched(g: Waves):
+        return valid[None, :] if g.full or fetch_inactive else valid & g.mask[:, source]
+
+    def permuted(g: Waves):
+        values = np.broadcast_to(read(g), (g.n, LANES))[:, source]
+        return np.where(fetched(g), values, values.dtype.type(0)) if zero_bound else values
+
+    def lanes(g: Waves):
+        mask = g.mask & written
+        return mask if zero_bound else mask & fetched(g)
+
+    return permuted, lanes
+
+
+def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
+    """(source lane of each lane, whether there is one)."""
+    row, place = _LANE // 16 * 16, _LANE % 16
+    every = np.ones(LANES, bool)
+    if "quad_perm" in mods:
+        return _LANE // 4 * 4 + np.array(mods["quad_perm"])[_LANE % 4], every
+    if "dpp8" in mods:
+        return _LANE // 8 * 8 + np.array(mods["dpp8"])[_LANE % 8], every
+    if "row_shl" in mods:
+        moved = place + mods["row_shl"]
+        return row + np.minimum(moved, 15), moved < 16
+    if "row_shr" in mods:
+        moved = place - mods["row_shr"]
+        return row + np.maximum(moved, 0), moved >= 0
+    for name, moved in (
+        ("row_ror", lambda n: (place - n) % 16),
+        ("row_share", lambda n: np.full(LANES, n)),
+        ("row_xmask", lambda n: place ^ n),
+        ("row_mirror", lambda n: 15 - place),
+        ("row_half_mirror", lambda n: place // 8 * 8 + 7 - place % 8),
+    ):
+        if name in mods:
+            return row + moved(mods[name]), every
+    raise Unknown("DPP control")
+
+
+def _permlane(ins: Instruction, across: bool) -> Callable:
+    """V_PERMLANE(X)16_B32: a nibble of {src2, src1} picks the lane, in the own or the other row."""
+    value, low, high = (reader(op, "b32") for op in ins.operands[1:])
+    inactive, bound = (ins.modifiers.get("op_sel", (0, 0)) + (0, 0))[:2]
+    write = vector_writer(ins.operands[0], "b32")
+
+    def run(g: Waves):
+        table = np.broadcast_to(low(g), (g.n, 1)).astype(np.uint64)
+        table = table | np.broadcast_to(high(g), (g.n, 1)).astype(np.uint64) << np.uint64(32)
+        pick = (table >> (_LANE % 16 * 4).astype(np.uint64) & np.uint64(15)).astype(np.int64)
+        source = (_LANE // 16 * 16 ^ (16 if across else 0)) + pick
+        values = np.take_along_axis(np.broadcast_to(value(g), (g.n, LANES)), source, axis=1)
+        if inactive or g.full:
+            write(g, values)
+            return
+        fetched = np.take_along_axis(g.mask, source, axis=1)
+        if bound:
+            write(g, np.where(fetched, values, _U32(0)))
+        else:
+            write(g, values, g.mask & fetched)
+
+    return run
+
+
+def _readlane(ins: Instruction) -> Callable:
+    read, lane = reader(ins.operands[1], "b32"), reader(ins.operands[2], "b32")
+    write = scalar_writer(ins.operands[0])
+
+    def run(g: Waves):
+        picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
+        write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), picked, axis=1))
+
+    return run
+
+
+def _readfirstlane(ins: Instruction) -> Callable:
+    read, write = reader(ins.operands[1], "b32"), scalar_writer(ins.operands[0])
+
+    def run(g: Waves):
+        # with no lane active, lane 0
+        first = np.argmax(g.mask, axis=1)[:, None]
+        write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), first, axis=1))
+
+    return run
+
+
+def _writelane(ins: Instruction) -> Callable:
+    value, lane = reader(ins.operands[1], "b32"), reader(ins.operands[2], "b32")
+    target = ins.operands[0].index
+
+    def run(g: Waves):
+        # regardless of EXEC
+        picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
+        np.put_along_axis(g.V[target], picked, np.broadcast_to(value(g), (g.n, 1)), axis=1)
+
+    return run
+
+
+def _fma_mix(ins: Instruction) -> Callable:
+    """V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which half of the register."""
+    half = ins.modifiers.get("op_sel", (0, 0, 0))
+    is_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
+    reads = []
+    for op, high, narrow in zip(ins.operands[1:4], half, is_half, strict=True):
+        if narrow:
+            part = Operand(op.kind, op.index, 1, "h" if high else "l", op.text, op.neg, op.abs)
+            reads.append(lambda g, r=reader(part, "f16"): np.asarray(r(g)).astype(np.float32))
+        else:
+            reads.append(reader(op, "f32"))
+    clamp = bool(ins.modifiers.get("clamp"))
+    target = ins.operands[0]
+    if ins.name != "v_fma_mix_f32":
+        target = Operand("v", target.index, 1, "h" if "mixhi" in ins.name else "l")
+    kind = "f32" if ins.name == "v_fma_mix_f32" else "f16"
+    write = vector_writer(target, kind)
+
+    def run(g: Waves):
+        value = floats.fma32(*(read(g) for read in reads))
+        if clamp:
+            value = np.where(np.isnan(value), np.float32(0), np.clip(value, 0, 1))
+        write(g, value.astype(np.float16) if kind == "f16" else value)
+
+    return run
+
+
+_PACKED = {
+    "v_pk_add_f16": ("f16", np.add), "v_pk_mul_f16": ("f16", np.multiply), "v_pk_fma_f16": ("f16", floats.fma16),
+    "v_pk_max_f16": ("f16", lambda a, b: floats.larger(a, b, True)),
+    "v_pk_min_f16": ("f16", lambda a, b: floats.smaller(a, b, True)),
+    "v_pk_add_u16": ("u16", np.add), "v_pk_sub_u16": ("u16", np.subtract), "v_pk_add_i16": ("i16", np.add),
+    "v_pk_sub_i16": ("i16", np.subtract), "v_pk_mul_lo_u16": ("u16", np.multiply),
+    "v_pk_max_i16": ("i16", np.maximum), "v_pk_min_i16": ("i16", np.minimum),
+    "v_pk_max_u16": ("u16", np.maximum), "v_pk_min_u16": ("u16", np.minimum),
+    "v_pk_lshlrev_b16": ("u16", lambda a, b: b << (a & np.uint16(15))),
+    "v_pk_lshrrev_b16": ("u16", lambda a, b: b >> (a & np.uint16(15))),
+}  # fmt: skip
+
+
+def _packed(ins: Instruction) -> Callable:
+    """VOP3P: the operation on both halves; op_sel and op_sel_hi pick the source half for each."""
+    kind, function = _PACKED[ins.name]
+    sources = ins.operands[1:]
+    count = len(sources)
+    choices = (
+        (ins.modifiers.get("op_sel", (0,) * count), ins.modifiers.get("neg_lo", (0,) * count)),
+        (ins.modifiers.get("op_sel_hi", (1,) * count), ins.modifiers.get("neg_hi", (0,) * count)),
+    )
+    halves = []
+    for picks, negations in choices:
+        reads = []
+        for op, high, negate in zip(sources, picks, negations, strict=True):
+            # a constant has no high half: an inline one is repeated, which op_sel then ignores
+            half = ("h" if high else "l") if op.kind != "const" else ""
+            reads.append(reader(Operand(op.kind, op.index, 1, half, op.text, bool(negate)), kind))
+        halves.append(reads)
+    if ins.modifiers.get("clamp"):
+        raise Unknown("modifier clamp")
+    index = ins.operands[0].index
+    writes = [vector_writer(Operand("v", index, 1, half), kind) for half in "lh"]
+
+    def run(g: Waves):
+        results = [function(*(np.asarray(read(g)) for read in reads)) for reads in halves]
+        for write, result in zip(writes, results, strict=True):
+            write(g, result)
+
+    return run
+
+
+_WMMA = {
+    "v_wmma_f32_16x16x16_f16": ("f16", "f32"), "v_wmma_f32_16x16x16_bf16": ("bf16", "f32"),
+    "v_wmma_f16_16x16x16_f16": ("f16", "f16"), "v_wmma_bf16_16x16x16_bf16": ("bf16", "bf16"),
+    "v_wmma_i32_16x16x16_iu8": ("iu8", "i32"),
+}  # fmt: skip
+
+
+def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
+    """Rows of A, or columns of B, as (n, 16, 16): lane is the row, registers hold 16 numbers each.
+
+    Raises:
+        Trap: lanes 16 to 31 do not repeat lanes 0 to 15, as wave32 needs.
+    """
+    registers = 4 if kind == "iu8" else 8
+    bits = g.V[first : first + registers]
+    if not np.array_equal(bits[:, :, :16], bits[:, :, 16:]):
+        raise Trap("wmma", f"lanes 16-31 of v[{first}:{first + registers - 1}] do not repeat 0-15")
+    rows = np.ascontiguousarray(bits[:, :, :16].transpose(1, 2, 0))
+    if kind == "f16":
+        return rows.view(np.float16).astype(np.float32)
+    if kind == "bf16":
+        return floats.bfloat(rows.view(np.uint16))
+    return rows.view(np.int8 if signed else np.uint8).astype(np.float64)
+
+
+def _wmma(ins: Instruction) -> Callable:
+    """D = A B + C. Element (row, column) of C is in lane column + 16 (row & 1), register row >> 1.
+
+    The document leaves the order of the sixteen additions open; here they are float32 sums in
+    numpy's order, with C added last. Integer products are exact.
+    """
+    source, result = _WMMA[ins.name]
+    target, a, b, c = ins.operands
+    mods = ins.modifiers
+    if mods.keys() - {"neg_lo", "op_sel"} or (result in ("f32", "i32") and "op_sel" in mods):
+        raise Unknown(f"modifiers {sorted(mods)}")
+    if "neg_lo" in mods and source != "iu8":
+        raise Unknown("modifier neg_lo")
+    # for integers neg_lo says which factors are signed
+    signed = mods.get("neg_lo", (0, 0, 0))
+    high = mods.get("op_sel", (0, 0, 0))
+    start = int(bool(high[2]))
+    value = constant(c.text, result) if c.kind == "const" else None
+
+    def run(g: Waves):
+        if not g.full:
+            raise Trap("wmma", "EXEC is not all ones")
+        product = np.matmul(
+            _matrix(g, a.index, source, signed[0]),
+            _matrix(g, b.index, source, signed[1]).transpose(0, 2, 1),
+        )
+        # (n, row, column) to (row >> 1, n, 16 * (row & 1) + column)
+        product = product.reshape(g.n, 8, 32).transpose(1, 0, 2)
+        into, old = slice(target.index, target.index + 8), slice(c.index, c.index + 8)
+        if result == "f32":
+            g.F[into] = product + (g.F[old] if value is None else value)
+        elif result == "i32":
+            total = product.astype(np.int64) + (g.I[old] if value is None else value)
+            g.I[into] = total.astype(np.int32)
+        elif result == "f16":
+            before = g.H[old][:, :, start::2] if value is None else value
+            g.H[into][:, :, start::2] = (product + before).astype(np.float16)
+        else:
+            before = floats.bfloat(g.U16[old][:, :, start::2]) if value is None else value
+            g.U16[into][:, :, start::2] = floats.to_bfloat(product + before)
+
+    return run
+
+
+COMPILERS: dict[str, Callable[[Instruction], Callable]] = {
+    "v_permlane16_b32": lambda ins: _permlane(ins, across=False),
+    "v_permlanex16_b32": lambda ins: _permlane(ins, across=True),
+    "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane, "v_writelane_b32": _writelane,
+    **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), _fma_mix),
+    **dict.fromkeys(_PACKED, _packed), **dict.fromkeys(_WMMA, _wmma),
+}  # fmt: skip

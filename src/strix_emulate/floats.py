@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Floating-point operations of the RDNA3.5 ISA on numpy arrays that numpy itself has not.
+
+All round to nearest even. "Flush" functions keep the sign of zero, as the hardware does.
+"""
+
+import numpy as np
+
+_TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f2"): np.float16(2.0**-14)}
+# the bits of a float64 that its rounding to float32 drops, and their value at a tie
+_DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
+
+
+def flush(x):
+    """Denormal numbers of x (float32 or float16) as zeros of the same sign."""
+    return np.where(np.abs(x) < _TINY[x.dtype], np.copysign(x.dtype.type(0), x), x)
+
+
+def fma32(a, b, c):
+    """a * b + c in float32, rounded once.
+
+    float64 holds the product exactly; the sum is rounded to float64 and again to float32. Only
+    where the first rounding made a tie of the second, or the result is denormal, can that differ
+    from one rounding: there, and only there, the sum is rounded to odd first.
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    total = product + c
+    bits = total.view(np.uint64)
+    suspect = (bits & _DROPPED) == _TIE
+    suspect |= np.abs(total) < 2.0**-126
+    if suspect.any():
+        total = np.where(suspect, _to_odd(product, np.asarray(c, np.float64), total), total)
+    return total.astype(np.float32)
+
+
+def fma16(a, b, c):
+    """a * b + c in float16, rounded once."""
+    product = np.multiply(a, b, dtype=np.float64)
+    c = np.asarray(c, np.float64)
+    return _to_odd(product, c, product + c).astype(np.float16)
+
+
+def fma64(a, b, c):
+    """a * b + c in float64, rounded once (exact rational arithmetic, one lane at a time)."""
+    from fractions import Fraction
+
+    a, b, c = np.broadcast_arrays(a, b, c)
+    plain = a * b + c
+    result = plain.copy()
+    for i in np.ndindex(plain.shape):
+        if np.isfinite(plain[i]) and np.isfinite([a[i], b[i], c[i]]).all():
+            exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+            if exact:
+                result[i] = float(exact)
+    return result
+
+
+def _to_odd(x, y, total):
+    """x + y rounded to odd: a second rounding of it, to fewer bits, then is right."""
+    other = total - x
+    error = (x - (total - other)) + (y - other)
+    even = (total.view(np.uint64) & np.uint64(1)) == 0
+    inexact = np.isfinite(error) & (error != 0) & even
+    return np.where(inexact, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+
+
+def larger(a, b, ieee):
+    """V_MAX: a NaN loses against a number, +0 is more than -0, a signalling NaN is quieted first."""
+    return _extreme(np.fmax, np.bitwise_and, a, b, ieee)
+
+
+def smaller(a, b, ieee):
+    """V_MIN, like :func:`larger`."""
+    return _extreme(np.fmin, np.bitwise_or, a, b, ieee)
+
+
+def _extreme(pick, zero, a, b, ieee):
+    a, b = np.broadcast_arrays(a, b)
+    result = pick(a, b)
+    both_zero = (a == 0) & (b == 0)
+    kind = f"u{a.dtype.itemsize}"
+    if both_zero.any():
+        zeros = zero(a.view(kind), b.view(kind)).view(a.dtype)
+        result = np.where(both_zero, zeros, result)
+    if ieee:
+        a_nan, b_nan = np.isnan(a), np.isnan(b)
+        if a_nan.any() or b_nan.any():
+            signalling = (a_nan & ~_is_quiet(a)) | (b_nan & ~_is_quiet(b))
+            result = np.where(signalling, a.dtype.type(np.nan), result)
+    return result
+
+
+def _is_quiet(x):
+    kind, bit = (np.uint32, 22) if x.dtype == np.float32 else (np.uint16, 9)
+    return (x.view(kind) >> kind(bit) & kind(1)) != 0
+
+
+def exponent(x):
+    """The biased exponent field of float32 numbers."""
+    return (np.asarray(x).view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
+
+
+def ldexp(x, power):
+    """x * 2**power, rounded once to the type of x."""
+    return np.ldexp(np.asarray(x, np.float64), np.clip(power, -400, 400)).astype(x.dtype)
+
+
+def div_scale(value, denominator, numerator):
+    """V_DIV_SCALE_F32: (scaled value, flag for V_DIV_FMAS)."""
+    value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
+    up, down = ldexp(value, 64), ldexp(value, -64)
+    is_denominator = value.view(np.uint32) == denominator.view(np.uint32)
+    is_numerator = value.view(np.uint32) == numerator.view(np.uint32)
+    quotient = numerator / denominator
+    small_quotient = (np.abs(quotient) < 2.0**-126) & (quotient != 0)
+    reciprocal = np.float32(1) / denominator
+    small_reciprocal = (np.abs(reciprocal) < 2.0**-126) & (reciprocal != 0)
+    cases = [
+        ((numerator == 0) | (denominator == 0), np.full_like(value, np.nan), False),
+        (exponent(numerator) - exponent(denominator) >= 96, np.where(is_denominator, up, value), True),
+        ((exponent(denominator) == 0), up, False),
+        (small_reciprocal & small_quotient, np.where(is_denominator, up, value), True),
+        (small_reciprocal, down, False),
+        (small_quotient, np.where(is_numerator, up, value), True),
+        (exponent(numerator) <= 23, up, False),
+    ]
+    conditions = [condition for condition, _, _ in cases]
+    scaled = np.select(conditions, [result for _, result, _ in cases], value)
+    flag = np.select(conditions, [np.full(value.shape, flag) for _, _, flag in cases], False)
+    return scaled, flag.astype(bool)
+
+
+def div_fmas(a, b, c, flag):
+    """V_DIV_FMAS_F32: fma, scaled by 2**64 up or down where the flag is set."""
+    result = fma32(a, b, c)
+    power = np.where(exponent(np.broadcast_to(c, result.shape)) > 127, 64, -64)
+    return np.where(flag, ldexp(result, power), result)
+
+
+def div_fixup(quotient, denominator, numerator):
+    """V_DIV_FIXUP_F32: the quotient, or what division gives for special operands."""
+    quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
+    negative = np.signbit(denominator) ^ np.signbit(numerator)
+    sign = np.where(negative, np.float32(-1), np.float32(1))
+    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
+    return np.select(
+        [
+            np.isnan(numerator),
+            np.isnan(denominator),
+            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
+            (denominator == 0) | infinite_n,
+            infinite_d | (numerator == 0),
+            exponent(numerator) - exponent(denominator) < -150,
+            exponent(denominator) == 255,
+        ],
+        [
+            numerator,
+            denominator,
+            np.full_like(quotient, np.nan),
+            sign * np.float32(np.inf),
+            sign * np.float32(0),
+            sign * np.float32(0),
+            sign * np.float32(np.inf),
+        ],
+        np.copysign(quotient, sign),
+    )
+
+
+def to_integer(x, kind):
+    """Float to int32, uint32, int16 or uint16: towards zero, saturated, NaN is 0."""
+    info = np.iinfo(kind)
+    whole = np.trunc(np.asarray(x, np.float64))
+    return np.where(np.isnan(whole), 0, np.clip(whole, info.min, info.max)).astype(kind)
+
+
+def to_half_towards_zero(x):
+    """float32 to float16, rounded towards zero."""
+    half = x.astype(np.float16)
+    too_large = np.abs(half.astype(np.float32)) > np.abs(x)
+    return np.where(too_large, np.nextafter(half, np.float16(0)), half)
+
+
+def bfloat(x):
+    """bfloat16 numbers, given as uint16, in float32."""
+    return (np.asarray(x).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def to_bfloat(x):
+    """float32 as bfloat16 in uint16, to nearest even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype(np.uint16))

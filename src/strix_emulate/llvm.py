@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""LLVM's AMDGPU disassembler and assembler, through the C interface of libLLVM.
+
+Older LLVM misreads what newer compilers write: LLVM 19 rejects the non-zero unused src2 of some
+instructions and goes on with desynchronised text. Hence the least version.
+"""
+
+import ctypes
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+from strix_emulate.errors import DisassemblerError, EmulatorError
+
+LEAST_VERSION = 22
+TRIPLE, CPU = b"amdgcn-amd-amdhsa", b"gfx1151"
+#: Names a libLLVM to use instead of the newest one that is found.
+VARIABLE = "STRIX_EMULATE_LIBLLVM"
+_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+_ADVICE = (
+    f"install libLLVM {LEAST_VERSION} or newer (package libllvm{LEAST_VERSION} of Debian and of "
+    f"conda-forge) or name one in {VARIABLE}"
+)
+_OBJECT_FILE = 1
+
+
+def disassemble(code: bytes, address: int = 0) -> list[tuple[int, int, str]]:
+    """Address, size in bytes and text of each instruction; text is "" where LLVM gives up.
+
+    Raises:
+        DisassemblerError: no fit libLLVM.
+    """
+    lib = library()
+    context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, b"+real-true16", None, 0, None, None)
+    if not context:
+        raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
+    try:
+        buffer = ctypes.create_string_buffer(code, len(code) + 1)
+        text = ctypes.create_string_buffer(1024)
+        lines, at = [], 0
+        while at < len(code):
+            size = lib.LLVMDisasmInstruction(
+                context, ctypes.addressof(buffer) + at, len(code) - at, address + at, text, 1024
+            )
+            lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
+            at += size or 4
+        return lines
+    finally:
+        lib.LLVMDisasmDispose(context)
+
+
+def assemble(source: str) -> bytes:
+    """The relocatable ELF file that LLVM's assembler makes of gfx1151 assembly.
+
+    Raises:
+        EmulatorError: the assembler's own message. DisassemblerError: no fit libLLVM.
+    """
+    lib = library()
+    errors: list[str] = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    def on_diagnostic(info, _):
+        errors.append(_take_string(lib, lib.LLVMGetDiagInfoDescription(info)))
+
+    context = lib.LLVMContextCreate()
+    lib.LLVMContextSetDiagnosticHandler(context, on_diagnostic, None)
+    module = lib.LLVMModuleCreateWithNameInContext(b"assembly", context)
+    lib.LLVMSetTarget(module, TRIPLE)
+    text = source.encode()
+    lib.LLVMSetModuleInlineAsm2(module, text, len(text))
+    target, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    if lib.LLVMGetTargetFromTriple(TRIPLE, ctypes.byref(target), ctypes.byref(message)):
+        raise DisassemblerError(_take_string(lib, message.value))
+    machine = lib.LLVMCreateTargetMachine(target, TRIPLE, CPU, b"+real-true16", 0, 2, 0)
+    try:
+        failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
+            machine, module, _OBJECT_FILE, ctypes.byref(message), ctypes.byref(buffer)
+        )
+        if failed or errors:
+            raise EmulatorError("; ".join(errors) or _take_string(lib, message.value))
+        start, size = lib.LLVMGetBufferStart(buffer), lib.LLVMGetBufferSize(buffer)
+        made = ctypes.string_at(start, size)
+        lib.LLVMDisposeMemoryBuffer(buffer)
+        return made
+    finally:
+        lib.LLVMDisposeTargetMachine(machine)
+        lib.LLVMDisposeModule(module)
+        lib.LLVMContextDispose(context)
+
+
+def version() -> str:
+    """Version and file of the libLLVM in use, for reports."""
+    (major, minor, patch), path = _found()[0], _found()[1]
+    return f"LLVM {major}.{minor}.{patch} ({path})"
+
+
+def library() -> ctypes.CDLL:
+    """The libLLVM in use, its AMDGPU parts initialised.
+
+    Raises:
+        DisassemblerError: there is none, or none new enough with AMDGPU; says what was found.
+    """
+    return _found()[2]
+
+
+@cache
+def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
+    refused = []
+    for path in _candidates():
+        try:
+            lib = ctypes.CDLL(str(path))
+            numbers = [ctypes.c_uint() for _ in range(3)]
+            lib.LLVMGetVersion(*map(ctypes.byref, numbers))
+            for part in ("TargetInfo", "Target", "TargetMC", "AsmParser", "AsmPrinter"):
+                getattr(lib, f"LLVMInitializeAMDGPU{part}")()
+            lib.LLVMInitializeAMDGPUDisassembler()
+        except (OSError, AttributeError) as error:
+            refused.append(f"{path}: {str(error).splitlines()[0]}")
+            continue
+        if numbers[0].value < LEAST_VERSION:
+            refused.append(f"{path} is LLVM {numbers[0].value}, which misreads gfx1151 code")
+            continue
+        _declare(lib)
+        return tuple(number.value for number in numbers), path, lib
+    raise DisassemblerError(
+        f"no disassembler for gfx1151; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
+    )
+
+
+def _candidates() -> list[Path]:
+    """Files to try: the named one alone, or all that lie where libraries lie, newest first."""
+    if named := os.environ.get(VARIABLE):
+        return [Path(named)]
+    by_version: dict[tuple[bool, int], Path] = {}
+    for rank, folder in enumerate((f"{sys.prefix}/lib", *_FOLDERS)):
+        for path in Path(folder).glob("libLLVM*.so*"):
+            if match := re.fullmatch(r"libLLVM(?:-|\.so\.)(\d+)\b.*", path.name):
+                by_version.setdefault((rank == 0, int(match[1])), path)
+    return [path for _, path in sorted(by_version.items(), reverse=True)]
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    """Types of results and of the arguments that are no plain int."""
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    for name in (
+        "CreateDisasmCPUFeatures", "ContextCreate", "ModuleCreateWithNameInContext",
+        "CreateTargetMachine", "GetBufferStart", "GetDiagInfoDescription",
+    ):  # fmt: skip
+        getattr(lib, f"LLVM{name}").restype = pointer
+    signatures = {
+        "DisasmDispose": [pointer],
+        "DisasmInstruction": [pointer, pointer, ctypes.c_uint64, ctypes.c_uint64, text, size],
+        "ContextSetDiagnosticHandler": [pointer, pointer, pointer],
+        "ModuleCreateWithNameInContext": [text, pointer],
+        "SetTarget": [pointer, text],
+        "SetModuleInlineAsm2": [pointer, text, size],
+        "CreateTargetMachine": [pointer, text, text, text] + [ctypes.c_int] * 3,
+        "TargetMachineEmitToMemoryBuffer": [pointer, pointer, ctypes.c_int, pointer, pointer],
+        "DisposeTargetMachine": [pointer],
+        "DisposeModule": [pointer],
+        "ContextDispose": [pointer],
+        "GetBufferStart": [pointer],
+        "GetBufferSize": [pointer],
+        "DisposeMemoryBuffer": [pointer],
+        "GetDiagInfoDescription": [pointer],
+        "DisposeMessage": [pointer],
+    }
+    for name, types in signatures.items():
+        getattr(lib, f"LLVM{name}").argtypes = types
+    lib.LLVMDisasmInstruction.restype = lib.LLVMGetBufferSize.restype = size
+
+
+def _take_string(lib: ctypes.CDLL, address: int | None) -> str:
+    if not address:
+        return ""
+    text = ctypes.string_at(address).decode()
+    lib.LLVMDisposeMessage(address)
+    return text

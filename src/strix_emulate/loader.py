@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""AMDGPU code objects: ELF file, kernel descriptor and metadata, and the packs that hold them.
+
+Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object V4 to V6 metadata,
+kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (magic AKS2, then one xz stream).
+"""
+
+import io
+import json
+import lzma
+import struct
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from strix_emulate.errors import LoadError
+
+EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
+MACH_GFX1151 = 0x4A
+ELFOSABI_AMDGPU_HSA = 64
+#: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
+ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
+LDS_LIMIT = 65536
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument in the kernarg segment: byte offset, byte size, LLVM's value kind."""
+
+    name: str
+    offset: int
+    size: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: machine code and what its descriptor and metadata say.
+
+    lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
+    keeps denormal numbers; user_sgprs names what the first SGPRs hold, in order, one per SGPR pair
+    or single as (name, count); workgroup_ids and workitem_dims count dimensions that are set up.
+    """
+
+    name: str
+    code: bytes
+    lds: int = 0
+    scratch: int = 0
+    kernarg: int = 0
+    vgprs: int = 256
+    sgprs: int = 106
+    denormals_32: bool = True
+    denormals_16_64: bool = True
+    ieee: bool = True
+    clamp_nan: bool = True
+    user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
+    workgroup_ids: tuple[bool, bool, bool] = (True, False, False)
+    workitem_dims: int = 1
+    max_threads: int = 1024
+    vgpr_spills: int = 0
+    sgpr_spills: int = 0
+    arguments: tuple[Argument, ...] = ()
+    launch_lds: int = field(default=0, compare=False)
+
+
+def load(path: Path) -> list[Kernel]:
+    """All kernels of a code object, an AOTriton pack, a zip of such files, or a Triton cache folder.
+
+    Raises:
+        LoadError: nothing in there can be run, with the reason.
+    """
+    try:
+        if path.is_dir():
+            found = [
+                kernel for file in sorted(path.rglob("*.hsaco")) for kernel in _with_triton_note(file)
+            ]
+            if not found:
+                raise LoadError(f"{path}: no .hsaco file in this folder")
+            return found
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror}") from error
+
+
+def parse(data: bytes, origin: str) -> list[Kernel]:
+    """All kernels in the bytes of a code object, a pack or a zip. Raises LoadError."""
+    if data[:4] == b"AKS2":
+        return [
+            kernel
+            for name, lds, blob in unpack_aks2(data, origin)
+            for kernel in parse_elf(blob, f"{origin}:{name}", lds)
+        ]
+    if data[:4] == b"PK\x03\x04":
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                members = [name for name in archive.namelist() if not name.endswith("/")]
+                return [k for name in members for k in parse(archive.read(name), f"{origin}:{name}")]
+        except zipfile.BadZipFile as error:
+            raise LoadError(f"{origin}: damaged zip file ({error})") from error
+    return parse_elf(data, origin)
+
+
+def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
+    """(name, LDS bytes at launch, code object) of each entry of an AOTriton pack. Raises LoadError."""
+    try:
+        magic, total, count, directory = struct.unpack_from("<4s3I", data)
+        raw = lzma.decompress(data[16:])
+    except (struct.error, lzma.LZMAError) as error:
+        raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
+    if magic != b"AKS2" or len(raw) != total:
+        raise LoadError(f"{origin}: AKS2 header says {total} bytes, unpacked are {len(raw)}")
+    entries, at = [], 0
+    for _ in range(count):
+        try:
+            lds, _, offset, size, length = struct.unpack_from("<5I", raw, at)
+        except struct.error as error:
+            raise LoadError(f"{origin}: AKS2 directory ends early") from error
+        name = raw[at + 20 : at + 20 + length].rstrip(b"\0").decode(errors="replace")
+        at += 20 + length
+        blob = raw[directory + offset : directory + offset + size]
+        if at > directory or len(blob) != size:
+            raise LoadError(f"{origin}: AKS2 entry {name!r} lies outside of the pack")
+        # AOTriton leaves an empty entry where a kernel did not compile
+        if size:
+            entries.append((name, lds, blob))
+    return entries
+
+
+def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
+    """Kernels of one code object.
+
+    Raises:
+        LoadError: no ELF file, damaged, for another machine, wave64, or of an unknown version.
+    """
+    try:
+        return _parse_elf(ELFFile(io.BytesIO(data)), origin, launch_lds)
+    except LoadError:
+        raise
+    except (ELFError, ValueError, KeyError, TypeError, struct.error, AttributeError) as error:
+        raise LoadError(f"{origin}: no whole AMDGPU code object ({error or 'cut off'})") from error
+
+
+def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
+    if elf["e_machine"] != EM_AMDGPU:
+        raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")
+    mach = elf["e_flags"] & 0xFF
+    if mach != MACH_GFX1151:
+        raise LoadError(
+            f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, gfx1151 is {MACH_GFX1151:#x})"
+        )
+    elf.stream.seek(7)
+    os_abi, abi_version = elf.stream.read(2)
+    if os_abi != ELFOSABI_AMDGPU_HSA:
+        raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {ELFOSABI_AMDGPU_HSA}")
+    if abi_version not in ABI_VERSIONS:
+        raise LoadError(f"{origin}: unknown code object version (ABI version {abi_version})")
+    if any(section["sh_type"] == "SHT_RELA" and section["sh_size"] for section in elf.iter_sections()):
+        raise LoadError(f"{origin}: has relocations, which are not supported")
+    metadata = _metadata(elf, origin)
+    symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
+    kernels = []
+    for described in metadata["amdhsa.kernels"]:
+        if described[".wavefront_size"] != 32:
+            raise LoadError(f"{origin}: {described['.name']} is for wave64, only wave32 is supported")
+        code = symbols[described[".name"]]
+        descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
+        text = _read(elf, code["st_value"], code["st_size"], origin)
+        kernels.append(_kernel(described, descriptor, text, launch_lds))
+    return kernels
+
+
+def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int) -> Kernel:
+    """Fields of the kernel descriptor: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
+    kernarg = struct.unpack_from("<3I", descriptor)[2]
+    rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
+    if rsrc1 >> 12 & 0xF:
+        raise LoadError(f"{described['.name']}: rounds other than to nearest even")
+    if rsrc1 >> 26 & 1:
+        raise LoadError(f"{described['.name']}: FP16_OVFL is not supported")
+    user = (
+        ("private_buffer", 4), ("dispatch", 2), ("queue", 2), ("kernarg", 2), ("dispatch_id", 2),
+        ("flat_scratch", 2), ("private_size", 1),
+    )  # fmt: skip
+    if preload & 0x7F:
+        raise LoadError(f"{described['.name']}: preloads kernel arguments, gfx1151 cannot")
+    return Kernel(
+        name=described[".name"],
+        code=code,
+        lds=described[".group_segment_fixed_size"],
+        scratch=described[".private_segment_fixed_size"],
+        kernarg=kernarg,
+        vgprs=((rsrc1 & 0x3F) + 1) * 8,
+        sgprs=described[".sgpr_count"],
+        denormals_32=rsrc1 >> 16 & 3 == 3,
+        denormals_16_64=rsrc1 >> 18 & 3 == 3,
+        clamp_nan=bool(rsrc1 >> 21 & 1),
+        ieee=bool(rsrc1 >> 23 & 1),
+        user_sgprs=tuple(x for bit, x in enumerate(user) if properties >> bit & 1),
+        workgroup_ids=tuple(bool(rsrc2 >> bit & 1) for bit in (7, 8, 9)),
+        workitem_dims=(rsrc2 >> 11 & 3) + 1,
+        max_threads=described[".max_flat_workgroup_size"],
+        vgpr_spills=described.get(".vgpr_spill_count", 0),
+        sgpr_spills=described.get(".sgpr_spill_count", 0),
+        arguments=tuple(
+            Argument(x.get(".name", ""), x[".offset"], x[".size"], x[".value_kind"])
+            for x in described.get(".args", ())
+        ),
+        launch_lds=launch_lds,
+    )
+
+
+def _metadata(elf: ELFFile, origin: str) -> dict:
+    for segment in elf.iter_segments("PT_NOTE"):
+        for note in segment.iter_notes():
+            if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA:
+                return msgpack.unpackb(note["n_descdata"])
+    raise LoadError(f"{origin}: no AMDGPU metadata note")
+
+
+def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:
+    for segment in elf.iter_segments("PT_LOAD"):
+        start = segment["p_vaddr"]
+        if start <= address and address + size <= start + segment["p_filesz"]:
+            elf.stream.seek(segment["p_offset"] + address - start)
+            data = elf.stream.read(size)
+            if len(data) == size:
+                return data
+    raise LoadError(f"{origin}: cut off, address {address:#x} is not in the file")
+
+
+def _with_triton_note(file: Path) -> list[Kernel]:
+    """Kernels of a file of Triton's cache; the LDS that a launch asks for is in the JSON beside."""
+    note = file.with_suffix(".json")
+    lds = json.loads(note.read_text()).get("shared", 0) if note.exists() else 0
+    return parse_elf(file.read_bytes(), str(file), lds)

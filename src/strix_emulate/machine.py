@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a grid of workgroups: which waves go on, where they part, meet and wait for each other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate import waits
+from strix_emulate.decode import EXEC, Instruction
+from strix_emulate.errors import Trap
+from strix_emulate.loader import Kernel
+from strix_emulate.memory import Arena, Memory, tags
+from strix_emulate.program import Block, compile_blocks
+from strix_emulate.vmem import Spaces, access_size
+from strix_emulate.waves import LANES, SCALARS, Waves
+
+#: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
+POISON = 0x7FB5_7FB5
+
+
+@dataclass(frozen=True)
+class Options:
+    """checks: find races, missing waits and reads of what nothing wrote; batch: waves at a time, at
+    most, but at least one workgroup; budget: wave-instructions before a kernel counts as hung."""
+
+    checks: bool = True
+    batch: int = 128
+    budget: int = 200_000_000
+    poison: int = POISON
+
+
+@dataclass
+class Outcome:
+    """executed: wave-instructions; entered: how many waves entered each block."""
+
+    executed: int
+    blocks: dict[int, Block]
+
+
+def cell_size(instructions: list[Instruction]) -> int:
+    """Bytes of a shadow cell: the smallest access of the kernel."""
+    sizes = [size for ins in instructions if (size := access_size(ins))]
+    return min([4, *sizes])
+
+
+class Machine:
+    """One launch: kernel, its arguments' address, grid and block as (x, y, z)."""
+
+    def __init__(self, kernel: Kernel, instructions, arena: Arena, options: Options, lds: int):
+        self.kernel, self.arena, self.options, self.lds = kernel, arena, options, lds
+        self.instructions = instructions
+        self.executed = 0
+        self.where = None
+
+    def run(self, kernarg: int, grid: tuple[int, int, int], block: tuple[int, int, int]) -> Outcome:
+        """Executes all workgroups. Raises Trap, with the place in its message."""
+        threads = block[0] * block[1] * block[2]
+        waves = -(-threads // LANES)
+        total = grid[0] * grid[1] * grid[2]
+        groups = max(1, min(total, self.options.batch // waves))
+        cell, checks = cell_size(self.instructions), self.options.checks
+        stride = (self.lds + 15) // 16 * 16
+        scratch = self.kernel.scratch
+        spaces = Spaces(
+            self.arena,
+            Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
+            Memory("scratch", groups * waves * LANES * scratch, cell, checks, checks), scratch,
+        )  # fmt: skip
+        blocks = compile_blocks(self.instructions, self.kernel, spaces)
+        with np.errstate(all="ignore"):
+            for first in range(0, total, groups):
+                for memory in (spaces.lds, spaces.scratch):
+                    memory.clear_tags()
+                    memory.views[4][:] = self.options.poison
+                numbers = np.arange(first, min(first + groups, total))
+                try:
+                    self._run_batch(blocks, self._start(numbers, waves, kernarg, grid, block), waves)
+                except Trap as trap:
+                    if not trap.where:
+                        place = self.where
+                        text = f"{place.address:#x} `{place.text}`" if place else "start"
+                        trap.where = f"{self.kernel.name} at {text}: "
+                    raise
+        return Outcome(self.executed, blocks)
+
+    def _start(self, numbers, waves: int, kernarg: int, grid, block) -> Waves:
+        """Initial registers: LLVM's guide, "Initial Kernel Execution State"."""
+        kernel, n = self.kernel, len(numbers) * waves
+        workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
+        V = np.full((max(kernel.vgprs, 8), n, LANES), self.options.poison, np.uint32)
+        S = np.full((SCALARS, n, 1), self.options.poison, np.uint32)
+        thread = wave[:, None] * LANES + np.arange(LANES)
+        x, y, z = thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])
+        V[0] = x | y << 10 | z << 20
+        alive = thread < block[0] * block[1] * block[2]
+        S[EXEC] = np.packbits(alive, axis=1, bitorder="little").view(np.uint32)
+        S[EXEC + 1] = 0
+        at = 0
+        for name, count in kernel.user_sgprs:
+            if name == "kernarg":
+                S[at], S[at + 1] = kernarg & 0xFFFFFFFF, kernarg >> 32
+            elif name != "private_size":
+                raise Trap("unknown", f"the kernel wants `{name}` in its first scalar registers")
+            at += count
+        ids = (workgroup % grid[0], workgroup // grid[0] % grid[1], workgroup // (grid[0] * grid[1]))
+        for wanted, number in zip(kernel.workgroup_ids, ids, strict=True):
+            if wanted:
+                S[at, :, 0] = number
+                at += 1
+        identity = [workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves),
+                    np.zeros(n, np.int64)]  # fmt: skip
+        return Waves(V, S, np.zeros((n, 1), bool), 0, identity, [[], [], []])
+
+    def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
+        first = int(start.workgroup[0])
+        self.alive = np.full(int(start.workgroup[-1]) - first + 1, waves)
+        ready, waiting = [start], []
+        while ready:
+            # the waves that are farthest behind go on, so that the others can meet them
+            g = ready.pop(min(range(len(ready)), key=lambda i: ready[i].pc))
+            for other in [x for x in ready if x.pc == g.pc]:
+                ready.remove(other)
+                g = join(g, other)
+            limit = min((x.pc for x in ready), default=1 << 62)
+            event, parts = self._advance(blocks, g, limit)
+            if event == "end":
+                np.subtract.at(self.alive, g.workgroup - first, 1)
+            elif event == "barrier":
+                for other in [x for x in waiting if x.pc == g.pc]:
+                    waiting.remove(other)
+                    g = join(g, other)
+                here = np.bincount(g.workgroup - first, minlength=len(self.alive))
+                complete = (here == self.alive)[g.workgroup - first]
+                for chosen, into in ((complete, ready), (~complete, waiting)):
+                    if chosen.any():
+                        into.append(select(g, chosen))
+                if complete.any():
+                    ready[-1].epoch = ready[-1].epoch + 1
+            else:
+                ready += parts
+        if waiting:
+            g = waiting[0]
+            places = sorted({hex(x.pc) for x in waiting})
+            raise Trap(
+                "barrier",
+                f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier (before "
+                f"{', '.join(places)}) that not all waves of its workgroup reach",
+            )
+
+    def _advance(self, blocks: dict[int, Block], g: Waves, limit: int) -> tuple[str, list[Waves]]:
+        """Runs blocks until the waves part, end, reach a barrier, or reach waves that are ahead."""
+        if g.tags is None:
+            g.tags = tags(g.workgroup, g.epoch, g.wave)
+        while True:
+            block = blocks.get(g.pc)
+            if block is None:
+                raise Trap("bounds", f"jumps to {g.pc:#x}, which is no instruction of the kernel")
+            block.entered += g.n
+            self.executed += g.n * (len(block.steps) + 1)
+            if self.executed > self.options.budget:
+                raise Trap("budget", f"more than {self.options.budget} wave-instructions")
+            step = None
+            try:
+                if self.options.checks:
+                    for step in block.steps:
+                        if g.pending and g.pending & (step.reads | step.target):
+                            waits.check(g, step.reads, step.target, step.counter)
+                        step.run(g)
+                else:
+                    for step in block.steps:
+                        step.run(g)
+                        g.queues[0].clear(), g.queues[1].clear(), g.queues[2].clear()
+            except Trap:
+                self.where = step.instruction
+                raise
+            end = block.end
+            self.where = end
+            if end is None:
+                g.pc = block.next
+            elif end.name == "s_endpgm":
+                return "end", []
+            elif end.name == "s_barrier":
+                g.pc = block.next
+                waits.at_barrier(g)
+                return "barrier", []
+            elif block.condition is None:
+                g.pc = block.taken
+            else:
+                jump = block.condition(g)
+                if jump.all():
+                    g.pc = block.taken
+                elif jump.any():
+                    parts = [select(g, jump), select(g, ~jump)]
+                    parts[0].pc, parts[1].pc = block.taken, block.next
+                    return "part", parts
+                else:
+                    g.pc = block.next
+            if g.pc >= limit:
+                return "meet", [g]
+
+
+def select(g: Waves, chosen) -> Waves:
+    """The waves for which `chosen` is True."""
+    if chosen.all():
+        g.tags = None
+        return g
+    index = np.flatnonzero(chosen)
+    part = Waves(
+        g.V[:, index], g.S[:, index], g.scc[index], g.pc, [x[index] for x in g.identity()],
+        waits.select(g.queues, index),
+    )  # fmt: skip
+    waits.refresh(part)
+    return part
+
+
+def join(a: Waves, b: Waves) -> Waves:
+    """Two sets of waves at the same instruction as one, in the order of their numbers."""
+    order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
+    identity = [np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)]
+    queues = waits.join(a.queues, a.n, b.queues, b.n)
+    joined = Waves(
+        np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],
+        np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
+    )  # fmt: skip
+    waits.refresh(joined)
+    return joined

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Memory as bytes with a shadow: what may be touched, what was written, and by whom.
+
+Race detection is happens-before over barriers. The shadow of a cell (the smallest access of the
+kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers passed,
+wave. Two accesses of different waves, one of them a write, with no barrier between them are a race;
+so are those of different workgroups. An access that still runs when its wave arrives at a barrier is
+not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.errors import Trap
+
+#: First address of global memory: 48 bits, high half never zero.
+BASE = 0x2_0000_0000_0000 >> 4
+_WORKGROUP, _EPOCH, _SEVERAL = 40, 8, 0xFF
+ABSENT, READ_ONLY, WRITABLE, UNWRITTEN = 0, 1, 2, 3
+
+
+def tags(workgroup, epoch, wave):
+    """What accesses of waves are marked with; grows with the epoch, 0 is no access."""
+    return ((workgroup.astype(np.int64) + 1) << _WORKGROUP) | (epoch + 1) << _EPOCH | wave
+
+
+@dataclass
+class Touch:
+    """Cells that one memory instruction touched, kept while it is outstanding."""
+
+    memory: "Memory"
+    cells: np.ndarray
+    marks: np.ndarray
+    write: bool
+
+
+class Memory:
+    """size bytes at offset 0. state is per byte (ABSENT ...) or None where all may be touched.
+
+    checked: keep tags and find races; strict: reading what was never written is a trap.
+    """
+
+    def __init__(self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True):
+        self.name, self.cell, self.checked, self.strict = name, cell, checked, strict
+        # room for an access that starts at the last byte; numpy's zeros cost nothing until touched
+        self.size = size
+        self.bytes = np.zeros((size + 31) // 16 * 16, np.uint8)
+        self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {16: self.bytes.view("c16")}
+        self.state = None
+        self.clear_tags()
+
+    def clear_tags(self) -> None:
+        cells = self.size // self.cell + 1 if self.checked else 0
+        self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+
+    def load(self, at, size: int):
+        """size bytes at each offset of `at`, as (words, len(at)) uint32; 1 and 2 bytes zero-extended."""
+        aligned = not (at & (min(size, 16) - 1)).any() if size != 12 else False
+        if aligned:
+            got = np.take(self.views[size], at // size, mode="clip")
+            if size < 4:
+                return got.astype(np.uint32)[None]
+            return got.view(np.uint32).reshape(len(at), size // 4).T
+        if size >= 4 and not (at & 3).any():
+            words = (at >> 2) + np.arange(size // 4)[:, None]
+            return np.take(self.views[4], words, mode="clip")
+        raw = np.take(self.bytes, at + np.arange(size)[:, None], mode="clip").astype(np.uint32)
+        if size < 4:
+            return sum(raw[i] << np.uint32(8 * i) for i in range(size))[None]
+        return sum(raw[i::4] << np.uint32(8 * i) for i in range(4))
+
+    def store(self, at, data, size: int) -> None:
+        """The low `size` bytes of data (words, len(at)) to each offset."""
+        if size < 4:
+            if size == 2 and not (at & 1).any():
+                self.views[2][at >> 1] = data[0].astype(np.uint16)
+                return
+            for i in range(size):
+                self.bytes[at + i] = (data[0] >> np.uint32(8 * i)).astype(np.uint8)
+        elif not (at & 3).any():
+            for i in range(size // 4):
+                self.views[4][(at >> 2) + i] = data[i]
+        else:
+            for i in range(size):
+                self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
+
+    def check_state(self, at, size: int, write: bool) -> bool:
+        """Whether anything but read-only memory is touched. Traps on what may not be touched."""
+        first, last = np.take(self.state, at), np.take(self.state, at + (size - 1))
+        if not (first.all() and last.all()):
+            bad = int(at[np.flatnonzero((first == ABSENT) | (last == ABSENT))[0]])
+            raise Trap("bounds", f"{size} bytes at {BASE + bad:#x} lie in no argument")
+        if write:
+            if (first == READ_ONLY).any() or (last == READ_ONLY).any():
+                raise Trap("readonly", "a store to an argument that was given as read-only")
+            return True
+        if self.strict and (first == UNWRITTEN).any():
+            bad = int(at[np.flatnonzero(first == UNWRITTEN)[0]])
+            raise Trap("uninitialised", f"{self.name} {BASE + bad:#x} is read before it is written")
+        return bool((first != READ_ONLY).any())
+
+    def track(self, at, size: int, marks, write: bool) -> Touch | None:
+        """Checks an access against earlier ones and notes it. Traps on a race.
+
+        at: offsets, flat; marks: the tag of each.
+        """
+        if not self.checked:
+            return None
+        count = max(1, size // self.cell)
+        cells = at // self.cell
+        if count > 1:
+            cells = (cells + np.arange(count)[:, None]).ravel()
+            marks = np.broadcast_to(marks, (count, len(at))).ravel()
+        before = self.written[cells]
+        if not write and self.strict and self.state is None and not before.all():
+            raise Trap("uninitialised", f"{self.name} is read before it is written")
+        self._race(before, marks, "a write" if not write else "another write")
+        if write:
+            self._race(self.read[cells], marks, "a read")
+            self.written[cells] = marks
+            # several waves in one instruction: the last one stands there
+            if (self.written[cells] != marks).any():
+                raise Trap("race", f"two waves write the same {self.name} cell at once")
+        else:
+            seen = self.read[cells]
+            self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
+            now = self.read[cells]
+            if (now != marks).any():
+                self.read[cells] = np.where(_unordered(now, marks), _merge(now, marks), now)
+        return Touch(self, cells, marks, write)
+
+    def _race(self, before, marks, what: str) -> None:
+        conflict = _unordered(before, marks)
+        if conflict.any():
+            first = int(np.flatnonzero(conflict)[0])
+            old, new = int(before[first]), int(marks[first])
+            raise Trap(
+                "race",
+                f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had {what} "
+                f"by {_who(old)}",
+            )
+
+    def postpone(self, touch: Touch, waves) -> None:
+        """Moves an access that outlives a barrier behind it, for the waves with these tags."""
+        held = self.written if touch.write else self.read
+        mine = np.isin(touch.marks, waves)
+        cells, marks = touch.cells[mine], touch.marks[mine]
+        moved = cells[held[cells] >> _EPOCH == marks >> _EPOCH]
+        held[moved] += 1 << _EPOCH
+        touch.marks = np.where(mine, touch.marks + (1 << _EPOCH), touch.marks)
+
+
+def _unordered(old, new):
+    """Whether an access tagged old and one tagged new, later, could also come the other way round."""
+    if len(old) == 0 or not old.any():
+        return np.zeros(len(old), bool)
+    same_group = old >> _WORKGROUP == new >> _WORKGROUP
+    return np.where(
+        same_group, (old >> _EPOCH >= new >> _EPOCH) & ((old ^ new) & 0xFF != 0), old != 0
+    )
+
+
+def _merge(old, new):
+    """A read tag for two readers: several waves of one workgroup, or several workgroups."""
+    same_group = old >> _WORKGROUP == new >> _WORKGROUP
+    return np.where(same_group, np.maximum(old, new) | _SEVERAL, np.int64(2**62))
+
+
+def _who(tag: int) -> str:
+    if tag >= 2**62:
+        return "several workgroups"
+    wave = "several waves" if tag & 0xFF == _SEVERAL else f"wave {tag & 0xFF}"
+    return f"{wave} of workgroup {(tag >> _WORKGROUP) - 1}"
+
+
+class Arena(Memory):
+    """Global memory: allocations with gaps between them, all in one address space."""
+
+    GAP = 4096
+
+    def __init__(self, size: int, cell: int, checked: bool, strict: bool):
+        super().__init__("global memory", size, cell, checked, strict)
+        self.state = np.zeros(len(self.bytes), np.uint8)
+        self.top = self.GAP
+
+    def place(self, data: bytes | np.ndarray, state: int) -> int:
+        """Copies bytes in; returns their address, a multiple of 256."""
+        raw = np.frombuffer(data, np.uint8)
+        start, end = self.top, self.top + len(raw)
+        if end + self.GAP > self.size:
+            raise Trap("bounds", f"the arguments need more than {self.size} bytes of memory")
+        self.bytes[start:end] = raw
+        self.state[start:end] = state
+        self.top = (end + self.GAP + 255) // 256 * 256
+        return BASE + start
+
+    def fetch(self, address: int, size: int) -> np.ndarray:
+        """A copy of size bytes."""
+        return self.bytes[address - BASE : address - BASE + size].copy()
+
+    def offsets(self, addresses):
+        """Offsets of absolute addresses (uint64). Traps on what lies outside."""
+        at = (addresses - np.uint64(BASE)).view(np.int64)
+        if len(at) and (int(at.min()) < 0 or int(at.max()) >= self.size):
+            bad = np.flatnonzero((at < 0) | (at >= self.size))[0]
+            raise Trap("bounds", f"address {int(addresses[bad]):#x} lies in no argument")
+        return at

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strix_emulate import floats
+from strix_emulate.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.waves import Waves, reader, scalar_writer
+
+U32 = np.uint32
+
+
+def _wide(x):
+    return np.asarray(x).astype(np.int64)
+
+
+def _overflow(result):
+    """Whether an exact int64 result does not fit into 32 signed bits."""
+    return result != result.astype(np.int32)
+
+
+def _add_u(a, b, carry=0):
+    total = _wide(a) + _wide(b) + carry
+    return total.astype(U32), total > 0xFFFFFFFF
+
+
+def _sub_u(a, b, carry=0):
+    total = _wide(a) - _wide(b) - carry
+    return total.astype(U32), total < 0
+
+
+def _signed(function):
+    def run(a, b):
+        total = function(_wide(a), _wide(b))
+        return total.astype(np.int32), _overflow(total)
+
+    return run
+
+
+def _nonzero(function):
+    def run(*values):
+        result = function(*values)
+        return result, result != 0
+
+    return run
+
+
+def _shift_add(count):
+    def run(a, b):
+        total = (np.asarray(a).astype(np.uint64) << np.uint64(count)) + b
+        return total.astype(U32), total > 0xFFFFFFFF
+
+    return run
+
+
+def _bfe(signed, bits):
+    """The field's offset and width are in the low bits and from bit 16 of the second source."""
+
+    def run(value, field):
+        offset = np.asarray(field).astype(np.int64) & (bits - 1)
+        width = np.minimum(np.asarray(field).astype(np.int64) >> 16 & 0x7F, bits)
+        if bits == 64:
+            raise Unknown("64-bit bit field")
+        plain = value.astype(np.int64) >> offset & ((np.int64(1) << width) - 1)
+        if signed:
+            sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
+            plain = (plain ^ sign) - sign
+        result = plain.astype(np.int32 if signed else U32)
+        return result, result != 0
+
+    return run
+
+
+def _shift(function, bits):
+    def run(value, count):
+        result = function(value, (count & U32(bits - 1)).astype(value.dtype))
+        return result, result != 0
+
+    return run
+
+
+def _pick(compare):
+    return lambda a, b: (np.where(compare(a, b), a, b), compare(a, b))
+
+
+def _logic(bits: str) -> dict:
+    b = {
+        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        "and_not1": lambda x, y: x & ~y, "or_not1": lambda x, y: x | ~y, "nand": lambda x, y: ~(x & y),
+        "nor": lambda x, y: ~(x | y), "xnor": lambda x, y: ~(x ^ y),
+    }  # fmt: skip
+    return {f"s_{name}_{bits}": (bits, (bits, bits), _nonzero(f)) for name, f in b.items()}
+
+
+#: name: (kind of result, kinds of sources, function giving the result and SCC)
+WITH_SCC = {
+    **_logic("b32"), **_logic("b64"),
+    "s_add_u32": ("u32", ("u32", "u32"), _add_u), "s_sub_u32": ("u32", ("u32", "u32"), _sub_u),
+    "s_add_i32": ("i32", ("i32", "i32"), _signed(np.add)),
+    "s_sub_i32": ("i32", ("i32", "i32"), _signed(np.subtract)),
+    "s_absdiff_i32": ("i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(_wide(a) - b).astype(np.int32))),
+    "s_lshl_b32": ("u32", ("u32", "u32"), _shift(np.left_shift, 32)),
+    "s_lshr_b32": ("u32", ("u32", "u32"), _shift(np.right_shift, 32)),
+    "s_ashr_i32": ("i32", ("i32", "u32"), _shift(np.right_shift, 32)),
+    "s_lshl_b64": ("u64", ("u64", "u32"), _shift(np.left_shift, 64)),
+    "s_lshr_b64": ("u64", ("u64", "u32"), _shift(np.right_shift, 64)),
+    "s_ashr_i64": ("i64", ("i64", "u32"), _shift(np.right_shift, 64)),
+    "s_min_i32": ("i32", ("i32", "i32"), _pick(np.less)), "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater)),
+    "s_min_u32": ("u32", ("u32", "u32"), _pick(np.less)), "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater)),
+    "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)), "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
+    **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
+    "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)), "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
+    "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
+    "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
+}  # fmt: skip
+
+
+def _find_first(x):
+    return np.where(x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))).astype(np.int32)
+
+
+def _leading(x):
+    return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(np.int32)
+
+
+def _pack16(low, high):
+    """S_PACK: which half of each source goes into the low and the high half."""
+    return lambda a, b: (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
+
+
+#: name: (kind of result, kinds of sources, function)
+PLAIN = {
+    "s_mov_b32": ("b32", ("b32",), lambda x: x), "s_mov_b64": ("b64", ("b64",), lambda x: x),
+    "s_mul_i32": ("u32", ("u32", "u32"), np.multiply),
+    "s_mul_hi_u32": ("u32", ("u32", "u32"), lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)),
+    "s_mul_hi_i32": ("i32", ("i32", "i32"), lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
+    "s_brev_b32": ("u32", ("u32",), lambda x: sum(((x >> U32(i)) & U32(1)) << U32(31 - i) for i in range(32))),
+    "s_ctz_i32_b32": ("i32", ("u32",), _find_first), "s_clz_i32_u32": ("i32", ("u32",), _leading),
+    "s_sext_i32_i8": ("i32", ("u32",), lambda x: x.astype(np.int8).astype(np.int32)),
+    "s_sext_i32_i16": ("i32", ("u32",), lambda x: x.astype(np.int16).astype(np.int32)),
+    "s_bfm_b32": ("u32", ("u32", "u32"), lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
+    "s_pack_ll_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 0)), "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
+    "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)), "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
+    # RDNA3.5's scalar floating point
+    "s_add_f32": ("f32", ("f32", "f32"), np.add), "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
+    "s_mul_f32": ("f32", ("f32", "f32"), np.multiply), "s_fmac_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
+    "s_fmaak_f32": ("f32", ("f32", "f32", "f32"), floats.fma32), "s_fmamk_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
+    "s_max_f32": ("f32", ("f32", "f32"), lambda a, b: floats.larger(a, b, True)),
+    "s_min_f32": ("f32", ("f32", "f32"), lambda a, b: floats.smaller(a, b, True)),
+    "s_trunc_f32": ("f32", ("f32",), np.trunc), "s_floor_f32": ("f32", ("f32",), np.floor),
+    "s_ceil_f32": ("f32", ("f32",), np.ceil), "s_rndne_f32": ("f32", ("f32",), np.rint),
+    "s_cvt_f32_i32": ("f32", ("i32",), lambda x: x.astype(np.float32)),
+    "s_cvt_f32_u32": ("f32", ("u32",), lambda x: x.astype(np.float32)),
+    "s_cvt_i32_f32": ("i32", ("f32",), lambda x: floats.to_integer(x, np.int32)),
+    "s_cvt_u32_f32": ("u32", ("f32",), lambda x: floats.to_integer(x, U32)),
+    "s_cvt_f16_f32": ("u32", ("f32",), lambda x: x.astype(np.float16).view(np.uint16).astype(U32)),
+    "s_cvt_f32_f16": ("f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
+}  # fmt: skip
+_ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
+          "lt": np.less, "le": np.less_equal}  # fmt: skip
+COMPARES = {
+    **{f"s_cmp_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()},
+    **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
+    **{f"s_cmp_{n}_f32": ("f32", f) for n, f in {
+        **{n: f for n, f in _ORDER.items() if n != "lg"}, "lg": lambda a, b: (a < b) | (a > b),
+        "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
+        "neq": np.not_equal, "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b),
+        "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
+    }.items()},
+    "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
+    "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
+}  # fmt: skip
+_IMMEDIATE = {f"s_cmpk_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()}
+_SAVEEXEC = {
+    "s_and_saveexec_b32": lambda s, e: s & e, "s_or_saveexec_b32": lambda s, e: s | e,
+    "s_xor_saveexec_b32": lambda s, e: s ^ e, "s_and_not1_saveexec_b32": lambda s, e: s & ~e,
+    "s_and_not0_saveexec_b32": lambda s, e: ~s & e, "s_or_not0_saveexec_b32": lambda s, e: ~s | e,
+}  # fmt: skip
+_OTHER = {"s_addc_u32", "s_subb_u32", "s_cselect_b32", "s_cselect_b64", "s_movk_i32", "s_addk_i32",
+          "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32", "s_and_not1_wrexec_b32"}  # fmt: skip
+NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *_IMMEDIATE, *_SAVEEXEC, *_OTHER}
+
+
+def simm16(text: str) -> int:
+    """A 16-bit immediate, sign-extended: LLVM prints it unsigned."""
+    value = int(text, 0) & 0xFFFF
+    return value - 0x10000 if value & 0x8000 else value
+
+
+def compile_scalar(ins: Instruction) -> Callable:
+    """A function that executes the instruction on Waves. Raises Unknown."""
+    name, ops = ins.name, ins.operands
+    if ins.modifiers:
+        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+    if name in PLAIN:
+        kind, kinds, function = PLAIN[name]
+        sources = [*ops[1:], *([ops[0]] if name == "s_fmac_f32" else [])]
+        write, reads = scalar_writer(ops[0], kind), _readers(sources, kinds)
+        return lambda g: write(g, function(*(read(g) for read in reads)))
+    if name in WITH_SCC:
+        kind, kinds, function = WITH_SCC[name]
+        write, reads = scalar_writer(ops[0], kind), _readers(ops[1:], kinds)
+
+        def run(g: Waves):
+            value, scc = function(*(read(g) for read in reads))
+            write(g, value)
+            g.scc[...] = scc
+
+        return run
+    if name in COMPARES:
+        kind, function = COMPARES[name]
+        first, second = _readers(ops, (kind, "u32" if "bitcmp" in name else kind))
+
+        def compare(g: Waves):
+            g.scc[...] = function(first(g), second(g))
+
+        return compare
+    if name in _IMMEDIATE:
+        kind, function = _IMMEDIATE[name]
+        read = reader(ops[0], kind)
+        value = np.int32(simm16(ops[1].text)) if kind == "i32" else U32(int(ops[1].text, 0) & 0xFFFF)
+
+        def compare_immediate(g: Waves):
+            g.scc[...] = function(read(g), value)
+
+        return compare_immediate
+    if name in _SAVEEXEC:
+        return _saveexec(ins)
+    return _other(ins)
+
+
+def _readers(ops, kinds):
+    if len(ops) != len(kinds):
+        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    wide = (reader(op, kind) for op, kind in zip(ops, kinds, strict=True))
+    # arrays, also of constants
+    return [lambda g, r=r: np.atleast_2d(r(g)) for r in wide]
+
+
+def _saveexec(ins: Instruction) -> Callable:
+    function, read = _SAVEEXEC[ins.name], reader(ins.operands[1], "b32")
+    save, write = scalar_writer(ins.operands[0]), scalar_writer(Operand("s", EXEC))
+
+    def run(g: Waves):
+        result = function(read(g), g.S[EXEC])
+        save(g, g.S[EXEC].copy())
+        write(g, result)
+        g.scc[...] = result != 0
+
+    return run
+
+
+def _other(ins: Instruction) -> Callable:
+    name, ops = ins.name, ins.operands
+    if name not in _OTHER:
+        raise Unknown("mnemonic")
+    if name in ("s_addc_u32", "s_subb_u32"):
+        function = _add_u if name == "s_addc_u32" else _sub_u
+        write, (first, second) = scalar_writer(ops[0]), _readers(ops[1:], ("u32", "u32"))
+
+        def carry(g: Waves):
+            value, scc = function(first(g), second(g), g.scc)
+            write(g, value)
+            g.scc[...] = scc
+
+        return carry
+    if name.startswith("s_cselect"):
+        kind = name[-3:]
+        write, (first, second) = scalar_writer(ops[0], kind), _readers(ops[1:], (kind, kind))
+        return lambda g: write(g, np.where(g.scc, first(g), second(g)))
+    write, read = scalar_writer(ops[0], "u32"), reader(ops[0], "u32")
+    if name == "s_cmov_b32":
+        source = reader(ops[1], "u32")
+        return lambda g: write(g, np.where(g.scc, source(g), read(g)))
+    if name.startswith("s_bitset"):
+        place, on = reader(ops[1], "u32"), name == "s_bitset1_b32"
+        bit = lambda g: U32(1) << (place(g) & U32(31))  # noqa: E731
+        return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))
+    if name == "s_and_not1_wrexec_b32":
+        source, write_exec = reader(ops[1], "u32"), scalar_writer(Operand("s", EXEC))
+
+        def wrexec(g: Waves):
+            result = source(g) & ~g.S[EXEC]
+            write_exec(g, result)
+            write(g, result)
+            g.scc[...] = result != 0
+
+        return wrexec
+    value = np.int64(simm16(ops[1].text))
+    if name == "s_movk_i32":
+        return lambda g: write(g, U32(int(value) & 0xFFFFFFFF))
+    if name == "s_mulk_i32":
+        return lambda g: write(g, (_wide(read(g)) * value).astype(U32))
+
+    def addk(g: Waves):
+        total = _wide(read(g).view(np.int32)) + value
+        write(g, total.astype(U32))
+        g.scc[...] = _overflow(total)
+
+    return addk

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the wait counters count: results that are on their way, and who may not touch them.
+
+The machine executes a load at once, but its registers stay forbidden until an s_waitcnt that
+guarantees the result. VMEM loads, stores and LDS instructions finish in order, scalar loads in any
+order (RDNA3.5 ISA, "Data dependency resolution").
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from strix_emulate.decode import Instruction, Unknown
+from strix_emulate.errors import Trap
+from strix_emulate.memory import Touch
+from strix_emulate.waves import Waves
+
+VM, STORE, LGKM = 0, 1, 2
+_MAXIMUM = {"vmcnt": 63, "lgkmcnt": 63, "expcnt": 7}
+_COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """One instruction that a counter counts.
+
+    registers: bits of the registers that it will write; who: the waves that issued it, None for all.
+    """
+
+    registers: int
+    ordered: bool
+    text: str
+    touches: tuple[Touch, ...] = ()
+    who: np.ndarray | None = None
+
+
+def registers(kind: str, first: int, count: int = 1) -> int:
+    """Bits that stand for registers: vector registers first, then scalar ones."""
+    return ((1 << count) - 1) << (first + (256 if kind == "s" else 0))
+
+
+def issue(g: Waves, counter: int, entry: Outstanding) -> None:
+    g.queues[counter].append(entry)
+    g.pending |= entry.registers
+
+
+def check(g: Waves, touched: int, target: int, counter: int) -> None:
+    """Traps if an instruction touches registers that are still to be written.
+
+    target: registers that a load will write itself, by way of counter; loads that one counter keeps
+    in order may have the same target.
+    """
+    for number, queue in enumerate(g.queues):
+        for entry in queue:
+            forbidden = touched if number == counter and entry.ordered else touched | target
+            if entry.registers & forbidden:
+                raise Trap("pending", f"uses a register that `{entry.text}` has yet to write: no wait")
+
+
+def wait(g: Waves, counter: int, allowed: int) -> None:
+    """Removes what must have finished when at most `allowed` are outstanding."""
+    queue = g.queues[counter]
+    if not queue:
+        return
+    if allowed == 0:
+        queue.clear()
+    elif all(entry.who is None for entry in queue):
+        # unordered entries can be any of those that are left
+        ordered = [entry for entry in queue if entry.ordered]
+        late = {id(entry) for entry in ordered[-allowed:]}
+        queue[:] = [entry for entry in queue if not entry.ordered or id(entry) in late]
+    else:
+        newer = np.zeros(g.n, np.int64)
+        kept = []
+        for entry in reversed(queue):
+            who = np.ones(g.n, bool) if entry.who is None else entry.who
+            if entry.ordered:
+                left = who & (newer < allowed)
+                newer += who
+            else:
+                left = who
+            if left.any():
+                kept.append(replace(entry, who=left))
+        queue[:] = reversed(kept)
+    refresh(g)
+
+
+def refresh(g: Waves) -> None:
+    """Recomputes which registers are pending, after the queues changed."""
+    g.pending = 0
+    for queue in g.queues:
+        for entry in queue:
+            g.pending |= entry.registers
+
+
+def at_barrier(g: Waves) -> None:
+    """Accesses that still run are not ordered by the barrier that their wave arrives at."""
+    for queue in g.queues:
+        for entry in queue:
+            for touch in entry.touches:
+                touch.memory.postpone(touch, g.tags if entry.who is None else g.tags[entry.who])
+
+
+def select(queues, index):
+    """Queues of the waves `index`."""
+    return [
+        [
+            entry if entry.who is None else replace(entry, who=entry.who[index])
+            for entry in queue
+            if entry.who is None or entry.who[index].any()
+        ]
+        for queue in queues
+    ]
+
+
+def join(first, n: int, second, m: int):
+    """Queues of n waves followed by m others."""
+    return [
+        [replace(e, who=_padded(e.who, n, 0, m)) for e in a]
+        + [replace(e, who=_padded(e.who, m, n, 0)) for e in b]
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def _padded(who, size, before, after):
+    who = np.ones(size, bool) if who is None else who
+    return np.concatenate([np.zeros(before, bool), who, np.zeros(after, bool)])
+
+
+def compile_wait(ins: Instruction):
+    """s_waitcnt, s_waitcnt_vscnt and relatives as a function on Waves. Raises Unknown."""
+    if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
+        if ins.operands[0].text != "null":
+            raise Unknown("a wait on a register")
+        counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
+        allowed = int(ins.operands[1].text, 0)
+        return lambda g: wait(g, counter, allowed)
+    limits = []
+    for name, value in re.findall(r"(\w+)\((\d+)\)", ins.raw):
+        if name not in _MAXIMUM:
+            raise Unknown(f"counter {name}")
+        if name in _COUNTER and int(value) < _MAXIMUM[name]:
+            limits.append((_COUNTER[name], int(value)))
+    if not limits and not re.fullmatch(r"(\w+\(\d+\)\s*)+", ins.raw):
+        # a number alone: all counters, in the encoding of SOPP's simm16
+        raise Unknown(f"wait {ins.raw}")
+
+    def run(g: Waves):
+        for counter, allowed in limits:
+            wait(g, counter, allowed)
+
+    return run
+

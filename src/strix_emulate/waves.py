@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Registers of waves that stand at the same instruction, and typed access to them.
+
+n waves of 32 lanes are one numpy operation: vector registers have the shape (n, 32), scalar ones
+(n, 1), so that they broadcast. Waves that branch apart become two `Waves`; they are joined when they
+meet again.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strix_emulate.decode import EXEC, NULL, VCC, Operand, Unknown
+from strix_emulate.floats import bfloat, flush
+
+LANES = 32
+SCALARS = 128
+_SPANS = {16: "u2", 32: "u4", 64: "u8"}
+_ONES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
+
+
+class Waves:
+    """State of n waves: V (vector registers), S (scalar registers), scc, EXEC and identity.
+
+    workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the wave
+    in per-wave memory (scratch); lds_slot: that of its workgroup. epoch: barriers passed. queues: what
+    the wait counters still count (see :mod:`strix_emulate.waits`).
+    """
+
+    __slots__ = (
+        "n", "V", "I", "F", "U16", "I16", "H", "VF", "S", "SI", "SF", "scc", "mask", "full",
+        "lanes", "pc", "workgroup", "wave", "slot", "lds_slot", "epoch", "queues", "pending", "tags",
+    )  # fmt: skip
+    PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
+
+    def __init__(self, V, S, scc, pc, identity, queues):
+        # picking waves leaves arrays in another memory order, of which a flat view would be a copy
+        V, S = np.ascontiguousarray(V), np.ascontiguousarray(S)
+        self.n = V.shape[1]
+        self.V, self.S, self.scc, self.pc, self.queues = V, S, scc, pc, queues
+        self.I, self.F = V.view(np.int32), V.view(np.float32)
+        self.U16, self.I16, self.H = V.view(np.uint16), V.view(np.int16), V.view(np.float16)
+        self.VF = V.reshape(V.shape[0], -1)
+        self.SI, self.SF = S.view(np.int32), S.view(np.float32)
+        for name, value in zip(self.PER_WAVE, identity, strict=True):
+            setattr(self, name, value)
+        self.pending = 0
+        self.tags = None
+        self.exec_changed()
+
+    def identity(self):
+        """The arrays named in PER_WAVE."""
+        return [getattr(self, name) for name in self.PER_WAVE]
+
+    def exec_changed(self):
+        """Derives mask, full and lanes (flat numbers of active lanes) from EXEC."""
+        bits = self.S[EXEC]
+        self.full = bool((bits == 0xFFFFFFFF).all())
+        self.mask = unpack(bits)
+        self.lanes = slice(None) if self.full else np.flatnonzero(self.mask)
+
+    def lane_array(self, values):
+        """Per-wave values for the active lanes, flat."""
+        return np.repeat(values, LANES)[self.lanes]
+
+    def active(self, values):
+        """(n, 32) or broadcastable values of the active lanes, flat."""
+        return np.broadcast_to(values, (self.n, LANES)).reshape(-1)[self.lanes]
+
+
+def unpack(bits):
+    """Masks (n, 1) uint32 as booleans (n, 32)."""
+    raw = np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 4)
+    return np.unpackbits(raw, axis=1, bitorder="little").view(bool)
+
+
+def pack(flags):
+    """Booleans (n, 32) as masks (n, 1) uint32."""
+    return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
+
+
+def constant(text: str, kind: str):
+    """A constant as LLVM printed it, as a number of the kind (f32, u16, b64 ...).
+
+    Integers are bit patterns, decimal fractions are values in the operand's own type.
+    """
+    span = int(kind[-2:])
+    if kind == "bf16":
+        return bfloat(np.uint16(_bits(text, "bf16", 16)))
+    bits = _bits(text, kind, span)
+    view = {"f": f"f{span // 8}", "i": f"i{span // 8}"}.get(kind[0], f"u{span // 8}")
+    return np.array(bits, _SPANS[span]).view(view)[()]
+
+
+def _bits(text: str, kind: str, span: int) -> int:
+    if "." in text or "e-" in text:
+        if kind == "bf16":
+            return int(np.float32(text).view(np.uint32)) >> 16
+        # b32 and u32 operands take the bits of a float32
+        number = {16: np.float16, 32: np.float32, 64: np.float64}[span](text)
+        return int(number.view(_SPANS[span]))
+    value = int(text, 0)
+    if kind == "f64" and "0x" in text:
+        # a literal is the high half of a 64-bit float
+        return (value & 0xFFFFFFFF) << 32
+    return value & ((1 << span) - 1)
+
+
+def _raw_reader(op: Operand, kind: str) -> Callable:
+    i, span = op.index, int(kind[-2:])
+    letter = "b" if kind == "bf16" else kind[0]
+    if op.kind == "v" and span == 32:
+        field = {"f": "F", "i": "I"}.get(letter, "V")
+        return lambda g: getattr(g, field)[i]
+    if op.kind == "v" and span == 16:
+        field = "H" if letter == "f" else {"i": "I16"}.get(letter, "U16")
+        start = int(op.half == "h")
+        return lambda g: getattr(g, field)[i][:, start::2]
+    if op.kind == "s" and span == 32:
+        if i == NULL:
+            zero = constant("0", kind)
+            return lambda g: zero
+        field = {"f": "SF", "i": "SI"}.get(letter, "S")
+        return lambda g: getattr(g, field)[i]
+    if op.kind == "s" and span == 16:
+        view = {"f": "f2", "i": "i2"}.get(letter, "u2")
+        shift = np.uint32(16 if op.half == "h" else 0)
+        return lambda g: (g.S[i] >> shift).astype(np.uint16).view(view)
+    if op.kind in "vs" and span == 64:
+        field, view = op.kind.upper(), {"f": "f8", "i": "i8"}.get(letter, "u8")
+
+        def read(g):
+            file = getattr(g, field)
+            return (file[i].astype(np.uint64) | file[i + 1].astype(np.uint64) << np.uint64(32)).view(view)
+
+        return read
+    raise Unknown(f"operand {op.text} as {kind}")
+
+
+def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
+    """A function from Waves to the operand's values, with abs and neg; may share memory."""
+    if op.kind == "const":
+        value = constant(op.text, kind)
+        read = lambda g: value  # noqa: E731
+    else:
+        read = _raw_reader(op, kind)
+        if kind == "bf16":
+            raw = read
+            read = lambda g: bfloat(raw(g))  # noqa: E731
+    plain = read
+    if not denormals and kind in ("f32", "f16"):
+        plain = lambda g: flush(np.asarray(read(g)))  # noqa: E731
+    if not (op.neg or op.abs):
+        return plain
+    kind_of_float = _ONES.get(f"f{kind[-2:]}") if kind != "bf16" else np.float32
+
+    def modified(g):
+        bits = np.asarray(plain(g))
+        value = np.abs(bits.view(kind_of_float)) if op.abs else bits.view(kind_of_float)
+        return (np.negative(value) if op.neg else value).view(bits.dtype)
+
+    return modified
+
+
+def vector_writer(op: Operand, kind: str) -> Callable:
+    """A function (waves, values, mask or None) that writes active lanes, or those of the mask."""
+    i, span = op.index, int(kind[-2:])
+    if op.kind != "v":
+        raise Unknown(f"destination {op.text}")
+    if span == 64:
+
+        def write_pair(g, value, mask=None):
+            bits = np.asarray(value).view(np.uint64)
+            _store(g, g.V[i], bits.astype(np.uint32), mask)
+            _store(g, g.V[i + 1], (bits >> np.uint64(32)).astype(np.uint32), mask)
+
+        return write_pair
+    if span == 16:
+        field, start = {"f": "H", "i": "I16"}.get(kind[0], "U16"), int(op.half == "h")
+        return lambda g, value, mask=None: _store(g, getattr(g, field)[i][:, start::2], value, mask)
+    field = {"f": "F", "i": "I"}.get(kind[0], "V")
+    return lambda g, value, mask=None: _store(g, getattr(g, field)[i], value, mask)
+
+
+def _store(g, target, value, mask):
+    if mask is not None:
+        np.copyto(target, value, where=mask)
+    elif g.full:
+        target[...] = value
+    else:
+        np.copyto(target, value, where=g.mask)
+
+
+def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
+    """A function (waves, values (n, 1)) that writes scalar registers."""
+    i = op.index
+    if op.kind != "s":
+        raise Unknown(f"destination {op.text}")
+    if i == NULL:
+        return lambda g, value: None
+    if kind[-2:] == "64":
+
+        def write_pair(g, value):
+            bits = np.asarray(value).view(np.uint64)
+            g.S[i] = bits.astype(np.uint32)
+            g.S[i + 1] = (bits >> np.uint64(32)).astype(np.uint32)
+            if i <= EXEC <= i + 1:
+                g.exec_changed()
+
+        return write_pair
+    field = {"f": "SF", "i": "SI"}.get(kind[0], "S")
+
+    def write(g, value):
+        getattr(g, field)[i] = value
+        if i == EXEC:
+            g.exec_changed()
+
+    return write
+
+
+def mask_reader(op: Operand) -> Callable:
+    """A lane mask (VCC or an SGPR) as booleans (n, 32)."""
+    if op.kind == "const":
+        bits = np.array([[constant(op.text, "b32")]])
+        return lambda g: unpack(bits)
+    i = op.index
+    return lambda g: unpack(g.S[i])
+
+
+VCC_OPERAND = Operand("s", VCC, 1, "", "vcc_lo")
