@@ -100,38 +100,67 @@ class Memory:
             raise Trap("uninitialised", f"{self.name} {BASE + bad:#x} is read before it is written")
         return bool((first != READ_ONLY).any())
 
-    def track(self, at, size: int, marks, write: bool) -> Touch | None:
-        """Checks an access against earlier ones and notes it. Traps on a race.
+    def track(self, at, size: int, marks) -> Touch | None:
+        """Checks a load against earlier stores and notes it. Traps on a race.
 
         at: offsets, flat; marks: the tag of each.
         """
         if not self.checked:
             return None
+        cells, marks = self._cells(at, size, marks)
+        before = self.written[cells]
+        if self.strict and self.state is None and not before.all():
+            raise Trap("uninitialised", f"{self.name} is read before it is written")
+        self._race(_unordered(before, marks), before, marks, "a write")
+        seen = self.read[cells]
+        self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
+        now = self.read[cells]
+        if (now != marks).any():
+            self.read[cells] = np.where(_unordered(now, marks), _merge(now, marks), now)
+        return Touch(self, cells, marks, False)
+
+    def track_store(self, at, data, size: int, marks) -> Touch | None:
+        """Stores, with the checks of :meth:`track`.
+
+        Several waves may write the same value to the same cell: compilers let all threads that hold
+        a copy of a value store it.
+        """
+        if not self.checked:
+            self.store(at, data, size)
+            return None
+        cells, cell_marks = self._cells(at, size, marks)
+        before = self.read[cells]
+        self._race(_unordered(before, cell_marks), before, cell_marks, "a read")
+        before = self.written[cells]
+        conflict = _unordered(before, cell_marks)
+        if conflict.any():
+            lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
+            if self._differs(at[lanes], data[:, lanes], size):
+                self._race(conflict, before, cell_marks, "another write of another value")
+        self.store(at, data, size)
+        self.written[cells] = cell_marks
+        # several waves in one instruction: the last one stands there
+        lost = self.written[cells] != cell_marks
+        if lost.any():
+            lanes = np.flatnonzero(lost.reshape(-1, len(at)).any(axis=0))
+            if self._differs(at[lanes], data[:, lanes], size):
+                raise Trap("race", f"two waves write different values to one {self.name} cell at once")
+        return Touch(self, cells, cell_marks, True)
+
+    def _cells(self, at, size: int, marks):
         count = max(1, size // self.cell)
         cells = at // self.cell
         if count > 1:
             cells = (cells + np.arange(count)[:, None]).ravel()
             marks = np.broadcast_to(marks, (count, len(at))).ravel()
-        before = self.written[cells]
-        if not write and self.strict and self.state is None and not before.all():
-            raise Trap("uninitialised", f"{self.name} is read before it is written")
-        self._race(before, marks, "a write" if not write else "another write")
-        if write:
-            self._race(self.read[cells], marks, "a read")
-            self.written[cells] = marks
-            # several waves in one instruction: the last one stands there
-            if (self.written[cells] != marks).any():
-                raise Trap("race", f"two waves write the same {self.name} cell at once")
-        else:
-            seen = self.read[cells]
-            self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
-            now = self.read[cells]
-            if (now != marks).any():
-                self.read[cells] = np.where(_unordered(now, marks), _merge(now, marks), now)
-        return Touch(self, cells, marks, write)
+        return cells, marks
 
-    def _race(self, before, marks, what: str) -> None:
-        conflict = _unordered(before, marks)
+    def _differs(self, at, data, size: int) -> bool:
+        if size < 4:
+            data = data & np.uint32((1 << 8 * size) - 1)
+        return not np.array_equal(self.load(at, size), data)
+
+    def _race(self, conflict, before, marks, what: str) -> None:
         if conflict.any():
             first = int(np.flatnonzero(conflict)[0])
             old, new = int(before[first]), int(marks[first])

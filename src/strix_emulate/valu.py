@@ -244,6 +244,8 @@ def _dot2(a, b, total):
 TABLE = _table()
 #: Operations whose last source is the old value of the destination.
 ACCUMULATING = {"v_fmac_f32", "v_fmac_f16", "v_fmac_f64", "v_dot2acc_f32_f16"}
+#: Integer operations for which CLAMP saturates.
+SATURATING = {f"v_{op}_nc_{kind}" for op in ("add", "sub", "subrev") for kind in ("u32", "i32", "u16", "i16")}
 #: max, min and their combinations: the function needs to know the IEEE mode.
 EXTREMES = {
     f"v_{name}_{kind}": (kind, steps)
@@ -310,7 +312,8 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     name, ops = ins.name, ins.operands
     if ins.suffix == "sdwa" or name not in NAMES:
         raise Unknown("mnemonic")
-    _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else set())
+    saturates = name in SATURATING and "clamp" in ins.modifiers
+    _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else {"clamp"} if saturates else set())
     if name in COMPARISONS:
         return _comparison(ins, mode)
     if name in CARRIES:
@@ -322,6 +325,8 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
         function, kinds = _extreme(steps, mode.ieee), (kind,) * max(2, len(steps) + 1 if steps != "med" else 3)
     else:
         kind, kinds, function = TABLE[name]
+        if saturates:
+            function = _saturated(function, kind)
     sources = list(ops[1:])
     if name in ACCUMULATING and len(sources) == 2:
         sources.append(ops[0])
@@ -329,7 +334,7 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
         raise Unknown(f"{len(sources)} sources, expected {len(kinds)}")
     reads = [reader(op, k, mode.keeps(k)) for op, k in zip(sources, kinds, strict=True)]
     reads[0], lanes = dpp_source(ins, reads[0])
-    finish = _output(ins, kind, mode)
+    finish = (lambda x: x) if saturates else _output(ins, kind, mode)
     write = vector_writer(ops[0], kind)
     if len(reads) == 1:
         (first,) = reads
@@ -375,6 +380,17 @@ def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
         return x
 
     return finish
+
+
+def _saturated(function: Callable, kind: str) -> Callable:
+    dtype = np.dtype({"u": "u", "i": "i"}[kind[0]] + str(int(kind[1:]) // 8))
+    limits = np.iinfo(dtype)
+
+    def run(a, b):
+        exact = function(np.asarray(a).astype(np.int64), np.asarray(b).astype(np.int64))
+        return np.clip(exact, limits.min, limits.max).astype(dtype)
+
+    return run
 
 
 def _extreme(steps: str, ieee: bool) -> Callable:

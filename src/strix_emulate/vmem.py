@@ -99,7 +99,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
         at = arena.offsets(start & ~np.uint64(3))
         changing = arena.check_state(at, 4 * words, False)
         if changing:
-            arena.track(at, 4 * words, g.tags, False)
+            arena.track(at, 4 * words, g.tags)
         g.S[target.index : target.index + words, :, 0] = np.stack(
             [arena.views[4][(at >> 2) + i] for i in range(words)]
         )
@@ -122,14 +122,15 @@ def _locate_global(ins: Instruction, operands, size: int, write: bool, arena: Ar
 
     def locate(g: Waves):
         at = arena.offsets(address(g))
-        if not len(at):
-            return at, None, None
-        touch = None
-        if arena.check_state(at, size, write):
-            touch = arena.track(at, size, g.lane_array(g.tags), write)
-        return at, None, touch
+        if len(at) and arena.check_state(at, size, write):
+            return at, None, g.lane_array(g.tags)
+        return at, None, None
 
     return locate
+
+
+#: A locator gives, for the active lanes, offsets in the memory, which lanes are in a buffer's range
+#: (None: all), and the tags to check them with (None where nothing can race).
 
 
 def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
@@ -154,10 +155,8 @@ def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Ar
         else:
             address, marks = address[inside], marks[inside]
         at = arena.offsets(address)
-        touch = None
-        if len(at) and arena.check_state(at, size, write):
-            touch = arena.track(at, size, marks, write)
-        return at, inside, touch
+        changing = len(at) and arena.check_state(at, size, write)
+        return at, inside, marks if changing else None
 
     return locate
 
@@ -173,9 +172,7 @@ def _locate_scratch(ins: Instruction, operands, size: int, write: bool, spaces: 
             raise Trap("bounds", f"scratch offset {int(private.max())} of {limit} bytes")
         lane = np.arange(32)
         at = private + g.active((g.slot[:, None] * 32 + lane) * limit)
-        # one lane alone touches it: order is no question, but being written first is
-        touch = spaces.scratch.track(at, size, g.lane_array(g.tags), write)
-        return at, None, None if write else touch
+        return at, None, g.lane_array(g.tags)
 
     return locate
 
@@ -188,7 +185,7 @@ def _locate_lds(ins: Instruction, address: Operand, offset: int, size: int, writ
         if len(inside) and (inside.min() < 0 or inside.max() + size > limit):
             raise Trap("bounds", f"LDS address {int(inside.max())} of {limit} bytes")
         at = inside + g.lane_array(g.lds_slot * spaces.lds_stride)
-        return at, None, spaces.lds.track(at, size, g.lane_array(g.tags), write) if len(at) else None
+        return at, None, g.lane_array(g.tags) if len(at) else None
 
     return locate
 
@@ -245,7 +242,8 @@ def _load(ins, accesses, memory, size, words, how, counter) -> Callable:
     def run(g: Waves):
         found = [locate(g) for locate, _ in accesses]
         touches = []
-        for (_, first), (at, inside, touch) in zip(accesses, found, strict=True):
+        for (_, first), (at, inside, marks) in zip(accesses, found, strict=True):
+            touch = memory.track(at, size, marks) if marks is not None else None
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
                 # out of the buffer's range: zero
@@ -272,16 +270,15 @@ def _store(ins, accesses, memory, size, words, how, counter) -> Callable:
     def run(g: Waves):
         touches = []
         for locate, source in accesses:
-            at, inside, touch = locate(g)
-            if touch is not None:
-                touches.append(touch)
+            at, inside, marks = locate(g)
             data = g.VF[source.index : source.index + words][:, g.lanes]
             if source.half == "h" or "high" in how:
                 data = data >> np.uint32(16)
             if inside is not None:
                 data = data[:, inside]
-            if len(at):
-                memory.store(at, data, size)
+            touch = memory.track_store(at, data, size, marks) if marks is not None else None
+            if touch is not None:
+                touches.append(touch)
         issue(g, counter, Outstanding(0, True, ins.text, tuple(touches)))
 
     return run
