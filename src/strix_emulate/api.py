@@ -30,7 +30,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did: wave-instructions, seconds, and how often each block was entered."""
+    """What a launch did: wave-instructions, CPU seconds, and how often each block was entered."""
 
     kernel: Kernel
     instructions: list[Instruction]
@@ -92,9 +92,9 @@ def launch(
         placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
     kernarg = arena.place(_pack(kernel, arguments, placed), READ_ONLY)
     machine = Machine(kernel, instructions, arena, options, total_lds)
-    started = time.perf_counter()
+    started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     for address, data, mode in placed.values():
         if mode != "in":
             raw = arena.fetch(address, data.nbytes)

@@ -108,16 +108,30 @@ class Memory:
         if not self.checked:
             return None
         cells, marks = self._cells(at, size, marks)
-        before = self.written[cells]
+        before = np.take(self.written, cells)
         if self.strict and self.state is None and not before.all():
             raise Trap("uninitialised", f"{self.name} is read before it is written")
-        self._race(_unordered(before, marks), before, marks, "a write")
-        seen = self.read[cells]
-        self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
-        now = self.read[cells]
-        if (now != marks).any():
-            self.read[cells] = np.where(_unordered(now, marks), _merge(now, marks), now)
+        if self._recent(before, marks):
+            self._race(_unordered(before, marks), before, marks, "a write")
+        seen = np.take(self.read, cells)
+        if self._recent(seen, marks):
+            self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
+        else:
+            self.read[cells] = marks
+        lost = np.flatnonzero(np.take(self.read, cells) != marks)
+        if len(lost):
+            now, mine = self.read[cells[lost]], marks[lost]
+            self.read[cells[lost]] = np.where(_unordered(now, mine), _merge(now, mine), now)
         return Touch(self, cells, marks, False)
+
+    def _recent(self, held, marks) -> bool:
+        """A quick look: whether any cell's tag could be unordered with the access.
+
+        In LDS and scratch all tags of a cell are of one workgroup, so older epochs are ordered.
+        """
+        if self.state is not None:
+            return bool(held.any())
+        return bool((held > marks - _SEVERAL).any())
 
     def track_store(self, at, data, size: int, marks) -> Touch | None:
         """Stores, with the checks of :meth:`track`.
@@ -129,10 +143,11 @@ class Memory:
             self.store(at, data, size)
             return None
         cells, cell_marks = self._cells(at, size, marks)
-        before = self.read[cells]
-        self._race(_unordered(before, cell_marks), before, cell_marks, "a read")
-        before = self.written[cells]
-        conflict = _unordered(before, cell_marks)
+        before = np.take(self.read, cells)
+        if self._recent(before, cell_marks):
+            self._race(_unordered(before, cell_marks), before, cell_marks, "a read")
+        before = np.take(self.written, cells)
+        conflict = _unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
         if conflict.any():
             lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
