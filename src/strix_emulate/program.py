@@ -104,7 +104,8 @@ def _step(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Step:
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
         target = _bits(ins.operands[:1])
         counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
-        reads = _bits(ins.operands[1:])
+        # a load into half of a register keeps the other half, which is a read (LLVM waits, too)
+        reads = _bits(ins.operands["d16" not in ins.name :])
     else:
         for part in parts:
             reads |= _bits(part.operands)

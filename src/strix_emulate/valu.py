@@ -6,6 +6,7 @@ kind of the result and of each source (f32, u16, b64 ..., "mask" for a lane mask
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,6 +69,12 @@ def _perm(a, b, selector):
             byte = np.where(pick > 7, other.astype(np.uint64), byte)
         result = result | byte << np.uint64(8 * i)
     return result.astype(U32)
+
+
+def _align(a, b, count, unit):
+    """{a, b} shifted right by count bits or bytes, the low half."""
+    both = np.asarray(a).astype(np.uint64) << np.uint64(32) | b
+    return (both >> (np.asarray(count).astype(np.uint64) % np.uint64(32 // unit) * np.uint64(unit))).astype(U32)
 
 
 def _wide(a, b):
@@ -188,10 +195,6 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_or3_b32": lambda a, b, c: a | b | c, "v_xor3_b32": lambda a, b, c: a ^ b ^ c, "v_perm_b32": _perm,
         "v_bfe_u32": _bfe, "v_bfi_b32": lambda a, b, c: (a & b) | (~a & c),
         "v_mad_u32_u24": lambda a, b, c: (a & U32(0xFFFFFF)) * (b & U32(0xFFFFFF)) + c,
-        "v_alignbit_b32": lambda a, b, c: (
-            (np.asarray(a).astype(np.uint64) << np.uint64(32) | b) >> (c & U32(31)).astype(np.uint64)).astype(U32),
-        "v_alignbyte_b32": lambda a, b, c: (
-            (np.asarray(a).astype(np.uint64) << np.uint64(32) | b) >> ((c & U32(3)) * U32(8)).astype(np.uint64)).astype(U32),
         "v_max3_u32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
         "v_min3_u32": lambda a, b, c: np.minimum(np.minimum(a, b), c), "v_med3_u32": _median,
     }, 3)  # fmt: skip
@@ -200,6 +203,8 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_min3_i32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
         "v_mad_i32_i24": lambda a, b, c: (_signed(24, a) * _signed(24, b) + c).astype(np.int32),
     }, 3)  # fmt: skip
+    for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
+        table[name] = (u, (u, u, "u16"), lambda a, b, c, unit=unit: _align(a, b, c, unit))
     table["v_bfe_i32"] = (i, (i, u, u), _bfe_signed)
     add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": _reverse}, 1)
     table["v_clz_i32_u32"] = (i, (u,), _leading)
@@ -307,8 +312,30 @@ def _undual(ins: Instruction) -> Instruction:
     return Instruction(ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.raw)
 
 
+def _resolve_halves(ins: Instruction) -> Instruction:
+    """op_sel of 16-bit operands: LLVM prints it beside the halves that it already named (v1.h)."""
+    picks = ins.modifiers.get("op_sel")
+    if picks is None:
+        return ins
+    if "cmpx" in ins.name:
+        raise Unknown("modifier op_sel")
+    # sources first, the destination last
+    ops, places = list(ins.operands), [*range(1, len(picks)), 0]
+    for place, high in zip(places, picks, strict=True):
+        op = ops[place]
+        if op.half and (op.half == "h") != bool(high):
+            raise Unknown("op_sel against the named half")
+        if high and not op.half:
+            if op.kind == "const":
+                raise Unknown("the high half of a constant")
+            ops[place] = replace(op, half="h")
+    rest = {key: value for key, value in ins.modifiers.items() if key != "op_sel"}
+    return replace(ins, operands=tuple(ops), modifiers=rest)
+
+
 def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     """(compute, write): compute(waves) gives the arguments of write(waves, ...)."""
+    ins = _resolve_halves(ins)
     name, ops = ins.name, ins.operands
     if ins.suffix == "sdwa" or name not in NAMES:
         raise Unknown("mnemonic")
@@ -354,7 +381,6 @@ def _allow(ins: Instruction, allowed: set[str]) -> None:
     dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl", "row_shr", "row_ror",
            "row_share", "row_xmask", "row_mirror", "row_half_mirror"}  # fmt: skip
     allowed = allowed | (dpp if "dpp" in ins.suffix else set())
-    # true16 registers are named by their half; the assembler repeats that as op_sel
     for key in ins.modifiers.keys() - allowed:
         raise Unknown(f"modifier {key}")
 
@@ -368,7 +394,7 @@ def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
     if ins.modifiers.get("clamp"):
         if not mode.clamp_nan:
             raise Unknown("clamp without DX10_CLAMP")
-        steps.append(lambda x: np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1))))
+        steps.append(_clamped)
     if kind in ("f32", "f16") and not mode.keeps(kind):
         steps.append(lambda x: floats.flush(np.asarray(x)))
     if not steps:
@@ -380,6 +406,12 @@ def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
         return x
 
     return finish
+
+
+def _clamped(x):
+    """To 0 .. 1; NaN and -0 become +0."""
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
 
 
 def _saturated(function: Callable, kind: str) -> Callable:

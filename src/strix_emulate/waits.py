@@ -6,7 +6,9 @@ guarantees the result. VMEM loads, stores and LDS instructions finish in order, 
 order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,11 +60,28 @@ def check(g: Waves, touched: int, target: int, counter: int) -> None:
                 raise Trap("pending", f"uses a register that `{entry.text}` has yet to write: no wait")
 
 
-def wait(g: Waves, counter: int, allowed: int) -> None:
+#: Addresses of the waits that had something to wait for, while :func:`watched` is in use.
+_retired: set[int] | None = None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[set[int]]:
+    """Collects the addresses of waits that had something to wait for."""
+    global _retired
+    _retired = found = set()
+    try:
+        yield found
+    finally:
+        _retired = None
+
+
+def wait(g: Waves, counter: int, allowed: int, address: int) -> None:
     """Removes what must have finished when at most `allowed` are outstanding."""
     queue = g.queues[counter]
-    if not queue:
+    if len(queue) <= allowed and (allowed or not queue):
         return
+    if _retired is not None:
+        _retired.add(address)
     if allowed == 0:
         queue.clear()
     elif all(entry.who is None for entry in queue):
@@ -135,7 +154,7 @@ def compile_wait(ins: Instruction):
             raise Unknown("a wait on a register")
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].text, 0)
-        return lambda g: wait(g, counter, allowed)
+        return lambda g: wait(g, counter, allowed, ins.address)
     limits = []
     for name, value in re.findall(r"(\w+)\((\d+)\)", ins.raw):
         if name not in _MAXIMUM:
@@ -148,7 +167,7 @@ def compile_wait(ins: Instruction):
 
     def run(g: Waves):
         for counter, allowed in limits:
-            wait(g, counter, allowed)
+            wait(g, counter, allowed, ins.address)
 
     return run
 
