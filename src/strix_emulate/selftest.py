@@ -7,6 +7,7 @@ machine, so that a misread operand is a disagreement, too.
 
 import io
 import random
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from elftools.elf.elffile import ELFFile
 
 from strix_emulate import llvm, oracle, program, vmem
 from strix_emulate.decode import EXEC, VCC, Instruction, decode
+from strix_emulate.errors import EmulatorError
 from strix_emulate.loader import Kernel
 from strix_emulate.memory import Arena, Memory
 from strix_emulate.waves import LANES, SCALARS, Waves
@@ -76,6 +78,19 @@ def assembled(text: str) -> list[Instruction]:
     """LLVM's assembler and disassembler in one."""
     elf = ELFFile(io.BytesIO(llvm.assemble(text + "\ns_endpgm\n")))
     return decode(elf.get_section_by_name(".text").data())[:-1]
+
+
+def real_mnemonics(names: set[str]) -> set[str]:
+    """Those that gfx1151's assembler knows: it complains about operands, not about the name."""
+    lines = sorted(names)
+    try:
+        llvm.assemble("\n".join(lines) + "\n")
+        return names
+    except EmulatorError as error:
+        unknown = re.findall(
+            r"<inline asm>:(\d+):\d+: (?:invalid instruction|instruction not supported)", str(error)
+        )
+    return names - {lines[int(number) - 1] for number in unknown}
 
 
 def waves(V, S) -> Waves:

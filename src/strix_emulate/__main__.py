@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""python -m strix_emulate."""
+
+from strix_emulate.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a kernel is made of, and what a launch executed: counts by class, limits of occupancy."""
+
+from collections import Counter
+
+from strix_emulate.api import Launch
+from strix_emulate.decode import Instruction
+from strix_emulate.loader import Kernel
+from strix_emulate.program import CONTROL, NO_EFFECT, WAITS, supported
+from strix_emulate.vmem import is_memory
+
+#: gfx1151, LLVM's guide and GCNSubtarget: 1.5 times the registers of other RDNA3 chips.
+VGPRS_PER_SIMD, VGPR_GRANULE, WAVES_PER_SIMD = 1536, 24, 16
+SIMDS_PER_WGP, LDS_PER_WGP = 4, 131072
+
+
+def classify(ins: Instruction) -> str:
+    """The class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
+    name = ins.name
+    if ins.pair:
+        return "vopd"
+    if name.startswith("v_wmma"):
+        return "wmma"
+    if name == "s_barrier":
+        return "barrier"
+    if name in WAITS:
+        return "wait"
+    if name in NO_EFFECT or name == "s_sendmsg":
+        return "hint"
+    if name in CONTROL:
+        return "branch"
+    for prefix, kind in (("ds_", "lds"), ("scratch_", "scratch"), ("s_load", "smem"), ("buffer_", "vmem"),
+                         ("global_", "vmem"), ("flat_", "vmem"), ("v_", "valu"), ("s_", "salu")):  # fmt: skip
+        if name.startswith(prefix):
+            return kind
+    return "unknown"
+
+
+def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
+    """Static facts, ready for JSON. lds and scratch in bytes per workgroup and lane."""
+    classes = Counter(classify(ins) for ins in instructions)
+    known = supported()
+    unsupported = sorted(
+        {
+            ins.name
+            for ins in instructions
+            if not ins.pair and ins.name not in known and not is_memory(ins.name)
+        }
+    )
+    lds = kernel.lds + kernel.launch_lds
+    return {
+        "kernel": kernel.name,
+        "instructions": len(instructions),
+        "classes": dict(sorted(classes.items())),
+        "wmma_share": round(classes["wmma"] / max(1, len(instructions)), 4),
+        "vgprs": kernel.vgprs,
+        "sgprs": kernel.sgprs,
+        "vgpr_spills": kernel.vgpr_spills,
+        "sgpr_spills": kernel.sgpr_spills,
+        "lds": lds,
+        "scratch": kernel.scratch,
+        "threads": kernel.max_threads,
+        "waves_per_simd": occupancy(kernel.vgprs, lds, kernel.max_threads),
+        "unsupported": unsupported,
+    }
+
+
+def occupancy(vgprs: int, lds: int, threads: int) -> dict[str, int]:
+    """Upper bounds of resident waves per SIMD by registers, by LDS, and the lower of the two."""
+    granted = -(-vgprs // VGPR_GRANULE) * VGPR_GRANULE
+    by_registers = min(WAVES_PER_SIMD, VGPRS_PER_SIMD // granted)
+    waves = -(-threads // 32)
+    by_lds = WAVES_PER_SIMD
+    if lds:
+        by_lds = min(by_lds, LDS_PER_WGP // lds * waves // SIMDS_PER_WGP)
+    return {"registers": by_registers, "lds": by_lds, "bound": min(by_registers, by_lds)}
+
+
+def executed(launch: Launch) -> dict:
+    """What a launch executed, in wave-instructions by class."""
+    classes: Counter[str] = Counter()
+    for block in launch.blocks.values():
+        for step in block.steps:
+            classes[classify(step.instruction)] += block.entered
+        if block.end is not None:
+            classes[classify(block.end)] += block.entered
+    total = sum(classes.values())
+    return {
+        "kernel": launch.kernel.name,
+        "executed": total,
+        "classes": dict(sorted(classes.items())),
+        "wmma_share": round(classes["wmma"] / max(1, total), 4),
+        "cpu_seconds": round(launch.seconds, 3),
+    }
