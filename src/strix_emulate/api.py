@@ -58,8 +58,8 @@ def launch(
     """Runs a kernel over a grid of workgroups.
 
     Args:
-        arguments: for each argument of the kernel's metadata but the trailing hidden and scratch ones,
-            a buffer, a number, or None for a null pointer.
+        arguments: for each argument of the kernel's metadata but the trailing hidden and
+            scratch ones, a buffer, a number, or None for a null pointer.
         threads: workgroup size; the metadata's largest if None.
         lds: bytes of LDS at launch on top of the kernel's own; what the file said if None.
         instructions: the decoded kernel, to decode only once or to run a changed one.
@@ -79,7 +79,7 @@ def launch(
         raise EmulatorError(f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {LDS_LIMIT}")
     # one copy per array, even if several arguments point into it
     arrays = {id(a.data): a for a in arguments if isinstance(a, Buffer)}
-    size = sum(a.data.nbytes + 3 * Arena.GAP for a in arrays.values()) + kernel.kernarg + 4 * Arena.GAP
+    size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + 256
     arena = Arena(size, cell_size(instructions), options.checks, options.checks)
     modes: dict[int, set[str]] = {}
     for a in arguments:
@@ -107,26 +107,33 @@ def _pack(kernel: Kernel, arguments, placed) -> np.ndarray:
     raw = bytearray(max(kernel.kernarg, 8))
     declared = kernel.arguments
     if len(arguments) > len(declared):
-        raise EmulatorError(f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given")
+        raise EmulatorError(
+            f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given"
+        )
     for i, described in enumerate(declared):
         if i >= len(arguments):
             # scratch pointers that Triton appends, and hidden arguments, stay null
-            if described.kind == "by_value" or i < len(declared) - 2 and "hidden" not in described.kind:
+            if (
+                described.kind == "by_value"
+                or i < len(declared) - 2
+                and "hidden" not in described.kind
+            ):
                 raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
             continue
         value = arguments[i]
         is_pointer = described.kind in ("global_buffer", "dynamic_shared_pointer")
         if is_pointer != (value is None or isinstance(value, Buffer)):
-            raise EmulatorError(
-                f"{kernel.name}: argument {i} is {'a pointer' if is_pointer else f'{described.size} bytes by value'}"
-            )
+            wanted = "a pointer" if is_pointer else f"{described.size} bytes by value"
+            raise EmulatorError(f"{kernel.name}: argument {i} is {wanted}")
         if is_pointer:
             address = 0 if value is None else placed[id(value.data)][0] + value.offset
             struct.pack_into("<Q", raw, described.offset, address)
             continue
         code = _FORMATS.get((described.size, isinstance(value, float)))
         if code is None:
-            raise EmulatorError(f"{kernel.name}: argument {i} of {described.size} bytes is not supported")
+            raise EmulatorError(
+                f"{kernel.name}: argument {i} of {described.size} bytes is not supported"
+            )
         if not isinstance(value, float):
             value, code = int(value) & ((1 << 8 * described.size) - 1), code.upper()
         struct.pack_into(f"<{code}", raw, described.offset, value)

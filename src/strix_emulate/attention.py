@@ -3,7 +3,7 @@
 
 The real call path runs on CPU tensors (see :mod:`strix_emulate.triton_device`), with whichever
 backend flash-attn chooses: its own Triton kernels, or amd-aiter's. Bounds are those of flash-attn's
-own tests: at most twice the error of PyTorch's attention in the same type, for gradients three times.
+own tests: twice the error of PyTorch's attention in the same type, three times for gradients.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _SLACK = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes of a call. lengths: of queries and keys of each sequence, then it is the varlen call."""
+    """Shapes of a call; with lengths, of queries and keys of each sequence, the varlen call."""
 
     name: str
     dtype: str = "float16"
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass
 class Result:
-    """Errors against float64 and their bounds by tensor; kernels: (name, digest, executed, seconds)."""
+    """errors: (error against float64, bound); kernels: (name, digest, executed, CPU seconds)."""
 
     case: Case
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -51,14 +51,16 @@ class Result:
 
 
 def cases() -> Iterator[Case]:
-    """Head dimensions 64, 72 and 128 in two types, causal or not; grouped queries; ragged; varlen."""
+    """Head dimensions 64, 72 and 128, two types, causal or not; grouped queries; ragged; varlen."""
     for head_dim in (64, 72, 128):
         for causal in (False, True):
             for dtype in ("float16", "bfloat16"):
                 name = f"d{head_dim}{'-causal' if causal else ''}-{dtype}"
                 yield Case(name, dtype, head_dim, causal)
     yield Case("gqa-causal", causal=True, heads=4, kv_heads=2)
-    yield Case("gqa-long-keys", head_dim=128, causal=True, heads=2, kv_heads=1, seqlen_q=100, seqlen_k=150)
+    yield Case(
+        "gqa-long-keys", head_dim=128, causal=True, heads=2, kv_heads=1, seqlen_q=100, seqlen_k=150
+    )
     yield Case("ragged", seqlen_q=33, seqlen_k=131)
     yield Case("whole-blocks", seqlen_q=128, seqlen_k=128)
     yield Case("varlen", heads=4, kv_heads=2, causal=True, lengths=((37, 64), (64, 64), (10, 50)))

@@ -25,7 +25,9 @@ from strix_emulate.program import decode_kernel, supported
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console()
-File = Annotated[Path, typer.Argument(help="code object, AOTriton pack, zip, or Triton cache folder")]
+File = Annotated[
+    Path, typer.Argument(help="code object, AOTriton pack, zip, or Triton cache folder")
+]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
 Name = Annotated[str | None, typer.Option("--name", help="which kernel of the file")]
 
@@ -36,10 +38,10 @@ def run(
     grid: Annotated[str, typer.Option(help="workgroups, such as 4 or 4,2,1")],
     arg: Annotated[list[str] | None, typer.Option(help="one for each argument, in order: in=F.npy, "
         "inout=F.npy (changed), out=F.npy:TYPE:SHAPE (made), a number, or null")] = None,
-    threads: Annotated[int | None, typer.Option(help="of a workgroup; the file's largest if not given")] = None,
+    threads: Annotated[int | None, typer.Option(help="of a workgroup; else the file's most")] = None,
     lds: Annotated[int | None, typer.Option(help="bytes of LDS asked for at launch")] = None,
     name: Name = None,
-    checks: Annotated[bool, typer.Option(help="find races, missing waits, unwritten memory")] = True,
+    checks: Annotated[bool, typer.Option(help="races, missing waits, unwritten memory")] = True,
 ) -> None:  # fmt: skip
     """Execute a kernel; arrays are .npy files."""
     kernel = _pick(file, name)
@@ -65,7 +67,9 @@ def stats(file: File, name: Name = None) -> None:
 
 @app.command("attention")
 def run_attention(
-    only: Annotated[str, typer.Option(help="cases whose name contains one of these, by comma")] = "",
+    only: Annotated[
+        str, typer.Option(help="cases whose name contains one of these, by comma")
+    ] = "",
     json_: Json = False,
 ) -> None:
     """flash-attn's functions with every kernel executed under emulation, against float64."""
@@ -75,7 +79,9 @@ def run_attention(
     words = only.split(",") if only else [""]
     wanted = [case for case in attention.cases() if any(word in case.name for word in words)]
     if not wanted:
-        raise EmulatorError(f"--only {only}: no such case; there are {', '.join(c.name for c in attention.cases())}")
+        raise EmulatorError(
+            f"--only {only}: no such case; there are {', '.join(c.name for c in attention.cases())}"
+        )
     table = Table("case", "tensor: error / bound", "kernels", "wave-instr.", "CPU s", "")
     results = []
     # libraries print; the report has stdout for itself
@@ -95,8 +101,8 @@ def run_attention(
     else:
         console.print(table)
         console.print(
-            f"backend {attention.backend()}: {len(objects)} distinct gfx1151 code objects executed under "
-            f"emulation, {len(results) - failed} cases passed, {failed} failed"
+            f"backend {attention.backend()}: {len(objects)} distinct gfx1151 code objects executed "
+            f"under emulation, {len(results) - failed} cases passed, {failed} failed"
         )
     raise typer.Exit(1 if failed else 0)
 
@@ -124,8 +130,8 @@ def run_selftest(
             console.print(line, style="red", highlight=False)
         console.print(
             f"{facts['disassembler']}\n{facts['mnemonics_supported']} mnemonics supported, "
-            f"{facts['mnemonics_compared']} compared with the oracle in {report.compared} instructions of "
-            f"32 lanes: {len(report.disagreements)} disagreements",
+            f"{facts['mnemonics_compared']} compared with the oracle in {report.compared} "
+            f"instructions of 32 lanes: {len(report.disagreements)} disagreements",
             highlight=False,
         )
     raise typer.Exit(1 if report.disagreements else 0)

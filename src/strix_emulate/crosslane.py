@@ -25,7 +25,9 @@ def dpp_source(ins: Instruction, read: Callable) -> tuple[Callable, Callable]:
     mods = ins.modifiers
     source, valid = _permutation(mods)
     rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
-    written = (rows >> (_LANE // 16) & 1).astype(bool) & (banks >> (_LANE % 16 // 4) & 1).astype(bool)
+    written = (rows >> (_LANE // 16) & 1).astype(bool) & (banks >> (_LANE % 16 // 4) & 1).astype(
+        bool
+    )
     zero_bound, fetch_inactive = bool(mods.get("bound_ctrl")), bool(mods.get("fi"))
 
     def fetched(g: Waves):
@@ -154,10 +156,12 @@ def _fma_mix(ins: Instruction) -> Callable:
 
 
 _PACKED = {
-    "v_pk_add_f16": ("f16", np.add), "v_pk_mul_f16": ("f16", np.multiply), "v_pk_fma_f16": ("f16", floats.fma16),
+    "v_pk_add_f16": ("f16", np.add), "v_pk_mul_f16": ("f16", np.multiply),
+    "v_pk_fma_f16": ("f16", floats.fma16),
     "v_pk_max_f16": ("f16", lambda a, b: floats.larger(a, b, True)),
     "v_pk_min_f16": ("f16", lambda a, b: floats.smaller(a, b, True)),
-    "v_pk_add_u16": ("u16", np.add), "v_pk_sub_u16": ("u16", np.subtract), "v_pk_add_i16": ("i16", np.add),
+    "v_pk_add_u16": ("u16", np.add), "v_pk_sub_u16": ("u16", np.subtract),
+    "v_pk_add_i16": ("i16", np.add),
     "v_pk_sub_i16": ("i16", np.subtract), "v_pk_mul_lo_u16": ("u16", np.multiply),
     "v_pk_max_i16": ("i16", np.maximum), "v_pk_min_i16": ("i16", np.minimum),
     "v_pk_max_u16": ("u16", np.maximum), "v_pk_min_u16": ("u16", np.minimum),
@@ -268,7 +272,8 @@ def _wmma(ins: Instruction) -> Callable:
 COMPILERS: dict[str, Callable[[Instruction], Callable]] = {
     "v_permlane16_b32": lambda ins: _permlane(ins, across=False),
     "v_permlanex16_b32": lambda ins: _permlane(ins, across=True),
-    "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane, "v_writelane_b32": _writelane,
+    "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
+    "v_writelane_b32": _writelane,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), _fma_mix),
     **dict.fromkeys(_PACKED, _packed), **dict.fromkeys(_WMMA, _wmma),
 }  # fmt: skip

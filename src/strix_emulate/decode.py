@@ -24,7 +24,9 @@ _LISTS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "quad_perm", "dpp8"}
 _FLAGS = {"clamp", "glc", "slc", "dlc", "offen", "idxen", "off", "row_mirror", "row_half_mirror"}
 #: Instructions whose text after the mnemonic is no list of operands.
 _VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32"}
-_REGISTER = re.compile(r"(?P<file>[vs])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])(?:\.(?P<half>[lh]))?$")
+_REGISTER = re.compile(
+    r"(?P<file>[vs])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])(?:\.(?P<half>[lh]))?$"
+)
 _SUFFIX = re.compile(r"_(e32|e64|e64_dpp|dpp|sdwa)$")
 
 

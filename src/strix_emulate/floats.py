@@ -65,7 +65,7 @@ def _to_odd(x, y, total):
 
 
 def larger(a, b, ieee):
-    """V_MAX: a NaN loses against a number, +0 is more than -0, a signalling NaN is quieted first."""
+    """V_MAX: a number wins against a NaN, +0 against -0, and a signalling NaN gives a quiet one."""
     return _extreme(np.fmax, np.bitwise_and, a, b, ieee)
 
 
@@ -117,7 +117,11 @@ def div_scale(value, denominator, numerator):
     small_reciprocal = (np.abs(reciprocal) < 2.0**-126) & (reciprocal != 0)
     cases = [
         ((numerator == 0) | (denominator == 0), np.full_like(value, np.nan), False),
-        (exponent(numerator) - exponent(denominator) >= 96, np.where(is_denominator, up, value), True),
+        (
+            exponent(numerator) - exponent(denominator) >= 96,
+            np.where(is_denominator, up, value),
+            True,
+        ),
         ((exponent(denominator) == 0), up, False),
         (small_reciprocal & small_quotient, np.where(is_denominator, up, value), True),
         (small_reciprocal, down, False),

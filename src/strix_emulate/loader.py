@@ -2,7 +2,7 @@
 """AMDGPU code objects: ELF file, kernel descriptor and metadata, and the packs that hold them.
 
 Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object V4 to V6 metadata,
-kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (magic AKS2, then one xz stream).
+kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (AKS2, then one xz stream).
 """
 
 import io
@@ -68,7 +68,7 @@ class Kernel:
 
 
 def load(path: Path) -> list[Kernel]:
-    """All kernels of a code object, an AOTriton pack, a zip of such files, or a Triton cache folder.
+    """All kernels of a code object, an AOTriton pack, a zip of these, or a Triton cache folder.
 
     Raises:
         LoadError: nothing in there can be run, with the reason.
@@ -76,7 +76,9 @@ def load(path: Path) -> list[Kernel]:
     try:
         if path.is_dir():
             found = [
-                kernel for file in sorted(path.rglob("*.hsaco")) for kernel in _with_triton_note(file)
+                kernel
+                for file in sorted(path.rglob("*.hsaco"))
+                for kernel in _with_triton_note(file)
             ]
             if not found:
                 raise LoadError(f"{path}: no .hsaco file in this folder")
@@ -98,14 +100,16 @@ def parse(data: bytes, origin: str) -> list[Kernel]:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 members = [name for name in archive.namelist() if not name.endswith("/")]
-                return [k for name in members for k in parse(archive.read(name), f"{origin}:{name}")]
+                return [
+                    k for name in members for k in parse(archive.read(name), f"{origin}:{name}")
+                ]
         except zipfile.BadZipFile as error:
             raise LoadError(f"{origin}: damaged zip file ({error})") from error
     return parse_elf(data, origin)
 
 
 def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
-    """(name, LDS bytes at launch, code object) of each entry of an AOTriton pack. Raises LoadError."""
+    """(name, LDS bytes at launch, code object) of each entry of a pack. Raises LoadError."""
     try:
         magic, total, count, directory = struct.unpack_from("<4s3I", data)
         raw = lzma.decompress(data[16:])
@@ -150,7 +154,8 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
     mach = elf["e_flags"] & 0xFF
     if mach != MACH_GFX1151:
         raise LoadError(
-            f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, gfx1151 is {MACH_GFX1151:#x})"
+            f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, gfx1151 is "
+            f"{MACH_GFX1151:#x})"
         )
     elf.stream.seek(7)
     os_abi, abi_version = elf.stream.read(2)
@@ -158,14 +163,18 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {ELFOSABI_AMDGPU_HSA}")
     if abi_version not in ABI_VERSIONS:
         raise LoadError(f"{origin}: unknown code object version (ABI version {abi_version})")
-    if any(section["sh_type"] == "SHT_RELA" and section["sh_size"] for section in elf.iter_sections()):
+    if any(
+        section["sh_type"] == "SHT_RELA" and section["sh_size"] for section in elf.iter_sections()
+    ):
         raise LoadError(f"{origin}: has relocations, which are not supported")
     metadata = _metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
     kernels = []
     for described in metadata["amdhsa.kernels"]:
         if described[".wavefront_size"] != 32:
-            raise LoadError(f"{origin}: {described['.name']} is for wave64, only wave32 is supported")
+            raise LoadError(
+                f"{origin}: {described['.name']} is for wave64, only wave32 is supported"
+            )
         code = symbols[described[".name"]]
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
         text = _read(elf, code["st_value"], code["st_size"], origin)

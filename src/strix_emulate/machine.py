@@ -74,7 +74,9 @@ class Machine:
                     memory.views[4][:] = self.options.poison
                 numbers = np.arange(first, min(first + groups, total))
                 try:
-                    self._run_batch(blocks, self._start(numbers, waves, kernarg, grid, block), waves)
+                    self._run_batch(
+                        blocks, self._start(numbers, waves, kernarg, grid, block), waves
+                    )
                 except Trap as trap:
                     if not trap.where:
                         place = self.where
@@ -102,7 +104,11 @@ class Machine:
             elif name != "private_size":
                 raise Trap("unknown", f"the kernel wants `{name}` in its first scalar registers")
             at += count
-        ids = (workgroup % grid[0], workgroup // grid[0] % grid[1], workgroup // (grid[0] * grid[1]))
+        ids = (
+            workgroup % grid[0],
+            workgroup // grid[0] % grid[1],
+            workgroup // (grid[0] * grid[1]),
+        )
         for wanted, number in zip(kernel.workgroup_ids, ids, strict=True):
             if wanted:
                 S[at, :, 0] = number
@@ -143,8 +149,8 @@ class Machine:
             places = sorted({hex(x.pc) for x in waiting})
             raise Trap(
                 "barrier",
-                f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier (before "
-                f"{', '.join(places)}) that not all waves of its workgroup reach",
+                f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
+                f"(before {', '.join(places)}) that not all waves of its workgroup reach",
             )
 
     def _advance(self, blocks: dict[int, Block], g: Waves, limit: int) -> tuple[str, list[Waves]]:
@@ -216,7 +222,9 @@ def select(g: Waves, chosen) -> Waves:
 def join(a: Waves, b: Waves) -> Waves:
     """Two sets of waves at the same instruction as one, in the order of their numbers."""
     order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
-    identity = [np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)]
+    identity = [
+        np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)
+    ]
     queues = waits.join(a.queues, a.n, b.queues, b.n)
     joined = Waves(
         np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],

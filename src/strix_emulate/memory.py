@@ -2,10 +2,10 @@
 """Memory as bytes with a shadow: what may be touched, what was written, and by whom.
 
 Race detection is happens-before over barriers. The shadow of a cell (the smallest access of the
-kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers passed,
-wave. Two accesses of different waves, one of them a write, with no barrier between them are a race;
-so are those of different workgroups. An access that still runs when its wave arrives at a barrier is
-not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`).
+kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers
+passed, wave. Two accesses of different waves, one of them a write, with no barrier between them are
+a race; so are those of different workgroups. An access that still runs when its wave arrives at a
+barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`).
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ import numpy as np
 
 from strix_emulate.errors import Trap
 
-#: First address of global memory: 48 bits, high half never zero.
-BASE = 0x2_0000_0000_0000 >> 4
+#: First address of global memory, of 48 bits, and the distance of arrays as a power of two.
+BASE, _SLOT = 0x2000_0000_0000, 33
 _WORKGROUP, _EPOCH, _SEVERAL = 40, 8, 0xFF
-ABSENT, READ_ONLY, WRITABLE, UNWRITTEN = 0, 1, 2, 3
+READ_ONLY, WRITABLE, UNWRITTEN = 1, 2, 3
 
 
 def tags(workgroup, epoch, wave):
@@ -36,18 +36,23 @@ class Touch:
 
 
 class Memory:
-    """size bytes at offset 0. state is per byte (ABSENT ...) or None where all may be touched.
+    """size bytes at offset 0.
 
     checked: keep tags and find races; strict: reading what was never written is a trap.
     """
 
-    def __init__(self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True):
+    def __init__(
+        self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True
+    ):
         self.name, self.cell, self.checked, self.strict = name, cell, checked, strict
         # room for an access that starts at the last byte; numpy's zeros cost nothing until touched
         self.size = size
         self.bytes = np.zeros((size + 31) // 16 * 16, np.uint8)
-        self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {16: self.bytes.view("c16")}
-        self.state = None
+        self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
+            16: self.bytes.view("c16")
+        }
+        #: whether a cell belongs to one workgroup alone, as in LDS and scratch
+        self.one_workgroup = True
         self.clear_tags()
 
     def clear_tags(self) -> None:
@@ -55,7 +60,7 @@ class Memory:
         self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
 
     def load(self, at, size: int):
-        """size bytes at each offset of `at`, as (words, len(at)) uint32; 1 and 2 bytes zero-extended."""
+        """size bytes at each offset, as (words, len(at)) uint32; 1 and 2 bytes zero-extended."""
         aligned = not (at & (min(size, 16) - 1)).any() if size != 12 else False
         if aligned:
             got = np.take(self.views[size], at // size, mode="clip")
@@ -85,21 +90,6 @@ class Memory:
             for i in range(size):
                 self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
 
-    def check_state(self, at, size: int, write: bool) -> bool:
-        """Whether anything but read-only memory is touched. Traps on what may not be touched."""
-        first, last = np.take(self.state, at), np.take(self.state, at + (size - 1))
-        if not (first.all() and last.all()):
-            bad = int(at[np.flatnonzero((first == ABSENT) | (last == ABSENT))[0]])
-            raise Trap("bounds", f"{size} bytes at {BASE + bad:#x} lie in no argument")
-        if write:
-            if (first == READ_ONLY).any() or (last == READ_ONLY).any():
-                raise Trap("readonly", "a store to an argument that was given as read-only")
-            return True
-        if self.strict and (first == UNWRITTEN).any():
-            bad = int(at[np.flatnonzero(first == UNWRITTEN)[0]])
-            raise Trap("uninitialised", f"{self.name} {BASE + bad:#x} is read before it is written")
-        return bool((first != READ_ONLY).any())
-
     def track(self, at, size: int, marks) -> Touch | None:
         """Checks a load against earlier stores and notes it. Traps on a race.
 
@@ -109,7 +99,7 @@ class Memory:
             return None
         cells, marks = self._cells(at, size, marks)
         before = np.take(self.written, cells)
-        if self.strict and self.state is None and not before.all():
+        if self.strict and self.one_workgroup and not before.all():
             raise Trap("uninitialised", f"{self.name} is read before it is written")
         if self._recent(before, marks):
             self._race(_unordered(before, marks), before, marks, "a write")
@@ -129,7 +119,7 @@ class Memory:
 
         In LDS and scratch all tags of a cell are of one workgroup, so older epochs are ordered.
         """
-        if self.state is not None:
+        if not self.one_workgroup:
             return bool(held.any())
         return bool((held > marks - _SEVERAL).any())
 
@@ -147,7 +137,9 @@ class Memory:
         if self._recent(before, cell_marks):
             self._race(_unordered(before, cell_marks), before, cell_marks, "a read")
         before = np.take(self.written, cells)
-        conflict = _unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
+        conflict = (
+            _unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
+        )
         if conflict.any():
             lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
@@ -159,7 +151,9 @@ class Memory:
         if lost.any():
             lanes = np.flatnonzero(lost.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
-                raise Trap("race", f"two waves write different values to one {self.name} cell at once")
+                raise Trap(
+                    "race", f"two waves write different values to one {self.name} cell at once"
+                )
         return Touch(self, cells, cell_marks, True)
 
     def _cells(self, at, size: int, marks):
@@ -181,8 +175,8 @@ class Memory:
             old, new = int(before[first]), int(marks[first])
             raise Trap(
                 "race",
-                f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had {what} "
-                f"by {_who(old)}",
+                f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
+                f"{what} by {_who(old)}",
             )
 
     def postpone(self, touch: Touch, waves) -> None:
@@ -196,7 +190,7 @@ class Memory:
 
 
 def _unordered(old, new):
-    """Whether an access tagged old and one tagged new, later, could also come the other way round."""
+    """Whether an access tagged old and a later one tagged new could come the other way round."""
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)
     same_group = old >> _WORKGROUP == new >> _WORKGROUP
@@ -219,34 +213,56 @@ def _who(tag: int) -> str:
 
 
 class Arena(Memory):
-    """Global memory: allocations with gaps between them, all in one address space."""
+    """Global memory: arrays far apart, each across a multiple of 4 GiB.
 
-    GAP = 4096
+    So an address that misses its array by any distance lies nowhere, and a carry into the high half
+    of an address that is lost shows.
+    """
 
     def __init__(self, size: int, cell: int, checked: bool, strict: bool):
         super().__init__("global memory", size, cell, checked, strict)
-        self.state = np.zeros(len(self.bytes), np.uint8)
-        self.top = self.GAP
+        self.one_workgroup = False
+        self.top = 0
+        #: by array: first address (less BASE), offset in bytes, length, mode
+        self.arrays = np.zeros((4, 0), np.int64)
 
-    def place(self, data: bytes | np.ndarray, state: int) -> int:
+    def place(self, data: np.ndarray, mode: int) -> int:
         """Copies bytes in; returns their address, a multiple of 256."""
-        raw = np.frombuffer(data, np.uint8)
-        start, end = self.top, self.top + len(raw)
-        if end + self.GAP > self.size:
-            raise Trap("bounds", f"the arguments need more than {self.size} bytes of memory")
-        self.bytes[start:end] = raw
-        self.state[start:end] = state
-        self.top = (end + self.GAP + 255) // 256 * 256
-        return BASE + start
+        start, number = self.top, self.arrays.shape[1]
+        self.bytes[start : start + len(data)] = data
+        first = (number << _SLOT) + (1 << (_SLOT - 1)) - len(data) // 2 // 256 * 256
+        entry = np.array([[first], [start], [len(data)], [mode]])
+        self.arrays = np.concatenate([self.arrays, entry], axis=1)
+        self.top = (start + len(data) + 255) // 256 * 256
+        return BASE + first
 
     def fetch(self, address: int, size: int) -> np.ndarray:
-        """A copy of size bytes."""
-        return self.bytes[address - BASE : address - BASE + size].copy()
+        """A copy of the first size bytes of the array that was placed at the address."""
+        start = int(self.arrays[1, (address - BASE) >> _SLOT])
+        return self.bytes[start : start + size].copy()
 
-    def offsets(self, addresses):
-        """Offsets of absolute addresses (uint64). Traps on what lies outside."""
-        at = (addresses - np.uint64(BASE)).view(np.int64)
-        if len(at) and (int(at.min()) < 0 or int(at.max()) >= self.size):
-            bad = np.flatnonzero((at < 0) | (at >= self.size))[0]
-            raise Trap("bounds", f"address {int(addresses[bad]):#x} lies in no argument")
-        return at
+    def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
+        """Offsets of addresses (uint64), and whether anything but read-only memory is touched.
+
+        Raises:
+            Trap: outside of all arrays, a store to a read-only one, or a load of what nothing wrote.
+        """
+        relative = (addresses - np.uint64(BASE)).view(np.int64)
+        if not len(relative):
+            return relative, False
+        slot = relative >> _SLOT
+        known = (slot >= 0) & (slot < self.arrays.shape[1])
+        first, start, length, mode = np.take(self.arrays, slot, axis=1, mode="clip")
+        at = relative - first
+        outside = ~known | (at < 0) | (at > length - size)
+        if outside.any():
+            bad = int(addresses[np.flatnonzero(outside)[0]])
+            raise Trap("bounds", f"{size} bytes at {bad:#x} do not lie in an argument's array")
+        at = at + start
+        if write and (mode == READ_ONLY).any():
+            raise Trap("readonly", "a store to an argument that was given as read-only")
+        if not write and self.checked and self.strict and (mode == UNWRITTEN).any():
+            asked = at[mode == UNWRITTEN]
+            if not self.written[asked // self.cell].all():
+                raise Trap("uninitialised", f"{self.name} is read before it is written")
+        return at, bool((mode != READ_ONLY).any())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does a fault in a kernel show? Single instructions are deleted, and the launch is judged again."""
+"""Does a fault in a kernel show? Single instructions are deleted, and the launch judged again."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ Judge = Callable[[list[Instruction]], bool]
 
 @dataclass
 class Verdicts:
-    """caught: how (wrong, or the kind of trap); survived: texts; idle: what had no effect to lose."""
+    """caught: how (wrong, or the kind of trap); survived: their texts."""
 
     caught: Counter = field(default_factory=Counter)
     survived: list[str] = field(default_factory=list)
@@ -37,7 +37,9 @@ def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
     ]
 
 
-def judge_deletions(instructions: list[Instruction], addresses: list[int], judge: Judge) -> Verdicts:
+def judge_deletions(
+    instructions: list[Instruction], addresses: list[int], judge: Judge
+) -> Verdicts:
     """Deletes one instruction at a time."""
     verdicts = Verdicts()
     texts = {ins.address: ins.text for ins in instructions}
@@ -79,7 +81,8 @@ def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[i
     has no effect without active lanes, which only save time.
     """
     skipped = NO_EFFECT | WAITS | {
-        "s_endpgm", "s_sendmsg", "buffer_gl0_inv", "s_barrier", "s_cbranch_execz", "s_cbranch_execnz",
+        "s_endpgm", "s_sendmsg", "buffer_gl0_inv", "s_barrier", "s_cbranch_execz",
+        "s_cbranch_execnz",
     }  # fmt: skip
     real = [ins.address for ins in instructions if ins.name not in skipped]
     return sorted(random.Random(seed).sample(real, min(count, len(real))))

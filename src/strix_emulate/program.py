@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from strix_emulate import crosslane, salu, valu, vmem, waits
+from strix_emulate import crosslane, operations, salu, valu, vmem, waits
 from strix_emulate.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.errors import Trap
 from strix_emulate.loader import Kernel
@@ -12,22 +12,27 @@ from strix_emulate.salu import simm16
 
 #: Hints, and waits for hazards that a machine without timing has not.
 NO_EFFECT = {
-    "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr", "s_set_inst_prefetch_distance",
+    "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr",
+    "s_set_inst_prefetch_distance",
     "s_setprio", "s_wait_idle", "s_code_end",
 }  # fmt: skip
 WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
-CONTROL = {"s_endpgm", "s_barrier", "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
-           "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz"}  # fmt: skip
+CONTROL = {
+    "s_endpgm", "s_barrier", "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
+    "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz",
+}  # fmt: skip
 _CONDITIONS = {
     "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
-    "s_cbranch_vccz": lambda g: g.S[VCC, :, 0] == 0, "s_cbranch_vccnz": lambda g: g.S[VCC, :, 0] != 0,
-    "s_cbranch_execz": lambda g: g.S[EXEC, :, 0] == 0, "s_cbranch_execnz": lambda g: g.S[EXEC, :, 0] != 0,
+    "s_cbranch_vccz": lambda g: g.S[VCC, :, 0] == 0,
+    "s_cbranch_vccnz": lambda g: g.S[VCC, :, 0] != 0,
+    "s_cbranch_execz": lambda g: g.S[EXEC, :, 0] == 0,
+    "s_cbranch_execnz": lambda g: g.S[EXEC, :, 0] != 0,
 }  # fmt: skip
 
 
 @dataclass
 class Step:
-    """One compiled instruction; reads: bits of registers it touches, target: those a load writes."""
+    """One compiled instruction; reads: bits of the registers it touches; target: a load's own."""
 
     run: Callable
     reads: int
@@ -51,13 +56,21 @@ class Block:
 
 def supported() -> set[str]:
     """Mnemonics that the machine executes, without the suffix of an encoding."""
-    memory = {f"{s}_{w}_{t}" for s in ("global", "flat", "scratch", "buffer", "ds") for w in ("load", "store")
-              for t in vmem._TYPES if ("d16" in t) <= (s == "ds" or t.startswith("d16"))}  # fmt: skip
-    return {*valu.NAMES, *salu.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS, *CONTROL, *memory,
-            *vmem.NO_EFFECT, "s_sendmsg", *(f"s_load_b{n}" for n in (32, 64, 128, 256, 512))}  # fmt: skip
+    memory = {
+        f"{space}_{what}_{kind}"
+        for space in ("global", "flat", "scratch", "buffer", "ds")
+        for what in ("load", "store")
+        for kind in vmem.TYPES
+    }
+    return {*operations.NAMES, *salu.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
+            *CONTROL, *memory,
+            *vmem.NO_EFFECT,
+            "s_sendmsg", *(f"s_load_b{n}" for n in (32, 64, 128, 256, 512))}  # fmt: skip
 
 
-def compile_blocks(instructions: list[Instruction], kernel: Kernel, spaces: vmem.Spaces) -> dict[int, Block]:
+def compile_blocks(
+    instructions: list[Instruction], kernel: Kernel, spaces: vmem.Spaces
+) -> dict[int, Block]:
     """Basic blocks by address. What cannot be executed becomes a step that traps when reached."""
     mode = valu.Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan)
     starts = {0}

@@ -88,7 +88,8 @@ def _pick(compare):
 def _logic(bits: str) -> dict:
     b = {
         "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "and_not1": lambda x, y: x & ~y, "or_not1": lambda x, y: x | ~y, "nand": lambda x, y: ~(x & y),
+        "and_not1": lambda x, y: x & ~y, "or_not1": lambda x, y: x | ~y,
+        "nand": lambda x, y: ~(x & y),
         "nor": lambda x, y: ~(x | y), "xnor": lambda x, y: ~(x ^ y),
     }  # fmt: skip
     return {f"s_{name}_{bits}": (bits, (bits, bits), _nonzero(f)) for name, f in b.items()}
@@ -100,53 +101,78 @@ WITH_SCC = {
     "s_add_u32": ("u32", ("u32", "u32"), _add_u), "s_sub_u32": ("u32", ("u32", "u32"), _sub_u),
     "s_add_i32": ("i32", ("i32", "i32"), _signed(np.add)),
     "s_sub_i32": ("i32", ("i32", "i32"), _signed(np.subtract)),
-    "s_absdiff_i32": ("i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(_wide(a) - b).astype(np.int32))),
+    "s_absdiff_i32": (
+        "i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(_wide(a) - b).astype(np.int32))),
     "s_lshl_b32": ("u32", ("u32", "u32"), _shift(np.left_shift, 32)),
     "s_lshr_b32": ("u32", ("u32", "u32"), _shift(np.right_shift, 32)),
     "s_ashr_i32": ("i32", ("i32", "u32"), _shift(np.right_shift, 32)),
     "s_lshl_b64": ("u64", ("u64", "u32"), _shift(np.left_shift, 64)),
     "s_lshr_b64": ("u64", ("u64", "u32"), _shift(np.right_shift, 64)),
     "s_ashr_i64": ("i64", ("i64", "u32"), _shift(np.right_shift, 64)),
-    "s_min_i32": ("i32", ("i32", "i32"), _pick(np.less)), "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater)),
-    "s_min_u32": ("u32", ("u32", "u32"), _pick(np.less)), "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater)),
-    "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)), "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
+    "s_min_i32": ("i32", ("i32", "i32"), _pick(np.less)),
+    "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater)),
+    "s_min_u32": ("u32", ("u32", "u32"), _pick(np.less)),
+    "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater)),
+    "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)),
+    "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
     **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
-    "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)), "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
+    "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)),
+    "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
     "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
     "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
 }  # fmt: skip
 
 
 def _find_first(x):
-    return np.where(x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))).astype(np.int32)
+    return np.where(
+        x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))
+    ).astype(np.int32)
 
 
 def _leading(x):
-    return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(np.int32)
+    return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(
+        np.int32
+    )
+
+
+def _reversed(x):
+    return sum(((x >> U32(i)) & U32(1)) << U32(31 - i) for i in range(32))
 
 
 def _pack16(low, high):
     """S_PACK: which half of each source goes into the low and the high half."""
-    return lambda a, b: (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
+    return lambda a, b: (
+        (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
+    )
 
 
 #: name: (kind of result, kinds of sources, function)
 PLAIN = {
     "s_mov_b32": ("b32", ("b32",), lambda x: x), "s_mov_b64": ("b64", ("b64",), lambda x: x),
     "s_mul_i32": ("u32", ("u32", "u32"), np.multiply),
-    "s_mul_hi_u32": ("u32", ("u32", "u32"), lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)),
-    "s_mul_hi_i32": ("i32", ("i32", "i32"), lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
-    "s_brev_b32": ("u32", ("u32",), lambda x: sum(((x >> U32(i)) & U32(1)) << U32(31 - i) for i in range(32))),
+    "s_mul_hi_u32": (
+        "u32", ("u32", "u32"), 
+        lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)
+    ),
+    "s_mul_hi_i32": (
+        "i32", ("i32", "i32"), 
+        lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
+    "s_brev_b32": ("u32", ("u32",), _reversed),
     "s_ctz_i32_b32": ("i32", ("u32",), _find_first), "s_clz_i32_u32": ("i32", ("u32",), _leading),
     "s_sext_i32_i8": ("i32", ("u32",), lambda x: x.astype(np.int8).astype(np.int32)),
     "s_sext_i32_i16": ("i32", ("u32",), lambda x: x.astype(np.int16).astype(np.int32)),
-    "s_bfm_b32": ("u32", ("u32", "u32"), lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
-    "s_pack_ll_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 0)), "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
-    "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)), "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
+    "s_bfm_b32": (
+        "u32", ("u32", "u32"), lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
+    "s_pack_ll_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 0)),
+    "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
+    "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)),
+    "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
     # RDNA3.5's scalar floating point
     "s_add_f32": ("f32", ("f32", "f32"), np.add), "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
-    "s_mul_f32": ("f32", ("f32", "f32"), np.multiply), "s_fmac_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
-    "s_fmaak_f32": ("f32", ("f32", "f32", "f32"), floats.fma32), "s_fmamk_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
+    "s_mul_f32": ("f32", ("f32", "f32"), np.multiply),
+    "s_fmac_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
+    "s_fmaak_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
+    "s_fmamk_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
     "s_max_f32": ("f32", ("f32", "f32"), lambda a, b: floats.larger(a, b, True)),
     "s_min_f32": ("f32", ("f32", "f32"), lambda a, b: floats.smaller(a, b, True)),
     "s_trunc_f32": ("f32", ("f32",), np.trunc), "s_floor_f32": ("f32", ("f32",), np.floor),
@@ -156,7 +182,8 @@ PLAIN = {
     "s_cvt_i32_f32": ("i32", ("f32",), lambda x: floats.to_integer(x, np.int32)),
     "s_cvt_u32_f32": ("u32", ("f32",), lambda x: floats.to_integer(x, U32)),
     "s_cvt_f16_f32": ("u32", ("f32",), lambda x: x.astype(np.float16).view(np.uint16).astype(U32)),
-    "s_cvt_f32_f16": ("f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
+    "s_cvt_f32_f16": (
+        "f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
 }  # fmt: skip
 _ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
           "lt": np.less, "le": np.less_equal}  # fmt: skip
@@ -167,7 +194,8 @@ COMPARES = {
         **{n: f for n, f in _ORDER.items() if n != "lg"}, "lg": lambda a, b: (a < b) | (a > b),
         "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
         "neq": np.not_equal, "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b),
-        "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
+        "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b),
+        "nlg": lambda a, b: ~((a < b) | (a > b)),
     }.items()},
     "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
     "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
@@ -179,7 +207,8 @@ _SAVEEXEC = {
     "s_and_not0_saveexec_b32": lambda s, e: ~s & e, "s_or_not0_saveexec_b32": lambda s, e: ~s | e,
 }  # fmt: skip
 _OTHER = {"s_addc_u32", "s_subb_u32", "s_cselect_b32", "s_cselect_b64", "s_movk_i32", "s_addk_i32",
-          "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32", "s_and_not1_wrexec_b32"}  # fmt: skip
+          "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32",
+          "s_and_not1_wrexec_b32"}  # fmt: skip
 NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *_IMMEDIATE, *_SAVEEXEC, *_OTHER}
 
 
@@ -220,7 +249,9 @@ def compile_scalar(ins: Instruction) -> Callable:
     if name in _IMMEDIATE:
         kind, function = _IMMEDIATE[name]
         read = reader(ops[0], kind)
-        value = np.int32(simm16(ops[1].text)) if kind == "i32" else U32(int(ops[1].text, 0) & 0xFFFF)
+        value = (
+            np.int32(simm16(ops[1].text)) if kind == "i32" else U32(int(ops[1].text, 0) & 0xFFFF)
+        )
 
         def compare_immediate(g: Waves):
             g.scc[...] = function(read(g), value)

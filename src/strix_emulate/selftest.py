@@ -23,11 +23,15 @@ from strix_emulate.waves import LANES, SCALARS, Waves
 REGISTERS = 16
 #: What goes wrong first: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
 EDGES = (
-    0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x00000001, 0x807FFFFF, 0x00800000,
-    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 0x33800000, 0x4F000000, 0xCF000001,
-    0x3C003C00, 0x7C000001, 0xFBFF7BFF, 0x80000400, 0x03FF8001, 0x7E007D00, 0x4B800001, 0x3F000000, 0x477FF000,
+    0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x00000001, 0x807FFFFF,
+    0x00800000,
+    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 0x33800000, 0x4F000000,
+    0xCF000001,
+    0x3C003C00, 0x7C000001, 0xFBFF7BFF, 0x80000400, 0x03FF8001, 0x7E007D00, 0x4B800001, 0x3F000000,
+    0x477FF000,
 )  # fmt: skip
-_INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"), "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
+_INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
+           "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"), 
            "u16": ("0", "1", "-1", "64", "0x1234"), "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
            "u64": ("0", "1", "-1")}  # fmt: skip
 _FORMS = {"f32": oracle.F32, "f16": oracle.F16}
@@ -48,7 +52,7 @@ class Source:
 
 @dataclass
 class Operation:
-    """A generated instruction; target is a register number, of VCC or SCC where the result is a bit."""
+    """A generated instruction; the target is VCC or an SGPR where the result is a mask."""
 
     name: str
     kind: str
@@ -96,12 +100,19 @@ def real_mnemonics(names: set[str]) -> set[str]:
 def waves(V, S) -> Waves:
     """One or more waves with these registers: V (registers, n, 32), S (128, n, 1)."""
     n = V.shape[1]
-    identity = [np.zeros(n, np.int64), np.arange(n), np.arange(n), np.zeros(n, np.int64), np.zeros(n, np.int64)]
+    identity = [
+        np.zeros(n, np.int64),
+        np.arange(n),
+        np.arange(n),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+    ]
     return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, [[], [], []])
 
 
 def spaces() -> vmem.Spaces:
-    return vmem.Spaces(Arena(1 << 16, 1, False, False), Memory("LDS", 4096, 1, False, False), 4096, 4096,
+    return vmem.Spaces(Arena(1 << 16, 1, False, False),
+                       Memory("LDS", 4096, 1, False, False), 4096, 4096,
                        Memory("scratch", 4096, 1, False, False), 16)  # fmt: skip
 
 
@@ -176,7 +187,9 @@ def _fault(operation: Operation, before: Waves, after: Waves, lane: int) -> str:
     result &= (1 << width) - 1
     got = _fetch(operation.target, operation.kind, after, lane)
     form = _FORMS.get(operation.kind)
-    if got == result or (form and oracle.value(got, form)[0] == oracle.value(result, form)[0] == "nan"):
+    if got == result or (
+        form and oracle.value(got, form)[0] == oracle.value(result, form)[0] == "nan"
+    ):
         return ""
     return f"{got:#x}, expected {result:#x} from {', '.join(hex(b) for b in bits)}"
 
@@ -199,7 +212,11 @@ def _fetch(source: Source, kind: str, g: Waves, lane: int) -> int:
     if not source.file:
         bits = source.bits
     else:
-        read = (lambda i: int(g.V[i, 0, lane])) if source.file == "v" else (lambda i: int(g.S[i, 0, 0]))
+        read = (
+            (lambda i: int(g.V[i, 0, lane]))
+            if source.file == "v"
+            else (lambda i: int(g.S[i, 0, 0]))
+        )
         bits = read(source.index)
         if kind[-2:] == "64":
             bits |= read(source.index + 1) << 32
@@ -224,7 +241,18 @@ def _operation(rng: random.Random, name: str, file: str, entry) -> Operation:
             target = _register(rng, "v", kind)
         floating = all(k in _FORMS for k in (kind, *kinds)) and kind != "mask"
         if floating and len(kinds) > 1 and rng.random() < 0.3:
-            modifiers[rng.choice(["clamp", *(["mul:2", "mul:4", "div:2"] if "max" not in name and "min" not in name else [])])] = 1
+            modifiers[
+                rng.choice(
+                    [
+                        "clamp",
+                        *(
+                            ["mul:2", "mul:4", "div:2"]
+                            if "max" not in name and "min" not in name
+                            else []
+                        ),
+                    ]
+                )
+            ] = 1
     else:
         target = _register(rng, "s", kind) if kind else Source("")
     scalars = 0

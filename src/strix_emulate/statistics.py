@@ -14,6 +14,12 @@ VGPRS_PER_SIMD, VGPR_GRANULE, WAVES_PER_SIMD = 1536, 24, 16
 SIMDS_PER_WGP, LDS_PER_WGP = 4, 131072
 
 
+_PREFIXES = {
+    "ds_": "lds", "scratch_": "scratch", "s_load": "smem", "buffer_": "vmem", "global_": "vmem",
+    "flat_": "vmem", "v_": "valu", "s_": "salu",
+}  # fmt: skip
+
+
 def classify(ins: Instruction) -> str:
     """The class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
     name = ins.name
@@ -29,8 +35,7 @@ def classify(ins: Instruction) -> str:
         return "hint"
     if name in CONTROL:
         return "branch"
-    for prefix, kind in (("ds_", "lds"), ("scratch_", "scratch"), ("s_load", "smem"), ("buffer_", "vmem"),
-                         ("global_", "vmem"), ("flat_", "vmem"), ("v_", "valu"), ("s_", "salu")):  # fmt: skip
+    for prefix, kind in _PREFIXES.items():
         if name.startswith(prefix):
             return kind
     return "unknown"

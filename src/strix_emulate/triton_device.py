@@ -108,7 +108,9 @@ def execute(compiled, values: dict, grid: tuple[int, ...], options: Options) -> 
         if kind == "constexpr":
             continue
         value = values[name]
-        arguments.append(_pointer(value, storages) if hasattr(value, "data_ptr") else _number(value, kind))
+        arguments.append(
+            _pointer(value, storages) if hasattr(value, "data_ptr") else _number(value, kind)
+        )
     threads = compiled.metadata.num_warps * 32
     return launch(kernel, grid, arguments, threads=threads, options=options)
 
@@ -123,7 +125,9 @@ def _pointer(tensor, storages: dict) -> Buffer:
     """The bytes of the tensor's storage, shared with the tensors that lie in the same storage."""
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":
-        raise EmulatorError(f"a tensor on {storage.device}: under emulation they lie in host memory")
+        raise EmulatorError(
+            f"a tensor on {storage.device}: under emulation they lie in host memory"
+        )
     key = storage.data_ptr()
     if key not in storages:
         storages[key] = np.frombuffer(_bytes(storage), np.uint8)

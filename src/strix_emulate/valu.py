@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD, with DPP, as one table of operations.
-
-Names, operands and results are those of the RDNA3.5 ISA document, chapter 16. An entry gives the
-kind of the result and of each source (f32, u16, b64 ..., "mask" for a lane mask) and the function.
-"""
+"""Vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD, with DPP, as functions on Waves."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +9,17 @@ import numpy as np
 from strix_emulate import floats
 from strix_emulate.crosslane import dpp_source
 from strix_emulate.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.operations import (
+    ACCUMULATING,
+    CARRIES,
+    COMPARISONS,
+    EXTREMES,
+    NAMES,
+    SATURATING,
+    SPECIAL,
+    TABLE,
+)
 from strix_emulate.waves import (
-    LANES,
     VCC_OPERAND,
     mask_reader,
     pack,
@@ -35,254 +40,6 @@ class Mode:
 
     def keeps(self, kind: str) -> bool:
         return self.denormals_32 if kind == "f32" else self.denormals_16_64
-
-
-def _shift(function, bits):
-    return lambda count, value: function(value, (count & (bits - 1)).astype(value.dtype))
-
-
-def _bfe(value, offset, width):
-    offset, width = offset & U32(31), width & U32(31)
-    return (value >> offset) & ((U32(1) << width) - U32(1))
-
-
-def _bfe_signed(value, offset, width):
-    offset, width = offset & U32(31), (width & U32(31)).astype(np.int64)
-    field = (value.astype(np.int64) & 0xFFFFFFFF) >> offset.astype(np.int64) & ((1 << width) - 1)
-    # bits past the top are copies of the sign
-    field = np.where(offset + width > 32, value.astype(np.int64) >> offset.astype(np.int64), field)
-    sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
-    return ((field & ((1 << width) - 1) ^ sign) - sign).astype(np.int32)
-
-
-def _perm(a, b, selector):
-    """V_PERM_B32: each selector byte picks one of the eight bytes {a, b}, a sign, 0 or 0xff."""
-    both = (np.asarray(a).astype(np.uint64) << np.uint64(32)) | b
-    result = np.uint64(0)
-    for i in range(4):
-        pick = (np.asarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
-        byte = both >> (np.minimum(pick, 7) * np.uint64(8)) & np.uint64(0xFF)
-        if (pick > 7).any():
-            # 8 to 11 repeat the sign of bytes 1, 3, 5, 7; 12 is 0, the rest 0xff
-            sign = both >> ((pick & np.uint64(3)) * np.uint64(16) + np.uint64(15)) & np.uint64(1)
-            other = np.where(pick < 12, sign * np.uint64(0xFF), np.where(pick == 12, 0, 0xFF))
-            byte = np.where(pick > 7, other.astype(np.uint64), byte)
-        result = result | byte << np.uint64(8 * i)
-    return result.astype(U32)
-
-
-def _align(a, b, count, unit):
-    """{a, b} shifted right by count bits or bytes, the low half."""
-    both = np.asarray(a).astype(np.uint64) << np.uint64(32) | b
-    return (both >> (np.asarray(count).astype(np.uint64) % np.uint64(32 // unit) * np.uint64(unit))).astype(U32)
-
-
-def _wide(a, b):
-    return np.multiply(a, b, dtype=np.uint64)
-
-
-def _signed(bits, value):
-    """The low bits of value, sign-extended to int64."""
-    return (np.asarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
-
-
-def _median(a, b, c):
-    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
-
-
-def _reverse(x):
-    for shift, keep in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0xFFFF)):
-        x = (x >> U32(shift) & U32(keep)) | (x & U32(keep)) << U32(shift)
-    return x
-
-
-def _leading(x):
-    """Zeros before the highest set bit; -1 if none."""
-    return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(np.int32)
-
-
-def _trailing(x):
-    return np.where(x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))).astype(np.int32)
-
-
-def _lane_count(low):
-    def count(mask, base):
-        lane = np.arange(LANES, dtype=np.uint64)
-        below = ((np.uint64(1) << lane) - np.uint64(1)).astype(U32) if low else U32(0)
-        return np.bitwise_count(mask & below).astype(U32) + base
-
-    return count
-
-
-def _quiet_flush(function):
-    """Transcendental operations on float32 take and give no denormals (LLVM: "1 ulp, flushed")."""
-    return lambda x: floats.flush(np.asarray(function(floats.flush(np.asarray(x))), np.float32))
-
-
-def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    f, u, i, h = "f32", "u32", "i32", "f16"
-    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
-
-    def add(kind, names, count, source=None):
-        for name, function in names.items():
-            table[name] = (kind, (source or kind,) * count, function)
-
-    for kind, fma in ((f, floats.fma32), (h, floats.fma16), ("f64", floats.fma64)):
-        add(kind, {f"v_add_{kind}": np.add, f"v_sub_{kind}": np.subtract, f"v_mul_{kind}": np.multiply,
-                   f"v_subrev_{kind}": lambda a, b: b - a}, 2)  # fmt: skip
-        add(kind, {f"v_fma_{kind}": fma, f"v_fmac_{kind}": fma,
-                   f"v_fmamk_{kind}": fma, f"v_fmaak_{kind}": fma}, 3)  # fmt: skip
-        add(kind, {f"v_{op}_{kind}": function for op, function in (
-            ("trunc", np.trunc), ("floor", np.floor), ("ceil", np.ceil), ("rndne", np.rint))}, 1)  # fmt: skip
-    one32, one16 = np.float32(1), np.float16(1)
-    add(f, {
-        "v_exp_f32": _quiet_flush(np.exp2), "v_log_f32": _quiet_flush(np.log2),
-        "v_rcp_f32": _quiet_flush(lambda x: one32 / x), "v_sqrt_f32": _quiet_flush(np.sqrt),
-        "v_rsq_f32": _quiet_flush(lambda x: one32 / np.sqrt(x)), "v_rcp_iflag_f32": _quiet_flush(lambda x: one32 / x),
-        "v_fract_f32": lambda x: np.minimum(x - np.floor(x), np.float32(1 - 2**-24)),
-    }, 1)  # fmt: skip
-    add(h, {
-        "v_exp_f16": np.exp2, "v_log_f16": np.log2, "v_rcp_f16": lambda x: one16 / x,
-        "v_sqrt_f16": np.sqrt, "v_rsq_f16": lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(np.float16),
-    }, 1)  # fmt: skip
-    add(f, {"v_div_fixup_f32": floats.div_fixup}, 3)
-    table["v_ldexp_f32"] = (f, (f, i), floats.ldexp)
-    table["v_ldexp_f16"] = (h, (h, "i16"), floats.ldexp)
-    table["v_mul_dx9_zero_f32"] = (f, (f, f), lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b))
-    table["v_frexp_mant_f32"] = (f, (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x))
-    table["v_frexp_exp_i32_f32"] = (i, (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32))
-
-    table["v_cvt_f32_f16"] = (f, (h,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f16_f32"] = (h, (f,), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f32_i32"] = (f, (i,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f32_u32"] = (f, (u,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_i32_f32"] = (i, (f,), lambda x: floats.to_integer(x, np.int32))
-    table["v_cvt_u32_f32"] = (u, (f,), lambda x: floats.to_integer(x, np.uint32))
-    table["v_cvt_f16_i16"] = (h, ("i16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f16_u16"] = (h, ("u16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_i16_f16"] = ("i16", (h,), lambda x: floats.to_integer(x, np.int16))
-    table["v_cvt_u16_f16"] = ("u16", (h,), lambda x: floats.to_integer(x, np.uint16))
-    table["v_cvt_f64_f32"] = ("f64", (f,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f32_f64"] = (f, ("f64",), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f64_i32"] = ("f64", (i,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f64_u32"] = ("f64", (u,), lambda x: np.asarray(x).astype(np.float64))
-    for n in range(4):
-        table[f"v_cvt_f32_ubyte{n}"] = (
-            f, (u,), lambda x, n=n: (x >> U32(8 * n) & U32(255)).astype(np.float32))  # fmt: skip
-
-    add(u, {
-        "v_add_nc_u32": np.add, "v_sub_nc_u32": np.subtract, "v_subrev_nc_u32": lambda a, b: b - a,
-        "v_mul_lo_u32": np.multiply, "v_mul_hi_u32": lambda a, b: (_wide(a, b) >> np.uint64(32)).astype(U32),
-        "v_and_b32": np.bitwise_and, "v_or_b32": np.bitwise_or, "v_xor_b32": np.bitwise_xor,
-        "v_xnor_b32": lambda a, b: ~(a ^ b), "v_max_u32": np.maximum, "v_min_u32": np.minimum,
-        "v_lshlrev_b32": _shift(np.left_shift, 32), "v_lshrrev_b32": _shift(np.right_shift, 32),
-        "v_mul_u32_u24": lambda a, b: (a & U32(0xFFFFFF)) * (b & U32(0xFFFFFF)),
-        "v_mul_hi_u32_u24": lambda a, b: (_wide(a & U32(0xFFFFFF), b & U32(0xFFFFFF)) >> np.uint64(32)).astype(U32),
-        "v_mbcnt_lo_u32_b32": _lane_count(True), "v_mbcnt_hi_u32_b32": _lane_count(False),
-        "v_bcnt_u32_b32": lambda a, b: np.bitwise_count(a).astype(U32) + b,
-        "v_bfm_b32": lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31)),
-    }, 2)  # fmt: skip
-    add(i, {
-        "v_max_i32": np.maximum, "v_min_i32": np.minimum, "v_ashrrev_i32": _shift(np.right_shift, 32),
-        "v_add_nc_i32": np.add, "v_sub_nc_i32": np.subtract,
-        "v_mul_hi_i32": lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32),
-        "v_mul_i32_i24": lambda a, b: (_signed(24, a) * _signed(24, b)).astype(np.int32),
-    }, 2)  # fmt: skip
-    add(u, {
-        "v_add3_u32": lambda a, b, c: a + b + c, "v_lshl_add_u32": lambda a, b, c: (a << (b & U32(31))) + c,
-        "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & U32(31)), "v_xad_u32": lambda a, b, c: (a ^ b) + c,
-        "v_lshl_or_b32": lambda a, b, c: (a << (b & U32(31))) | c, "v_and_or_b32": lambda a, b, c: (a & b) | c,
-        "v_or3_b32": lambda a, b, c: a | b | c, "v_xor3_b32": lambda a, b, c: a ^ b ^ c, "v_perm_b32": _perm,
-        "v_bfe_u32": _bfe, "v_bfi_b32": lambda a, b, c: (a & b) | (~a & c),
-        "v_mad_u32_u24": lambda a, b, c: (a & U32(0xFFFFFF)) * (b & U32(0xFFFFFF)) + c,
-        "v_max3_u32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
-        "v_min3_u32": lambda a, b, c: np.minimum(np.minimum(a, b), c), "v_med3_u32": _median,
-    }, 3)  # fmt: skip
-    add(i, {
-        "v_max3_i32": lambda a, b, c: np.maximum(np.maximum(a, b), c), "v_med3_i32": _median,
-        "v_min3_i32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
-        "v_mad_i32_i24": lambda a, b, c: (_signed(24, a) * _signed(24, b) + c).astype(np.int32),
-    }, 3)  # fmt: skip
-    for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
-        table[name] = (u, (u, u, "u16"), lambda a, b, c, unit=unit: _align(a, b, c, unit))
-    table["v_bfe_i32"] = (i, (i, u, u), _bfe_signed)
-    add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": _reverse}, 1)
-    table["v_clz_i32_u32"] = (i, (u,), _leading)
-    table["v_ctz_i32_b32"] = (i, (u,), _trailing)
-    for name, kind, function in (("lshlrev_b64", "u64", np.left_shift), ("lshrrev_b64", "u64", np.right_shift),
-                                 ("ashrrev_i64", "i64", np.right_shift)):  # fmt: skip
-        table[f"v_{name}"] = (kind, (u, kind), _shift(function, 64))
-
-    add("u16", {
-        "v_add_nc_u16": np.add, "v_sub_nc_u16": np.subtract, "v_mul_lo_u16": np.multiply,
-        "v_and_b16": np.bitwise_and, "v_or_b16": np.bitwise_or, "v_xor_b16": np.bitwise_xor,
-        "v_lshlrev_b16": _shift(np.left_shift, 16), "v_lshrrev_b16": _shift(np.right_shift, 16),
-        "v_max_u16": np.maximum, "v_min_u16": np.minimum,
-    }, 2)  # fmt: skip
-    add("i16", {
-        "v_max_i16": np.maximum, "v_min_i16": np.minimum, "v_ashrrev_i16": _shift(np.right_shift, 16),
-        "v_add_nc_i16": np.add, "v_sub_nc_i16": np.subtract,
-    }, 2)  # fmt: skip
-    add("u16", {"v_mov_b16": lambda x: x, "v_not_b16": np.invert}, 1)
-    table["v_mad_u16"] = ("u16", ("u16",) * 3, lambda a, b, c: a * b + c)
-    table["v_pack_b32_f16"] = (u, ("u16", "u16"), lambda a, b: a.astype(U32) | b.astype(U32) << U32(16))
-    table["v_cvt_pk_rtz_f16_f32"] = (u, (f, f), lambda a, b: _pair(floats.to_half_towards_zero, a, b))
-    table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
-    table["v_dot2acc_f32_f16"] = (f, (u, u, f), _dot2)
-    table["v_dot2_f32_f16"] = table["v_dot2acc_f32_f16"]
-    return table
-
-
-def _pair(convert, a, b):
-    low, high = (convert(np.asarray(x)).view(np.uint16).astype(U32) for x in (a, b))
-    return low | high << U32(16)
-
-
-def _dot2(a, b, total):
-    """Two float16 products added to a float32, one after the other."""
-    for shift in (U32(0), U32(16)):
-        x, y = ((np.asarray(v) >> shift).astype(np.uint16).view(np.float16) for v in (a, b))
-        total = total + x.astype(np.float32) * y.astype(np.float32)
-    return total
-
-
-TABLE = _table()
-#: Operations whose last source is the old value of the destination.
-ACCUMULATING = {"v_fmac_f32", "v_fmac_f16", "v_fmac_f64", "v_dot2acc_f32_f16"}
-#: Integer operations for which CLAMP saturates.
-SATURATING = {f"v_{op}_nc_{kind}" for op in ("add", "sub", "subrev") for kind in ("u32", "i32", "u16", "i16")}
-#: max, min and their combinations: the function needs to know the IEEE mode.
-EXTREMES = {
-    f"v_{name}_{kind}": (kind, steps)
-    for kind in ("f32", "f16", "f64")
-    for name, steps in {
-        "max": "M", "min": "m", "max3": "MM", "min3": "mm", "maxmin": "Mm", "minmax": "mM", "med3": "med",
-    }.items()
-}  # fmt: skip
-_FLOAT = {
-    "f": lambda a, b: np.False_, "t": lambda a, b: np.True_,
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
-    "lg": lambda a, b: (a < b) | (a > b), "neq": np.not_equal,
-    "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b), "ngt": lambda a, b: ~(a > b),
-    "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
-    "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
-}  # fmt: skip
-_INTEGER = {k: _FLOAT[k] for k in ("f", "t", "lt", "le", "gt", "ge", "eq")} | {"ne": np.not_equal}
-COMPARISONS = {
-    f"v_{cmp}_{name}_{kind}": (kind, function)
-    for cmp in ("cmp", "cmpx")
-    for kinds, names in ((("f16", "f32", "f64"), _FLOAT), (("i16", "u16", "i32", "u32", "i64", "u64"), _INTEGER))
-    for kind in kinds
-    for name, function in names.items()
-}
-#: Carry-out, carry-in arithmetic: sign of the second operand, operands swapped, carry taken in.
-CARRIES = {
-    "v_add_co_u32": (1, False, False), "v_sub_co_u32": (-1, False, False), "v_subrev_co_u32": (-1, True, False),
-    "v_add_co_ci_u32": (1, False, True), "v_sub_co_ci_u32": (-1, False, True), "v_subrev_co_ci_u32": (-1, True, True),
-}  # fmt: skip
-SPECIAL = {"v_cndmask_b32", "v_cndmask_b16", "v_mad_u64_u32", "v_mad_i64_i32", "v_div_scale_f32",
-           "v_div_fmas_f32", "v_nop", "v_swap_b32", "v_cmp_class_f32"}  # fmt: skip
-NAMES = {*TABLE, *EXTREMES, *COMPARISONS, *CARRIES, *SPECIAL}
 
 
 def compile_vector(ins: Instruction, mode: Mode) -> Callable:
@@ -309,7 +66,9 @@ def compile_pair(ins: Instruction, mode: Mode) -> Callable:
 
 def _undual(ins: Instruction) -> Instruction:
     name = ins.name.replace("v_dual_", "v_")
-    return Instruction(ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.raw)
+    return Instruction(
+        ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.raw
+    )
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:
@@ -349,7 +108,10 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
         return _special(ins, mode)
     if name in EXTREMES:
         kind, steps = EXTREMES[name]
-        function, kinds = _extreme(steps, mode.ieee), (kind,) * max(2, len(steps) + 1 if steps != "med" else 3)
+        function, kinds = (
+            _extreme(steps, mode.ieee),
+            (kind,) * max(2, len(steps) + 1 if steps != "med" else 3),
+        )
     else:
         kind, kinds, function = TABLE[name]
         if saturates:
@@ -378,7 +140,8 @@ def _is_float(name: str) -> bool:
 
 
 def _allow(ins: Instruction, allowed: set[str]) -> None:
-    dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl", "row_shr", "row_ror",
+    dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl",
+           "row_shr", "row_ror",
            "row_share", "row_xmask", "row_mirror", "row_half_mirror"}  # fmt: skip
     allowed = allowed | (dpp if "dpp" in ins.suffix else set())
     for key in ins.modifiers.keys() - allowed:
@@ -502,7 +265,11 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
         raise Unknown("DPP form")
     if name in ("v_mad_u64_u32", "v_mad_i64_i32"):
         kind = name[6]
-        first, second, third = reader(ops[2], f"{kind}32"), reader(ops[3], f"{kind}32"), reader(ops[4], f"{kind}64")
+        first, second, third = (
+            reader(ops[2], f"{kind}32"),
+            reader(ops[3], f"{kind}32"),
+            reader(ops[4], f"{kind}64"),
+        )
         if ops[1].text != "null":
             raise Unknown("carry of a 64-bit multiply-add")
         wide = np.uint64 if kind == "u" else np.int64
@@ -511,7 +278,10 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     if name == "v_swap_b32":
         write, write_back = vector_writer(ops[0], "b32"), vector_writer(ops[1], "b32")
         first, second = reader(ops[0], "b32"), reader(ops[1], "b32")
-        return lambda g: (second(g).copy(), first(g).copy()), lambda g, x, y: (write(g, x), write_back(g, y))
+        return lambda g: (second(g).copy(), first(g).copy()), lambda g, x, y: (
+            write(g, x),
+            write_back(g, y),
+        )
     if name == "v_cmp_class_f32":
         first, second, write = reader(ops[1], "f32"), reader(ops[2], "u32"), scalar_writer(ops[0])
         return (
@@ -520,7 +290,10 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
         )
     write = vector_writer(ops[0], "f32")
     if name == "v_div_fmas_f32":
-        reads, flag = [reader(op, "f32", mode.denormals_32) for op in ops[1:]], mask_reader(VCC_OPERAND)
+        reads, flag = (
+            [reader(op, "f32", mode.denormals_32) for op in ops[1:]],
+            mask_reader(VCC_OPERAND),
+        )
         return lambda g: (floats.div_fmas(*(read(g) for read in reads), flag(g)),), write
     reads, write_flag = [reader(op, "f32") for op in ops[2:]], scalar_writer(ops[1])
 
@@ -543,7 +316,10 @@ def _in_class(x, wanted):
     kinds = [
         np.isnan(x) & ~quiet, np.isnan(x) & quiet, np.isinf(x) & negative,
         np.isfinite(x) & (x != 0) & ~denormal & negative, denormal & negative, (x == 0) & negative,
-        (x == 0) & ~negative, denormal & ~negative, np.isfinite(x) & (x != 0) & ~denormal & ~negative,
+        (x == 0) & ~negative, denormal & ~negative,
+        np.isfinite(x) & (x != 0) & ~denormal & ~negative,
         np.isinf(x) & ~negative,
     ]  # fmt: skip
-    return np.any([kind & (wanted >> U32(bit) & U32(1) != 0) for bit, kind in enumerate(kinds)], axis=0)
+    return np.any(
+        [kind & (wanted >> U32(bit) & U32(1) != 0) for bit, kind in enumerate(kinds)], axis=0
+    )

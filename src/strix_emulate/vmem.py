@@ -15,22 +15,32 @@ from strix_emulate.waves import Waves, reader
 
 _CACHE = {"glc", "slc", "dlc"}
 #: bytes and how they come into a register: zero or sign extended, or into one half of it
-_TYPES = {
-    "b32": (4, ""), "b64": (8, ""), "b96": (12, ""), "b128": (16, ""), "u8": (1, ""), "i8": (1, "sign"),
+TYPES = {
+    "b32": (4, ""), "b64": (8, ""), "b96": (12, ""), "b128": (16, ""), "u8": (1, ""),
+    "i8": (1, "sign"),
     "u16": (2, ""), "i16": (2, "sign"), "b8": (1, ""), "b16": (2, ""), "d16_b16": (2, "low"),
-    "d16_hi_b16": (2, "high"), "d16_u8": (1, "low"), "d16_hi_u8": (1, "high"), "d16_i8": (1, "low sign"),
-    "d16_hi_i8": (1, "high sign"), "d16_hi_b8": (1, "high"), "u8_d16": (1, "low"), "u8_d16_hi": (1, "high"),
+    "d16_hi_b16": (2, "high"), "d16_u8": (1, "low"), "d16_hi_u8": (1, "high"),
+    "d16_i8": (1, "low sign"),
+    "d16_hi_i8": (1, "high sign"), "d16_hi_b8": (1, "high"), "u8_d16": (1, "low"),
+    "u8_d16_hi": (1, "high"),
     "i8_d16": (1, "low sign"), "i8_d16_hi": (1, "high sign"), "u16_d16": (2, "low"),
     "u16_d16_hi": (2, "high"), "b16_d16_hi": (2, "high"), "b8_d16_hi": (1, "high"),
 }  # fmt: skip
 _ATOMICS = {
-    "add_u32": ("u4", np.add.at), "sub_u32": ("u4", np.subtract.at), "and_b32": ("u4", np.bitwise_and.at),
-    "or_b32": ("u4", np.bitwise_or.at), "xor_b32": ("u4", np.bitwise_xor.at), "min_u32": ("u4", np.minimum.at),
-    "max_u32": ("u4", np.maximum.at), "min_i32": ("i4", np.minimum.at), "max_i32": ("i4", np.maximum.at),
+    "add_u32": ("u4", np.add.at), "sub_u32": ("u4", np.subtract.at),
+    "and_b32": ("u4", np.bitwise_and.at),
+    "or_b32": ("u4", np.bitwise_or.at), "xor_b32": ("u4", np.bitwise_xor.at),
+    "min_u32": ("u4", np.minimum.at),
+    "max_u32": ("u4", np.maximum.at), "min_i32": ("i4", np.minimum.at),
+    "max_i32": ("i4", np.maximum.at),
     "add_f32": ("f4", np.add.at), "add_u64": ("u8", np.add.at),
 }  # fmt: skip
-_PATTERN = re.compile(r"(?P<space>global|flat|scratch|buffer|ds)_(?P<what>load|store)(?P<two>_2addr)?(?P<stride>_stride64)?_(?P<type>\w+)$")
-_ATOMIC = re.compile(r"(?P<space>global|buffer|ds)_(?:atomic_)?(?P<op>\w+?)(?P<returns>_rtn)?(?P<type>_[uibf]\d+)$")
+_PATTERN = re.compile(
+    r"(?P<space>global|flat|scratch|buffer|ds)_(?P<what>load|store)(?P<two>_2addr)?(?P<stride>_stride64)?_(?P<type>\w+)$"
+)
+_ATOMIC = re.compile(
+    r"(?P<space>global|buffer|ds)_(?:atomic_)?(?P<op>\w+?)(?P<returns>_rtn)?(?P<type>_[uibf]\d+)$"
+)
 _SCALAR = re.compile(r"s_(buffer_)?load_b(\d+)$")
 NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_icache_inv"}
 
@@ -55,8 +65,8 @@ def is_memory(name: str) -> bool:
 def access_size(ins: Instruction) -> int:
     """The smallest power of two of bytes that it touches in LDS or global memory; 0 if none."""
     match = _PATTERN.match(ins.name)
-    if match and match["type"] in _TYPES:
-        return min(4, _TYPES[match["type"]][0])
+    if match and match["type"] in TYPES:
+        return min(4, TYPES[match["type"]][0])
     return 0
 
 
@@ -67,9 +77,9 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     if _SCALAR.match(ins.name):
         return _scalar_load(ins, spaces.arena)
     if match := _PATTERN.match(ins.name):
-        if match["type"] not in _TYPES:
+        if match["type"] not in TYPES:
             raise Unknown("mnemonic")
-        size, how = _TYPES[match["type"]]
+        size, how = TYPES[match["type"]]
         return _plain(ins, match, size, how, spaces)
     if _atomic(ins.name):
         return _atomic_access(ins, spaces)
@@ -96,8 +106,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
 
     def run(g: Waves):
         start = (address(g) + extra(g)).ravel() + np.int64(constant).astype(np.uint64)
-        at = arena.offsets(start & ~np.uint64(3))
-        changing = arena.check_state(at, 4 * words, False)
+        at, changing = arena.find(start & ~np.uint64(3), 4 * words, False)
         if changing:
             arena.track(at, 4 * words, g.tags)
         g.S[target.index : target.index + words, :, 0] = np.stack(
@@ -121,16 +130,14 @@ def _locate_global(ins: Instruction, operands, size: int, write: bool, arena: Ar
     address = _global_address(ins, *operands)
 
     def locate(g: Waves):
-        at = arena.offsets(address(g))
-        if len(at) and arena.check_state(at, size, write):
-            return at, None, g.lane_array(g.tags)
-        return at, None, None
+        at, changing = arena.find(address(g), size, write)
+        return at, None, g.lane_array(g.tags) if changing else None
 
     return locate
 
 
-#: A locator gives, for the active lanes, offsets in the memory, which lanes are in a buffer's range
-#: (None: all), and the tags to check them with (None where nothing can race).
+#: A locator gives, for the active lanes, offsets in the memory, which lanes are in a buffer's
+#: range (None: all), and the tags to check them with (None where nothing can race).
 
 
 def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
@@ -143,9 +150,13 @@ def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Ar
 
     def locate(g: Waves):
         words = g.S[r : r + 4]
-        if (words[1] >> np.uint32(16) & np.uint32(0x3FFF)).any() or (words[3] >> np.uint32(28) != 3).any():
+        if (words[1] >> np.uint32(16) & np.uint32(0x3FFF)).any() or (
+            words[3] >> np.uint32(28) != 3
+        ).any():
             raise Trap("unknown", "a buffer resource that is not raw")
-        start = words[0].astype(np.uint64) | (words[1] & np.uint32(0xFFFF)).astype(np.uint64) << np.uint64(32)
+        start = words[0].astype(np.uint64) | (words[1] & np.uint32(0xFFFF)).astype(
+            np.uint64
+        ) << np.uint64(32)
         within = g.active(offset(g)).astype(np.int64) + constant
         inside = within + size <= g.active(words[2])
         address = g.active(start + scalar(g)) + within.astype(np.uint64)
@@ -154,8 +165,7 @@ def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Ar
             inside = None
         else:
             address, marks = address[inside], marks[inside]
-        at = arena.offsets(address)
-        changing = len(at) and arena.check_state(at, size, write)
+        at, changing = arena.find(address, size, write)
         return at, inside, marks if changing else None
 
     return locate
@@ -177,7 +187,9 @@ def _locate_scratch(ins: Instruction, operands, size: int, write: bool, spaces: 
     return locate
 
 
-def _locate_lds(ins: Instruction, address: Operand, offset: int, size: int, write: bool, spaces: Spaces) -> Callable:
+def _locate_lds(
+    ins: Instruction, address: Operand, offset: int, size: int, write: bool, spaces: Spaces
+) -> Callable:
     index, limit = reader(address, "u32"), spaces.lds_size
 
     def locate(g: Waves):
@@ -319,7 +331,9 @@ def _atomic_access(ins: Instruction, spaces: Spaces) -> Callable:
             for i, place in enumerate(at // size):
                 old[i] = cells[place]
                 apply(cells, place, values[i])
-            g.VF[target.index : target.index + size // 4][:, g.lanes] = old.view(np.uint32).reshape(-1, size // 4).T
+            g.VF[target.index : target.index + size // 4][:, g.lanes] = (
+                old.view(np.uint32).reshape(-1, size // 4).T
+            )
         bits = registers("v", target.index, size // 4) if target else 0
         counter = LGKM if space == "ds" else (VM if returns else STORE)
         issue(g, counter, Outstanding(bits, True, ins.text))
@@ -328,14 +342,11 @@ def _atomic_access(ins: Instruction, spaces: Spaces) -> Callable:
 
 
 def _locate_atomic(ins: Instruction, operands, size: int, arena: Arena) -> Callable:
-    """Atomics of different waves are no race with each other: only what may be touched is checked."""
+    """Atomics of different waves are no race with each other: only bounds are checked."""
     address = _global_address(ins, *operands)
 
     def locate(g: Waves):
-        at = arena.offsets(address(g))
-        if len(at):
-            arena.check_state(at, size, True)
-        return at, None, None
+        return arena.find(address(g), size, True)[0], None, None
 
     return locate
 

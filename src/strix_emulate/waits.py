@@ -27,7 +27,7 @@ _COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
 class Outstanding:
     """One instruction that a counter counts.
 
-    registers: bits of the registers that it will write; who: the waves that issued it, None for all.
+    registers: bits of those that it will write; who: the waves that issued it, None for all.
     """
 
     registers: int
@@ -57,7 +57,9 @@ def check(g: Waves, touched: int, target: int, counter: int) -> None:
         for entry in queue:
             forbidden = touched if number == counter and entry.ordered else touched | target
             if entry.registers & forbidden:
-                raise Trap("pending", f"uses a register that `{entry.text}` has yet to write: no wait")
+                raise Trap(
+                    "pending", f"uses a register that `{entry.text}` has yet to write: no wait"
+                )
 
 
 #: Addresses of the waits that had something to wait for, while :func:`watched` is in use.
@@ -170,4 +172,3 @@ def compile_wait(ins: Instruction):
             wait(g, counter, allowed, ins.address)
 
     return run
-

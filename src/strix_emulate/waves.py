@@ -2,8 +2,8 @@
 """Registers of waves that stand at the same instruction, and typed access to them.
 
 n waves of 32 lanes are one numpy operation: vector registers have the shape (n, 32), scalar ones
-(n, 1), so that they broadcast. Waves that branch apart become two `Waves`; they are joined when they
-meet again.
+(n, 1), so that they broadcast. Waves that branch apart become two `Waves`; they are joined when
+they meet again.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ _ONES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
 class Waves:
     """State of n waves: V (vector registers), S (scalar registers), scc, EXEC and identity.
 
-    workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the wave
-    in per-wave memory (scratch); lds_slot: that of its workgroup. epoch: barriers passed. queues: what
+    workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
+    wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed. queues: what
     the wait counters still count (see :mod:`strix_emulate.waits`).
     """
 
     __slots__ = (
         "n", "V", "I", "F", "U16", "I16", "H", "VF", "S", "SI", "SF", "scc", "mask", "full",
-        "lanes", "pc", "workgroup", "wave", "slot", "lds_slot", "epoch", "queues", "pending", "tags",
+        "lanes", "pc", "workgroup", "wave", "slot", "lds_slot", "epoch", "queues", "pending",
+        "tags",
     )  # fmt: skip
     PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
 
@@ -131,7 +132,9 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
 
         def read(g):
             file = getattr(g, field)
-            return (file[i].astype(np.uint64) | file[i + 1].astype(np.uint64) << np.uint64(32)).view(view)
+            return (
+                file[i].astype(np.uint64) | file[i + 1].astype(np.uint64) << np.uint64(32)
+            ).view(view)
 
         return read
     raise Unknown(f"operand {op.text} as {kind}")

@@ -6,11 +6,12 @@ from functools import cache
 import numpy as np
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from strix_emulate import loader
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.loader import Kernel
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 
 @triton.jit
@@ -35,14 +36,29 @@ def matmul(a, b, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
     total = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        x = tl.load(a + m[:, None] * K + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-        y = tl.load(b + k[:, None] * N + n[None, :], mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)
+        x = tl.load(
+            a + m[:, None] * K + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0
+        )
+        y = tl.load(
+            b + k[:, None] * N + n[None, :], mask=(n < N)[None, :] & (k < K)[:, None], other=0.0
+        )
         total = tl.dot(x, y, total)
     tl.store(out + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
-def attention(q, k, v, out, S, scale, CAUSAL: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def attention(
+    q,
+    k,
+    v,
+    out,
+    S,
+    scale,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
     base = tl.program_id(1) * S * D
     x = tl.load(q + base + m[:, None] * D + d[None, :], mask=(m < S)[:, None], other=0.0)
@@ -65,10 +81,16 @@ def attention(q, k, v, out, S, scale, CAUSAL: tl.constexpr, D: tl.constexpr, BM:
         total = tl.dot(p.to(x.dtype), z, total * fade[:, None])
         top = higher
     total = total / weight[:, None]
-    tl.store(out + base + m[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=(m < S)[:, None])
+    tl.store(
+        out + base + m[:, None] * D + d[None, :],
+        total.to(out.dtype.element_ty),
+        mask=(m < S)[:, None],
+    )
 
 
-def compile_kernel(function, signature: dict[str, str], constants: dict, arch: str = "gfx1151", **options):
+def compile_kernel(
+    function, signature: dict[str, str], constants: dict, arch: str = "gfx1151", **options
+):
     """(ELF bytes, LDS bytes that Triton asks for at launch)."""
     source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants)
     made = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
@@ -114,7 +136,8 @@ def run_attention(causal: bool, case, instructions=None, options=None):
     found = kernel("attention-causal" if causal else "attention")
     done = launch(
         found, (-(-q.shape[1] // 32), q.shape[0]),
-        [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"), q.shape[1], 32**-0.5],
+        [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"),
+         q.shape[1], 32**-0.5],
         threads=128, instructions=instructions, options=options or Options(budget=2_000_000),
     )  # fmt: skip
     return out, done

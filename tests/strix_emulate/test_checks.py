@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
+
 from strix_emulate import llvm
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.errors import EmulatorError, Trap
@@ -20,7 +21,9 @@ s_waitcnt lgkmcnt(0)
 STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 
-def execute(body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), **buffers):
+def execute(
+    body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out"
+):
     """Runs assembly with one input and one output of `size` words."""
     elf = ELFFile(io.BytesIO(llvm.assemble(body)))
     kernel = Kernel(
@@ -29,7 +32,7 @@ def execute(body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=
     )  # fmt: skip
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     launch(
-        kernel, grid, [Buffer(data, buffers.get("first", "in")), Buffer(out, buffers.get("second", "out"))],
+        kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
         threads=threads, options=Options(budget=10_000),
     )  # fmt: skip
     return out
@@ -49,26 +52,36 @@ def test_missing_wait(wait):
 
 
 def test_counted_waits_are_in_order():
-    two = LOAD + "global_load_b32 v2, v1, s[4:5]\nglobal_load_b32 v3, v1, s[4:5] offset:4\ns_waitcnt vmcnt({})\n" + STORE
-    assert (execute(two.format(1), threads=32) == np.where(np.arange(64) < 32, np.arange(64), 0)).all()
+    two = (
+        LOAD + "global_load_b32 v2, v1, s[4:5]\n"
+        "global_load_b32 v3, v1, s[4:5] offset:4\ns_waitcnt vmcnt({})\n" + STORE
+    )
+    assert (
+        execute(two.format(1), threads=32) == np.where(np.arange(64) < 32, np.arange(64), 0)
+    ).all()
     with pytest.raises(Trap, match="pending"):
         execute(two.format(2), threads=32)
 
 
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
-        execute("s_load_b64 s[4:5], s[0:1], 0x0\ns_load_b64 s[6:7], s[0:1], 0x8\ns_waitcnt lgkmcnt(1)\n"
+        execute("s_load_b64 s[4:5], s[0:1], 0x0\n"
+                "s_load_b64 s[6:7], s[0:1], 0x8\ns_waitcnt lgkmcnt(1)\n"
                 "v_mov_b32 v1, s4\ns_endpgm\n")  # fmt: skip
 
 
-EXCHANGE = LOAD + """
+EXCHANGE = (
+    LOAD
+    + """
 v_xor_b32 v3, 0x80, v1
 ds_store_b32 v1, v0
 s_waitcnt lgkmcnt(0)
 s_barrier
 ds_load_b32 v2, v3
 s_waitcnt lgkmcnt(0)
-""" + STORE
+"""
+    + STORE
+)
 
 
 def test_exchange_through_lds():
@@ -112,7 +125,7 @@ def test_reads_of_what_nothing_wrote():
 
 @pytest.mark.parametrize(("size", "threads"), [(63, 64), (10, 32)])
 def test_out_of_bounds_names_the_address(size, threads):
-    with pytest.raises(Trap, match=r"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*0x2"):
+    with pytest.raises(Trap, match=r"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2"):
         execute(GOOD, size=size, threads=threads)
 
 
@@ -129,7 +142,9 @@ def test_barrier_that_not_all_reach():
 
 
 def test_waves_part_and_meet():
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     v_readfirstlane_b32 s3, v0
     v_mov_b32 v2, 1
     s_cmp_eq_u32 s3, 0
@@ -137,7 +152,9 @@ def test_waves_part_and_meet():
     v_add_nc_u32 v2, 1, v2
     v_add_nc_u32 v2, 1, v2
     s_barrier
-    """ + STORE
+    """
+        + STORE
+    )
     assert (execute(body, threads=128, size=128) == np.where(np.arange(128) < 32, 1, 3)).all()
 
 

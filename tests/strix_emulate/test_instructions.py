@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Single instructions against what the ISA document says, in particular where emulators went wrong."""
+"""Single instructions against what the ISA document says, mostly where emulators went wrong."""
 
 import numpy as np
 import pytest
+
 from strix_emulate import floats, oracle, selftest
 from strix_emulate.decode import EXEC, VCC
 from strix_emulate.errors import Trap
@@ -19,7 +20,9 @@ def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, **regist
     S[EXEC] = exec_mask
     for name, value in registers.items():
         value = np.asarray(value)
-        V[int(name[1:])] = value.view(np.uint32) if value.dtype.itemsize == 4 else value.astype(np.uint32)
+        V[int(name[1:])] = (
+            value.view(np.uint32) if value.dtype.itemsize == 4 else value.astype(np.uint32)
+        )
     for index, value in (scalars or {}).items():
         S[index] = value
     with np.errstate(all="ignore"):
@@ -43,7 +46,10 @@ def test_oracle_comparison_can_fail(monkeypatch):
 
 
 def test_dpp_reads_all_lanes_before_it_writes():
-    g = run("v_add_f32_dpp v1, v1, v1 row_xmask:1 row_mask:0xf bank_mask:0xf", v1=LANE.astype(np.float32))
+    g = run(
+        "v_add_f32_dpp v1, v1, v1 row_xmask:1 row_mask:0xf bank_mask:0xf",
+        v1=LANE.astype(np.float32),
+    )
     assert (g.F[1][0] == LANE + (LANE ^ 1)).all()
 
 
@@ -71,9 +77,15 @@ def test_dpp_lanes_without_source_keep_or_zero():
 
 
 def test_dpp_inactive_source_lanes():
-    g = run("v_mov_b32_dpp v2, v1 row_xmask:1 row_mask:0xf bank_mask:0xf", exec_mask=0x55555555, v1=LANE)
+    g = run(
+        "v_mov_b32_dpp v2, v1 row_xmask:1 row_mask:0xf bank_mask:0xf", exec_mask=0x55555555, v1=LANE
+    )
     assert (g.V[2][0] == 0xDEADBEEF).all(), "each active lane has an inactive source"
-    g = run("v_mov_b32_dpp v2, v1 row_xmask:1 row_mask:0xf bank_mask:0xf bound_ctrl:1", 0x55555555, v1=LANE)
+    g = run(
+        "v_mov_b32_dpp v2, v1 row_xmask:1 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+        0x55555555,
+        v1=LANE,
+    )
     assert (g.V[2][0][::2] == 0).all()
 
 
@@ -91,7 +103,9 @@ def test_permlanex16_takes_its_lanes_from_a_literal():
 
 
 def test_writelane_and_readlane_ignore_exec():
-    g = run("v_writelane_b32 v1, s0, 5\nv_readlane_b32 s1, v1, 5", exec_mask=0, scalars={0: 77}, v1=LANE)
+    g = run(
+        "v_writelane_b32 v1, s0, 5\nv_readlane_b32 s1, v1, 5", exec_mask=0, scalars={0: 77}, v1=LANE
+    )
     assert int(g.S[1, 0, 0]) == 77 and (np.delete(g.V[1][0], 5) == np.delete(LANE, 5)).all()
 
 
@@ -102,8 +116,15 @@ def test_readfirstlane_takes_the_first_active_one():
 @pytest.mark.parametrize("value", [0x8000, 0xFFFF, 0x7FFF])
 def test_sopk_immediates_are_signed(value):
     expected = (value - 0x10000 if value & 0x8000 else value) & FULL
-    g = run(f"s_movk_i32 s1, {value:#x}\ns_addk_i32 s2, {value:#x}\ns_mulk_i32 s3, {value:#x}", scalars={2: 5, 3: 3})
-    assert [int(g.S[i, 0, 0]) for i in (1, 2, 3)] == [expected, (expected + 5) & FULL, expected * 3 & FULL]
+    g = run(
+        f"s_movk_i32 s1, {value:#x}\ns_addk_i32 s2, {value:#x}\ns_mulk_i32 s3, {value:#x}",
+        scalars={2: 5, 3: 3},
+    )
+    assert [int(g.S[i, 0, 0]) for i in (1, 2, 3)] == [
+        expected,
+        (expected + 5) & FULL,
+        expected * 3 & FULL,
+    ]
     assert bool(run(f"s_cmpk_lt_i32 s1, {value:#x}", scalars={1: 0}).scc[0, 0]) == (value == 0x7FFF)
     assert bool(run(f"s_cmpk_lt_u32 s1, {value:#x}", scalars={1: 0}).scc[0, 0])
 
@@ -123,10 +144,13 @@ def test_halves_of_registers():
 def test_fma_mix_picks_types_and_halves():
     pair = np.array([1.5, -2.0], np.float16).view(np.uint32)[0]
     text = "v_fma_mix_f32 v3, v1, v2, 1.0 op_sel:[1,0,0] op_sel_hi:[1,0,0]\n"
-    text += "v_fma_mixlo_f16 v4, v1, v2, v2 op_sel_hi:[1,0,0]\nv_fma_mixhi_f16 v4, -v1, v2, v2 op_sel_hi:[1,0,0]"
+    text += "v_fma_mixlo_f16 v4, v1, v2, v2 op_sel_hi:[1,0,0]\n"
+    text += "v_fma_mixhi_f16 v4, -v1, v2, v2 op_sel_hi:[1,0,0]"
     g = run(text, v1=LANE * 0 + pair, v2=f32(3))
     assert (g.F[3][0] == -5).all()
-    assert (g.V[4][0].view(np.float16)[::2] == 7.5).all() and (g.V[4][0].view(np.float16)[1::2] == -1.5).all()
+    assert (g.V[4][0].view(np.float16)[::2] == 7.5).all() and (
+        g.V[4][0].view(np.float16)[1::2] == -1.5
+    ).all()
 
 
 def test_vopd_reads_before_it_writes():
@@ -147,8 +171,14 @@ def test_cmpx_writes_exec():
 
 def test_carries():
     high = np.where(LANE < 16, 0xFFFFFFFF, 5).astype(np.uint32)
-    g = run("v_add_co_u32 v3, vcc_lo, v1, v2\nv_add_co_ci_u32 v4, vcc_lo, 0, v2, vcc_lo", v1=high, v2=LANE * 0 + 1)
-    assert (g.V[3][0] == high + np.uint32(1)).all() and (g.V[4][0] == np.where(LANE < 16, 2, 1)).all()
+    g = run(
+        "v_add_co_u32 v3, vcc_lo, v1, v2\nv_add_co_ci_u32 v4, vcc_lo, 0, v2, vcc_lo",
+        v1=high,
+        v2=LANE * 0 + 1,
+    )
+    assert (g.V[3][0] == high + np.uint32(1)).all() and (
+        g.V[4][0] == np.where(LANE < 16, 2, 1)
+    ).all()
     g = run("v_sub_co_u32 v3, s2, v2, v1\ns_nop 0", v1=high, v2=LANE * 0 + 7)
     assert int(g.S[2, 0, 0]) == 0x0000FFFF
     g = run("s_add_u32 s2, s0, s1\ns_addc_u32 s3, s0, 0", scalars={0: FULL, 1: 1})
@@ -160,7 +190,8 @@ def test_carries():
 @pytest.mark.parametrize(
     ("n", "d"),
     [(1.0, 3.0), (1e-38, 1e38), (3e38, 1e-3), (-7.0, 1e-40), (1e-42, 3.0), (5.0, -2e38), (0.0, 0.0),
-     (1.0, 0.0), (np.inf, 2.0), (np.nan, 1.0), (2.0, np.inf), (-0.0, 5.0), (1e-45, 1e-45), (3.4e38, 3.4e38)],
+     (1.0, 0.0), (np.inf, 2.0), (np.nan, 1.0), (2.0, np.inf), (-0.0, 5.0),
+     (1e-45, 1e-45), (3.4e38, 3.4e38)],
 )  # fmt: skip
 def test_division_sequence_rounds_correctly(n, d):
     """LLVM's expansion of an IEEE division, with all of its scaling."""
@@ -187,7 +218,10 @@ def test_division_sequence_rounds_correctly(n, d):
 def test_fma_rounds_once():
     a = np.float32(1 + 2**-12)
     # a * a is a tie of float32, which only the tiny addend breaks
-    for c, expected in ((2.0**-60, np.nextafter(np.float32(1 + 2**-11), np.float32(2))), (-(2.0**-60), np.float32(1 + 2**-11))):
+    for c, expected in (
+        (2.0**-60, np.nextafter(np.float32(1 + 2**-11), np.float32(2))),
+        (-(2.0**-60), np.float32(1 + 2**-11)),
+    ):
         assert floats.fma32(f32(a), f32(a), f32(c))[0] == expected
     rng = np.random.default_rng(0)
     x, y, z = rng.integers(0, 2**32, (3, 3000), np.uint32).view(np.float32)
@@ -195,14 +229,21 @@ def test_fma_rounds_once():
         got = floats.fma32(x, y, z)
     for i in range(len(x)):
         expected = oracle.fma(*(int(v[i].view(np.uint32)) for v in (x, y, z)), oracle.F32)
-        assert int(got[i].view(np.uint32)) == expected or (np.isnan(got[i]) and expected == oracle.NAN[oracle.F32])
+        assert int(got[i].view(np.uint32)) == expected or (
+            np.isnan(got[i]) and expected == oracle.NAN[oracle.F32]
+        )
 
 
 def test_output_modifiers_and_nan():
-    g = run("v_add_f32 v2, v1, v1 clamp\nv_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2", v1=f32(3))
+    g = run(
+        "v_add_f32 v2, v1, v1 clamp\nv_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2",
+        v1=f32(3),
+    )
     assert (g.F[2][0] == 1).all() and (g.F[3][0] == 36).all() and (g.F[4][0] == 4.5).all()
     assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(np.nan)).F[2][0] == 0).all()
-    assert (run("v_sub_nc_u32 v2, 1, v1 clamp", v1=LANE).V[2][0] == np.where(LANE < 2, 1 - LANE, 0)).all()
+    assert (
+        run("v_sub_nc_u32 v2, 1, v1 clamp", v1=LANE).V[2][0] == np.where(LANE < 2, 1 - LANE, 0)
+    ).all()
 
 
 def test_denormals_follow_the_descriptor():
@@ -220,9 +261,18 @@ def test_denormals_follow_the_descriptor():
 
 def test_transcendentals_are_within_one_ulp():
     x = np.abs(np.random.default_rng(0).standard_normal(LANES)).astype(np.float32) * 10
-    g = run("v_exp_f32 v2, v1\nv_log_f32 v3, v1\nv_rcp_f32 v4, v1\nv_rsq_f32 v5, v1\nv_sqrt_f32 v6, v1", v1=x)
+    g = run(
+        "v_exp_f32 v2, v1\nv_log_f32 v3, v1\nv_rcp_f32 v4, v1\nv_rsq_f32 v5, v1\nv_sqrt_f32 v6, v1",
+        v1=x,
+    )
     wide = x.astype(float)
-    for register, exact in ((2, np.exp2(wide)), (3, np.log2(wide)), (4, 1 / wide), (5, wide**-0.5), (6, wide**0.5)):
+    for register, exact in (
+        (2, np.exp2(wide)),
+        (3, np.log2(wide)),
+        (4, 1 / wide),
+        (5, wide**-0.5),
+        (6, wide**0.5),
+    ):
         ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(float)
         assert (np.abs(g.F[register][0] - exact) <= ulp).all()
 
@@ -251,7 +301,11 @@ def test_wmma(kind):
         registers["v3"] = registers["v3"] + (LANE == 20)
         run(f"v_wmma_f32_16x16x16_{kind} v[24:31], v[0:7], v[8:15], v[16:23]", **registers)
     with pytest.raises(Trap, match="EXEC"):
-        run(f"v_wmma_f32_16x16x16_{kind} v[24:31], v[0:7], v[8:15], v[16:23]", exec_mask=1, **registers)
+        run(
+            f"v_wmma_f32_16x16x16_{kind} v[24:31], v[0:7], v[8:15], v[16:23]",
+            exec_mask=1,
+            **registers,
+        )
 
 
 def test_lds_two_addresses_halves_and_inactive_lanes():
@@ -265,14 +319,23 @@ def test_lds_two_addresses_halves_and_inactive_lanes():
     assert (g.V[4][0] == LANE + 7).all() and (g.V[5][0] == LANE + 0x10000).all()
     assert (g.V[6][0] == 0xDEAD0000 + LANE).all() and (g.V[7][0] == 0x0001BEEF).all()
     # lane 31's address lies outside, but it is not active
-    g = run("ds_store_b32 v1, v2\nds_load_b32 v3, v1", 0x7FFFFFFF, v1=np.where(LANE == 31, 1 << 20, LANE * 4).astype(np.uint32), v2=LANE)
+    g = run(
+        "ds_store_b32 v1, v2\nds_load_b32 v3, v1",
+        0x7FFFFFFF,
+        v1=np.where(LANE == 31, 1 << 20, LANE * 4).astype(np.uint32),
+        v2=LANE,
+    )
     assert (g.V[3][0][:31] == LANE[:31]).all() and g.V[3][0][31] == 0xDEADBEEF
     with pytest.raises(Trap, match="bounds"):
         run("ds_load_b32 v3, v1", v1=LANE * 0 + 5000)
 
 
 def test_scratch_is_private():
-    g = run("scratch_store_b32 off, v1, off offset:4\nscratch_load_b32 v2, off, off offset:4", waves=2, v1=LANE)
+    g = run(
+        "scratch_store_b32 off, v1, off offset:4\nscratch_load_b32 v2, off, off offset:4",
+        waves=2,
+        v1=LANE,
+    )
     assert (g.V[2] == LANE).all()
 
 

@@ -4,6 +4,7 @@
 import fixtures
 import numpy as np
 import pytest
+
 from strix_emulate import mutate, statistics
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.machine import Machine
@@ -12,21 +13,31 @@ from strix_emulate.machine import Machine
 def test_add_is_exact():
     x, y = np.random.default_rng(0).standard_normal((2, 1000)).astype(np.float32)
     out = np.zeros_like(x)
-    launch(fixtures.kernel("add"), (4,), [Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), 1000], threads=128)
+    launch(
+        fixtures.kernel("add"),
+        (4,),
+        [Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), 1000],
+        threads=128,
+    )
     assert (out == x + y).all()
 
 
 def test_softmax():
     x = np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)
     out = np.zeros_like(x)
-    launch(fixtures.kernel("softmax"), (3,), [Buffer(x, "in"), Buffer(out, "out"), 200], threads=128)
+    launch(
+        fixtures.kernel("softmax"), (3,), [Buffer(x, "in"), Buffer(out, "out"), 200], threads=128
+    )
     exact = np.exp(x.astype(float) - x.max(1, keepdims=True))
     assert np.abs(out - exact / exact.sum(1, keepdims=True)).max() < 1e-7
 
 
 def test_matmul():
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((70, 72)).astype(np.float16), rng.standard_normal((72, 50)).astype(np.float16)
+    a, b = (
+        rng.standard_normal((70, 72)).astype(np.float16),
+        rng.standard_normal((72, 50)).astype(np.float16),
+    )
     out = np.zeros((70, 50), np.float32)
     done = launch(
         fixtures.kernel("matmul"), (3, 2),
@@ -68,14 +79,18 @@ def test_vectorised_and_naive_agree(monkeypatch):
     plain, done = fixtures.run_attention(True, case)
     start = Machine._start
     sizes = []
-    monkeypatch.setattr(Machine, "_start", lambda self, numbers, *rest: sizes.append(len(numbers)) or start(self, numbers, *rest))
+    monkeypatch.setattr(
+        Machine,
+        "_start",
+        lambda self, numbers, *rest: sizes.append(len(numbers)) or start(self, numbers, *rest),
+    )
     out, _ = fixtures.run_attention(True, case, options=Options(batch=1))
     assert (out == plain).all() and sizes == [1, 1]
 
 
 @pytest.fixture(scope="module")
 def attention():
-    """The instructions of the causal kernel, and a judge with two cases that are not whole blocks."""
+    """The instructions of the causal kernel, and a judge: two cases, not whole blocks."""
     cases = [fixtures.attention_case(True, 100), fixtures.attention_case(True, 33, heads=2, seed=1)]
     first, done = fixtures.run_attention(True, cases[0])
     outs = [first, fixtures.run_attention(True, cases[1])[0]]

@@ -12,6 +12,7 @@ import zipfile
 import fixtures
 import numpy as np
 import pytest
+
 from strix_emulate import llvm, loader
 from strix_emulate.errors import LoadError
 
@@ -41,7 +42,9 @@ def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
         directory += struct.pack("<5I", lds, 128, len(blobs), len(blob), len(text)) + text
         blobs += blob
     raw = directory + blobs
-    return struct.pack("<4s3I", b"AKS2", len(raw), len(entries), len(directory)) + lzma.compress(raw)
+    return struct.pack("<4s3I", b"AKS2", len(raw), len(entries), len(directory)) + lzma.compress(
+        raw
+    )
 
 
 def test_descriptor(elf):
@@ -72,7 +75,9 @@ def test_damaged_packs(elf):
 
 
 def test_another_gpu():
-    other, _ = fixtures.compile_kernel(fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1100")
+    other, _ = fixtures.compile_kernel(
+        fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1100"
+    )
     with pytest.raises(LoadError, match="another GPU.*0x41.*gfx1151 is 0x4a"):
         loader.parse(other, "other")
 
@@ -112,7 +117,12 @@ def test_command_line(elf, tmp_path):
     x, y = np.arange(300, dtype=np.float32), np.ones(300, np.float32)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
-    arguments = [f"in={tmp_path}/x.npy", f"in={tmp_path}/y.npy", f"out={tmp_path}/o.npy:float32:300", "300"]
+    arguments = [
+        f"in={tmp_path}/x.npy",
+        f"in={tmp_path}/y.npy",
+        f"out={tmp_path}/o.npy:float32:300",
+        "300",
+    ]
     given = [word for a in arguments for word in ("--arg", a)]
     said = command("run", kernel, "--grid", "2", *given, code=0)
     assert '"executed"' in said and (np.load(tmp_path / "o.npy") == x + y).all()
