@@ -38,7 +38,7 @@ def run(
     grid: Annotated[str, typer.Option(help="workgroups, such as 4 or 4,2,1")],
     arg: Annotated[list[str] | None, typer.Option(help="one for each argument, in order: in=F.npy, "
         "inout=F.npy (changed), out=F.npy:TYPE:SHAPE (made), a number, or null")] = None,
-    threads: Annotated[int | None, typer.Option(help="of a workgroup; else the file's most")] = None,
+    threads: Annotated[int | None, typer.Option(help="per workgroup; else the file's most")] = None,
     lds: Annotated[int | None, typer.Option(help="bytes of LDS asked for at launch")] = None,
     name: Name = None,
     checks: Annotated[bool, typer.Option(help="races, missing waits, unwritten memory")] = True,

@@ -21,7 +21,7 @@ def dpp_source(ins: Instruction, read: Callable) -> tuple[Callable, Callable]:
     otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
     """
     if "dpp" not in ins.suffix:
-        return read, lambda g: None
+        return read, lambda _g: None
     mods = ins.modifiers
     source, valid = _permutation(mods)
     rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
@@ -62,8 +62,8 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
         ("row_ror", lambda n: (place - n) % 16),
         ("row_share", lambda n: np.full(LANES, n)),
         ("row_xmask", lambda n: place ^ n),
-        ("row_mirror", lambda n: 15 - place),
-        ("row_half_mirror", lambda n: place // 8 * 8 + 7 - place % 8),
+        ("row_mirror", lambda _n: 15 - place),
+        ("row_half_mirror", lambda _n: place // 8 * 8 + 7 - place % 8),
     ):
         if name in mods:
             return row + moved(mods[name]), every
@@ -136,7 +136,8 @@ def _fma_mix(ins: Instruction) -> Callable:
     for op, high, narrow in zip(ins.operands[1:4], half, is_half, strict=True):
         if narrow:
             part = Operand(op.kind, op.index, 1, "h" if high else "l", op.text, op.neg, op.abs)
-            reads.append(lambda g, r=reader(part, "f16"): np.asarray(r(g)).astype(np.float32))
+            read_half = reader(part, "f16")
+            reads.append(lambda g, r=read_half: np.asarray(r(g)).astype(np.float32))
         else:
             reads.append(reader(op, "f32"))
     clamp = bool(ins.modifiers.get("clamp"))

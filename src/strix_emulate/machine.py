@@ -21,10 +21,12 @@ POISON = 0x7FB5_7FB5
 @dataclass(frozen=True)
 class Options:
     """checks: find races, missing waits and reads of what nothing wrote; batch: waves at a time, at
-    most, but at least one workgroup; budget: wave-instructions before a kernel counts as hung."""
+    most, but at least one workgroup; lockstep: waves at the same instruction are one operation, or, the
+    naive way, each wave runs alone; budget: wave-instructions before a kernel counts as hung."""
 
     checks: bool = True
     batch: int = 128
+    lockstep: bool = True
     budget: int = 200_000_000
     poison: int = POISON
 
@@ -120,11 +122,11 @@ class Machine:
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
         first = int(start.workgroup[0])
         self.alive = np.full(int(start.workgroup[-1]) - first + 1, waves)
-        ready, waiting = [start], []
+        ready, waiting = self._scheduled(start), []
         while ready:
             # the waves that are farthest behind go on, so that the others can meet them
             g = ready.pop(min(range(len(ready)), key=lambda i: ready[i].pc))
-            for other in [x for x in ready if x.pc == g.pc]:
+            for other in [x for x in ready if x.pc == g.pc and self.options.lockstep]:
                 ready.remove(other)
                 g = join(g, other)
             limit = min((x.pc for x in ready), default=1 << 62)
@@ -137,11 +139,12 @@ class Machine:
                     g = join(g, other)
                 here = np.bincount(g.workgroup - first, minlength=len(self.alive))
                 complete = (here == self.alive)[g.workgroup - first]
-                for chosen, into in ((complete, ready), (~complete, waiting)):
-                    if chosen.any():
-                        into.append(select(g, chosen))
+                if not complete.all():
+                    waiting.append(select(g, ~complete))
                 if complete.any():
-                    ready[-1].epoch = ready[-1].epoch + 1
+                    passed = select(g, complete)
+                    passed.epoch = passed.epoch + 1
+                    ready += self._scheduled(passed)
             else:
                 ready += parts
         if waiting:
@@ -152,6 +155,12 @@ class Machine:
                 f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
                 f"(before {', '.join(places)}) that not all waves of its workgroup reach",
             )
+
+    def _scheduled(self, g: Waves) -> list[Waves]:
+        """How waves that stand together run: together, or one by one."""
+        if self.options.lockstep:
+            return [g]
+        return [select(g, np.arange(g.n) == i) for i in range(g.n)]
 
     def _advance(self, blocks: dict[int, Block], g: Waves, limit: int) -> tuple[str, list[Waves]]:
         """Runs blocks until the waves part, end, reach a barrier, or reach waves that are ahead."""

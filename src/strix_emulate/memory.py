@@ -245,7 +245,7 @@ class Arena(Memory):
         """Offsets of addresses (uint64), and whether anything but read-only memory is touched.
 
         Raises:
-            Trap: outside of all arrays, a store to a read-only one, or a load of what nothing wrote.
+            Trap: outside of all arrays, a store to a read-only one, a load of what nothing wrote.
         """
         relative = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(relative):

@@ -283,7 +283,7 @@ EXTREMES = {
     }.items()
 }  # fmt: skip
 _FLOAT = {
-    "f": lambda a, b: np.False_, "t": lambda a, b: np.True_,
+    "f": lambda _a, _b: np.False_, "t": lambda _a, _b: np.True_,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
     "lg": lambda a, b: (a < b) | (a > b), "neq": np.not_equal,
     "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b), "ngt": lambda a, b: ~(a > b),

@@ -134,7 +134,7 @@ def _bits(operands) -> int:
 
 
 def _trap(message: str) -> Callable:
-    def run(g):
+    def run(_):
         raise Trap("unknown", message)
 
     return run
@@ -145,7 +145,7 @@ def _compile(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Callable
     if ins.pair:
         return valu.compile_pair(ins, mode)
     if name in NO_EFFECT or (name == "s_sendmsg" and "MSG_DEALLOC_VGPRS" in ins.raw):
-        return lambda g: None
+        return lambda _g: None
     if name in WAITS:
         return waits.compile_wait(ins)
     if vmem.is_memory(name):

@@ -119,9 +119,10 @@ def spaces() -> vmem.Spaces:
 def execute(text: str, g: Waves, **mode) -> Waves:
     """Runs straight-line assembly on waves."""
     kernel = Kernel("selftest", b"", **mode)
-    for block in program.compile_blocks(assembled(text), kernel, spaces()).values():
-        for step in block.steps:
-            step.run(g)
+    with np.errstate(all="ignore"):
+        for block in program.compile_blocks(assembled(text), kernel, spaces()).values():
+            for step in block.steps:
+                step.run(g)
     return g
 
 

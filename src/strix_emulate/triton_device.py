@@ -44,7 +44,7 @@ class _Driver:
     def get_current_device(self):
         return 0
 
-    def get_current_stream(self, device=None):
+    def get_current_stream(self, device=None):  # noqa: ARG002
         return 0
 
     def get_device_interface(self):
@@ -75,9 +75,9 @@ def install(recorder: Recorder) -> None:
         multi_processor_count=COMPUTE_UNITS, gcnArchName=TARGET, warp_size=32
     )
     torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_properties = lambda device=None: properties
+    torch.cuda.get_device_properties = lambda *_, **__: properties
     torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.device = lambda device: contextlib.nullcontext()
+    torch.cuda.device = lambda *_, **__: contextlib.nullcontext()
     compile_only = JITFunction.run
 
     def run(self, *args, grid=None, warmup=False, **options):

@@ -251,7 +251,7 @@ def _carry(ins: Instruction) -> tuple[Callable, Callable]:
 def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     name, ops = ins.name, ins.operands
     if name == "v_nop":
-        return lambda g: (), lambda g: None
+        return lambda _g: (), lambda _g: None
     if name.startswith("v_cndmask"):
         kind = "b" + name[-2:]
         first, second = reader(ops[1], kind), reader(ops[2], kind)

@@ -73,7 +73,7 @@ def access_size(ins: Instruction) -> int:
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """A function that executes the instruction on Waves. Raises Unknown."""
     if ins.name in NO_EFFECT:
-        return lambda g: None
+        return lambda _g: None
     if _SCALAR.match(ins.name):
         return _scalar_load(ins, spaces.arena)
     if match := _PATTERN.match(ins.name):
@@ -101,7 +101,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
     address, extra = reader(base, "u64"), reader(offset, "u32")
     constant = ins.modifiers.get("offset", 0)
     if offset.kind == "const":
-        constant, extra = int(offset.text, 0), lambda g: np.uint64(0)
+        constant, extra = int(offset.text, 0), lambda _g: np.uint64(0)
     entry = Outstanding(registers("s", target.index, words), False, ins.text)
 
     def run(g: Waves):
@@ -146,7 +146,7 @@ def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Ar
     if "idxen" in ins.modifiers:
         raise Unknown("modifier idxen")
     r, constant, scalar = resource.index, ins.modifiers.get("offset", 0), reader(base, "u32")
-    offset = reader(index, "u32") if "offen" in ins.modifiers else (lambda g: np.uint32(0))
+    offset = reader(index, "u32") if "offen" in ins.modifiers else (lambda _g: np.uint32(0))
 
     def locate(g: Waves):
         words = g.S[r : r + 4]
@@ -171,7 +171,7 @@ def _locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Ar
     return locate
 
 
-def _locate_scratch(ins: Instruction, operands, size: int, write: bool, spaces: Spaces) -> Callable:
+def _locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Callable:
     address, base = (op if op.kind != "off" else Operand("const", text="0") for op in operands)
     index, start = reader(address, "u32"), reader(base, "u32")
     constant, limit = ins.modifiers.get("offset", 0), spaces.scratch_size
@@ -187,9 +187,7 @@ def _locate_scratch(ins: Instruction, operands, size: int, write: bool, spaces: 
     return locate
 
 
-def _locate_lds(
-    ins: Instruction, address: Operand, offset: int, size: int, write: bool, spaces: Spaces
-) -> Callable:
+def _locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Callable:
     index, limit = reader(address, "u32"), spaces.lds_size
 
     def locate(g: Waves):
@@ -219,7 +217,7 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         offsets = [ins.modifiers.get("offset", 0)]
         if match["two"]:
             offsets = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
-        locates = [_locate_lds(ins, address, o, size, write, spaces) for o in offsets]
+        locates = [_locate_lds(address, o, size, spaces) for o in offsets]
         memory = spaces.lds
     elif space == "buffer":
         data, rest = ops[:1], ops[1:]
@@ -228,7 +226,7 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         # stores have the address first
         data, rest = (ops[1:2], [ops[0], ops[2]]) if write else (ops[:1], ops[1:])
         if space == "scratch":
-            locates, memory = [_locate_scratch(ins, rest, size, write, spaces)], spaces.scratch
+            locates, memory = [_locate_scratch(ins, rest, size, spaces)], spaces.scratch
         else:
             if space == "flat":
                 rest = [ops[0] if write else ops[1], Operand("off")]
@@ -306,7 +304,7 @@ def _atomic_access(ins: Instruction, spaces: Spaces) -> Callable:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
     if space == "ds":
         target, (address, data) = (ops[0] if returns else None), ops[-2:]
-        locate = _locate_lds(ins, address, ins.modifiers.get("offset", 0), size, False, spaces)
+        locate = _locate_lds(address, ins.modifiers.get("offset", 0), size, spaces)
         memory = spaces.lds
     elif space == "buffer":
         target, data = (ops[0] if returns else None), ops[0]

@@ -120,7 +120,7 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
     if op.kind == "s" and span == 32:
         if i == NULL:
             zero = constant("0", kind)
-            return lambda g: zero
+            return lambda _g: zero
         field = {"f": "SF", "i": "SI"}.get(letter, "S")
         return lambda g: getattr(g, field)[i]
     if op.kind == "s" and span == 16:
@@ -144,7 +144,7 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
     """A function from Waves to the operand's values, with abs and neg; may share memory."""
     if op.kind == "const":
         value = constant(op.text, kind)
-        read = lambda g: value  # noqa: E731
+        read = lambda _g: value  # noqa: E731
     else:
         read = _raw_reader(op, kind)
         if kind == "bf16":
@@ -200,7 +200,7 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
     if op.kind != "s":
         raise Unknown(f"destination {op.text}")
     if i == NULL:
-        return lambda g, value: None
+        return lambda _g, _value: None
     if kind[-2:] == "64":
 
         def write_pair(g, value):
@@ -225,7 +225,7 @@ def mask_reader(op: Operand) -> Callable:
     """A lane mask (VCC or an SGPR) as booleans (n, 32)."""
     if op.kind == "const":
         bits = np.array([[constant(op.text, "b32")]])
-        return lambda g: unpack(bits)
+        return lambda _g: unpack(bits)
     i = op.index
     return lambda g: unpack(g.S[i])
 

@@ -7,7 +7,7 @@ from strix_emulate import llvm
 from strix_emulate.errors import DisassemblerError
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def disassembler() -> None:
     try:
         llvm.library()

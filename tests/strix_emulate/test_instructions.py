@@ -25,8 +25,7 @@ def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, **regist
         )
     for index, value in (scalars or {}).items():
         S[index] = value
-    with np.errstate(all="ignore"):
-        return selftest.execute(text, selftest.waves(V, S))
+    return selftest.execute(text, selftest.waves(V, S))
 
 
 def f32(x) -> np.ndarray:

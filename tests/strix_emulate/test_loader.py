@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import fixtures
 import numpy as np
@@ -84,7 +85,7 @@ def test_another_gpu():
 
 def test_not_an_amdgpu_file(elf):
     for bad, words in (
-        (open(sys.executable, "rb").read(), "machine is"),
+        (Path(sys.executable).read_bytes(), "machine is"),
         (b"no ELF file", "no whole AMDGPU code object"),
         (elf[:8] + b"\x09" + elf[9:], "unknown code object version"),
         (elf[:7] + b"\x00" + elf[8:], "OS ABI"),
