@@ -20,9 +20,12 @@ POISON = 0x7FB5_7FB5
 
 @dataclass(frozen=True)
 class Options:
-    """checks: find races, missing waits and reads of what nothing wrote; batch: waves at a time, at
-    most, but at least one workgroup; lockstep: waves at the same instruction are one operation, or, the
-    naive way, each wave runs alone; budget: wave-instructions before a kernel counts as hung."""
+    """How a launch is run.
+
+    checks: find races, missing waits and reads of what nothing wrote. batch: waves at a time, at
+    most, but at least one workgroup. lockstep: waves at the same instruction are one operation; or,
+    the naive way, each wave runs alone. budget: wave-instructions before a kernel counts as hung.
+    """
 
     checks: bool = True
     batch: int = 128

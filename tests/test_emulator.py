@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The emulator in the installed stack; its own tests run inside its package, when that is built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from conftest import CHECKOUT
+from test_readme import ENVIRONMENT, forge
+
+
+@pytest.fixture(scope="module")
+def stack() -> None:
+    forge("build-all")
+    forge("lock", "attention")
+    forge("install", "attention")
+
+
+def emulate(*arguments: str) -> str:
+    """Runs strix-emulate in the stack; skips where this machine has no disassembler for gfx1151."""
+    command = [CHECKOUT / "forge", "run", "attention", "--", "strix-emulate", *arguments]
+    done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, check=False)
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_package_was_tested(stack: None) -> None:
+    log = (CHECKOUT / "build" / "logs" / "strix-emulate.log").read_text()
+    assert " passed" in log and " failed" not in log
+
+
+def test_machine_agrees_with_its_oracle(stack: None) -> None:
+    report = json.loads(emulate("selftest", "--programs", "20", "--seed", "5", "--json"))
+    assert report["disagreements"] == 0 and report["instructions_compared"] == 800
+
+
+def test_flash_attn_executes_under_emulation(stack: None) -> None:
+    (case,) = json.loads(emulate("attention", "--only", "gqa-causal", "--json"))
+    assert case["passed"] and set(case["errors"]) == {"out", "dq", "dk", "dv"}
+    assert len(case["kernels"]) >= 3
