@@ -28,12 +28,14 @@ def emulate(*arguments: str) -> str:
     return done.stdout
 
 
-def test_machine_agrees_with_its_oracle(stack: None) -> None:
+@pytest.mark.usefixtures("stack")
+def test_machine_agrees_with_its_oracle() -> None:
     report = json.loads(emulate("selftest", "--programs", "20", "--seed", "5", "--json"))
     assert report["disagreements"] == 0 and report["instructions_compared"] == 800
 
 
-def test_flash_attn_executes_under_emulation(stack: None) -> None:
+@pytest.mark.usefixtures("stack")
+def test_flash_attn_executes_under_emulation() -> None:
     (case,) = json.loads(emulate("attention", "--only", "gqa-causal", "--json"))
     assert case["passed"] and set(case["errors"]) == {"out", "dq", "dk", "dv"}
     assert len(case["kernels"]) >= 3

@@ -90,7 +90,7 @@ def launch(
         mode = modes[key].pop() if len(modes[key]) == 1 else "inout"
         raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
         placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
-    kernarg = arena.place(_pack(kernel, arguments, placed), READ_ONLY)
+    kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
     machine = Machine(kernel, instructions, arena, options, total_lds)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
@@ -102,22 +102,28 @@ def launch(
     return Launch(kernel, instructions, outcome.executed, seconds, outcome.blocks)
 
 
-def _pack(kernel: Kernel, arguments, placed) -> np.ndarray:
-    """The kernarg segment."""
+def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
+    """The kernarg segment; of what LLVM hides, the sizes of grid and workgroup."""
     raw = bytearray(max(kernel.kernarg, 8))
-    declared = kernel.arguments
+    declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
+    sizes = {
+        f"hidden_{name}_{axis}": value
+        for name, values in (("block_count", grid), ("group_size", block))
+        for axis, value in zip("xyz", values, strict=True)
+    }
+    for hidden in kernel.arguments:
+        if hidden.kind in sizes:
+            raw[hidden.offset : hidden.offset + hidden.size] = int(sizes[hidden.kind]).to_bytes(
+                hidden.size, "little"
+            )
     if len(arguments) > len(declared):
         raise EmulatorError(
             f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given"
         )
     for i, described in enumerate(declared):
         if i >= len(arguments):
-            # scratch pointers that Triton appends, and hidden arguments, stay null
-            if (
-                described.kind == "by_value"
-                or i < len(declared) - 2
-                and "hidden" not in described.kind
-            ):
+            # the scratch pointers that Triton appends stay null
+            if described.kind == "by_value" or i < len(declared) - 2:
                 raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
             continue
         value = arguments[i]
