@@ -182,7 +182,7 @@ class Machine:
                 if self.options.checks:
                     for step in block.steps:
                         if g.pending and g.pending & (step.reads | step.target):
-                            waits.check(g, step.reads, step.target, step.counter)
+                            waits.check(g, step.reads, step.target, step.counter, step.half)
                         step.run(g)
                 else:
                     for step in block.steps:

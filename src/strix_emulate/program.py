@@ -38,6 +38,7 @@ class Step:
     reads: int
     target: int
     counter: int
+    half: str
     instruction: Instruction
 
 
@@ -117,12 +118,11 @@ def _step(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Step:
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
         target = _bits(ins.operands[:1])
         counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
-        # a load into half of a register keeps the other half, which is a read (LLVM waits, too)
-        reads = _bits(ins.operands["d16" not in ins.name :])
+        reads = _bits(ins.operands[1:])
     else:
         for part in parts:
             reads |= _bits(part.operands)
-    return Step(run, reads, target, counter, ins)
+    return Step(run, reads, target, counter, vmem.loaded_half(ins), ins)
 
 
 def _bits(operands) -> int:

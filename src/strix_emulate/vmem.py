@@ -70,6 +70,16 @@ def access_size(ins: Instruction) -> int:
     return 0
 
 
+def loaded_half(ins: Instruction) -> str:
+    """ "low" or "high" if it is a load into half of a register, else ""."""
+    match = _PATTERN.match(ins.name)
+    if not match or match["what"] != "load" or match["type"] not in TYPES:
+        return ""
+    if ins.operands and ins.operands[0].half:
+        return "high" if ins.operands[0].half == "h" else "low"
+    return TYPES[match["type"]][1].split(" ")[0].replace("sign", "")
+
+
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """A function that executes the instruction on Waves. Raises Unknown."""
     if ins.name in NO_EFFECT:
@@ -237,14 +247,11 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         accesses = list(zip(locates, data, strict=True))
         return _store(ins, accesses, memory, size, words, how, counter)
     accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
-    half = data[0].half
-    if half:
-        how = "high" if half == "h" else "low"
     return _load(ins, accesses, memory, size, words, how, counter)
 
 
 def _load(ins, accesses, memory, size, words, how, counter) -> Callable:
-    signed = "sign" in how
+    signed, half = "sign" in how, loaded_half(ins)
     bits = 0
     for _, first in accesses:
         bits |= registers("v", first, words)
@@ -263,15 +270,15 @@ def _load(ins, accesses, memory, size, words, how, counter) -> Callable:
             if signed:
                 kind = np.int8 if size == 1 else np.int16
                 data = data.astype(kind).astype(np.int32).view(np.uint32)
-            if "low" in how or "high" in how:
-                half = g.VF[first].view(np.uint16)[int("high" in how) :: 2]
-                half[g.lanes] = data[0].astype(np.uint16)
+            if half:
+                into = g.VF[first].view(np.uint16)[int(half == "high") :: 2]
+                into[g.lanes] = data[0].astype(np.uint16)
             else:
                 for i in range(words):
                     g.VF[first + i][g.lanes] = data[i]
             if touch is not None:
                 touches.append(touch)
-        issue(g, counter, Outstanding(bits, True, ins.text, tuple(touches)))
+        issue(g, counter, Outstanding(bits, True, ins.text, tuple(touches), half=half))
 
     return run
 

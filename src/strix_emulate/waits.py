@@ -27,7 +27,8 @@ _COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
 class Outstanding:
     """One instruction that a counter counts.
 
-    registers: bits of those that it will write; who: the waves that issued it, None for all.
+    registers: bits of those that it will write; who: the waves that issued it, None for all; half:
+    "low" or "high" of a load into half of a register.
     """
 
     registers: int
@@ -35,6 +36,7 @@ class Outstanding:
     text: str
     touches: tuple[Touch, ...] = ()
     who: np.ndarray | None = None
+    half: str = ""
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
@@ -47,15 +49,18 @@ def issue(g: Waves, counter: int, entry: Outstanding) -> None:
     g.pending |= entry.registers
 
 
-def check(g: Waves, touched: int, target: int, counter: int) -> None:
+def check(g: Waves, touched: int, target: int, counter: int, half: str) -> None:
     """Traps if an instruction touches registers that are still to be written.
 
     target: registers that a load will write itself, by way of counter; loads that one counter keeps
-    in order may have the same target.
+    in order may have the same target. A load into half of it keeps the other half, which counts as
+    a read unless a load into just that half is what is outstanding: as LLVM places its waits.
     """
     for number, queue in enumerate(g.queues):
         for entry in queue:
-            forbidden = touched if number == counter and entry.ordered else touched | target
+            kept = not half or (entry.half and entry.half != half)
+            in_order = number == counter and entry.ordered and kept
+            forbidden = touched if in_order else touched | target
             if entry.registers & forbidden:
                 raise Trap(
                     "pending", f"uses a register that `{entry.text}` has yet to write: no wait"

@@ -63,6 +63,15 @@ def test_counted_waits_are_in_order():
         execute(two.format(2), threads=32)
 
 
+def test_halves_of_one_register_may_be_loaded_at_once():
+    """Loads into both halves, as newer LLVM writes them; a load of the whole needs a wait."""
+    first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
+    body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
+    assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
+    with pytest.raises(Trap, match="pending"):
+        execute(body.format("u16"))
+
+
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
         execute("s_load_b64 s[4:5], s[0:1], 0x0\n"
