@@ -54,11 +54,11 @@ def check(g: Waves, touched: int, target: int, counter: int, half: str) -> None:
 
     target: registers that a load will write itself, by way of counter; loads that one counter keeps
     in order may have the same target. A load into half of it keeps the other half, which counts as
-    a read unless a load into just that half is what is outstanding: as LLVM places its waits.
+    a read, unless a VMEM load into just that half is what is outstanding: as LLVM places its waits.
     """
     for number, queue in enumerate(g.queues):
         for entry in queue:
-            kept = not half or (entry.half and entry.half != half)
+            kept = not half or (number == VM and entry.half and entry.half != half)
             in_order = number == counter and entry.ordered and kept
             forbidden = touched if in_order else touched | target
             if entry.registers & forbidden:
