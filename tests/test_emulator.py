@@ -4,37 +4,31 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
 from conftest import CHECKOUT
-from test_readme import ENVIRONMENT, forge
 
-
-@pytest.fixture(scope="module")
-def stack() -> None:
-    forge("build-all")
-    forge("lock", "attention")
-    forge("install", "attention")
+pytestmark = pytest.mark.usefixtures("attention_stack")
 
 
 def emulate(*arguments: str) -> str:
     """Runs strix-emulate in the stack; skips where this machine has no disassembler for gfx1151."""
     command = [CHECKOUT / "forge", "run", "attention", "--", "strix-emulate", *arguments]
-    done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, check=False)
+    environment = os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     if done.returncode == 3:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.usefixtures("stack")
 def test_machine_agrees_with_its_oracle() -> None:
     report = json.loads(emulate("selftest", "--programs", "20", "--seed", "5", "--json"))
     assert report["disagreements"] == 0 and report["instructions_compared"] == 800
 
 
-@pytest.mark.usefixtures("stack")
 def test_flash_attn_executes_under_emulation() -> None:
     (case,) = json.loads(emulate("attention", "--only", "gqa-causal", "--json"))
     assert case["passed"] and set(case["errors"]) == {"out", "dq", "dk", "dv"}

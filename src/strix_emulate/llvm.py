@@ -32,7 +32,7 @@ def disassemble(code: bytes, address: int = 0) -> list[tuple[int, int, str]]:
     Raises:
         DisassemblerError: no fit libLLVM.
     """
-    lib = library()
+    lib = find()
     context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, b"+real-true16", None, 0, None, None)
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
@@ -57,7 +57,7 @@ def assemble(source: str) -> bytes:
     Raises:
         EmulatorError: the assembler's own message. DisassemblerError: no fit libLLVM.
     """
-    lib = library()
+    lib = find()
     errors: list[str] = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -96,7 +96,7 @@ def version() -> str:
     return f"LLVM {major}.{minor}.{patch} ({path})"
 
 
-def library() -> ctypes.CDLL:
+def find() -> ctypes.CDLL:
     """The libLLVM in use, its AMDGPU parts initialised.
 
     Raises:

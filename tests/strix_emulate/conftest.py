@@ -10,6 +10,6 @@ from strix_emulate.errors import DisassemblerError
 @pytest.fixture(scope="session", autouse=True)
 def disassembler() -> None:
     try:
-        llvm.library()
+        llvm.find()
     except DisassemblerError as error:
         pytest.skip(str(error))
