@@ -24,10 +24,11 @@ cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
 grep "^hip_DIR:PATH=$PREFIX/" build/CMakeCache.txt
 ninja -C build -j"$CPU_COUNT" install/strip
 
-# which kernel the library asks for, by its own dispatch code; the rest of it stays unresolved
-${CXX:-g++} -std=c++20 -D__HIP_PLATFORM_AMD__ -Iinclude -Ibuild/include -Ibuild/v3src \
+# which kernel the library asks for, by its own dispatch code; what it never calls stays unresolved
+objects=build/v3src/CMakeFiles/aotriton_v2.dir
+${CXX:-g++} -std=c++20 -no-pie -D__HIP_PLATFORM_AMD__ -Iinclude -Ibuild/include -Ibuild/v3src \
     -I"$ROCM_PATH/include" "$RECIPE_DIR/check_dispatch.cc" \
-    build/v3src/CMakeFiles/aotriton_v2.dir/flash/shim.attn_fwd.cc.o \
+    $objects/flash/shim.attn_fwd.cc.o $objects/util.cc.o \
     -Wl,--unresolved-symbols=ignore-all -o check_dispatch
 ./check_dispatch "$AOTRITON_KERNELS"
 

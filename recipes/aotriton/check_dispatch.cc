@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Asks AOTriton's own dispatch code which kernel a head dimension and a dtype lead to.
 //
-// Usage: check_dispatch core|full. Linked with the generated shim of attn_fwd alone.
+// Usage: check_dispatch core|full. Linked with the generated shim of attn_fwd and util alone.
 #include <aotriton/_internal/util.h>
 #include <aotriton/config.h>
 
@@ -11,16 +11,15 @@
 #include "flash/iface.op_attn_fwd.h"
 #include "flash/shim.attn_fwd.h"
 
-namespace aotriton = AOTRITON_NS;
-using aotriton::DType;
-using aotriton::TensorView;
+using AOTRITON_NS::DType;
+using AOTRITON_NS::TensorView;
 namespace flash = AOTRITON_NS::v3::flash;
 
 // The head dimension of the kernel that is launched, or -1 where the call is refused
 // (hipErrorNotSupported).
 static int kernel_for(int head_dim, DType dtype) {
   const auto& compiled = flash::AttnFwdMetadata::get_BLOCK_DMODEL_choices();
-  const int rounded = aotriton::round_value(head_dim, compiled);
+  const int rounded = AOTRITON_NS::round_value(head_dim, compiled);
   TensorView<4> tensor(0, {1, 1, 1, static_cast<uint64_t>(head_dim)}, {1, 1, 1, 1}, dtype);
   flash::OpAttnFwdParams params = {};
   params.Q = &tensor;
