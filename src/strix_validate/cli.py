@@ -82,6 +82,12 @@ def kernels(as_json: Json = False, only: Only = None, skip: Skip = None) -> None
 
 
 @app.command()
+def emulated(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
+    """Execute flash-attn's gfx1151 code objects under emulation. Needs strix-emulate and LLVM."""
+    _run(["emulated"], as_json, only, skip, DeviceName.CPU)
+
+
+@app.command()
 def bench(
     as_json: Json = False,
     only: Only = None,

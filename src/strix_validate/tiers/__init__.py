@@ -16,7 +16,7 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 
 #: In the order in which `run` takes them; imported when used, because most need torch.
-TIERS = ("doctor", "backend", "attention", "kernels", "bench", "serve")
+TIERS = ("doctor", "backend", "attention", "kernels", "emulated", "bench", "serve")
 
 
 def load(name: str) -> ModuleType:
