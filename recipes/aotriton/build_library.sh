@@ -22,7 +22,9 @@ cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
     -DAOTRITON_USE_TORCH=OFF
 # upstream's CMake also looks in /opt/rocm
 grep "^hip_DIR:PATH=$PREFIX/" build/CMakeCache.txt
-ninja -C build -j"$CPU_COUNT" install/strip
+ninja -C build -j"$CPU_COUNT" install
+# not install/strip: CMake may take llvm-strip, which also removes the version string in .comment
+"${STRIP:-strip}" --strip-unneeded "$PREFIX"/lib/libaotriton_v2.so.*.*
 
 # which kernel the library asks for, by its own dispatch code; what it never calls stays unresolved
 objects=build/v3src/CMakeFiles/aotriton_v2.dir
