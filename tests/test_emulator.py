@@ -24,6 +24,17 @@ def emulate(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("command", ["attention", "selftest"])
+def test_without_a_disassembler_nothing_is_claimed(command: str) -> None:
+    """Recipe tests take exit code 3 for "not checked": a wrong number must not hide behind it."""
+    arguments = [CHECKOUT / "forge", "run", "attention", "--", "strix-emulate", command]
+    environment = os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"}
+    environment["STRIX_EMULATE_LIBLLVM"] = "/nowhere/libLLVM.so"
+    done = subprocess.run(arguments, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 3 and "no disassembler for gfx1151" in done.stderr
+    assert not done.stdout.strip()
+
+
 def test_machine_agrees_with_its_oracle() -> None:
     report = json.loads(emulate("selftest", "--programs", "20", "--seed", "5", "--json"))
     assert report["disagreements"] == 0 and report["instructions_compared"] == 800

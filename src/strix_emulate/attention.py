@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from strix_emulate import triton_device
+from strix_emulate import llvm, triton_device
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.machine import Options
 
@@ -77,6 +77,7 @@ def run(wanted: list[Case], options: Options | None = None) -> Iterator[Result]:
         import torch
     except ImportError as error:
         raise EmulatorError(f"attention needs torch, triton and flash-attn ({error})") from error
+    llvm.find()  # before the cases, which take whatever is raised as their result
     recorder = triton_device.Recorder(options or Options())
     try:
         triton_device.install(recorder)
