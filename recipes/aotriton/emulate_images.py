@@ -3,9 +3,9 @@
 
     emulate_images.py FOLDER
 
-FOLDER is aotriton.images. One kernel of each image of head dimension 64, fp16, causal or not, without
-padding, dropout and bias: forward, then the backward kernels. Without a disassembler nothing is
-executed, and it says so.
+FOLDER is aotriton.images. One kernel of each image of head dimension 64, fp16, causal or not,
+without padding, dropout and bias: forward, then the backward kernels. Without a disassembler
+nothing is executed, and it says so.
 """
 
 import sys
