@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands that look after sources and patches."""
+"""The commands that look after sources, patches and the repository itself."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +17,12 @@ from strix_forge.build import Display
 from strix_forge.recipes import sources_of
 from strix_forge.session import err, out, say, session
 
+app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
 patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help=True)
+
+app.add_typer(sources_app, name="sources")
+app.add_typer(patches_app, name="patches")
 
 Maybe = Annotated[list[str] | None, typer.Argument(help="Recipe names (default: all).")]
 Folder = Annotated[Path, typer.Argument(help="Folder of exported sources.")]
@@ -131,3 +137,10 @@ def check(
             detail = f": {result.detail}" if result.detail else ""
             display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
     raise typer.Exit(1 if "fails" in states else 3 if strict and "not attempted" in states else 0)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def test(context: typer.Context) -> None:
+    """Run the tests of this repository; arguments go to pytest."""
+    command = [sys.executable, "-m", "pytest", *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=session.project.root, check=False).returncode)
