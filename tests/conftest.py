@@ -6,11 +6,16 @@ What is slow to make is shared with the checkout: the embedded base and the fetc
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +125,25 @@ def embedded_base(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> MiniProject:
     return MiniProject(tmp_path)
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder as any static host does, without a line per request."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(
+    folder: Path, handler: type[http.server.BaseHTTPRequestHandler] = QuietHandler
+) -> Iterator[str]:
+    """Serve `folder` on a free port of this machine; yields its URL."""
+    make = functools.partial(handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), make) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
