@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "src"))
@@ -114,12 +115,21 @@ class MiniProject:
         return {file.name for file in self.channel.glob("*/*.conda")}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker for the tests of a file, and one, from the start, for those of this checkout."""
+    for item in items:
+        ours = {"built", "attention_stack"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("checkout" if ours else item.path.stem))
+    items.sort(key=lambda item: next(item.iter_markers("xdist_group")).args != ("checkout",))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def embedded_base(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Make the checkout's embedded base once, if it is not there; from PyPI, a few minutes."""
     project = MiniProject(tmp_path_factory.mktemp("base"))
     project.recipe("probe")
-    project.forge("build-all")
+    with FileLock(CHECKOUT / "build" / ".tests"):
+        project.forge("build-all")
 
 
 @pytest.fixture

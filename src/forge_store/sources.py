@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import siphash24
+from filelock import FileLock
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 from pip._internal.cli import cmdoptions
@@ -90,8 +91,13 @@ class SourceCache:
         path = self.path(source)
         if path.exists():
             return path
-        partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
+        # `sources fetch` beside a build would write into the same partial file
+        with FileLock(path.parent / ".lock"):
+            return path if path.exists() else self._fetch(source, path, progress)
+
+    def _fetch(self, source: Source, path: Path, progress: Progress) -> Path:
+        partial = path.with_name(path.name + ".partial")
         reasons = []
         if source.commit:
             try:

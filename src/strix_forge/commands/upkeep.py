@@ -142,5 +142,6 @@ def check(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
     """Run the tests of this repository; arguments go to pytest."""
-    command = [sys.executable, "-m", "pytest", *context.args]
+    parallel = ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    command = [sys.executable, "-m", "pytest", *parallel, *context.args]
     raise typer.Exit(subprocess.run(command, cwd=session.project.root, check=False).returncode)
