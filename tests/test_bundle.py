@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -253,20 +254,27 @@ def test_killed_while_writing_leaves_no_half_bundle(app: MiniProject, tmp_path: 
     assert tarfile.is_tarfile(file) and not (tmp_path / ".partial-b.tar").exists()
 
 
-@pytest.mark.usefixtures("attention_stack")
-def test_real_stack(tmp_path: Path) -> None:
-    """The attention stack as a bundle, its validator started inside a cut-off namespace."""
+@pytest.mark.usefixtures("built")
+def test_validator_from_a_bundle(app: MiniProject, tmp_path: Path) -> None:
+    """The real validator with all that it needs, installed and started without a network."""
     if no_namespace():
         pytest.skip("not attempted: this machine lets nobody make a network namespace")
-    launcher, file = [str(CHECKOUT / "forge")], tmp_path / "attention.tar"
-    environment = os.environ | {"FORGE_BASE": "embedded", "FORGE_NO_PIXI": "1"}
-    subprocess.run([*launcher, "bundle", "attention", "-o", file], env=environment, check=True)
-    subprocess.run(
-        [*CUT, *launcher, "unbundle", file, tmp_path / "there"], env=environment, check=True
+    manifest, file = tmp_path / "check" / "pixi.toml", tmp_path / "check.tar"
+    manifest.parent.mkdir()
+    channels = json.dumps([str(CHECKOUT / "channel"), "conda-forge"])
+    manifest.write_text(
+        f"[workspace]\nchannels = {channels}\n[dependencies]\nstrix-validate = '*'\n"
     )
-    line = f"source {tmp_path}/there/activate.sh && exec strix-validate list"
+    base = (CHECKOUT / "build" / "embedded").resolve().as_uri()
+    space = Workspace.load(manifest, tmp_path, {"conda-forge": base})
+    space.lock(lambda _: False)
+    assert bundles.write(space, "default", file).packages > 10
+    line = (
+        f"{shlex.join(app.command('unbundle', str(file), str(tmp_path / 'there')))} && "
+        f"unset PYTHONPATH && source {tmp_path}/there/activate.sh && strix-validate list"
+    )
     done = subprocess.run(
-        [*CUT, "bash", "-c", line], env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        text=True, capture_output=True, check=False
-    )  # fmt: skip
-    assert done.returncode == 0 and "attention" in done.stdout, done.stderr
+        [*CUT, "bash", "-c", line], env=app.environment, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attention" in done.stdout.split("activate.sh")[1]
