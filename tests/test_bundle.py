@@ -255,7 +255,7 @@ def test_killed_while_writing_leaves_no_half_bundle(app: MiniProject, tmp_path: 
 
 
 @pytest.mark.usefixtures("built")
-def test_validator_from_a_bundle(app: MiniProject, tmp_path: Path) -> None:
+def test_validator_from_a_bundle(project: MiniProject, tmp_path: Path) -> None:
     """The real validator with all that it needs, installed and started without a network."""
     if no_namespace():
         pytest.skip("not attempted: this machine lets nobody make a network namespace")
@@ -270,11 +270,15 @@ def test_validator_from_a_bundle(app: MiniProject, tmp_path: Path) -> None:
     space.lock(lambda _: False)
     assert bundles.write(space, "default", file).packages > 10
     line = (
-        f"{shlex.join(app.command('unbundle', str(file), str(tmp_path / 'there')))} && "
+        f"{shlex.join(project.command('unbundle', str(file), str(tmp_path / 'there')))} && "
         f"unset PYTHONPATH && source {tmp_path}/there/activate.sh && strix-validate list"
     )
     done = subprocess.run(
-        [*CUT, "bash", "-c", line], env=app.environment, text=True, capture_output=True, check=False
+        [*CUT, "bash", "-c", line],
+        env=project.environment,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attention" in done.stdout.split("activate.sh")[1]
