@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT, MiniProject
 
 from forge_provenance.compare import compare
-from forge_store.project import digest_tree
+from forge_store.project import digest_tree, sha256_file
 
 SAME = """\
 mkdir -p "$PREFIX/share/{name}"
@@ -47,6 +48,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     project.recipe("beta", script=OTHER)
     never = {"url": "http://upstream.invalid/a.tar.gz", "sha256": "0" * 64}
     project.recipe("never", source=json.dumps([never]))
+    archive = project.root / "demo-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("demo-1.0/text"))
+    by_hand = {"url": "http://upstream.invalid/demo-1.0.tar.gz", "sha256": sha256_file(archive)}
+    project.recipe("delta", source=json.dumps([by_hand]))
+    (project.root / "build" / "sources").unlink()  # delta's source is no other test's business
+    project.forge("sources", "add", str(archive))
     flag = project.root / "flag"
     flag.touch()
     project.recipe(
@@ -84,8 +92,10 @@ def test_different(app: MiniProject) -> None:
 
 
 def test_what_cannot_be_rebuilt_here(app: MiniProject, tmp_path: Path) -> None:
-    """Nothing was built, or it was built at another place, where a rebuild would write."""
+    """Nothing was built; a host is gone; or it was built elsewhere, where a rebuild would write."""
     assert "not in the channel" in app.forge("rebuild", "--check", "never", code=3).stderr
+    error = app.forge("rebuild", "--check", "delta", code=3).stderr
+    assert "cannot reach one of http://upstream.invalid/demo-1.0.tar.gz" in error
     moved = MiniProject(tmp_path)
     for name in ("recipes", "src", "channel"):
         shutil.copytree(app.root / name, tmp_path / name, dirs_exist_ok=True)

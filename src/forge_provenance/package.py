@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import tarfile
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 import zstandard
@@ -43,8 +44,8 @@ class Package:
         # a rebuilt file has another name than its inner archives
         self.dist = re.sub(r"-rebuilt-\d{8}-\d{6}$", "", path.stem)
 
-    def _members(self, section: str) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-        """Every member of `info` or `pkg` that is no folder, and its content, if it has one.
+    def _members(self, section: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+        """Every member of `info` or `pkg` that is no folder; the content of a link is its target.
 
         py-rattler's PackageArchive would do, but most processes that read through it abort at
         their end.
@@ -58,28 +59,26 @@ class Package:
                 tarfile.open(fileobj=stream, mode="r|") as tar,
             ):
                 for member in tar:
-                    content = tar.extractfile(member) if member.isreg() else None
-                    if not member.isdir():
-                        yield member, content.read() if content else b""
+                    if member.isreg():
+                        yield member, tar.extractfile(member)
+                    elif not member.isdir():
+                        yield member, io.BytesIO(member.linkname.encode())
         except (zipfile.BadZipFile, zstandard.ZstdError, tarfile.TarError, OSError) as error:
             raise BuildFailed(f"{self.path} cannot be read: {error}") from None
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None
 
     def content(self, section: str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-        """Name -> content of the `wanted` files in `info` or `pkg`; a link's is its target."""
-        return {
-            member.name: content if member.isreg() else member.linkname.encode()
-            for member, content in self._members(section)
-            if wanted(member.name)
-        }
+        """Name -> content of the `wanted` files in `info` or `pkg`."""
+        members = self._members(section)
+        return {member.name: file.read() for member, file in members if wanted(member.name)}
 
     def entries(self, section: str) -> dict[str, Entry]:
         """Name -> Entry of every file in `info` or `pkg`."""
         found = {}
-        for member, content in self._members(section):
+        for member, file in self._members(section):
             link = None if member.isreg() else member.linkname
-            sha256 = hashlib.sha256(content if link is None else link.encode()).hexdigest()
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             found[member.name] = Entry(sha256, member.size, member.mode, link)
         return found
 

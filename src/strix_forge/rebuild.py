@@ -19,6 +19,7 @@ from strix_forge.build import FAILED, LEFT, Builder, Result
 from strix_forge.recipes import Step, sources_of
 
 IDENTICAL = "identical"
+UNREACHED = "Failed to download from URL"  # rattler-build 0.73's words
 
 
 def check(builder: Builder, steps: list[Step]) -> list[Result]:
@@ -60,7 +61,15 @@ def _check(builder: Builder, step: Step) -> None:
     for package in packages:
         builder.display.phase(f"{package.stem}: building again")
         job = {"action": "rebuild", "package": str(package), "output_dir": str(output)}
-        builder.run_job(job | {"folder": str(folder)}, log)
+        try:
+            builder.run_job(job | {"folder": str(folder)}, log)
+        except BuildFailed as error:
+            if UNREACHED not in str(error):
+                raise
+            origins = ", ".join(source.origin for source in sources_of(step.recipe))
+            raise NotAttempted(
+                f"a rebuild fetches sources again, and cannot reach one of {origins}"
+            ) from None
         (rebuilt,) = output.glob(f"{package.stem}-rebuilt-*.conda")
         if lines := compare(package, rebuilt):
             kept = project.build / "rebuilt" / package.name
