@@ -32,8 +32,9 @@ from forge_store.project import ForgeError, NotAttempted, Project, sha256_file, 
 logging.getLogger("pip").setLevel(logging.ERROR)
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# Where rendered recipes see PyPI's files. Never opened: rattler-build finds them in its own cache.
-PYPI_URL = "file:///pypi-sources"
+# Where rendered recipes see PyPI's files. A build never opens it: rattler-build finds them in its
+# cache. Its rebuild has no cache that could be filled, hence a place relative to the process.
+PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 CONNECT_SECONDS = 10
 CHUNK = 1 << 20
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip")

@@ -139,7 +139,7 @@ class Workspace:
 
         Raises ForgeError when there is no lock, BuildFailed when a package differs from it.
         """
-        records, prefix = self._locked(environment), self.prefix(environment)
+        records, prefix = self.locked(environment), self.prefix(environment)
         for record in records:
             path = Path(record.url.removeprefix("file://"))
             if not path.is_absolute():
@@ -157,7 +157,8 @@ class Workspace:
             raise BuildFailed(f"cannot install into {prefix}: {error}") from None
         return len(records)
 
-    def _locked(self, environment: str) -> list[RepoDataRecord]:
+    def locked(self, environment: str) -> list[RepoDataRecord]:
+        """The packages of a locked environment. Raises ForgeError when there is no such lock."""
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
         try:

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from forge_provenance import records
 from forge_store.bases import Base
 from forge_store.channel import Channel
 from forge_store.project import (
@@ -190,6 +191,9 @@ class Builder:
             whole.touch()
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
+        for package in expected:  # before it enters: a package without a record is not built again
+            recipe, root = step.recipe.path, self.project.root
+            records.write(self.channel.folder, package, recipe, root, self.base.name)
         self.channel.add(sorted(expected), step.digest)
         shutil.rmtree(output, ignore_errors=True)
 

@@ -18,14 +18,14 @@ import typer
 from forge_store.bases import BaseName
 from forge_store.project import ForgeError
 from forge_store.sources import PYPI_SOURCES, PYPI_URL
-from strix_forge.commands import building, distribution, stacks, upkeep
+from strix_forge.commands import building, bundles, distribution, provenance, stacks, upkeep
 from strix_forge.session import err, session
 
 INTERRUPTED = 130
 GLOBAL_OPTIONS = ("--base", "--output", "--variant")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for part in (building, stacks, distribution, upkeep):
+for part in (building, stacks, distribution, provenance, bundles, upkeep):
     app.add_typer(part.app)
 
 

@@ -2,7 +2,8 @@
 """The child process that runs rattler-build: `python -m strix_forge.engine JOB.json`.
 
 A child of its own because build_recipes is silent, holds the GIL for hours and may abort; the
-parent follows its log and outlives it. JOB.json: {"action": "build" or "test", its arguments}.
+parent follows its log and outlives it. JOB.json: {"action": "build", "test" or "rebuild", and its
+arguments}.
 """
 
 from __future__ import annotations
@@ -50,13 +51,23 @@ def test(packages: list[str], channel: list[str]) -> None:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
+def rebuild(package: str, output_dir: str, folder: str) -> None:
+    """rattler-build's own rebuild, into OUTPUT_DIR/DIST-rebuilt-TIME.conda.
+
+    It unpacks the recipe below the temporary folder, and looks for patches and sources from there.
+    """
+    os.environ["TMPDIR"] = f"{folder}/recipes"
+    os.chdir(folder)
+    Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
+
+
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     status = 0
     try:
-        {"build": build, "test": test}[job.pop("action")](**job)
+        {"build": build, "test": test, "rebuild": rebuild}[job.pop("action")](**job)
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
         status = 1

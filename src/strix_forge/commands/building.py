@@ -12,6 +12,7 @@ import typer
 from forge_store.channel import Record
 from forge_store.project import sha256_file
 from strix_forge import build
+from strix_forge import rebuild as reproduce
 from strix_forge.build import FAILED, LEFT, Result
 from strix_forge.recipes import Step, sources_of
 from strix_forge.session import LOCAL_FORMAT, err, out, say, session
@@ -91,11 +92,27 @@ def build_some(
 
 @app.command()
 def rebuild(
-    packages: Packages, keep_going: KeepGoing = False, package_format: Format = LOCAL_FORMAT
+    packages: Packages,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with what is there; the channel stays.")
+    ] = False,
+    keep_going: KeepGoing = False,
+    package_format: Format = LOCAL_FORMAT,
 ) -> None:
-    """Build the named packages again although they are current, under the next build number."""
+    """Build the named packages again although they are current, under the next build number.
+
+    With --check the same packages are built again beside the channel and compared byte for byte:
+    exit 1 when one differs, 3 when it cannot be rebuilt here.
+    """
     wanted = session.known(packages)
-    raise typer.Exit(run_build(wanted, wanted, keep_going, package_format))
+    if not check:
+        raise typer.Exit(run_build(wanted, wanted, keep_going, package_format))
+    with session.project.lock():
+        builder = session.builder(package_format)
+        steps = [s for s in session.recipes.plan(session.channel) if s.recipe.name in wanted]
+        with builder.display:
+            results = reproduce.check(builder, steps)
+    raise typer.Exit(report(results, wanted, lenient=False))
 
 
 @app.command()
