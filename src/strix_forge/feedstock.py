@@ -24,7 +24,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from forge_store.bases import DIGEST_KEY
 from forge_store.project import ForgeError
-from strix_forge.recipes import Recipe, RecipeSet
+from strix_forge.recipes import Recipe, RecipeSet, sources_of
 
 PYPI_PREFIX = re.compile(r"\$\{\{ *env\.get\(.PYPI_SOURCES.\) *\}\}/")
 BASE_TAG = "${{ base_tag }}"
@@ -66,9 +66,10 @@ def write(recipes: RecipeSet, recipe: Recipe, folder: Path, owner: Owner) -> lis
 
     `recipes` have to be rendered for the conda-forge base. Everything else that a feedstock holds
     is left alone, its conda-forge.yml too. Returns what conda-smithy's linter is still going to
-    find. Raises ForgeError for a folder of something else, and
-    for a recipe that needs a file which would not be in the feedstock; `folder` is then unchanged.
+    find. Raises ForgeError for a folder of something else, and for a recipe that needs a file which
+    would not be in the feedstock; nothing in `folder` is changed then.
     """
+    sources_of(recipe)  # has what is fetched a hash, and PyPI's files a package URL?
     settings = folder / "conda-forge.yml"
     if folder.exists() and not settings.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ForgeError(f"{folder} exists and is no feedstock: it has no conda-forge.yml")
@@ -99,11 +100,11 @@ def refusal(recipe: Recipe) -> str:
 
 
 def origin(root: Path) -> str:
-    """The web address of the checkout's remote `origin`, or nothing."""
+    """The web address of the checkout's remote `origin`; nothing if it has none or a password."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.fullmatch(
-        r"(?:https://|git@|ssh://git@)([^/:@]+)[/:](.+?)(?:\.git)?/?\n", done.stdout
+        r"(?:https://|git@|ssh://git@)([\w.-]+)[/:]([^@]+?)(?:\.git)?/?\n", done.stdout
     )
     return f"https://{found[1]}/{found[2]}" if found else ""
 
@@ -119,6 +120,8 @@ def _bring_sources(data: Any, recipe: Recipe, root: Path, new: Path) -> None:
         local = (recipe.path.parent / source.get("path", ".")).resolve()
         if local.is_relative_to(recipe.path.parent):
             continue
+        if not local.is_relative_to(root):
+            raise ForgeError(f"{recipe.path}: the source {local} is not in this repository")
         source["path"] = local.relative_to(root).as_posix()
         target = new / source["path"]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,16 +149,17 @@ def _take_out_ours(data: Any, recipe: Recipe, recipes: RecipeSet) -> None:
     _each_text(data, lambda text: _upstream_url(text, recipe).replace(BASE_TAG, ""))
     for section in [data, *data.get("outputs", [])]:
         build = section.get("build", {})
-        if keys := build.get("variant", {}).get("use_keys"):
+        keys = build.get("variant", {}).get("use_keys", [])
+        if DIGEST_KEY in keys:
             keys.remove(DIGEST_KEY)
             if not keys:
                 del build["variant"]["use_keys"]
             if not build["variant"]:
                 del build["variant"]
     # a version that bots can read and raise
-    given = VARIABLE.fullmatch(str(data["context"]["version"]))
-    if given:
-        data["context"]["version"] = str(recipes.base.variants[given[1]][0])
+    context = data.get("context", {})
+    if given := VARIABLE.fullmatch(str(context.get("version"))):
+        context["version"] = str(recipes.base.variants[given[1]][0])
 
 
 def _each_text(node: Any, change: Callable[[str], str]) -> None:
@@ -177,15 +181,16 @@ def _upstream_url(url: str, recipe: Recipe) -> str:
     if not found:
         return url
     file = url[found.end() :]
-    # without purls the recipe would not have been read
-    name = PackageURL.from_string(recipe.extra["purls"][0]).name
+    purls = [PackageURL.from_string(text) for text in recipe.extra["purls"]]
+    literal = file.split("$")[0]
+    name = next(p.name for p in purls if p.qualifiers["file_name"].startswith(literal))
     tag = file.split("-")[-3] if file.endswith(".whl") else "source"
     return f"{PyPI.url}packages/{tag}/{name[0]}/{name}/{file}"
 
 
 def _name_owner(data: Any, owner: Owner) -> None:
     if owner.maintainers:
-        data["extra"]["recipe-maintainers"] = list(owner.maintainers)
+        data.setdefault("extra", {})["recipe-maintainers"] = list(owner.maintainers)
     if owner.homepage:
         data["about"].setdefault("homepage", owner.homepage)
 
