@@ -116,6 +116,9 @@ def test_form_that_the_linter_wants(folders: Path, name: str) -> None:
     assert list(data) == [key for key in order if key in data]
     assert {"homepage", "license", "license_file", "summary"} <= set(data["about"])
     assert not str(data["context"]["version"]).startswith("$"), "a version that a bot can raise"
+    variants = (folders / name / "recipe/conda_build_config.yaml").read_text().splitlines()
+    if "c_stdlib_version:" in variants:  # without it, it would be macOS's, too
+        assert variants[variants.index("c_stdlib_version:") + 1].endswith("# [linux]")
 
 
 def test_pypi_files_have_public_addresses(folders: Path) -> None:

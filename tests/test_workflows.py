@@ -132,6 +132,14 @@ def test_no_secret_and_no_more_permission_than_named() -> None:
     assert publish["environment"] and publish["needs"] == "gpu"
 
 
+def test_own_machines_run_no_pull_request() -> None:
+    for path in WORKFLOWS:
+        workflow = load(path)
+        own = [job for job in workflow["jobs"].values() if "self-hosted" in job.get("runs-on", "")]
+        # YAML 1.1 reads the key `on` as true
+        assert not own or set(workflow[True]) <= {"push", "schedule", "workflow_dispatch"}
+
+
 def test_no_upload_is_cancelled() -> None:
     for path in WORKFLOWS:
         workflow = load(path)
