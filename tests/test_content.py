@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,9 +21,7 @@ def built_chain(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     (project.root / "local" / "text").write_text("one\n")
     patches = project.root / "patches" / "alpha"
     patches.mkdir(parents=True)
-    (patches / "0001-two.patch").write_text(
-        "--- a/text\n+++ b/text\n@@ -1 +1 @@\n-one\n+two\n"
-    )
+    (patches / "0001-two.patch").write_text("--- a/text\n+++ b/text\n@@ -1 +1 @@\n-one\n+two\n")
     source = "[{path: ../../local, patches: [../../patches/alpha/0001-two.patch]}]"
     project.recipe("alpha", source=source)
     project.recipe("beta", run=["alpha"])
@@ -72,6 +71,23 @@ def test_edit(chain: MiniProject, edited: str, text: str, affected: set[str]) ->
     assert all(file.endswith("_1.conda") for file in new), "a new build must outrank the old one"
     # nothing was replaced under its old name
     assert {name: sha256_file(chain.channel / "noarch" / name) for name in old} == old
+
+
+def test_levels(chain: MiniProject) -> None:
+    """A level needs lower ones only; the lines are what a workflow takes its job matrix from."""
+    lines = [line.partition("=") for line in chain.forge("plan", "--matrix").stdout.splitlines()]
+    jobs = {level: [job["recipe"] for job in json.loads(text)] for level, _, text in lines}
+    assert {level: sorted(names) for level, names in jobs.items()} == {
+        "level0": ["alpha", "delta"],
+        "level1": ["beta"],
+        "level2": ["gamma"],
+    }
+    gamma = chain.plan()["gamma"]
+    assert (gamma["level"], gamma["needs"]) == (2, ["beta"])
+    files = [
+        path for _, _, text in lines for job in json.loads(text) for path in job["files"].split()
+    ]
+    assert all((chain.root / path).is_file() for path in files), "the files that were built"
 
 
 def test_reason_says_what_changed(chain: MiniProject) -> None:

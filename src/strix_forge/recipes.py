@@ -221,6 +221,14 @@ class RecipeSet:
         recipe = self.recipes[name]
         return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
 
+    def levels(self) -> dict[str, int]:
+        """The level of each recipe: it needs recipes of lower levels only, so one can be built
+        beside the others of its level."""
+        level: dict[str, int] = {}
+        for name in self.recipes:
+            level[name] = 1 + max((level[other] for other in self.direct_needs(name)), default=-1)
+        return level
+
     def lacking(self, name: str) -> list[str]:
         """What one recipe needs and neither a recipe nor a base on this machine gives.
 

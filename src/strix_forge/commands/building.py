@@ -116,20 +116,30 @@ def rebuild(
 
 
 @app.command()
-def plan(as_json: Json = False) -> None:
+def plan(
+    as_json: Json = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="A job matrix for each level.")] = False,
+) -> None:
     """The build order, and why each package would be built or skipped.
 
     `left` is what the last run could not attempt, or what the base cannot give; the next run
     tries it again.
     """
-    session.quiet = as_json
+    session.quiet = as_json or matrix
     steps = session.recipes.plan(session.channel)
+    levels = session.recipes.levels()
+    if matrix:
+        for line in matrix_lines(steps, levels):
+            print(line)
+        return
     rows = []
     for step in steps:
         left = build.why_not_attempted(session.project, session.recipes, step)
         verb = "left" if left else "build" if step.wanted else "skip"
         row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
         row |= {"version": step.recipe.version, "outputs": [o.dist for o in step.outputs]}
+        needs = sorted(session.recipes.direct_needs(step.recipe.name))
+        row |= {"level": levels[step.recipe.name], "needs": needs}
         row |= {"requirements": step.recipe.requirements}
         row["sources"] = [
             {"origin": s.origin, "commit" if s.commit else "sha256": s.digest}
@@ -146,6 +156,22 @@ def plan(as_json: Json = False) -> None:
             say(f"{number:2} {row['action']:5} {dist}: {row['reason']}")
     for name in session.recipes.given:
         say(f"   given {name}: the {session.base.name} base has it")
+
+
+def matrix_lines(steps: list[Step], levels: dict[str, int]) -> Iterator[str]:
+    """`levelN=JSON` for GITHUB_OUTPUT: what to build side by side, once the levels before are.
+
+    An entry has the recipe, the files that it is going to yield, below channel/, and a key that
+    is equal for equal content.
+    """
+    for level in sorted(set(levels.values())):
+        entries = []
+        for step in (step for step in steps if levels[step.recipe.name] == level):
+            files = [f"channel/{out.subdir}/{out.file_name}" for out in step.outputs]
+            files += [f"channel/forge/{out.dist}.json" for out in step.outputs]
+            entry = {"recipe": step.recipe.name, "key": step.digest_value}
+            entries.append(entry | {"files": "\n".join(files)})
+        yield f"level{level}={json.dumps(entries)}"
 
 
 @app.command()

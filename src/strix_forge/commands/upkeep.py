@@ -10,11 +10,14 @@ from typing import Annotated
 
 import typer
 
+from forge_store import bases
 from forge_store.project import ForgeError, NotAttempted
 from forge_store.sources import Source, SourceCache
+from strix_forge import feedstock as feedstocks
 from strix_forge import patches
 from strix_forge.build import Display
-from strix_forge.recipes import sources_of
+from strix_forge.feedstock import Owner
+from strix_forge.recipes import RecipeSet, sources_of
 from strix_forge.session import err, out, say, session
 
 app = typer.Typer()
@@ -137,6 +140,41 @@ def check(
             detail = f": {result.detail}" if result.detail else ""
             display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
     raise typer.Exit(1 if "fails" in states else 3 if strict and "not attempted" in states else 0)
+
+
+@app.command()
+def feedstock(
+    folder: Annotated[Path, typer.Option("--folder", "-o", help="Where to.", file_okay=False)],
+    package: Annotated[str | None, typer.Argument(help="Recipe name.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every recipe: FOLDER/NAME-feedstock.")
+    ] = False,
+    maintainer: Annotated[
+        list[str] | None, typer.Option(help="GitHub name, in place of ours.")
+    ] = None,
+    homepage: Annotated[
+        str | None, typer.Option(help="Of a recipe without one [the git remote origin].")
+    ] = None,
+) -> None:
+    """Write a recipe as a feedstock that `conda-smithy rerender` takes, or its recipe/ anew.
+
+    --all leaves out what conda-forge would refuse; named, that is written all the same.
+    """
+    if bool(package) == every:
+        raise ForgeError("name one recipe, or --all")
+    project = session.project
+    base = bases.load(project, bases.BaseName.CONDA_FORGE, bases.parse_overrides(session.variants))
+    recipes = RecipeSet(project, base)
+    owner = Owner(tuple(maintainer or ()), homepage or feedstocks.origin(project.root))
+    for name in sorted(session.known([package] if package else None, recipes)):
+        target = folder / f"{name}-feedstock" if every else folder
+        recipe = recipes.recipes[name]
+        if every and (why := feedstocks.refusal(recipe)):
+            complain(f"{name}: left out, {why}")
+            continue
+        for remark in feedstocks.write(recipes, recipe, target, owner):
+            complain(f"{name}: {remark}")
+        say(f"{name}: {target}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
