@@ -70,10 +70,10 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
 async def _read(path: str) -> tuple[str, str, list[bytes]]:
     """Build string, licence expression and licence texts, as the package's own info folder says."""
     package = await PackageArchive.from_path(path)
-    index, about = await package.index_json(), await package.about_json()
+    index = await package.index_json()
     names = [name for name in await package.list_files("info") if name.startswith(LICENSES)]
     texts = await package.read_files(names)
-    return str(index.build), str(about.license or ""), [text or b"" for text in texts.values()]
+    return str(index.build), str(index.license or ""), [text or b"" for text in texts.values()]
 
 
 def _unlicensed(expression: str, texts: list[bytes]) -> Iterator[str]:

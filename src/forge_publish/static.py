@@ -87,11 +87,12 @@ class StaticChannel:
         files, yanked = revisions.state(log) if log else (set(index.records), index.removed)
         packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
         added = set(packages) - files
-        yank, restore = _named(yank, files | added), _named(restore, yanked)
+        yank = _named(yank, files | added) - yanked
+        restore = _named(restore, files | added) & yanked
         change = Revision(
             log[-1].revision + 1 if log else 1,
             sorted(added if log else added | files),
-            sorted(yank - yanked),
+            sorted(yank),
             sorted(restore),
         )
         for name in sorted(packages):
