@@ -26,11 +26,13 @@ from rattler import Channel as ChannelName
 from rattler import Gateway, LockFile, SourceConfig, VirtualPackage
 from rattler.lock import LockChannel, LockPlatform
 from rattler_build import assemble_package
+from typer.testing import CliRunner
 
 from forge_publish import places, revisions, static, verify
 from forge_publish.static import StaticChannel
 from forge_store.channel import Channel
 from forge_store.project import SUBDIRS, BuildFailed, ForgeError
+from strix_forge.commands import distribution
 
 BUILD = "h1234567_0"
 
@@ -415,6 +417,39 @@ def test_killed_at_random_moments(source: Source, target: Path, tmp_path: Path) 
         (target / "noarch" / f"alpha-1.0-{BUILD}.conda").unlink()
         with pytest.raises(urllib.error.HTTPError):
             view(url)
+
+
+def test_commands(project: MiniProject, target: Path) -> None:
+    """publish, and channel log, yank and verify: what they print and how they exit."""
+    source = Source(project.channel)
+    dist = source.make("alpha")
+    assert "revision 1: 1 added" in project.forge("publish", "--to", str(target)).stdout
+    again = project.forge("publish", "--to", target.as_uri()).stdout
+    assert "nothing new" in again
+
+    def channel(*arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(distribution.channel_app, arguments)
+        if isinstance(done.exception, ForgeError):
+            assert done.exception.exit_code == code
+            return str(done.exception)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    assert "no channel folder" in channel("yank", str(target.parent), dist, code=2)
+    assert "revision 2: 1 yanked" in channel("yank", str(target), dist)
+    assert "nothing new" in channel("yank", str(target), dist)
+    assert "revision 3: 1 restored" in channel("yank", str(target), dist, "--restore")
+    printed = channel("log", str(target))
+    assert printed.index("revision 3") < printed.index(f"- noarch/{dist}.conda")
+    assert json.loads(channel("log", str(target), "--json"))[0]["revision"] == 1
+    assert "has no revisions/log.json" in channel("log", str(target.parent), code=2)
+    assert "1 packages, 0 findings" in channel("verify", str(target))
+    with served(target) as url:
+        assert "orphans cannot be seen" in channel("verify", url)
+        assert channel("log", url) == printed
+    flip(target / f"noarch/{dist}.conda")
+    assert f"noarch/{dist}.conda: has sha256" in channel("verify", str(target), code=1)
+    assert "nothing was checked" in channel("verify", str(target.parent), code=3)
 
 
 def test_one_publisher_at_a_time(source: Source, target: Path) -> None:

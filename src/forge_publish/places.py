@@ -18,7 +18,7 @@ from forge_store.project import ForgeError, NotAttempted
 
 CHUNK = 1 << 20
 PACKAGES = (".conda", ".tar.bz2")
-FORMS = "a folder, https://prefix.dev/CHANNEL, https://anaconda.org/OWNER or s3://BUCKET/PREFIX"
+FORMS = "a folder, https://prefix.dev/CHANNEL or https://anaconda.org/OWNER"
 
 
 class Unreadable(NotAttempted):

@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 from rattler_build import upload_package_to_anaconda, upload_package_to_prefix
 
 from forge_publish import gate, verify
-from forge_publish.places import FORMS, Web, parse, refuse_credentials
+from forge_publish.places import FORMS, Unreadable, Web, parse, refuse_credentials
 from forge_store.channel import Channel
 from forge_store.project import BuildFailed, ForgeError
 
@@ -31,9 +33,8 @@ MEANING = {
     413: "the server takes no file of this size",
 }
 S3 = (
-    "the bindings of rattler-build 0.73 upload no file to S3. Publish to a folder and copy that, "
-    "packages first and index files last: aws s3 sync DIR {url} --exclude '*repodata*' --exclude "
-    "'*run_exports*' && aws s3 sync DIR {url} --exclude '.*'"
+    "the bindings of rattler-build 0.73 upload no file to S3. Publish to a folder and copy that "
+    "with aws s3 sync, index files last, as docs/publishing.md shows"
 )
 
 
@@ -44,6 +45,7 @@ class Service:
     `key` and `server` are the environment variables that rattler-build has for it.
     """
 
+    host: str
     api: str
     files: str
     key: str
@@ -60,14 +62,17 @@ def _to_anaconda(package: Path, api: str, owner: str, key: str | None) -> None:
 
 
 SERVICES = {
-    "prefix.dev": Service(
-        "https://prefix.dev", "https://repo.prefix.dev", "PREFIX_API_KEY", "PREFIX_SERVER_URL",
-        _to_prefix,
-    ),
-    "anaconda.org": Service(
-        "https://api.anaconda.org", "https://conda.anaconda.org", "ANACONDA_API_KEY",
-        "ANACONDA_SERVER_URL", _to_anaconda,
-    ),
+    service.host: service
+    for service in (
+        Service(
+            "prefix.dev", "https://prefix.dev", "https://repo.prefix.dev",
+            "PREFIX_API_KEY", "PREFIX_SERVER_URL", _to_prefix,
+        ),
+        Service(
+            "anaconda.org", "https://api.anaconda.org", "https://conda.anaconda.org",
+            "ANACONDA_API_KEY", "ANACONDA_SERVER_URL", _to_anaconda,
+        ),
+    )
 }  # fmt: skip
 
 
@@ -89,19 +94,29 @@ class Destination:
         other = os.environ.get(service.server)
         if other:
             refuse_credentials(other)
-        index = verify.read_index(Web(f"{other or service.files}/{self.name}"))
-        hashes = {name: record["sha256"] for name, record in index.records.items()}
+        try:
+            hashes = verify.hashes(Web(f"{other or service.files}/{self.name}"))
+        except Unreadable as error:
+            raise Unreadable(
+                f"{error}. A private channel is read with what rattler's store holds for the "
+                f"host, not with {service.key}"
+            ) from None
         packages = gate.admitted(source, hashes.get)
         todo = sorted(packages.keys() - hashes.keys())
-        key = os.environ.get(service.key) or None
         for count, name in enumerate(todo):
-            try:
-                service.send(source.path(packages[name]), other or service.api, self.name, key)
-            except Exception as error:  # RattlerBuildError and what the client raises below it
+            path, api = source.path(packages[name]), other or service.api
+            # A process of its own: the uploader holds the GIL, so that no Ctrl-C would come
+            # through. The credential reaches it as it reached us.
+            command = [sys.executable, "-m", "forge_publish.uploads", service.host, path]
+            child = subprocess.run(
+                [*command, api, self.name], stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, check=False,
+            )  # fmt: skip
+            if child.returncode:
                 raise BuildFailed(
                     f"{name} was not uploaded ({count} of {len(todo)} were): "
-                    f"{_explain(str(error), service)}"
-                ) from None
+                    f"{_explain(child.stdout.strip() or child.stderr, service)}"
+                )
         return len(todo), len(hashes) + len(todo)
 
 
@@ -115,7 +130,7 @@ def destination(to: str) -> Path | Destination:
     refuse_credentials(to)
     parts = urlsplit(to)
     if parts.scheme == "s3":
-        raise ForgeError(S3.format(url=to))
+        raise ForgeError(S3)
     name = parts.path.strip("/")
     if parts.scheme != "https" or parts.netloc not in SERVICES or not name or "/" in name:
         raise ForgeError(f"--to {to} is none of: {FORMS}")
@@ -127,12 +142,18 @@ def _explain(text: str, service: Service) -> str:
     known = secrets(service)
     for secret in known:
         text = text.replace(secret, "***")
-    status = re.search(r"\b(?:HTTP(?: status [a-z ]+)?)[ (]*(\d{3})", text)
+    status = re.search(r"\bHTTP (\d{3})", text)
     meaning = MEANING.get(int(status[1]), "") if status else ""
-    if not meaning and ("API key" in text or "token required" in text):
+    if "already exists" in text:
+        meaning = MEANING[409]
+    elif "API key" in text or "token required" in text:
         meaning = f"set {service.key}, or store a credential with pixi auth login"
+    elif not status:
+        meaning = (
+            f"is {service.key}, or what is stored for the host, valid, and may it write there?"
+        )
     answer = text if known or not status else f"HTTP {status[1]}"
-    return " ".join(f"{answer}. {meaning}".split()).rstrip(". ")
+    return " ".join(f"{answer}. {meaning}".split()).removesuffix(". ")
 
 
 def secrets(service: Service) -> set[str]:
@@ -149,3 +170,20 @@ def _strings(value: object) -> set[str]:
     if isinstance(value, dict):
         return {text for inner in value.values() for text in _strings(inner)}
     return {value} if isinstance(value, str) else set()
+
+
+def main() -> None:
+    """Send one package: HOST PACKAGE API CHANNEL. The reason of a failure goes to stdout."""
+    host, package, api, channel = sys.argv[1:]
+    service, status = SERVICES[host], 0
+    try:
+        service.send(Path(package), api, channel, os.environ.get(service.key) or None)
+    except Exception as error:  # RattlerBuildError and what the client raises below it
+        print(error)
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)  # the bindings sometimes abort while Python shuts down
+
+
+if __name__ == "__main__":
+    main()

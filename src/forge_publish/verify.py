@@ -69,6 +69,15 @@ def read_index(place: Place) -> Index:
     return index
 
 
+def hashes(place: Place) -> dict[str, str]:
+    """The sha256 of every file that the plain repodata.json of both subdirs name."""
+    return {
+        f"{subdir}/{file}": record["sha256"]
+        for subdir in SUBDIRS
+        for file, record in _records(_json(place.read(f"{subdir}/repodata.json")) or {}).items()
+    }
+
+
 def shard_files(place: Place, subdir: str) -> dict[str, str]:
     """File name of each shard that the shard index names -> the package's name."""
     data = _unpack(place.read(f"{subdir}/{SHARDS}")) or {"shards": {}}
