@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import CHECKOUT, MiniProject, served
-from test_publish import BUILD, Source
+from static_channel import BUILD, Source
 
 from forge_publish import places, uploads
 from forge_publish.uploads import destination

@@ -26,7 +26,7 @@ from rattler_build import assemble_package
 from forge_publish import gate, revisions, verify
 from forge_publish.places import Folder
 from forge_publish.revisions import Revision
-from forge_store.channel import Channel
+from forge_store.channel import Channel, is_host_bound
 from forge_store.project import SUBDIRS, BuildFailed, ForgeError, hold, sha256_file
 
 SHARD_SECONDS = 7 * 86400  # as long as a client may go on with an older index
@@ -62,6 +62,8 @@ class StaticChannel:
         ForgeError for what the gate refuses, an unknown build, or another publisher at work;
         BuildFailed when the folder cannot be written or the index cannot be made.
         """
+        if source and source.folder.resolve() == self.folder.resolve():
+            raise ForgeError(f"{self.folder} is what builds go to: publish to another folder")
         new = not self.folder.exists()
         with hold(self.folder, "publishing to"):
             if new:
@@ -86,6 +88,8 @@ class StaticChannel:
         # a channel that was there before the log: what its index names
         files, yanked = revisions.state(log) if log else (set(index.records), index.removed)
         packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
+        if not log:
+            self._require_known(files | set(packages))
         added = set(packages) - files
         yank = _named(yank, files | added) - yanked
         restore = _named(restore, files | added) & yanked
@@ -112,6 +116,19 @@ class StaticChannel:
         self._stage(files | added, (yanked | yank) - restore, index.findings or not log)
         self._switch([*log, change] if changed else log)
         return change if changed else None
+
+    def _require_known(self, known: set[str]) -> None:
+        """Refuse to take over a folder whose index would lose packages, or has another base's."""
+        for name in sorted(self.place.packages() or ()):
+            if name not in known:
+                raise ForgeError(
+                    f"{self.folder / name} is in no index, and {revisions.LOG} is not there to "
+                    "tell why. Index or remove it, or publish to an empty folder"
+                )
+            if is_host_bound(self.folder / name):
+                raise ForgeError(
+                    f"{self.folder / name} is host-bound: this is no folder to publish to"
+                )
 
     def _clean(self) -> None:
         shutil.rmtree(self.staging, ignore_errors=True)
