@@ -132,7 +132,7 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     assert source.digest_of(record) == {"content": "alpha"} and source.tests_of(record) == 1
     for text in ('{"content": "alpha"}', "{", original.replace(record.sha256, "0" * 64)):
         note.write_text(text)
-        with pytest.raises(ForgeError, match="no note of passed tests.*forge rebuild alpha"):
+        with pytest.raises(ForgeError, match="alpha.*no note of passed tests"):
             StaticChannel(target).publish(source)
     note.write_text('{"content": "alpha"}')
     assert source.digest_of(record) is None

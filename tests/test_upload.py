@@ -126,6 +126,7 @@ def source(tmp_path: Path) -> Source:
         ("https://prefix.dev/demo", "PREFIX_API_KEY", "/api/v1/upload/demo", f"Bearer {TOKEN}"),
         ("https://anaconda.org/demo", "ANACONDA_API_KEY", "/stage/demo/", f"token {TOKEN}"),
     ],
+    ids=["prefix.dev", "anaconda.org"],
 )
 def test_upload(
     to: str, key: str, path: str, header: str, source: Source, server: type[Server],
@@ -223,6 +224,7 @@ def test_gate_stands_before_every_upload(source: Source, server: type[Server]) -
         f"https://prefix.dev/demo?token={TOKEN}",
         f"s3://key:{TOKEN}@bucket/prefix",
     ],
+    ids=["password", "user", "conda token", "query", "s3"],  # pytest would show the token
 )
 def test_credentials_in_urls(to: str) -> None:
     """Refused wherever a channel is named, in words that do not repeat them."""
@@ -257,13 +259,14 @@ def test_no_secret_is_written(
     outside = tmp_path.parent / f"{tmp_path.name}-auth.json"
     outside.write_text(json.dumps({"127.0.0.1": {"BearerToken": TOKEN}}))
     secret = {"PREFIX_API_KEY": TOKEN} if by == "variable" else {"RATTLER_AUTH_FILE": str(outside)}
-    places_written = {"RATTLER_CACHE_DIR": str(tmp_path / "rattler"), "RUST_LOG": "trace"}
+    (tmp_path / "tmp").mkdir()
+    # all that could be written lies below tmp_path, HOME too, and all that can be told is told
+    written = {"RATTLER_CACHE_DIR": str(tmp_path / "rattler"), "TMPDIR": str(tmp_path / "tmp")}
+    secret |= written | {"RUST_LOG": "trace"}
     told = ""
     for status, code in ((401, 1), (200, 0)):
         server.status = status
-        done = project.forge(
-            "publish", "--to", "https://prefix.dev/demo", code=code, **secret, **places_written
-        )
+        done = project.forge("publish", "--to", "https://prefix.dev/demo", code=code, **secret)
         told += done.stdout + done.stderr
     refused = project.forge("publish", "--to", f"https://u:{TOKEN}@prefix.dev/demo", code=2)
     told += refused.stdout + refused.stderr

@@ -53,9 +53,10 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
             "is host-bound (made on the embedded base) and is never published. Build on the "
             "conda-forge base into an empty folder: --base conda-forge --output DIR"
         )
+        return
     tests = channel.tests_of(record)
     if tests is None:
-        yield f"has no note of passed tests for these bytes; run ./forge rebuild {record.name}"
+        yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
     elif tests == 0:
         yield "has no tests; add some to its recipe"
     yield from _unlicensed(expression, texts)
