@@ -207,6 +207,24 @@ def test_no_credential(source: Source, server: type[Server]) -> None:
     assert server.requests == []
 
 
+def test_answer_is_withheld_where_the_credential_is_unknown(
+    source: Source, server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file that pixi auth login writes, which is not read here, as with a keyring."""
+    server.status = 422
+    store = tmp_path / "home/.rattler/credentials.json"
+    store.parent.mkdir(parents=True)
+    store.write_text(json.dumps({"127.0.0.1": {"BearerToken": TOKEN}}))
+    with pytest.raises(BuildFailed, match="were\\): HTTP 422$") as error:
+        destination("https://prefix.dev/demo").publish(source)
+    assert TOKEN not in str(error.value)
+    assert {auth for _, auth in server.requests} == {f"Bearer {TOKEN}"}
+    # the file named by the variable comes first, and is known
+    monkeypatch.setenv("RATTLER_AUTH_FILE", str(store))
+    with pytest.raises(BuildFailed, match="no: Bearer \\*\\*\\*"):
+        destination("https://prefix.dev/demo").publish(source)
+
+
 def test_gate_stands_before_every_upload(source: Source, server: type[Server]) -> None:
     source.make("bad", tests=0)
     for to in ("https://prefix.dev/demo", "https://anaconda.org/demo"):

@@ -113,9 +113,11 @@ class Destination:
                 text=True, check=False,
             )  # fmt: skip
             if child.returncode:
+                ended = f"the uploader ended with status {child.returncode}"
+                text = child.stdout.strip() or child.stderr.strip() or ended
                 raise BuildFailed(
                     f"{name} was not uploaded ({count} of {len(todo)} were): "
-                    f"{_explain(child.stdout.strip() or child.stderr, service)}"
+                    f"{_explain(text, service, api)}"
                 )
         return len(todo), len(hashes) + len(todo)
 
@@ -137,9 +139,9 @@ def destination(to: str) -> Path | Destination:
     return Destination(SERVICES[parts.netloc], name)
 
 
-def _explain(text: str, service: Service) -> str:
+def _explain(text: str, service: Service, api: str) -> str:
     """A failure in one line. What a server answers may repeat the credential that it was sent."""
-    known = secrets(service)
+    known = secrets(service, api)
     for secret in known:
         text = text.replace(secret, "***")
     status = re.search(r"\bHTTP (\d{3})", text)
@@ -153,17 +155,23 @@ def _explain(text: str, service: Service) -> str:
             f"is {service.key}, or what is stored for the host, valid, and may it write there?"
         )
     answer = text if known or not status else f"HTTP {status[1]}"
-    return " ".join(f"{answer}. {meaning}".split()).removesuffix(". ")
+    return " ".join(". ".join(filter(None, (answer, meaning))).split())
 
 
-def secrets(service: Service) -> set[str]:
-    """The credentials that can be known here: the variable's and the auth file's."""
-    found = {os.environ.get(service.key, "")}
+def secrets(service: Service, api: str) -> set[str]:
+    """The credential that is used for a server, as far as it can be known here.
+
+    The variable comes first, then the file that RATTLER_AUTH_FILE names; a keyring tells nothing.
+    """
+    if key := os.environ.get(service.key):
+        return {key}
+    host = urlsplit(api).hostname or ""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads(Path(os.environ.get("RATTLER_AUTH_FILE", "")).read_text())
-        for entry in data.values():
-            found |= {v for kind in entry.values() for v in _strings(kind)}
-    return found - {""}
+        for name, entry in data.items():
+            if name == host or (name.startswith("*.") and f".{host}".endswith(name[1:])):
+                return _strings(entry)
+    return set()
 
 
 def _strings(value: object) -> set[str]:
