@@ -224,6 +224,10 @@ def test_commands(project: MiniProject, target: Path) -> None:
     again = project.forge("publish", "--to", target.as_uri()).stdout
     assert "nothing new" in again
 
+    elsewhere = ["publish", "--to", "https://prefix.dev/demo", "--yank", dist]
+    refused = CliRunner().invoke(distribution.app, elsewhere).exception
+    assert isinstance(refused, ForgeError) and "only a folder's builds" in str(refused)
+
     def channel(*arguments: str, code: int = 0) -> str:
         done = CliRunner().invoke(distribution.channel_app, arguments)
         if isinstance(done.exception, ForgeError):
