@@ -152,7 +152,7 @@ def test_compilers_resolve_unchanged(project: MiniProject) -> None:
 def test_publish_refuses_host_bound(project: MiniProject, tmp_path: Path) -> None:
     project.recipe("alpha")
     project.forge("build-all")
-    (note,) = (project.channel / "forge").iterdir()
+    (note,) = (project.channel / "forge").glob("*_0.json")
     assert json.loads(note.read_text())["tests"] == 1
     error = project.forge("publish", "--to", str(tmp_path / "out"), code=2).stderr
     assert "host-bound" in error and not list((tmp_path / "out").glob("**/*.conda"))
