@@ -151,7 +151,8 @@ def served(
     """Serve `folder` on a free port of this machine; yields its URL."""
     make = functools.partial(handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), make) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # the default looks for shutdown() every half second
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

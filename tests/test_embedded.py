@@ -152,6 +152,8 @@ def test_compilers_resolve_unchanged(project: MiniProject) -> None:
 def test_publish_refuses_host_bound(project: MiniProject, tmp_path: Path) -> None:
     project.recipe("alpha")
     project.forge("build-all")
+    (note,) = (project.channel / "forge").glob("*_0.json")
+    assert json.loads(note.read_text())["tests"] == 1
     error = project.forge("publish", "--to", str(tmp_path / "out"), code=2).stderr
     assert "host-bound" in error and not list((tmp_path / "out").glob("**/*.conda"))
 
@@ -167,37 +169,3 @@ def test_renamed_package_is_refused(project: MiniProject, tmp_path: Path) -> Non
     Channel(project.channel).index()
     error = project.forge("publish", "--to", str(tmp_path / "out"), code=2).stderr
     assert f"{renamed} calls itself {file.name}" in error
-
-
-def test_publish_copies_others(project: MiniProject, tmp_path: Path) -> None:
-    """A package without the mark is published; a published name never gets other bytes."""
-    from rattler_build import assemble_package
-
-    content = tmp_path / "content"
-    content.mkdir()
-    (content / "file").write_text("one")
-    target = tmp_path / "out"
-
-    def make(text: str) -> None:
-        (content / "file").write_text(text)
-        assemble_package(
-            "free", "1.0", "noarch", "h1234567_0", project.channel / "noarch",
-            files_dir=content, noarch="generic",
-        )  # fmt: skip
-        Channel(project.channel).index()
-
-    (project.channel / "noarch").mkdir(parents=True)
-    project.recipe("alpha")
-    make("one")
-    project.forge("publish", "--to", str(target))
-    (published,) = target.glob("noarch/*.conda")
-    before = sha256_file(published)
-    assert {r.sha256 for r in Channel(target).records()} == {before}
-    assert published.stat().st_mode & 0o777 == 0o644
-    project.forge("publish", "--to", str(target))
-
-    (project.channel / "noarch" / published.name).unlink()
-    (project.channel / "noarch" / "repodata.json").unlink()
-    make("two")
-    assert "already published" in project.forge("publish", "--to", str(target), code=2).stderr
-    assert sha256_file(published) == before

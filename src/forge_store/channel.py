@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rattler import IndexJson
 from rattler.index import index_fs
@@ -142,8 +142,8 @@ class Channel:
         except Exception as error:
             raise BuildFailed(f"cannot index {self.folder}: {error}") from None
 
-    def add(self, packages: list[Path], digest: dict[str, str]) -> None:
-        """Move built packages in and index them.
+    def add(self, packages: dict[Path, int], digest: dict[str, str]) -> None:
+        """Move built packages in and index them; the numbers are those of the tests each passed.
 
         Raises ForgeError when a file of that name with other bytes is already there.
         """
@@ -151,43 +151,28 @@ class Channel:
             target = self.folder / package.parent.name / package.name
             if target.exists() and sha256_file(target) != sha256_file(package):
                 raise ForgeError(f"{target} exists with other content; it is not replaced")
-        for package in packages:
-            note = self.folder / "forge" / f"{package.stem}.json"
-            write_text(note, json.dumps(digest, indent=1))
+        for package, tests in packages.items():
+            note = {"digest": digest, "tests": tests, "sha256": sha256_file(package)}
+            path = self.folder / "forge" / f"{package.stem}.json"
+            write_text(path, json.dumps(note, indent=1))
             place(package, self.folder / package.parent.name / package.name)
         self.index()
 
     def digest_of(self, record: Record) -> dict[str, str] | None:
         """What the content digest of a package was made of, if that is still known."""
+        return self._note(record).get("digest")
+
+    def tests_of(self, record: Record) -> int | None:
+        """How many tests these very bytes passed before they came in, if that is known."""
+        note = self._note(record)
+        return note.get("tests") if note.get("sha256") == record.sha256 else None
+
+    def _note(self, record: Record) -> dict[str, Any]:
         note = self.folder / "forge" / f"{record.dist}.json"
-        return json.loads(note.read_text()) if note.exists() else None
-
-    def publish(self, target: Path) -> int:
-        """Copy every package to the channel folder `target` and index it; returns their number.
-
-        Raises ForgeError, before copying anything, for a host-bound package, a file that differs
-        from its record, or a published file of the same name with other bytes.
-        """
-        records = self.records()
-        for record in records:
-            source, published = self.path(record), target / record.subdir / record.file_name
-            if is_host_bound(source):
-                raise ForgeError(
-                    f"{source} is host-bound (made on the embedded base) and is never published. "
-                    "Build on the conda-forge base into an empty folder: --base conda-forge "
-                    "--output DIR"
-                )
-            if sha256_file(source) != record.sha256:
-                raise ForgeError(f"{source} differs from its record in the index; rebuild it")
-            if published.exists() and sha256_file(published) != record.sha256:
-                raise ForgeError(f"{published} is already published with other content")
-        for record in records:
-            copy = target / record.subdir / f".copy-{record.file_name}"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.path(record), copy)
-            place(copy, target / record.subdir / record.file_name)
-        Channel(target).index()
-        return len(records)
+        try:
+            return json.loads(note.read_text()) if note.exists() else {}
+        except ValueError:  # what is damaged is unknown
+            return {}
 
 
 def is_host_bound(package: Path) -> bool:

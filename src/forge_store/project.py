@@ -80,35 +80,39 @@ class Project:
         """
         with contextlib.ExitStack() as stack:
             for folder in (self.channel, self.build):
-                stack.callback(os.close, _hold(folder))
+                stack.enter_context(hold(folder, "building into"))
             kill_leftovers(self.staging)
             for leftover in self.staging.glob("tmp*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             yield
 
 
-def _hold(folder: Path) -> int:
-    """Lock FOLDER/.lock and write our process number into it; returns the open descriptor."""
+@contextlib.contextmanager
+def hold(folder: Path, doing: str) -> Iterator[None]:
+    """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
+
+    Raises ForgeError when another live process is, or the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ForgeError(
             f"cannot write to {error.filename}: {error.strerror}. "
-            "Make it writable or choose another folder with --output"
+            "Make it writable or choose another folder (--output, --to)"
         ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode().strip() or "unknown"
-        os.close(descriptor)
-        raise ForgeError(
-            f"process {holder} is building into {folder}. Wait for it, or build from another "
-            "checkout into another folder"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor
+    with os.fdopen(descriptor, "r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read(32).strip() or "unknown"
+            raise ForgeError(
+                f"process {holder} is {doing} {folder}. Wait for it, or choose another folder"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 def kill_leftovers(folder: Path) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rattler_build import Package
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -194,7 +195,8 @@ class Builder:
         for package in expected:  # before it enters: a package without a record is not built again
             recipe, root = step.recipe.path, self.project.root
             records.write(self.channel.folder, package, recipe, root, self.base.name)
-        self.channel.add(sorted(expected), step.digest)
+        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
+        self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
     def _fetch(self, steps: list[Step]) -> dict[str, ForgeError]:
