@@ -73,5 +73,7 @@ def test_every_command_of_the_readme_exists() -> None:
 def test_pixi_tasks_are_one_line_and_described() -> None:
     tasks = tomllib.loads((CHECKOUT / "pixi.toml").read_text())["tasks"]
     for name, task in tasks.items():
+        if name.startswith("_"):  # a part of another task, which pixi does not list
+            continue
         assert task["cmd"] == f"python -m strix_forge {name}" and task["description"]
         assert name in COMMANDS

@@ -313,3 +313,21 @@ def test_real_hosts_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert anaconda.service.files == "https://conda.anaconda.org" and anaconda.name == "b"
     assert destination("out") == Path(os.getcwd()) / "out"
     assert isinstance(Channel(Path("x")), Channel)
+
+
+@pytest.mark.parametrize(
+    ("key", "identity", "attested"),
+    [(None, "token", True), ("key", "token", False), (None, None, False)],
+)
+def test_attestation_where_there_is_an_identity(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, identity: str | None, attested: bool
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        uploads, "upload_package_to_prefix", lambda *_, **options: asked.update(options)
+    )
+    monkeypatch.delenv(uploads.IDENTITY, raising=False)
+    if identity:
+        monkeypatch.setenv(uploads.IDENTITY, identity)
+    uploads.SERVICES["prefix.dev"].send(Path("a.conda"), "https://prefix.dev", "mine", key)
+    assert asked["generate_attestation"] == attested

@@ -222,8 +222,9 @@ def test_matrix_names_the_files_that_a_build_places(
     for name, entry in entries.items():
         files = [Path(file) for file in entry["files"].splitlines()]
         packages = [file for file in files if file.suffix == ".conda"]
-        notes = [file for file in files if file.suffix == ".json"]
-        assert {file.stem for file in packages} == {file.stem for file in notes}
+        notes = {file.name for file in files if file.parts[1] == "forge"}
+        ends = (".json", ".provenance.json", ".cdx.json")
+        assert notes == {f"{file.stem}{end}" for file in packages for end in ends}
         assert len(packages) == len(recipes.recipes[name].output_names)
         # below one folder, which download-artifact lays them out in again
         assert {file.parts[0] for file in files} == {"channel"}

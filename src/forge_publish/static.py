@@ -23,6 +23,7 @@ import zstandard
 from rattler.index import index_fs
 from rattler_build import assemble_package
 
+from forge_provenance.records import RECORD, SBOM
 from forge_publish import gate, revisions, verify
 from forge_publish.places import Folder
 from forge_publish.revisions import Revision
@@ -31,7 +32,6 @@ from forge_store.project import SUBDIRS, BuildFailed, ForgeError, hold, sha256_f
 
 SHARD_SECONDS = 7 * 86400  # as long as a client may go on with an older index
 CHUNK = 1 << 20
-COMPANIONS = (".provenance.json", ".cdx.json")
 # Last what clients ask for first: with it everything else is there.
 INDEX_FILES = (
     "run_exports.json",
@@ -159,7 +159,7 @@ class StaticChannel:
     def _copy_companions(self, source: Channel, packages: dict) -> None:
         """The provenance and SBOM of each package, where the build made them."""
         for record in packages.values():
-            for suffix in COMPANIONS:
+            for suffix in (RECORD, SBOM):
                 name = f"forge/{record.dist}{suffix}"
                 if (source.folder / name).exists() and not (self.folder / name).exists():
                     _folder(self.staging)

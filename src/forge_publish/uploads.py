@@ -32,6 +32,8 @@ MEANING = {
     409: "a file of that name is there already, perhaps of another publisher at this moment",
     413: "the server takes no file of this size",
 }
+# What GitHub gives a job that may ask for an identity (`id-token: write`)
+IDENTITY = "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
 S3 = (
     "the bindings of rattler-build 0.73 upload no file to S3. Publish to a folder and copy that "
     "with aws s3 sync, index files last, as docs/publishing.md shows"
@@ -54,7 +56,9 @@ class Service:
 
 
 def _to_prefix(package: Path, api: str, channel: str, key: str | None) -> None:
-    upload_package_to_prefix([str(package)], api, channel, api_key=key)
+    # a Sigstore attestation needs the identity of trusted publishing, which an API key replaces
+    attest = key is None and IDENTITY in os.environ
+    upload_package_to_prefix([str(package)], api, channel, api_key=key, generate_attestation=attest)
 
 
 def _to_anaconda(package: Path, api: str, owner: str, key: str | None) -> None:

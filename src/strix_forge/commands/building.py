@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forge_provenance.records import RECORD, SBOM
 from forge_store.channel import Record
 from forge_store.project import sha256_file
 from strix_forge import build
@@ -168,7 +169,8 @@ def matrix_lines(steps: list[Step], levels: dict[str, int]) -> Iterator[str]:
         entries = []
         for step in (step for step in steps if levels[step.recipe.name] == level):
             files = [f"channel/{out.subdir}/{out.file_name}" for out in step.outputs]
-            files += [f"channel/forge/{out.dist}.json" for out in step.outputs]
+            notes = (".json", RECORD, SBOM)
+            files += [f"channel/forge/{out.dist}{n}" for out in step.outputs for n in notes]
             entry = {"recipe": step.recipe.name, "key": step.digest_value}
             entries.append(entry | {"files": "\n".join(files)})
         yield f"level{level}={json.dumps(entries)}"
