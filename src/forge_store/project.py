@@ -33,6 +33,12 @@ class BuildFailed(ForgeError):
     exit_code = 1
 
 
+class Refused(ForgeError):
+    """What was asked for contradicts what is known, for example a download with another hash."""
+
+    exit_code = 1
+
+
 class NotAttempted(ForgeError):
     """Something wanted could not be tried at all, for example an unreachable source."""
 

@@ -13,7 +13,8 @@ import json
 import logging
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 from pip._internal.cli import cmdoptions
 from pip._internal.commands.download import DownloadCommand
+from pip._internal.exceptions import PipError
+from pip._internal.models.link import Link
 
 from forge_store import git_sources
-from forge_store.project import ForgeError, NotAttempted, Project, sha256_file, write_text
+from forge_store.project import ForgeError, NotAttempted, Project, Refused, sha256_file, write_text
 
 # pip warns of every configured wheel folder that lacks a project; that is no news here
 logging.getLogger("pip").setLevel(logging.ERROR)
@@ -37,6 +40,8 @@ PYPI_SOURCES = "PYPI_SOURCES"
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 CONNECT_SECONDS = 10
 CHUNK = 1 << 20
+# What pip's session raises: requests' own errors are OSErrors, and pip 26 puts its own around them.
+UNREACHABLE = (OSError, PipError)
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip")
 
 Progress = Callable[[str, int, int | None], None]
@@ -99,24 +104,48 @@ class SourceCache:
 
     def _fetch(self, source: Source, path: Path, progress: Progress) -> Path:
         partial = path.with_name(path.name + ".partial")
-        reasons = []
         if source.commit:
             try:
                 git_sources.fetch(source.url, source.commit, path)
             except NotAttempted as error:
                 raise NotAttempted(f"{source.origin} cannot be reached ({error})") from None
             return path
-        for url in (source.url, *source.mirrors):
-            try:
-                with _pip_session(replace(source, url=url)) as (session, address):
-                    _download(session, address, partial, progress)
-                return self._accept(partial, source)
-            except NotAttempted as error:
-                reasons.append(f"{url}: {error}" if source.mirrors else str(error))
-        raise NotAttempted(
-            f"{source.origin} cannot be reached ({'; '.join(reasons)}). Download it on another "
-            f"machine and run: forge sources add FILE (sha256 {source.sha256})"
-        )
+        try:
+            self._download_any(source, partial, progress)
+        except NotAttempted as error:
+            raise NotAttempted(
+                f"{error}. Download it on another machine and run: forge sources add FILE "
+                f"(sha256 {source.sha256})"
+            ) from None
+        return self._accept(partial, source)
+
+    def pin(self, source: Source, progress: Progress) -> Source:
+        """Download a file whose sha256 is still to be found, and keep it under what was found.
+
+        Nothing of an earlier try is used: bytes of two files would give the sha256 of neither.
+        Raises NotAttempted like fetch, Refused for a file that is no archive, or that has
+        another sha256 than pip's index gives.
+        """
+        partial = self.folder / f"pin-{cache_key(source.url, '')}" / f"{source.file_name}.partial"
+        shutil.rmtree(partial.parent, ignore_errors=True)
+        partial.parent.mkdir(parents=True)
+        try:
+            link = self._download_any(source, partial, progress)
+            found = sha256_file(partial)
+            if link.hash_name == "sha256" and link.hash != found:
+                raise Refused(
+                    f"{source.origin} has sha256 {found}, but pip's index says {link.hash}: "
+                    "damaged on its way, or tampered with; nothing of it was kept"
+                )
+            if not (tarfile.is_tarfile(partial) or zipfile.is_zipfile(partial)):
+                raise Refused(f"{link.url_without_fragment} is no archive: a page of an error?")
+            pinned = replace(source, sha256=found)
+            if not self.path(pinned).exists():
+                self.path(pinned).parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(self.path(pinned))
+            return pinned
+        finally:
+            shutil.rmtree(partial.parent, ignore_errors=True)
 
     def add(self, file: Path, known: list[Source]) -> Source:
         """Take what somebody brought by hand. Raises ForgeError if no recipe wants it."""
@@ -181,6 +210,18 @@ class SourceCache:
             lines += [] if source.commit else [f"{source.sha256}  {name}"]
         write_text(folder / "SHA256SUMS", "".join(f"{line}\n" for line in sorted(set(lines))))
         return len(present)
+
+    def _download_any(self, source: Source, partial: Path, progress: Progress) -> Link:
+        """Download from the first URL that answers; returns it as pip's link."""
+        reasons = []
+        for url in (source.url, *source.mirrors):
+            try:
+                with _pip_session(replace(source, url=url)) as (session, link):
+                    _download(session, link.url_without_fragment, partial, progress)
+                    return link
+            except NotAttempted as error:
+                reasons.append(f"{url}: {error}" if source.mirrors else str(error))
+        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)})")
 
     def _accept(self, partial: Path, source: Source) -> Path:
         found = sha256_file(partial)
@@ -264,15 +305,28 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _pip_session(source: Source) -> Iterator[tuple[Any, str]]:
-    """pip's HTTP session (its proxies, certificates and credentials) and the URL to get.
+def pip_session(arguments: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
+    """pip's HTTP session (its proxies, certificates, credentials) and finder of files.
 
     `pip download` would do for wheels, but for an sdist it runs setup.py to learn the metadata,
     and flash-attn's imports torch. So the two pip objects that find and get files are used as
     they are; their names have not changed between pip 20 and 26.
     """
     command = DownloadCommand("download", "")
-    arguments = ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq"]
+    options, _ = command.parse_args(
+        ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq", *arguments,
+         "-d", ".", "unused"]
+    )  # fmt: skip
+    with command.main_context():
+        session = command.get_default_session(options)
+        target = cmdoptions.make_target_python(options)
+        yield session, command._build_package_finder(options, session, target_python=target)
+
+
+@contextlib.contextmanager
+def _pip_session(source: Source) -> Iterator[tuple[Any, Link]]:
+    """A session, and the link to the source: its URL, or what pip's index has for a PyPI file."""
+    arguments = []
     if source.file_name.endswith(".whl"):
         tags = sorted(parse_wheel_filename(source.file_name)[3], key=str)
         arguments += ["--only-binary", ":all:", "--no-deps", "--abi", tags[0].abi]
@@ -281,17 +335,13 @@ def _pip_session(source: Source) -> Iterator[tuple[Any, str]]:
             arguments += ["--implementation", "cp", "--python-version", version]
         for tag in tags:
             arguments += ["--platform", tag.platform]
-    options, _ = command.parse_args([*arguments, "-d", ".", "unused"])
-    with command.main_context():
-        session = command.get_default_session(options)
+    with pip_session(arguments) as (session, finder):
         if source.purl is None:
-            yield session, source.url
+            yield session, Link(source.url)
             return
-        target = cmdoptions.make_target_python(options)
-        finder = command._build_package_finder(options, session, target_python=target)
         for candidate in finder.find_all_candidates(source.purl.name):
             if candidate.link.filename == source.file_name:
-                yield session, candidate.link.url_without_fragment
+                yield session, candidate.link
                 return
         raise NotAttempted("pip's index does not offer it")
 
@@ -299,10 +349,11 @@ def _pip_session(source: Source) -> Iterator[tuple[Any, str]]:
 def remote_size(source: Source) -> int | None:
     """Bytes of a source as its server tells them, or None."""
     try:
-        with _pip_session(source) as (session, url):
+        with _pip_session(source) as (session, link):
+            url = link.url_without_fragment
             length = session.head(url, allow_redirects=True).headers.get("content-length")
             return int(length) if length else None
-    except (OSError, NotAttempted):
+    except (*UNREACHABLE, NotAttempted):
         return None
 
 
@@ -329,8 +380,15 @@ def _download(session: Any, url: str, partial: Path, progress: Progress) -> None
                 raise NotAttempted(f"it ended after {have} of {total} bytes")
     except NotAttempted:
         raise
-    except OSError as error:  # requests' own errors are OSErrors
-        if error.errno is not None:
+    except UNREACHABLE as error:
+        if getattr(error, "errno", None) is not None:
             raise ForgeError(f"cannot write {partial}: {error.strerror}") from None
-        reason = getattr(error.args[0], "reason", error) if error.args else error
-        raise NotAttempted(str(reason).rsplit(": ", 1)[-1]) from None
+        raise NotAttempted(reason_of(error)) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why a host could not be reached, without the layers that requests and pip put around it."""
+    if isinstance(error, PipError):
+        error = error.__context__ or error
+    reason = getattr(error.args[0], "reason", error) if error.args else error
+    return str(reason).rsplit(": ", 1)[-1]
