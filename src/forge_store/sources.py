@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import lzma
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,7 +125,7 @@ class SourceCache:
         """Download a file whose sha256 is still to be found, and keep it under what was found.
 
         Nothing of an earlier try is used: bytes of two files would give the sha256 of neither.
-        Raises NotAttempted like fetch, Refused for a file that is no archive, or that has
+        Raises NotAttempted like fetch, Refused for a file that is no whole archive, or that has
         another sha256 than pip's index gives.
         """
         partial = self.folder / f"pin-{cache_key(source.url, '')}" / f"{source.file_name}.partial"
@@ -137,8 +139,10 @@ class SourceCache:
                     f"{source.origin} has sha256 {found}, but pip's index says {link.hash}: "
                     "damaged on its way, or tampered with; nothing of it was kept"
                 )
-            if not (tarfile.is_tarfile(partial) or zipfile.is_zipfile(partial)):
-                raise Refused(f"{link.url_without_fragment} is no archive: a page of an error?")
+            if not is_whole(partial):
+                raise Refused(
+                    f"{link.url_without_fragment} is no whole archive: cut off, or an error's page?"
+                )
             pinned = replace(source, sha256=found)
             if not self.path(pinned).exists():
                 self.path(pinned).parent.mkdir(parents=True, exist_ok=True)
@@ -284,6 +288,20 @@ def cache_key(url: str, sha256: str) -> str:
     parts = b"".join(text.encode() + b"\xff" for text in (url, sha256))
     # its own intdigest() is signed
     return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
+
+
+def is_whole(archive: Path) -> bool:
+    """Whether a wheel or an archive can be read to its end.
+
+    A host that names no length may end at any byte.
+    """
+    if zipfile.is_zipfile(archive):  # its list of files is its end
+        return True
+    try:
+        with tarfile.open(archive) as tar:
+            return len(tar.getmembers()) > 0
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
+        return False
 
 
 def unpack(archive: Path, target: Path) -> None:
