@@ -21,7 +21,7 @@ import pytest
 from conftest import CHECKOUT, MiniProject, served
 from test_patches import GOOD, TEXT
 
-from forge_store import git_sources, sources, upstream
+from forge_store import download, git_sources, sources, upstream
 from forge_store.project import ForgeError, NotAttempted, Project, Refused, write_text
 from forge_store.sources import PYPI_SOURCES, PYPI_URL
 from strix_forge import draft, pins, relations
@@ -467,7 +467,7 @@ def test_commits_that_a_source_names(world: World) -> None:
 def test_host_that_misbehaves(
     world: World, trick: str, match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(download, "CONNECT_SECONDS", 0.2)
     file = world.hosts / "dist" / "engine-2.0.0.tar.gz"
     if trick == "missing":
         file.rename(file.with_name("gone"))

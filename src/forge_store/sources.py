@@ -8,46 +8,29 @@ index, so a mirror, a proxy or a wheel folder that pip knows serves us too.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import lzma
 import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import siphash24
 from filelock import FileLock
 from packageurl import PackageURL
-from packaging.utils import parse_wheel_filename
-from pip._internal.cli import cmdoptions
-from pip._internal.commands.download import DownloadCommand
-from pip._internal.exceptions import PipError
 from pip._internal.models.link import Link
 
 from forge_store import git_sources
+from forge_store.download import UNREACHABLE, Progress, download, link_to
 from forge_store.project import ForgeError, NotAttempted, Project, Refused, sha256_file, write_text
-
-# pip warns of every configured wheel folder that lacks a project; that is no news here
-logging.getLogger("pip").setLevel(logging.ERROR)
 
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files. A build never opens it: rattler-build finds them in its
 # cache. Its rebuild has no cache that could be filled, hence a place relative to the process.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
-CONNECT_SECONDS = 10
-CHUNK = 1 << 20
-# What pip's session raises: requests' own errors are OSErrors, and pip 26 puts its own around them.
-UNREACHABLE = (OSError, PipError)
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip")
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with (file name, bytes so far, bytes in all or None)."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +203,8 @@ class SourceCache:
         reasons = []
         for url in (source.url, *source.mirrors):
             try:
-                with _pip_session(replace(source, url=url)) as (session, link):
-                    _download(session, link.url_without_fragment, partial, progress)
+                with link_to(url, source.purl) as (session, link):
+                    download(session, link.url_without_fragment, partial, progress)
                     return link
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
@@ -322,91 +305,12 @@ def unpack(archive: Path, target: Path) -> None:
         temporary.replace(target)
 
 
-@contextlib.contextmanager
-def pip_session(arguments: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
-    """pip's HTTP session (its proxies, certificates, credentials) and finder of files.
-
-    `pip download` would do for wheels, but for an sdist it runs setup.py to learn the metadata,
-    and flash-attn's imports torch. So the two pip objects that find and get files are used as
-    they are; their names have not changed between pip 20 and 26.
-    """
-    command = DownloadCommand("download", "")
-    options, _ = command.parse_args(
-        ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq", *arguments,
-         "-d", ".", "unused"]
-    )  # fmt: skip
-    with command.main_context():
-        session = command.get_default_session(options)
-        target = cmdoptions.make_target_python(options)
-        yield session, command._build_package_finder(options, session, target_python=target)
-
-
-@contextlib.contextmanager
-def _pip_session(source: Source) -> Iterator[tuple[Any, Link]]:
-    """A session, and the link to the source: its URL, or what pip's index has for a PyPI file."""
-    arguments = []
-    if source.file_name.endswith(".whl"):
-        tags = sorted(parse_wheel_filename(source.file_name)[3], key=str)
-        arguments += ["--only-binary", ":all:", "--no-deps", "--abi", tags[0].abi]
-        if tags[0].interpreter.startswith("cp"):
-            version = f"{tags[0].interpreter[2]}.{tags[0].interpreter[3:]}"
-            arguments += ["--implementation", "cp", "--python-version", version]
-        for tag in tags:
-            arguments += ["--platform", tag.platform]
-    with pip_session(arguments) as (session, finder):
-        if source.purl is None:
-            yield session, Link(source.url)
-            return
-        for candidate in finder.find_all_candidates(source.purl.name):
-            if candidate.link.filename == source.file_name:
-                yield session, candidate.link
-                return
-        raise NotAttempted("pip's index does not offer it")
-
-
 def remote_size(source: Source) -> int | None:
     """Bytes of a source as its server tells them, or None."""
     try:
-        with _pip_session(source) as (session, link):
+        with link_to(source.url, source.purl) as (session, link):
             url = link.url_without_fragment
             length = session.head(url, allow_redirects=True).headers.get("content-length")
             return int(length) if length else None
     except (*UNREACHABLE, NotAttempted):
         return None
-
-
-def _download(session: Any, url: str, partial: Path, progress: Progress) -> None:
-    have = partial.stat().st_size if partial.exists() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    name = partial.name.removesuffix(".partial")
-    try:
-        with session.get(url, stream=True, headers=headers) as response:
-            if response.status_code == 416:  # everything is here already
-                return
-            if response.status_code >= 400:
-                raise NotAttempted(f"HTTP {response.status_code}")
-            resumed = response.status_code == 206
-            have = have if resumed else 0
-            length = response.headers.get("content-length")
-            total = have + int(length) if length else None
-            with partial.open("ab" if resumed else "wb") as out:
-                for chunk in response.iter_content(CHUNK):
-                    out.write(chunk)
-                    have += len(chunk)
-                    progress(name, have, total)
-            if total is not None and have < total:
-                raise NotAttempted(f"it ended after {have} of {total} bytes")
-    except NotAttempted:
-        raise
-    except UNREACHABLE as error:
-        if getattr(error, "errno", None) is not None:
-            raise ForgeError(f"cannot write {partial}: {error.strerror}") from None
-        raise NotAttempted(reason_of(error)) from None
-
-
-def reason_of(error: Exception) -> str:
-    """Why a host could not be reached, without the layers that requests and pip put around it."""
-    if isinstance(error, PipError):
-        error = error.__context__ or error
-    reason = getattr(error.args[0], "reason", error) if error.args else error
-    return str(reason).rsplit(": ", 1)[-1]

@@ -25,8 +25,8 @@ from packaging.version import InvalidVersion, Version
 from pip._internal.network.lazy_wheel import HTTPRangeRequestUnsupported, dist_from_wheel_url
 
 from forge_store import git_sources
+from forge_store.download import UNREACHABLE, pip_session, reason_of
 from forge_store.project import NotAttempted
-from forge_store.sources import UNREACHABLE, pip_session, reason_of
 
 GITHUB = re.compile(
     r"(?P<repository>https://github\.com/[^/]+/[^/]+)/"
