@@ -224,7 +224,7 @@ class World:
     def git(self, *arguments: str) -> str:
         done = subprocess.run(
             ["git", "-C", self.root, *arguments], env=os.environ | IDENTITY, check=True,
-            capture_output=True, text=True,
+            capture_output=True, text=True, errors="replace",
         )  # fmt: skip
         return done.stdout
 
@@ -357,6 +357,20 @@ def test_versions_that_are_refused(
     world: World, name: str, version: str, kind: type[ForgeError], match: str
 ) -> None:
     world.refused(match, kind, **{name: version})
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "match"),
+    [
+        ("stacks/s/pixi.toml", "[workspace]", "[workspace", "stacks/s/pixi.toml: "),
+        ("README.md", "yes", "\udcff", "README.md is not UTF-8"),
+        ("recipes/toy/recipe.yaml", "pkg:pypi", "pypi", "toy/recipe.yaml: extra.purls: "),
+    ],
+)
+def test_files_that_cannot_be_read(world: World, file: str, old: str, new: str, match: str) -> None:
+    path = world.root / file
+    path.write_text(path.read_text().replace(old, new, 1), errors="surrogateescape")
+    world.refused(match, ForgeError, toy="1.0")
 
 
 def test_damaged_on_its_way(world: World) -> None:

@@ -174,6 +174,14 @@ def digest_tree(folder: Path) -> str:
     return total.hexdigest()
 
 
+def read_text(path: Path) -> str:
+    """A small text file. Raises ForgeError for one that is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ForgeError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that it is never seen half written."""
     path.parent.mkdir(parents=True, exist_ok=True)

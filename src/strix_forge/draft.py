@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge_store import bases
-from forge_store.project import ForgeError, Project, write_text
+from forge_store.project import ForgeError, Project, read_text, write_text
 from strix_forge.recipes import Recipe, RecipeSet, sources_of
 
 VARIANTS = "variants.yaml"
@@ -50,7 +50,7 @@ class Draft:
         path = self.project.root / name
         if not path.exists():
             return 0
-        text, count = re.subn(pattern, new, path.read_text(), flags=re.M)
+        text, count = re.subn(pattern, new, read_text(path), flags=re.M)
         path.write_text(text)
         return count
 
@@ -93,7 +93,7 @@ class Draft:
                 self.edit(file, pin, lambda m: m[1] + pin_like(m[2], old.version, new.version))
         log = self.project.root / "CHANGELOG.md"
         if log.exists() and old.version != new.version:
-            log.write_text(changelog(log.read_text(), new.name, old.version, new.version))
+            log.write_text(changelog(read_text(log), new.name, old.version, new.version))
 
     def changed(self) -> list[Path]:
         """The originals that differ, in the order of writing.

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from forge_store.project import ForgeError, NotAttempted, Project
+from forge_store.project import ForgeError, NotAttempted, Project, read_text
 from forge_store.sources import Progress, SourceCache, unpack
 from strix_forge.recipes import Recipe, source_of
 
@@ -75,7 +75,7 @@ def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
         for path in patches_of(recipe):
             named.setdefault(path, []).append(recipe)
     for path in all_patches(project):
-        text, owners = path.read_text(), named.get(path, [])
+        text, owners = read_text(path), named.get(path, [])
         wrong = lint_file(path, text)
         if len(owners) != 1:
             wrong.append("no recipe names it" if not owners else "named more than once")
@@ -181,8 +181,12 @@ def touched_files(text: str) -> list[str]:
 
 def verified(record: Path) -> dict[str, dict[str, Any]]:
     """File -> what it was held against. Raises ForgeError for an entry without blob or commit."""
-    entries = yaml.safe_load(record.read_text())["files"]
-    for name, entry in entries.items():
+    try:
+        entries = yaml.safe_load(read_text(record))["files"]
+        items = [(name, dict(entry)) for name, entry in entries.items()]
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ForgeError(f"{record} is no map of files to blob and commit: {error!r}") from None
+    for name, entry in items:
         for key in ("blob", "commit"):
             if not re.fullmatch("[0-9a-f]{40}", str(entry.get(key, ""))):
                 raise ForgeError(f"{record}: {name} names no {key} of 40 hex digits")

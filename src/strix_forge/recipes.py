@@ -311,6 +311,14 @@ def sources_of(recipe: Recipe) -> list[Source]:
     return [source_of(recipe, data) for data in recipe.sources if "path" not in data]
 
 
+def purls_of(recipe: Recipe) -> list[PackageURL]:
+    """The package URLs in a recipe's extra section. Raises ForgeError for what is none."""
+    try:
+        return [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
+    except ValueError as error:
+        raise ForgeError(f"{recipe.path}: extra.purls: {error}") from None
+
+
 def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
     if "git" in data:
@@ -320,8 +328,7 @@ def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     if "url" not in data or "sha256" not in data:
         raise ForgeError(f"{recipe.path}: a source needs url and sha256, found {data}")
     url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
-    purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
-    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
+    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
     source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]), tuple(mirrors))
     if url.startswith(PYPI_URL) and source.purl is None:
         raise ForgeError(

@@ -22,9 +22,9 @@ from packaging.utils import canonicalize_name
 from rattler import MatchSpec, Version, VersionSpec
 
 from forge_store import upstream
-from forge_store.project import NotAttempted, Refused
+from forge_store.project import ForgeError, NotAttempted, Refused, read_text
 from forge_store.sources import Progress, Source, SourceCache
-from strix_forge.recipes import Recipe, RecipeSet, package_name, sources_of
+from strix_forge.recipes import Recipe, RecipeSet, package_name, purls_of, sources_of
 
 HOLDS, BROKEN, UNKNOWN, NOTE = "holds", "broken", "not checked", "note"
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
@@ -43,8 +43,7 @@ class Relation:
 
 def project_of(recipe: Recipe) -> PackageURL | None:
     """The package on PyPI that a recipe packages, if its extra.purls name one."""
-    purls = map(PackageURL.from_string, recipe.extra.get("purls", []))
-    return next((purl for purl in purls if purl.type == "pypi"), None)
+    return next((purl for purl in purls_of(recipe) if purl.type == "pypi"), None)
 
 
 def stated(recipes: RecipeSet, moved: set[str], cache: SourceCache) -> Iterator[Relation]:
@@ -105,8 +104,11 @@ def allowed(recipes: RecipeSet, moved: set[str]) -> Iterator[Relation]:
                         spec for spec in specs if isinstance(spec, str)
                     )
     for manifest in sorted(recipes.project.root.glob("stacks/*/pixi.toml")):
-        wanted = dependencies(tomllib.loads(manifest.read_text()))
-        said[f"stacks/{manifest.parent.name}"] = set(wanted)
+        try:
+            wanted = set(dependencies(tomllib.loads(read_text(manifest))))
+        except tomllib.TOMLDecodeError as error:
+            raise ForgeError(f"stacks/{manifest.parent.name}/pixi.toml: {error}") from None
+        said[f"stacks/{manifest.parent.name}"] = wanted
     for who, specs in said.items():
         for spec in sorted(s for s in specs if package_name(s) in versions):
             version, wanted = versions[package_name(spec)], MatchSpec(spec).version
