@@ -60,8 +60,8 @@ def test_test_packages_fails_on_a_package_that_no_longer_passes(
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda text: text + "\n  - [", "does not render"),
-        (lambda text: text.replace("build:", "bild:"), "does not render"),
+        (lambda text: text + "\n  - [", "Failed to parse YAML"),
+        (lambda text: text.replace("build:", "bild:"), "field 'bild'"),
         (lambda text: text.replace("content_digest", "other"), "add content_digest"),
         (
             lambda text: text.replace("source: []", "source: [{path: ., patches: [no.patch]}]"),

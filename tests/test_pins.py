@@ -363,7 +363,7 @@ def test_versions_that_are_refused(
     ("file", "old", "new", "match"),
     [
         ("stacks/s/pixi.toml", "[workspace]", "[workspace", "stacks/s/pixi.toml: "),
-        ("README.md", "yes", "\udcff", "README.md is not UTF-8"),
+        ("README.md", "yes", "\udcff", "project/README.md is not UTF-8"),
         ("recipes/toy/recipe.yaml", "pkg:pypi", "pypi", "toy/recipe.yaml: extra.purls: "),
     ],
 )

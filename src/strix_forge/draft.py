@@ -39,7 +39,7 @@ class Draft:
             elif path.is_dir() and path.name in COPIED:
                 shutil.copytree(path, folder / path.name)
             elif path.name in COPIED:
-                shutil.copy(path, folder)
+                (folder / path.name).write_text(read_text(path))
         self.project = Project(folder.resolve(), project.channel, project.build)
 
     def recipes(self) -> RecipeSet:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from packageurl import PackageURL
+from rattler_build import Stage0Recipe
 from rattler_build.cli_api import build_recipes
 
 from forge_store.bases import DIGEST_KEY, Base
@@ -105,7 +106,7 @@ class RecipeSet:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 build_recipes([path], **self.base.arguments(digest, number), render_only=True)
         except Exception as error:
-            raise ForgeError(f"{path} does not render: {error}") from None
+            raise ForgeError(f"{path} does not render: {_place(path) or error}") from None
         return json.loads(printed[0])
 
     def _read(self, path: Path) -> Recipe:
@@ -271,6 +272,15 @@ def _captured_stdout() -> Iterator[list[str]]:
             os.close(saved)
             capture.seek(0)
             printed.append(capture.read().decode())
+
+
+def _place(path: Path) -> str:
+    """Where a recipe is no recipe: build_recipes says only that it failed to parse."""
+    try:
+        Stage0Recipe.from_file(path)
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def _newest(output: Output, records: list[Record]) -> Record | None:
