@@ -407,6 +407,7 @@ def test_relations(world: World) -> None:
     done = world.bump(engine="2.0.0", wheels="2.0.0")
     assert {r.state for r in done.relations} == {relations.HOLDS}
     assert f"its source names {SHARED} (library_commit" in str(done.relations)
+    assert "stacks/s: ./forge lock s" in done.to_do
     diff = world.diff()
     assert '+engine = "2.0.*"   # as exact as it was' in diff and '+engine = "2.0.*"' in diff
     assert '+  - "2.0.0"' in diff and "+- engine 1.0.0 -> 2.0.0" in diff
@@ -540,6 +541,14 @@ def test_killed_while_it_writes(world: World, monkeypatch: pytest.MonkeyPatch) -
         assert world.git("diff") != whole
         world.bump(**both)
         assert world.git("diff") == whole
+
+
+def test_installed_stack_is_not_copied(world: World, tmp_path: Path) -> None:
+    (world.root / "stacks" / "s" / ".pixi" / "envs").mkdir(parents=True)
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    draft.Draft(Project.at(world.root), folder)
+    assert [path.name for path in (folder / "stacks" / "s").iterdir()] == ["pixi.toml"]
 
 
 def test_tag_of_a_git_host(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,6 @@ VARIANTS = "variants.yaml"
 COPIED = ("README.md", "CHANGELOG.md", "stacks", "recipes", "patches", VARIANTS)
 # A recipe may name another file for each Python that it is built for.
 PYTHONS = ["3.11.* *_cpython", "3.12.* *_cpython"]
-
-
 # a version that variants.yaml holds; `version: ${{ version }}` of the package section is none
 KEY = re.compile(r"^  version: \$\{\{ (?!version )(\w+) \}\}$", re.M)
 
@@ -37,7 +35,8 @@ class Draft:
             if path.name not in COPIED and path.name not in ("build", "channel", ".git"):
                 (folder / path.name).symlink_to(path)
             elif path.is_dir() and path.name in COPIED:
-                shutil.copytree(path, folder / path.name)
+                # an installed stack has its environments, gigabytes, beside its manifest
+                shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(".pixi"))
             elif path.name in COPIED:
                 (folder / path.name).write_text(read_text(path))
         self.project = Project(folder.resolve(), project.channel, project.build)

@@ -115,8 +115,10 @@ def bump(
         said += relations.in_sources(before, after, moved, cache, progress)
         relations.require(said, force)
         result.relations = [*said, *patched(draft.project, after, moved, progress)]
-        result.to_do = list(to_do(draft.project, after, moved))
         result.changed = draft.changed()
+        result.to_do = list(to_do(draft.project, after, moved))
+        stacks = [path.parent.name for path in result.changed if path.name == "pixi.toml"]
+        result.to_do += [f"stacks/{name}: ./forge lock {name}" for name in stacks]
         draft.write()
         return result
 
