@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import MiniProject
 
+from forge_store.channel import Channel, Record
+from forge_store.project import ForgeError
+
 SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
 
 
@@ -60,8 +63,8 @@ def test_test_packages_fails_on_a_package_that_no_longer_passes(
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda text: text + "\n  - [", "does not render"),
-        (lambda text: text.replace("build:", "bild:"), "does not render"),
+        (lambda text: text + "\n  - [", "Failed to parse YAML"),
+        (lambda text: text.replace("build:", "bild:"), "field 'bild'"),
         (lambda text: text.replace("content_digest", "other"), "add content_digest"),
         (
             lambda text: text.replace("source: []", "source: [{path: ., patches: [no.patch]}]"),
@@ -331,3 +334,19 @@ def test_launcher_runs_the_pixi_task(tmp_path: Path) -> None:
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
     )  # fmt: skip
     assert done.stdout == f"pixi run --manifest-path {root}/pixi.toml build triton\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"packages.conda": {"x.conda": {}}}', "{}"])
+def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
+    channel = Channel(tmp_path)
+    (tmp_path / "noarch").mkdir()
+    (tmp_path / "noarch" / "repodata.json").write_text(text)
+    with pytest.raises(ForgeError, match="repodata.json is damaged"):
+        channel.records()
+
+
+def test_damaged_note_of_a_digest_is_no_note(tmp_path: Path) -> None:
+    record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
+    (tmp_path / "forge").mkdir()
+    (tmp_path / "forge" / f"{record.dist}.json").write_text("{")
+    assert Channel(tmp_path).digest_of(record) is None

@@ -155,8 +155,16 @@ def test_our_records(record: Path) -> None:
         assert set(patches.touched_files(path.read_text())) <= set(known), path.name
 
 
-def test_record_without_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", [f"files:\n  text: {{blob: {'a' * 40}}}\n", "files: 3", "[", "", "files: {text: [1]}"]
+)
+def test_record_without_commit(tmp_path: Path, text: str) -> None:
     record = tmp_path / patches.VERIFIED
-    record.write_text(f"files:\n  text: {{blob: {'a' * 40}}}\n")
-    with pytest.raises(ForgeError, match="commit"):
+    record.write_text(text)
+    with pytest.raises(ForgeError, match=f"{patches.VERIFIED}.* commit"):
         patches.verified(record)
+
+
+def test_patch_that_is_no_text(patched: MiniProject) -> None:
+    patch_file(patched).write_bytes(b"\xff")
+    assert "0001-word.patch is not UTF-8" in patched.forge("patches", "lint", code=2).stderr

@@ -83,13 +83,13 @@ class Channel:
         path = self.folder / subdir / "repodata.json"
         if not path.exists():
             return
-        try:
-            packages = json.loads(path.read_bytes())["packages.conda"]
-        except (ValueError, KeyError):
-            raise DamagedIndex(path) from None
         fields = ("name", "version", "build", "subdir", "sha256", "size")
-        for file_name, data in packages.items():
-            record = Record(*(data[field] for field in fields))
+        try:
+            packages = json.loads(path.read_bytes())["packages.conda"].items()
+            records = {name: Record(*(data[field] for field in fields)) for name, data in packages}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DamagedIndex(path) from None
+        for file_name, record in records.items():
             if record.file_name != file_name:
                 raise ForgeError(
                     f"{path.with_name(file_name)} calls itself {record.file_name}: it was renamed. "

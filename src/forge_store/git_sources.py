@@ -6,19 +6,26 @@ Git names content by its hash, so such a repository proves itself.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from forge_store.project import ForgeError, NotAttempted
 
 BRANCH = "refs/heads/source"
+# a host that asks for a name and password has no such repository; one that sends nothing is down
+QUIET = {"GIT_TERMINAL_PROMPT": "0"}
+IMPATIENT = ("-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10")
 
 
 def _git(repository: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["git", "-C", repository, *arguments]
+    command = ["git", *IMPATIENT, "-C", repository, *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | QUIET
+        )
     except FileNotFoundError:
         raise NotAttempted("git is not installed") from None
 
@@ -32,6 +39,27 @@ def fetch(url: str, commit: str, repository: Path) -> None:
     if done.returncode:
         raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
     partial.replace(repository)
+
+
+def tags(url: str) -> dict[str, str]:
+    """The tags of a repository with their commits. Raises NotAttempted with git's reason."""
+    done = _git(Path(), "ls-remote", "--tags", url)
+    if done.returncode:
+        raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
+    found = {}
+    for line in done.stdout.splitlines():
+        commit, _, name = line.partition("\trefs/tags/")
+        # an annotated tag is listed twice, last with ^{} and the commit that it stands for
+        found[name.removesuffix("^{}")] = commit
+    return found
+
+
+def tree(url: str, commit: str) -> str:
+    """The hash of a commit's tree. Raises NotAttempted with git's reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder, "probe.git")
+        fetch(url, commit, repository)
+        return _git(repository, "rev-parse", f"{BRANCH}^{{tree}}").stdout.strip()
 
 
 def intact(repository: Path, commit: str) -> bool:

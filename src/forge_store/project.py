@@ -33,6 +33,12 @@ class BuildFailed(ForgeError):
     exit_code = 1
 
 
+class Refused(ForgeError):
+    """What was asked for contradicts what is known, for example a download with another hash."""
+
+    exit_code = 1
+
+
 class NotAttempted(ForgeError):
     """Something wanted could not be tried at all, for example an unreachable source."""
 
@@ -166,6 +172,14 @@ def digest_tree(folder: Path) -> str:
             continue
         total.update(line.encode())
     return total.hexdigest()
+
+
+def read_text(path: Path) -> str:
+    """A small text file. Raises ForgeError for one that is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ForgeError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,39 +8,29 @@ index, so a mirror, a proxy or a wheel folder that pip knows serves us too.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
+import lzma
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import siphash24
 from filelock import FileLock
 from packageurl import PackageURL
-from packaging.utils import parse_wheel_filename
-from pip._internal.cli import cmdoptions
-from pip._internal.commands.download import DownloadCommand
+from pip._internal.models.link import Link
 
 from forge_store import git_sources
-from forge_store.project import ForgeError, NotAttempted, Project, sha256_file, write_text
-
-# pip warns of every configured wheel folder that lacks a project; that is no news here
-logging.getLogger("pip").setLevel(logging.ERROR)
+from forge_store.download import UNREACHABLE, Progress, download, link_to
+from forge_store.project import ForgeError, NotAttempted, Project, Refused, sha256_file, write_text
 
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files. A build never opens it: rattler-build finds them in its
 # cache. Its rebuild has no cache that could be filled, hence a place relative to the process.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
-CONNECT_SECONDS = 10
-CHUNK = 1 << 20
 ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip")
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with (file name, bytes so far, bytes in all or None)."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +89,50 @@ class SourceCache:
 
     def _fetch(self, source: Source, path: Path, progress: Progress) -> Path:
         partial = path.with_name(path.name + ".partial")
-        reasons = []
         if source.commit:
             try:
                 git_sources.fetch(source.url, source.commit, path)
             except NotAttempted as error:
                 raise NotAttempted(f"{source.origin} cannot be reached ({error})") from None
             return path
-        for url in (source.url, *source.mirrors):
-            try:
-                with _pip_session(replace(source, url=url)) as (session, address):
-                    _download(session, address, partial, progress)
-                return self._accept(partial, source)
-            except NotAttempted as error:
-                reasons.append(f"{url}: {error}" if source.mirrors else str(error))
-        raise NotAttempted(
-            f"{source.origin} cannot be reached ({'; '.join(reasons)}). Download it on another "
-            f"machine and run: forge sources add FILE (sha256 {source.sha256})"
-        )
+        try:
+            self._download_any(source, partial, progress)
+        except NotAttempted as error:
+            raise NotAttempted(
+                f"{error}. Download it on another machine and run: forge sources add FILE "
+                f"(sha256 {source.sha256})"
+            ) from None
+        return self._accept(partial, source)
+
+    def pin(self, source: Source, progress: Progress) -> Source:
+        """Download a file whose sha256 is still to be found, and keep it under what was found.
+
+        Nothing of an earlier try is used: bytes of two files would give the sha256 of neither.
+        Raises NotAttempted like fetch, Refused for a file that is no whole archive, or that has
+        another sha256 than pip's index gives.
+        """
+        partial = self.folder / f"pin-{cache_key(source.url, '')}" / f"{source.file_name}.partial"
+        shutil.rmtree(partial.parent, ignore_errors=True)
+        partial.parent.mkdir(parents=True)
+        try:
+            link = self._download_any(source, partial, progress)
+            found = sha256_file(partial)
+            if link.hash_name == "sha256" and link.hash != found:
+                raise Refused(
+                    f"{source.origin} has sha256 {found}, but pip's index says {link.hash}: "
+                    "damaged on its way, or tampered with; nothing of it was kept"
+                )
+            if not is_whole(partial):
+                raise Refused(
+                    f"{link.url_without_fragment} is no whole archive: cut off, or an error's page?"
+                )
+            pinned = replace(source, sha256=found)
+            if not self.path(pinned).exists():
+                self.path(pinned).parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(self.path(pinned))
+            return pinned
+        finally:
+            shutil.rmtree(partial.parent, ignore_errors=True)
 
     def add(self, file: Path, known: list[Source]) -> Source:
         """Take what somebody brought by hand. Raises ForgeError if no recipe wants it."""
@@ -182,6 +198,18 @@ class SourceCache:
         write_text(folder / "SHA256SUMS", "".join(f"{line}\n" for line in sorted(set(lines))))
         return len(present)
 
+    def _download_any(self, source: Source, partial: Path, progress: Progress) -> Link:
+        """Download from the first URL that answers; returns it as pip's link."""
+        reasons = []
+        for url in (source.url, *source.mirrors):
+            try:
+                with link_to(url, source.purl) as (session, link):
+                    download(session, link.url_without_fragment, partial, progress)
+                    return link
+            except NotAttempted as error:
+                reasons.append(f"{url}: {error}" if source.mirrors else str(error))
+        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)})")
+
     def _accept(self, partial: Path, source: Source) -> Path:
         found = sha256_file(partial)
         if found != source.sha256:
@@ -245,6 +273,20 @@ def cache_key(url: str, sha256: str) -> str:
     return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
 
 
+def is_whole(archive: Path) -> bool:
+    """Whether a wheel or an archive can be read to its end.
+
+    A host that names no length may end at any byte.
+    """
+    if zipfile.is_zipfile(archive):  # its list of files is its end
+        return True
+    try:
+        with tarfile.open(archive) as tar:
+            return len(tar.getmembers()) > 0
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
+        return False
+
+
 def unpack(archive: Path, target: Path) -> None:
     """Unpack as rattler-build does: a single top folder is dropped."""
     temporary = target.with_suffix(".unpacking")
@@ -263,74 +305,12 @@ def unpack(archive: Path, target: Path) -> None:
         temporary.replace(target)
 
 
-@contextlib.contextmanager
-def _pip_session(source: Source) -> Iterator[tuple[Any, str]]:
-    """pip's HTTP session (its proxies, certificates and credentials) and the URL to get.
-
-    `pip download` would do for wheels, but for an sdist it runs setup.py to learn the metadata,
-    and flash-attn's imports torch. So the two pip objects that find and get files are used as
-    they are; their names have not changed between pip 20 and 26.
-    """
-    command = DownloadCommand("download", "")
-    arguments = ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq"]
-    if source.file_name.endswith(".whl"):
-        tags = sorted(parse_wheel_filename(source.file_name)[3], key=str)
-        arguments += ["--only-binary", ":all:", "--no-deps", "--abi", tags[0].abi]
-        if tags[0].interpreter.startswith("cp"):
-            version = f"{tags[0].interpreter[2]}.{tags[0].interpreter[3:]}"
-            arguments += ["--implementation", "cp", "--python-version", version]
-        for tag in tags:
-            arguments += ["--platform", tag.platform]
-    options, _ = command.parse_args([*arguments, "-d", ".", "unused"])
-    with command.main_context():
-        session = command.get_default_session(options)
-        if source.purl is None:
-            yield session, source.url
-            return
-        target = cmdoptions.make_target_python(options)
-        finder = command._build_package_finder(options, session, target_python=target)
-        for candidate in finder.find_all_candidates(source.purl.name):
-            if candidate.link.filename == source.file_name:
-                yield session, candidate.link.url_without_fragment
-                return
-        raise NotAttempted("pip's index does not offer it")
-
-
 def remote_size(source: Source) -> int | None:
     """Bytes of a source as its server tells them, or None."""
     try:
-        with _pip_session(source) as (session, url):
+        with link_to(source.url, source.purl) as (session, link):
+            url = link.url_without_fragment
             length = session.head(url, allow_redirects=True).headers.get("content-length")
             return int(length) if length else None
-    except (OSError, NotAttempted):
+    except (*UNREACHABLE, NotAttempted):
         return None
-
-
-def _download(session: Any, url: str, partial: Path, progress: Progress) -> None:
-    have = partial.stat().st_size if partial.exists() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    name = partial.name.removesuffix(".partial")
-    try:
-        with session.get(url, stream=True, headers=headers) as response:
-            if response.status_code == 416:  # everything is here already
-                return
-            if response.status_code >= 400:
-                raise NotAttempted(f"HTTP {response.status_code}")
-            resumed = response.status_code == 206
-            have = have if resumed else 0
-            length = response.headers.get("content-length")
-            total = have + int(length) if length else None
-            with partial.open("ab" if resumed else "wb") as out:
-                for chunk in response.iter_content(CHUNK):
-                    out.write(chunk)
-                    have += len(chunk)
-                    progress(name, have, total)
-            if total is not None and have < total:
-                raise NotAttempted(f"it ended after {have} of {total} bytes")
-    except NotAttempted:
-        raise
-    except OSError as error:  # requests' own errors are OSErrors
-        if error.errno is not None:
-            raise ForgeError(f"cannot write {partial}: {error.strerror}") from None
-        reason = getattr(error.args[0], "reason", error) if error.args else error
-        raise NotAttempted(str(reason).rsplit(": ", 1)[-1]) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from forge_store.project import ForgeError, NotAttempted, Project
+from forge_store.project import ForgeError, NotAttempted, Project, read_text
 from forge_store.sources import Progress, SourceCache, unpack
 from strix_forge.recipes import Recipe, source_of
 
@@ -74,7 +75,7 @@ def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
         for path in patches_of(recipe):
             named.setdefault(path, []).append(recipe)
     for path in all_patches(project):
-        text, owners = path.read_text(), named.get(path, [])
+        text, owners = read_text(path), named.get(path, [])
         wrong = lint_file(path, text)
         if len(owners) != 1:
             wrong.append("no recipe names it" if not owners else "named more than once")
@@ -123,7 +124,7 @@ def _apply(archive: Path, files: list[Path]) -> str:
     """What git says against the first patch that does not apply, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
-        unpack(archive, tree)
+        _unpack_patched(archive, tree, files)
         subprocess.run(["git", "init", "-q", tree], check=True)
         for path in files:
             done = subprocess.run(
@@ -133,6 +134,31 @@ def _apply(archive: Path, files: list[Path]) -> str:
             if done.returncode:
                 return f"{path.name}: {done.stderr.strip()}"
     return ""
+
+
+def _unpack_patched(archive: Path, tree: Path, files: list[Path]) -> None:
+    """Unpack what patches touch, where `unpack` would put it.
+
+    flash-attn's archive has 7,000 files, pytorch's 100,000, and a patch touches a few.
+    """
+    if not tarfile.is_tarfile(archive):
+        unpack(archive, tree)
+        return
+    sides = re.compile(r"^(?:---|\+\+\+) [ab]/(.+)$", re.M)
+    names = {name for path in files for name in sides.findall(path.read_text())}
+    found, tops = {}, set()
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            path = member.name.removeprefix("./")
+            top, slash, below = path.partition("/")
+            tops.add(top if slash or member.isdir() else "no folder")
+            if member.isfile() and names & {path, below} and (stream := tar.extractfile(member)):
+                found[path] = (stream.read(), member.mode)
+    for path, (data, mode) in found.items():
+        file = tree / (path.partition("/")[2] if len(tops) == 1 else path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        file.chmod(mode & 0o777)
 
 
 def held_against(files: list[Path]) -> str:
@@ -155,8 +181,12 @@ def touched_files(text: str) -> list[str]:
 
 def verified(record: Path) -> dict[str, dict[str, Any]]:
     """File -> what it was held against. Raises ForgeError for an entry without blob or commit."""
-    entries = yaml.safe_load(record.read_text())["files"]
-    for name, entry in entries.items():
+    try:
+        entries = yaml.safe_load(read_text(record))["files"]
+        items = [(name, dict(entry)) for name, entry in entries.items()]
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ForgeError(f"{record} is no map of files to blob and commit: {error!r}") from None
+    for name, entry in items:
         for key in ("blob", "commit"):
             if not re.fullmatch("[0-9a-f]{40}", str(entry.get(key, ""))):
                 raise ForgeError(f"{record}: {name} names no {key} of 40 hex digits")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from packageurl import PackageURL
+from rattler_build import Stage0Recipe
 from rattler_build.cli_api import build_recipes
 
 from forge_store.bases import DIGEST_KEY, Base
@@ -105,7 +106,7 @@ class RecipeSet:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 build_recipes([path], **self.base.arguments(digest, number), render_only=True)
         except Exception as error:
-            raise ForgeError(f"{path} does not render: {error}") from None
+            raise ForgeError(f"{path} does not render: {_place(path) or error}") from None
         return json.loads(printed[0])
 
     def _read(self, path: Path) -> Recipe:
@@ -273,6 +274,15 @@ def _captured_stdout() -> Iterator[list[str]]:
             printed.append(capture.read().decode())
 
 
+def _place(path: Path) -> str:
+    """Where a recipe is no recipe: build_recipes says only that it failed to parse."""
+    try:
+        Stage0Recipe.from_file(path)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
 def _newest(output: Output, records: list[Record]) -> Record | None:
     """The record of the highest build number among the builds that `output` would supersede."""
     found = [record for record in records if record.family == output.family]
@@ -311,6 +321,14 @@ def sources_of(recipe: Recipe) -> list[Source]:
     return [source_of(recipe, data) for data in recipe.sources if "path" not in data]
 
 
+def purls_of(recipe: Recipe) -> list[PackageURL]:
+    """The package URLs in a recipe's extra section. Raises ForgeError for what is none."""
+    try:
+        return [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
+    except ValueError as error:
+        raise ForgeError(f"{recipe.path}: extra.purls: {error}") from None
+
+
 def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
     if "git" in data:
@@ -320,8 +338,7 @@ def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     if "url" not in data or "sha256" not in data:
         raise ForgeError(f"{recipe.path}: a source needs url and sha256, found {data}")
     url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
-    purls = [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
-    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls}
+    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
     source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]), tuple(mirrors))
     if url.startswith(PYPI_URL) and source.purl is None:
         raise ForgeError(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +16,9 @@ from forge_store import bases
 from forge_store.project import ForgeError, NotAttempted
 from forge_store.sources import Source, SourceCache
 from strix_forge import feedstock as feedstocks
-from strix_forge import patches
+from strix_forge import patches, pins, relations
 from strix_forge.build import Display
+from strix_forge.draft import every_source
 from strix_forge.feedstock import Owner
 from strix_forge.recipes import RecipeSet, sources_of
 from strix_forge.session import err, out, say, session
@@ -28,6 +31,7 @@ app.add_typer(sources_app, name="sources")
 app.add_typer(patches_app, name="patches")
 
 Maybe = Annotated[list[str] | None, typer.Argument(help="Recipe names (default: all).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of exported sources.")]
 
 
@@ -183,3 +187,61 @@ def test(context: typer.Context) -> None:
     parallel = ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
     command = [sys.executable, "-m", "pytest", *parallel, *context.args]
     raise typer.Exit(subprocess.run(command, cwd=session.project.root, check=False).returncode)
+
+
+def package_version(word: str) -> tuple[str, str]:
+    """A `PKG=VERSION` word. Raises ForgeError for another form."""
+    package, _, version = word.partition("=")
+    if not (package and version):
+        raise ForgeError(f"--with {word!r} is not PKG=VERSION")
+    return package, version
+
+
+@app.command()
+def bump(
+    package: Annotated[str, typer.Argument(help="Recipe name.")],
+    version: Annotated[str | None, typer.Argument(help="Default: the newest release.")] = None,
+    together: Annotated[
+        list[str] | None, typer.Option("--with", help="PKG=VERSION to move in the same go.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Although relations would be broken.")] = False,
+) -> None:
+    """Move a package to another release: recipe, hashes, shared pins, README, stacks, CHANGELOG.
+
+    Refuses what upstream's own statements speak against, and a file that upstream replaced.
+    """
+    wanted = {package: version} | dict(map(package_version, together or []))
+    session.known(list(wanted), every_source(session.project))
+    with session.project.lock(), Display(out) as display:
+        done = pins.bump(session.project, wanted, display.download, force)
+    for line in done.moves:
+        say(line)
+    for relation in done.relations:
+        tell = say if relation.state == relations.HOLDS else complain
+        tell(f"{relation.state}: {relation.text}")
+    for line in done.to_do:
+        complain(f"to do: {line}")
+    for path in done.changed:
+        say(f"wrote {path.relative_to(session.project.root)}")
+
+
+@app.command()
+def outdated(packages: Maybe = None, as_json: Json = False) -> None:
+    """The newest release of every package, where upstream lists it.
+
+    Exit 1 when something is newer, 3 when nothing is but not everybody could be asked.
+    """
+    recipes = every_source(session.project)
+    known = session.known(packages, recipes)
+    rows = list(pins.outdated(recipes, [name for name in recipes.recipes if name in known]))
+    if as_json:
+        print(json.dumps([asdict(row) | {"outdated": row.outdated} for row in rows], indent=2))
+    else:
+        for row in rows:
+            mark = "newer" if row.outdated else ""
+            say(f"{row.name:34} {row.version:14} {row.newest:14} {mark:6} {row.asked or row.note}")
+        for row in rows:
+            if row.asked and row.note:
+                complain(f"{row.name}: {row.note}")
+    missed = any(row.asked and not row.newest for row in rows)
+    raise typer.Exit(1 if any(row.outdated for row in rows) else 3 if missed else 0)
