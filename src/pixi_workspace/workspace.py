@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 
 import rattler
-from rattler import LockChannel, LockFile, LockPlatform, RepoDataRecord
+from rattler import LockChannel, LockFile, LockPlatform, RepoDataRecord, SourceConfig
 from rattler.shell import ActivationVariables, activate
 
+from forge_store.bases import CONDA_FORGE
 from forge_store.channel import HOST_BOUND
 from forge_store.project import BuildFailed, ForgeError, sha256_file
 from pixi_workspace.bindings import Subdir
@@ -90,7 +91,7 @@ class Workspace:
         channel = self.replace.get(channel, channel)
         sources = [self.records.get(channel, channel)]
         try:
-            names = asyncio.run(rattler.Gateway().names(sources, SUBDIRS))
+            names = asyncio.run(self._gateway().names(sources, SUBDIRS))
         except Exception as error:
             raise BuildFailed(f"{channel} cannot be read: {_one_line(error)}") from None
         return {name.normalized for name in names}
@@ -128,6 +129,16 @@ class Workspace:
         partial.replace(self.lock_file)
         return counts, sorted(left_out)
 
+    def _gateway(self) -> rattler.Gateway:
+        """Asks for whole indices, but of conda-forge for the part that is needed.
+
+        rattler takes "304 Not Modified" without a date for an error when it asks for a part
+        (shards), and Python's own web server answers so. Channels other than conda-forge are small.
+        """
+        whole = SourceConfig(sharded_enabled=False)
+        small = [url for url in self.channels() if url != CONDA_FORGE]
+        return rattler.Gateway(per_channel_config=dict.fromkeys(small, whole))
+
     def _solve(
         self, environment: str, specs: list[str], kept: list[RepoDataRecord]
     ) -> list[RepoDataRecord]:
@@ -136,6 +147,7 @@ class Workspace:
                 rattler.solve(
                     [self.records.get(url, url) for url in self.channels()],
                     specs,
+                    self._gateway(),
                     platforms=SUBDIRS,
                     virtual_packages=self.manifest.platform().virtual_packages(),
                     locked_packages=kept,
@@ -218,10 +230,12 @@ class Workspace:
         urls = [record.url for record in records if fetched and record.file_name == fetched[1]]
         if not urls:
             return f"cannot install into {prefix}: {_one_line(error)}"
+        if "HTTP status" in error or "error sending request" in error:
+            return f"{urls[0]} cannot be fetched: {reason}. Run the same command again"
         reason = re.sub(r" to \S+", "", reason)  # a path in the cache, gone by now
         return (
-            f"{urls[0]} is not the file that {self.lock_file} names, or did not arrive: {reason}. "
-            "Nothing of it was installed; try again, and if it stays tell who serves the channel"
+            f"{urls[0]} is not the file that {self.lock_file} names, or came incomplete: {reason}. "
+            "Nothing of it was installed; if it stays so, tell who serves the channel"
         )
 
     def run(self, environment: str, command: list[str]) -> int:
