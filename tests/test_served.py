@@ -193,14 +193,23 @@ def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
+    """And what was installed in part, or is not what is locked now, is not run."""
     chosen = workspace(tmp_path / "app", url)
     chosen.lock()
     text = chosen.lock_file.read_text()
     chosen.lock_file.write_text(text.replace("noarch/alpha-1.0", "noarch/alpha-9.9"))
-    with pytest.raises(
-        BuildFailed, match=r"/noarch/alpha-9\.9-h1234567_0\.conda cannot be fetched: .*404"
-    ):
+    missing = r"/noarch/alpha-9\.9-h1234567_0\.conda cannot be fetched: .*404"
+    with pytest.raises(BuildFailed, match=missing):
         chosen.install("default", tmp_path / "cache")
+    (chosen.prefix("default") / "conda-meta").mkdir(exist_ok=True)
+    with pytest.raises(ForgeError, match="is not what .* names .* run forge install app"):
+        chosen.run("default", ["true"])
+    chosen.lock_file.write_text(text)
+    chosen.install("default", tmp_path / "cache")
+    assert chosen.run("default", ["false"]) == 1
+    (chosen.prefix("default") / "conda-meta" / "alpha-1.0-h1234567_0.json").unlink()
+    with pytest.raises(ForgeError, match="installed in part"):
+        chosen.run("default", ["true"])
 
 
 def test_a_lock_for_every_machine_names_none(channel: Path, tmp_path: Path) -> None:

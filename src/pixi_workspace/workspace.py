@@ -239,10 +239,21 @@ class Workspace:
         )
 
     def run(self, environment: str, command: list[str]) -> int:
-        """Run a command in the installed environment, activated; returns its exit status."""
+        """Run a command in the installed environment, activated; returns its exit status.
+
+        Raises ForgeError when the lock is not what is installed: an installation that broke off
+        leaves some packages without the others.
+        """
         prefix = self.prefix(environment)
         if not (prefix / "conda-meta").is_dir():
             raise ForgeError(f"stack {self.name} is not installed: run forge install {self.name}")
+        installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
+        wanted = {record.file_name.removesuffix(".conda") for record in self.locked(environment)}
+        if installed != {name.removesuffix(".tar.bz2") for name in wanted}:
+            raise ForgeError(
+                f"{prefix} is not what {self.lock_file} names (locked anew, or installed in part): "
+                f"run forge install {self.name}"
+            )
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
         script = activate(prefix, ActivationVariables(None, path)).script
         # the caller's own PYTHONPATH would put its modules before the environment's

@@ -55,6 +55,8 @@ def lock(
     """
     if root == bool(stack):
         raise ForgeError("name one: a stack, or --root")
+    if root and revision is not None:
+        raise ForgeError("--revision is one of the channel that a stack is locked against")
     if stack:
         chosen = session.stack(stack, channel, revision, records)
     else:
