@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def package(channel: Path, name: str, version: str, build: str = "h1234567_0", *
     (content / "share" / name).write_text("".join(f"{name} {i**5:x}\n" for i in range(300)))
     made = assemble_package(
         name, version, "noarch", build, channel / "noarch", files_dir=content, noarch="generic",
-        license="MIT", **more,
+        license="MIT", timestamp=datetime(2026, 1, 1, tzinfo=UTC), **more,
     )  # fmt: skip
     made.path.chmod(0o644)
     return made.path.name
