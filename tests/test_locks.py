@@ -47,8 +47,11 @@ def root(folder: Path, records: Records | None = None, text: str | None = None) 
 
 def test_the_command_leaves_the_lock_as_it_is() -> None:
     before = LOCK.read_bytes()
-    said = forge("lock", "--root")
-    assert LOCK.read_bytes() == before and "stays as it was" in said
+    try:
+        said = forge("lock", "--root")
+        assert LOCK.read_bytes() == before and "stays as it was" in said
+    finally:
+        LOCK.write_bytes(before)
     assert "records in" in said, "it does not say where the records are from"
 
 
