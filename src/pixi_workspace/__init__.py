@@ -4,8 +4,8 @@
 Over py-rattler: the same solver, lock format (version 7) and installer that pixi uses.
 """
 
-from pixi_workspace.manifest import match_spec
+from pixi_workspace.manifest import PLATFORM, match_spec
 from pixi_workspace.records import Records, at_revision
 from pixi_workspace.workspace import Workspace
 
-__all__ = ["Records", "Workspace", "at_revision", "match_spec"]
+__all__ = ["PLATFORM", "Records", "Workspace", "at_revision", "match_spec"]

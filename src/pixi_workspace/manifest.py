@@ -13,7 +13,7 @@ from rattler import GenericVirtualPackage, MatchSpec, PackageName, Version
 from forge_store.project import ForgeError
 from pixi_workspace.bindings import BuildString
 
-SUBDIR = "linux-64"
+PLATFORM = "linux-64"
 # pixi's own assumptions about linux-64: a lock must not depend on the machine that wrote it.
 ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": "0=x86_64"}
 # pixi's short keys of a platform that mean nothing more than their virtual package's version
@@ -82,8 +82,8 @@ class Manifest:
             entry = {"name": entry, "platform": entry}
         declared = dict(entry)
         name, subdir = declared.pop("name", None), declared.pop("platform", None)
-        if subdir != SUBDIR or not name:
-            raise ForgeError(f"{where} needs a name, and platform {SUBDIR!r}: it has {entry}")
+        if subdir != PLATFORM or not name:
+            raise ForgeError(f"{where} needs a name, and platform {PLATFORM!r}: it has {entry}")
         promised = {}
         for key, value in declared.items():
             if not (key.startswith("__") or key in VERSION_KEYS) or not isinstance(value, str):

@@ -8,7 +8,7 @@ from pathlib import Path
 from rattler import LockFile, MatchSpec, RepoDataRecord
 
 from forge_store.project import ForgeError
-from pixi_workspace.manifest import SUBDIR, Manifest
+from pixi_workspace.manifest import PLATFORM, Manifest
 
 
 def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> list[str]:
@@ -30,7 +30,7 @@ def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> lis
             problems.append(f"{name}: locked for the channels {', '.join(there)}")
         (solved,) = environment.platforms()
         if (solved.name, str(solved.subdir), sorted(solved.virtual_packages)) != (
-            platform.name, SUBDIR, sorted(platform.lines)
+            platform.name, PLATFORM, sorted(platform.lines)
         ):  # fmt: skip
             problems.append(
                 f"{name}: locked for the platform {solved.name} {solved.virtual_packages}"

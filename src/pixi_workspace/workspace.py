@@ -19,22 +19,21 @@ from rattler.shell import ActivationVariables, activate
 
 from forge_store.bases import CONDA_FORGE
 from forge_store.channel import HOST_BOUND
-from forge_store.project import BuildFailed, ForgeError, sha256_file
+from forge_store.project import SUBDIRS, BuildFailed, ForgeError, sha256_file
 from pixi_workspace.bindings import Subdir
-from pixi_workspace.manifest import SUBDIR, Manifest
+from pixi_workspace.manifest import PLATFORM, Manifest
 from pixi_workspace.records import Records
 from pixi_workspace.satisfied import unsatisfied
-
-SUBDIRS = [SUBDIR, "noarch"]
 
 
 @dataclass(frozen=True)
 class Workspace:
     """A pixi.toml, with its lock and environments in `folder`.
 
-    `replace` maps channels as written to the URLs to use. `records` maps such a URL to records
-    that stand for its index, and `until` is the time after which nothing counts. A lock beside its
-    manifest is for every machine; one elsewhere may name paths of this machine.
+    `replace` maps channels as written, or local ones as absolute paths, to the URLs to use.
+    `records` maps such a URL to records that stand for its index, and `until` is the time after
+    which nothing counts. A lock beside its manifest is for every machine; one elsewhere may name
+    paths of this machine.
     """
 
     manifest: Manifest
@@ -78,9 +77,9 @@ class Workspace:
         """The channels as URLs, in the manifest's order."""
         result = []
         for channel in self.manifest.written_channels:
-            local = (self.manifest.path.parent / channel).resolve().as_uri()
-            url = channel if "://" in channel else local
-            result.append(self.replace.get(channel, url))
+            path = (self.manifest.path.parent / channel).resolve()
+            url = channel if "://" in channel else path.as_uri()
+            result.append(self.replace.get(channel, self.replace.get(str(path), url)))
         return result
 
     def package_names(self, channel: str) -> set[str]:
@@ -107,7 +106,7 @@ class Workspace:
         and has to; an older lock then stays.
         """
         declared = self.manifest.platform()
-        platform = LockPlatform(declared.name, Subdir(SUBDIR), declared.lines)
+        platform = LockPlatform(declared.name, Subdir(PLATFORM), declared.lines)
         lock, counts, left_out = LockFile([platform]), {}, set()
         for environment, specs in self.manifest.environments().items():
             dropped = {spec for spec in specs if leave_out(spec.split()[0])}
