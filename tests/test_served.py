@@ -19,7 +19,7 @@ from rattler.index import index_fs
 from rattler_build import assemble_package
 
 from forge_store.bases import CONDA_FORGE, PUBLISHED
-from forge_store.project import BuildFailed, ForgeError, NotAttempted, digest_tree
+from forge_store.project import BuildFailed, ForgeError, digest_tree
 from pixi_workspace import Records, Workspace, at_revision
 
 MANIFEST = f"""\
@@ -316,22 +316,20 @@ def test_others_count_until_the_revision(revised: Path, tmp_path: Path) -> None:
 
 
 def test_revisions_that_are_not_there(channel: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="log.json is not there"):
+    with pytest.raises(ForgeError, match="has no revision 1; it has: none"):
         at_revision(channel.as_uri(), 1)
-    with (
-        served(channel) as address,
-        pytest.raises(ForgeError, match="log.json is not there: .*404"),
-    ):
+    with served(channel) as address, pytest.raises(ForgeError, match="it has: none"):
         at_revision(address, 1)
-    with pytest.raises(NotAttempted, match="does not answer"):
-        at_revision("http://127.0.0.1:9", 1)
-    (tmp_path / "revisions").mkdir()
-    (tmp_path / "revisions" / "log.json").write_text('[{"revision": 1}]')
-    with pytest.raises(ForgeError, match="not a log of revisions"):
-        at_revision(tmp_path.as_uri(), 1)
-    (tmp_path / "revisions" / "log.json").write_text('[{"revision": 1, "time": "2026-11-01"}]')
-    damaged = tmp_path / "revisions" / "1" / "linux-64" / "repodata.json.zst"
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(b"no zstd")
+    log, folder = tmp_path / "revisions" / "log.json", tmp_path / "revisions" / "1" / "linux-64"
+    folder.mkdir(parents=True)
+    for text, message in (
+        ("[{}]", "log.json is damaged"),
+        ('[{"revision": 1, "time": "today"}]', "'today' is no time"),
+        ('[{"revision": 1, "time": "2026-11-01"}]', "linux-64/repodata.json.zst is not there"),
+    ):
+        log.write_text(text)
+        with pytest.raises(ForgeError, match=message):
+            at_revision(tmp_path.as_uri(), 1)
+    (folder / "repodata.json.zst").write_bytes(b"no zstd")
     with pytest.raises(ForgeError, match="repodata.json.zst is damaged"):
         at_revision(tmp_path.as_uri(), 1)

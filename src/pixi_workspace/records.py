@@ -6,8 +6,6 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +13,9 @@ from pathlib import Path
 import zstandard
 from rattler import Channel, PackageName, RepoDataRecord, SparseRepoData
 
-from forge_store.project import SUBDIRS, ForgeError, NotAttempted
+from forge_publish import places, revisions
+from forge_store.project import SUBDIRS, ForgeError
 from pixi_workspace.bindings import Subdir
-
-ANSWER_SECONDS = 30
 
 
 class Records:
@@ -69,40 +66,31 @@ class Records:
 def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
     """The channel's records as they were at a revision, and until when others' records count.
 
-    That is the revision's time, or its own newest record's if the clocks differ. Raises ForgeError
-    when the channel has no such revision, NotAttempted when it does not answer.
+    That is the revision's time, or when its last record was indexed: a publish does that later.
+    Raises ForgeError when the channel has no such revision, NotAttempted when it does not answer.
     """
-    where = f"{channel.rstrip('/')}/revisions"
+    place = places.parse(channel)
+    log = {entry.revision: entry for entry in revisions.read(place)}
+    if revision not in log:
+        known = ", ".join(map(str, sorted(log))) or "none"
+        raise ForgeError(f"{channel} has no revision {revision}; it has: {known}")
     try:
-        log = {entry["revision"]: entry for entry in json.loads(read(f"{where}/log.json"))}
-        if revision not in log:
-            known = ", ".join(map(str, sorted(log))) or "none"
-            raise ForgeError(f"{channel} has no revision {revision}; it has: {known}")
-        time = datetime.fromisoformat(log[revision]["time"]).astimezone(UTC)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ForgeError(f"{where}/log.json is not a log of revisions: {error!r}") from None
+        time = datetime.fromisoformat(log[revision].time).astimezone(UTC)
+    except ValueError:
+        raise ForgeError(
+            f"{channel}, revision {revision}: {log[revision].time!r} is no time"
+        ) from None
     repodata = {}
     for subdir in SUBDIRS:
-        file = f"{where}/{revision}/{subdir}/repodata.json.zst"
-        repodata[subdir] = unpack(read(file), file)
+        name = revisions.index_path(revision, subdir)
+        packed = place.read(name)
+        if packed is None:
+            raise ForgeError(f"{channel}/{name} is not there; forge channel verify looks further")
+        repodata[subdir] = unpack(packed, f"{channel}/{name}")
         for record in json.loads(repodata[subdir])["packages.conda"].values():
             stamp = record.get("indexed_timestamp", record.get("timestamp", 0))
             time = max(time, datetime.fromtimestamp(stamp / 1000, UTC))
     return Records(channel, repodata), time
-
-
-def read(url: str) -> bytes:
-    """A small file of a channel."""
-    try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
-            return answer.read()
-    except urllib.error.HTTPError as error:
-        raise ForgeError(f"{url} is not there: the server says {error.code}") from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, FileNotFoundError):
-            raise ForgeError(f"{url} is not there") from None
-        raise NotAttempted(f"{url} does not answer: {reason}") from None
 
 
 def unpack(packed: bytes, name: str | Path) -> bytes:

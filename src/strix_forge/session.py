@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from embedded_base import EmbeddedBase
+from forge_publish import places
 from forge_store import bases
 from forge_store.bases import CONDA_FORGE, PUBLISHED, BaseName
 from forge_store.channel import Channel
@@ -137,7 +138,8 @@ class Session:
 
 
 def _as_url(channel: str) -> str:
-    return channel if "://" in channel else Path(channel).resolve().as_uri()
+    place = places.parse(channel)
+    return place.url if isinstance(place, places.Web) else place.path.as_uri()
 
 
 session = Session()
