@@ -19,7 +19,7 @@ from rattler.index import index_fs
 from rattler_build import assemble_package
 
 from forge_store.bases import CONDA_FORGE, PUBLISHED
-from forge_store.project import BuildFailed, ForgeError, digest_tree
+from forge_store.project import BuildFailed, ForgeError, NotAttempted, digest_tree
 from pixi_workspace import Records, Workspace, at_revision
 
 MANIFEST = f"""\
@@ -211,6 +211,12 @@ def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
     (chosen.prefix("default") / "conda-meta" / "alpha-1.0-h1234567_0.json").unlink()
     with pytest.raises(ForgeError, match="installed in part"):
         chosen.run("default", ["true"])
+
+
+def test_a_silent_channel_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotAttempted, match=r"does not answer: .*127\.0\.0\.1:9/.*refused") as error:
+        workspace(tmp_path, "http://127.0.0.1:9").lock()
+    assert "\n" not in str(error.value)
 
 
 def test_a_lock_for_every_machine_names_none(channel: Path, tmp_path: Path) -> None:

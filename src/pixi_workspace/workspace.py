@@ -19,7 +19,7 @@ from rattler.shell import ActivationVariables, activate
 
 from forge_store.bases import CONDA_FORGE
 from forge_store.channel import HOST_BOUND
-from forge_store.project import SUBDIRS, BuildFailed, ForgeError, sha256_file
+from forge_store.project import SUBDIRS, BuildFailed, ForgeError, NotAttempted, sha256_file
 from pixi_workspace.bindings import Subdir
 from pixi_workspace.manifest import PLATFORM, Manifest
 from pixi_workspace.records import Records
@@ -101,9 +101,9 @@ class Workspace:
         """Solve every environment and write the lock.
 
         With `keep` what is locked already stays wherever the manifest allows it. Returns package
-        counts by environment, and the requirements that `leave_out` dropped. Raises BuildFailed
-        when an environment does not solve, ForgeError when the lock would not do for every machine
-        and has to; an older lock then stays.
+        counts by environment, and the requirements that `leave_out` dropped. Raises NotAttempted
+        when a channel does not answer, BuildFailed when an environment does not solve, ForgeError
+        when the lock would not do for every machine and has to; an older lock then stays.
         """
         declared = self.manifest.platform()
         platform = LockPlatform(declared.name, Subdir(PLATFORM), declared.lines)
@@ -154,8 +154,12 @@ class Workspace:
                 )
             )
         except Exception as error:
-            where = f"{self.manifest.path}, environment {environment},"
-            raise BuildFailed(f"{where} does not solve: {error}") from None
+            where, reason = f"{self.manifest.path}, environment {environment},", str(error)
+            if "error sending request" in reason or "HTTP status" in reason:
+                raise NotAttempted(
+                    f"{where} is not solved, a channel does not answer: {_one_line(reason)}"
+                ) from None
+            raise BuildFailed(f"{where} does not solve: {reason}") from None
         # what was locked is written as it was: an index may leave out what a lock states
         same = {(record.url, record.sha256): record for record in kept}
         return [same.get((record.url, record.sha256), record) for record in records]
