@@ -240,7 +240,7 @@ def test_killed_while_writing_leaves_no_half_bundle(app: MiniProject, tmp_path: 
     )
     space = workspace(app)
     child = subprocess.Popen(
-        [app.command()[0], "-c", code, space.manifest, tmp_path / "never-answers", space.folder,
+        [app.command()[0], "-c", code, space.manifest.path, tmp_path / "never-answers", space.folder,
          file], env=app.environment
     )  # fmt: skip
     deadline = time.monotonic() + 30
@@ -263,7 +263,8 @@ def test_validator_from_a_bundle(project: MiniProject, tmp_path: Path) -> None:
     manifest.parent.mkdir()
     channels = json.dumps([str(CHECKOUT / "channel"), "conda-forge"])
     manifest.write_text(
-        f"[workspace]\nchannels = {channels}\n[dependencies]\nstrix-validate = '*'\n"
+        f"[workspace]\nchannels = {channels}\nplatforms = ['linux-64']\n"
+        "[dependencies]\nstrix-validate = '*'\n"
     )
     base = (CHECKOUT / "build" / "embedded").resolve().as_uri()
     space = Workspace.load(manifest, tmp_path, {"conda-forge": base})

@@ -20,13 +20,10 @@ import yaml
 import zstandard
 from conftest import CHECKOUT
 from rattler import (
-    BuildString,
     Channel,
-    GenericVirtualPackage,
     MatchSpec,
     PackageName,
     SparseRepoData,
-    Version,
     solve_with_sparse_repodata,
 )
 from rattler.exceptions import SolverError
@@ -34,6 +31,7 @@ from rattler.exceptions import SolverError
 from forge_store import bases
 from forge_store.project import Project
 from forge_store.sources import PYPI_SOURCES, PYPI_URL
+from pixi_workspace.manifest import Manifest, Platform
 from strix_forge.recipes import RecipeSet, package_name
 
 os.environ[PYPI_SOURCES] = PYPI_URL
@@ -75,6 +73,11 @@ class Rendered:
             for name, recipe in recipes.recipes.items()
         }
         self.outputs = {o["package"]["name"]: o for many in self.by_recipe.values() for o in many}
+        self.lacks = {
+            output["package"]["name"]: set(LACKS.get(recipe, []))
+            for recipe, many in self.by_recipe.items()
+            for output in many
+        }
 
     def run(self, output: dict[str, Any]) -> list[str]:
         """Run requirements with what our own host packages export."""
@@ -110,7 +113,8 @@ class Rendered:
     def repodata(self, folder: Path, theirs: Callable[[str], bool]) -> Path:
         """Our outputs as a channel of records without files.
 
-        A dependency that is neither ours nor `theirs` is left out: it counts as lacking already.
+        A dependency that is neither ours nor `theirs`, or that lacks.yaml lists for the recipe, is
+        left out: it counts as lacking already.
         """
         for subdir in ("linux-64", "noarch"):
             packages = {}
@@ -124,7 +128,8 @@ class Rendered:
                     "name": name, "version": version, "build": build, "subdir": subdir,
                     "build_number": 0, "sha256": "0" * 64, "size": 1,
                     "depends": [
-                        d for d in self.run(output) if package_name(d) in self.outputs or theirs(d)
+                        d for d in self.run(output) if package_name(d) not in self.lacks[name]
+                        and (package_name(d) in self.outputs or theirs(d))
                     ],
                     "constrains": [spec_of(c, self.outputs) for c in constrains],
                 }  # fmt: skip
@@ -179,10 +184,7 @@ class Solver:
 
     def solve(self, specs: list[str], machine: dict[str, str] = MACHINE) -> set[str]:
         """The names in the environment. Raises SolverError if there is none."""
-        virtual = [
-            GenericVirtualPackage(PackageName(n), Version(v), BuildString("0"))
-            for n, v in machine.items()
-        ]
+        virtual = Platform("user", machine).virtual_packages()
         specs = [spec for spec in specs if package_name(spec) not in self.lacking(specs)]
         found = asyncio.run(solve_with_sparse_repodata(specs, self.data, virtual_packages=virtual))
         return {record.name.normalized for record in found}
@@ -218,6 +220,20 @@ def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> 
                 solver.solve([rendered.python, spec])
                 assert solver.lacking([spec]), f"lacks.yaml lists {spec}, which solves"
     assert not lacking, "add these to lacks.yaml"
+
+
+@pytest.mark.parametrize(
+    "stack", sorted(p.parent.name for p in CHECKOUT.glob("stacks/*/pixi.toml"))
+)
+def test_stacks_solve(solver: Solver, stack: str) -> None:
+    """On the platform that it states, and on no other GPU; without what lacks.yaml lists."""
+    manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
+    machine = manifest.platform().promised
+    for specs in manifest.environments().values():
+        assert not solver.lacking(specs), "a stack asks for ours and python alone"
+        assert {package_name(spec) for spec in specs} <= solver.solve(specs, machine)
+        with pytest.raises(SolverError):
+            solver.solve(specs, machine | {"__amdgpu_arch": "11.0.0"})
 
 
 def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:

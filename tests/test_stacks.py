@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from conftest import MiniProject
 
+from forge_store.bases import PUBLISHED
 from forge_store.project import sha256_file
 from pixi_workspace import match_spec
 
-MANIFEST = """\
+MANIFEST = f"""\
 [workspace]
 name = "app"
-channels = ["../../channel", "conda-forge"]
+channels = ["{PUBLISHED}", "conda-forge"]
 platforms = ["linux-64"]
 
 [dependencies]
@@ -24,7 +25,7 @@ alpha = "1.0.*"
 never-built = "*"
 
 [feature.more.dependencies]
-beta = { version = "1.0" }
+beta = {{ version = "1.0" }}
 
 [environments]
 more = ["more"]
@@ -45,7 +46,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
         "alpha",
         script='mkdir -p "$PREFIX/etc/conda/activate.d" "$PREFIX/bin"\n'
         'echo "export ALPHA=on" > "$PREFIX/etc/conda/activate.d/alpha.sh"\n'
-        "printf '#!/bin/sh\\necho \"$PREFIX\"\\n' > \"$PREFIX/bin/where\"\n"
+        'printf \'#!/bin/sh\\necho "$PREFIX"\\n\' > "$PREFIX/bin/where"\n'
         'chmod +x "$PREFIX/bin/where"\n',
     )
     project.recipe("beta", run=["alpha"])

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-from rattler.package_streaming import PackageArchive
 
+from forge_provenance.package import Package
 from forge_store.channel import HOST_BOUND, Channel, Record
-from forge_store.project import ForgeError, sha256_file
+from forge_store.project import BuildFailed, ForgeError, sha256_file
 
 PublishedHash = Callable[[str], str | None]
 """The sha256 under which SUBDIR/FILE is published already, or None."""
@@ -44,8 +44,8 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
         yield "differs from its record in the index; rebuild it"
         return
     try:
-        build, expression, texts = asyncio.run(_read(str(path)))
-    except Exception as error:  # the bindings' errors have no common type
+        build, expression, texts = _read(path)
+    except (BuildFailed, KeyError) as error:
         yield f"cannot be read: {error}; rebuild it"
         return
     if build.startswith(HOST_BOUND):
@@ -68,13 +68,11 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
         )
 
 
-async def _read(path: str) -> tuple[str, str, list[bytes]]:
+def _read(path: Path) -> tuple[str, str, list[bytes]]:
     """Build string, licence expression and licence texts, as the package's own info folder says."""
-    package = await PackageArchive.from_path(path)
-    index = await package.index_json()
-    names = [name for name in await package.list_files("info") if name.startswith(LICENSES)]
-    texts = await package.read_files(names)
-    return str(index.build), str(index.license or ""), [text or b"" for text in texts.values()]
+    package = Package(path)
+    texts = [text for name, text in package.info.items() if name.startswith(LICENSES)]
+    return str(package.index["build"]), str(package.index.get("license") or ""), texts
 
 
 def _unlicensed(expression: str, texts: list[bytes]) -> Iterator[str]:

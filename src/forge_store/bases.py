@@ -20,6 +20,8 @@ from forge_store.channel import HOST_BOUND, Channel
 from forge_store.project import ForgeError, Project
 
 CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
+# Where users get our packages. The manifests of stacks/ name it, because users copy them.
+PUBLISHED = "https://repo.prefix.dev/strix-forge"
 PROBE_SECONDS = 3
 # The variant that carries the digest of a package's content; see docs/build.md.
 DIGEST_KEY = "content_digest"

@@ -10,11 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from embedded_base import EmbeddedBase
+from forge_publish import places
 from forge_store import bases
-from forge_store.bases import CONDA_FORGE, BaseName
+from forge_store.bases import CONDA_FORGE, PUBLISHED, BaseName
 from forge_store.channel import Channel
 from forge_store.project import ForgeError, Project
-from pixi_workspace import Workspace
+from pixi_workspace import Records, Workspace, at_revision
 from strix_forge.build import Builder, Display
 from strix_forge.recipes import RecipeSet
 
@@ -76,19 +77,54 @@ class Session:
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")
         return set(names or recipes)
 
-    def stack(self, name: str) -> Workspace:
-        """stacks/NAME. The embedded base takes conda-forge's place and keeps its lock in build/."""
+    def stack(
+        self,
+        name: str,
+        channel: str | None = None,
+        revision: int | None = None,
+        records: Path | None = None,
+    ) -> Workspace:
+        """stacks/NAME, with our packages from `channel` (URL or folder), or from this checkout's.
+
+        With a channel and conda-forge its lock is for every machine, and lies beside the manifest.
+        Any other names what is on this machine, and lies in build/. `revision` takes the channel
+        as it was then, `records` a folder of repodata instead of conda-forge's own.
+        """
         manifest = self.project.root / "stacks" / name / "pixi.toml"
         if not manifest.is_file():
-            known = ", ".join(sorted(p.name for p in self.project.root.glob("stacks/*")))
+            stacks = self.project.root.glob("stacks/*/pixi.toml")
+            known = ", ".join(sorted(stack.parent.name for stack in stacks))
             raise ForgeError(f"there is no stack {name!r}; there are: {known}")
-        host_bound = self.project.build / "stacks" / name
-        replace = {
-            "conda-forge": self.base.channel,
-            CONDA_FORGE: self.base.channel,
-            str(self.project.root / "channel"): self.project.channel.as_uri(),
-        }
-        return Workspace.load(manifest, host_bound if self.embedded else manifest.parent, replace)
+        if revision is not None and not channel:
+            raise ForgeError("--revision is one of a published channel: name it with --channel")
+        if records:
+            self.wanted_base = BaseName.CONDA_FORGE
+        ours = _as_url(channel) if channel else self.project.channel.as_uri()
+        theirs = self.base.channel
+        replace = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
+        known, until = {}, None
+        if records:
+            known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
+        if revision is not None:
+            known[ours], until = at_revision(ours, revision)
+        served = channel and not self.embedded
+        folder = manifest.parent if served else self.project.build / "stacks" / name
+        return Workspace.load(manifest, folder, replace, records=known, until=until)
+
+    def build_tools(self, records: Path | None = None) -> Workspace:
+        """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
+        root = self.project.root
+        known = {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
+        replace = {"conda-forge": CONDA_FORGE}
+        return Workspace.load(root / "pixi.toml", root, replace, name="--root", records=known)
+
+    def known_records(self) -> Path | None:
+        """Records of conda-forge in this checkout, where it does not answer itself."""
+        if bases.choose(self.wanted_base)[0] == BaseName.CONDA_FORGE:
+            return None
+        known = self.project.root / "tests" / "data" / "conda-forge"
+        say(f"conda-forge is not asked, or silent: solving from the records in {known}")
+        return known
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the embedded one is made now if it is not current."""
@@ -99,6 +135,11 @@ class Session:
             with builder.display as display:
                 self.embedded.make(display.say, display.download, builder.run_job)
         return builder
+
+
+def _as_url(channel: str) -> str:
+    place = places.parse(channel)
+    return place.url if isinstance(place, places.Web) else place.path.as_uri()
 
 
 session = Session()

@@ -10,7 +10,7 @@ import typer
 
 from forge_store.project import sha256_file
 from pixi_workspace import bundle as bundles
-from strix_forge.commands.stacks import Environment
+from strix_forge.commands.stacks import Environment, Served
 from strix_forge.session import say, session
 
 app = typer.Typer()
@@ -23,12 +23,13 @@ def bundle(
     stack: str,
     output: Annotated[Path, typer.Option("--to", "-o", help="The bundle to write.")],
     environment: Environment = "default",
+    channel: Served = None,
 ) -> None:
     """Write a locked environment as one file that installs without a network.
 
     The file has pixi-pack's layout: pixi-unpack reads it, and so does forge unbundle.
     """
-    made = bundles.write(session.stack(stack), environment, output)
+    made = bundles.write(session.stack(stack, channel), environment, output)
     say(f"{made.packages} packages of {made.stack}, {made.environment}, in {output}")
     say(f"{output.stat().st_size} bytes, sha256 {sha256_file(output)}")
     if made.host_bound:

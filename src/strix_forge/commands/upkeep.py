@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -184,6 +185,11 @@ def feedstock(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
     """Run the tests of this repository; arguments go to pytest."""
+    if not find_spec("elftools"):
+        raise NotAttempted(
+            "the tests read ELF files with pyelftools, which pixi.lock lacks: run "
+            f"{sys.executable} -m pip install --no-deps pyelftools"
+        )
     parallel = ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
     command = [sys.executable, "-m", "pytest", *parallel, *context.args]
     raise typer.Exit(subprocess.run(command, cwd=session.project.root, check=False).returncode)
