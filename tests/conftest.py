@@ -53,6 +53,7 @@ class MiniProject:
         self.root = root
         if (root / "variants.yaml").exists():  # a copy of another one
             return
+        root.mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / "variants.yaml", root)
         shutil.copytree(CHECKOUT / "bases", root / "bases")
         (root / "recipes").mkdir()

@@ -111,6 +111,21 @@ def test_lock_is_reproducible(app: MiniProject) -> None:
     assert lock_of(app).read_bytes() == first
 
 
+def test_path_with_a_space(tmp_path: Path) -> None:
+    project = MiniProject(tmp_path / "with space")
+    project.recipe("alpha")
+    project.forge("build-all")
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    kept = [line for line in MANIFEST.splitlines() if not line.startswith(("python", "never"))]
+    manifest.write_text("\n".join(kept).replace('["more"]', "[]"))
+    project.forge("lock", "app")
+    project.forge("install", "app")
+    project.forge("bundle", "app", "-o", str(tmp_path / "app.tar"))
+    run = project.forge("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/alpha/text"')
+    assert run.stdout.strip() == "alpha"
+
+
 def test_tampered_package_is_not_installed(app: MiniProject) -> None:
     app.forge("lock", "app")
     (file,) = app.channel.glob("noarch/beta-*.conda")

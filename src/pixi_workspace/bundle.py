@@ -32,6 +32,7 @@ from rattler.shell import ActivationVariables, PathModificationBehavior, activat
 from forge_store.channel import HOST_BOUND
 from forge_store.project import SUBDIRS, BuildFailed, ForgeError, sha256_file
 from pixi_workspace import PLATFORM, Workspace
+from pixi_workspace.workspace import local_file
 
 METADATA = "pixi-pack.json"
 FORMAT = "1"
@@ -121,8 +122,8 @@ def _bring(record: RepoDataRecord, folder: Path) -> Path:
     """The file of a locked package, fetched into `folder` where its channel is remote."""
     if record.sha256 is None:
         raise BuildFailed(f"{record.url} is locked without a sha256; lock the stack again")
-    path = Path(record.url.removeprefix("file://"))
-    if not path.is_absolute():
+    path = local_file(record.url)
+    if path is None:
         path = folder / record.file_name
         try:
             asyncio.run(download_to_path(Client(), record.url, path))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import rattler
 from rattler import LockChannel, LockFile, LockPlatform, RepoDataRecord, SourceConfig
@@ -186,7 +187,7 @@ class Workspace:
             locked = LockFile.from_path(self.lock_file).environment(environment)
         except Exception as error:
             raise ForgeError(f"{self.lock_file} is not a lock file: {error}") from None
-        if locked is None:
+        if locked is None or not locked.platforms():
             raise ForgeError(f"{self.lock_file} has no environment {environment!r}")
         return locked.conda_repodata_records_for_platform(locked.platforms()[0])
 
@@ -210,8 +211,8 @@ class Workspace:
         """
         records, prefix = self.locked(environment), self.prefix(environment)
         for record in records:
-            path = Path(record.url.removeprefix("file://"))
-            if not path.is_absolute():
+            path = local_file(record.url)
+            if path is None:
                 continue  # the installer checks what it downloads
             if not path.exists():
                 raise BuildFailed(f"{path} is locked but missing: run forge lock {self.name}")
@@ -263,6 +264,14 @@ class Workspace:
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         line = f"{script}\nexec {shlex.join(command)}"
         return subprocess.run(["bash", "-c", line], env=clean, check=False).returncode
+
+
+def local_file(url: str) -> Path | None:
+    """The file of this machine that a record's URL names: `file://`, or a bare path."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(url) if url.startswith("/") else None
 
 
 def _one_line(error: object) -> str:

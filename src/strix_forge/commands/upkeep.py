@@ -67,8 +67,11 @@ def fetch(packages: Maybe = None) -> None:
 
 
 @sources_app.command("add")
-def add(files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)]) -> None:
-    """Take files that were downloaded elsewhere into the cache; their sha256 says what they are."""
+def add(files: Annotated[list[Path], typer.Argument(exists=True)]) -> None:
+    """Take files and bare git repositories that were brought by hand into the cache.
+
+    A file's sha256 says what it is, a repository's name and commit.
+    """
     for file in files:
         say(f"{file} is {SourceCache(session.project).add(file, known()).origin}")
 
