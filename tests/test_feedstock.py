@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from forge_store import bases
 from forge_store.project import ForgeError, Project
 from forge_store.sources import PYPI_SOURCES, PYPI_URL
-from strix_forge import feedstock
 from strix_forge.cli import app
-from strix_forge.feedstock import Owner
 from strix_forge.recipes import RecipeSet
+from strix_forge.upkeep import feedstock
+from strix_forge.upkeep.feedstock import Owner
 
 # what conda-forge-pinning gives a feedstock's recipe, for the keys that ours leave to it
 PINNING = CHECKOUT / "bases/conda-forge/variants.yaml"

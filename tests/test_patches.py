@@ -11,7 +11,7 @@ import pytest
 from conftest import CHECKOUT, MiniProject
 
 from forge_store.project import ForgeError, Project, sha256_file
-from strix_forge import patches
+from strix_forge.upkeep import patches
 
 PATCHES = patches.all_patches(Project.at(CHECKOUT))
 TEXT = "one\ntwo\nthree\n"

@@ -24,8 +24,8 @@ from test_patches import GOOD, TEXT
 from forge_store import download, git_sources, sources, upstream
 from forge_store.project import ForgeError, NotAttempted, Project, Refused, write_text
 from forge_store.sources import PYPI_SOURCES, PYPI_URL
-from strix_forge import draft, pins, relations
-from strix_forge.pins import Bump
+from strix_forge.upkeep import draft, pins, relations
+from strix_forge.upkeep.pins import Bump
 
 IDENTITY = {f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER")
             for what in ("NAME", "EMAIL")}  # fmt: skip

@@ -16,13 +16,13 @@ import typer
 from forge_store import bases
 from forge_store.project import ForgeError, NotAttempted
 from forge_store.sources import Source, SourceCache
-from strix_forge import feedstock as feedstocks
-from strix_forge import patches, pins, relations
 from strix_forge.build import Display
-from strix_forge.draft import every_source
-from strix_forge.feedstock import Owner
 from strix_forge.recipes import RecipeSet, sources_of
 from strix_forge.session import err, out, say, session
+from strix_forge.upkeep import feedstock as feedstocks
+from strix_forge.upkeep import patches, pins, relations
+from strix_forge.upkeep.draft import every_source
+from strix_forge.upkeep.feedstock import Owner
 
 app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)

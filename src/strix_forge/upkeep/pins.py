@@ -19,9 +19,9 @@ from forge_store import git_sources
 from forge_store.project import ForgeError, NotAttempted, Project, Refused
 from forge_store.sources import Progress, SourceCache
 from forge_store.upstream import Place, Release
-from strix_forge import patches, relations
-from strix_forge.draft import Draft, committed_hashes, every_source, origins, version_key
 from strix_forge.recipes import Recipe, RecipeSet, sources_of
+from strix_forge.upkeep import patches, relations
+from strix_forge.upkeep.draft import Draft, committed_hashes, every_source, origins, version_key
 
 
 @dataclass
