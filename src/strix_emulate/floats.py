@@ -6,13 +6,14 @@ All round to nearest even. "Flush" functions keep the sign of zero, as the hardw
 
 import numpy as np
 
-_TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f2"): np.float16(2.0**-14)}
+#: smallest normal number
+_TINY = {np.dtype(t): np.finfo(t).smallest_normal for t in ("f2", "f4", "f8")}
 # the bits of a float64 that its rounding to float32 drops, and their value at a tie
 _DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
 
 
 def flush(x):
-    """Denormal numbers of x (float32 or float16) as zeros of the same sign."""
+    """Denormal numbers of x as zeros of the same sign."""
     return np.where(np.abs(x) < _TINY[x.dtype], np.copysign(x.dtype.type(0), x), x)
 
 
@@ -91,8 +92,9 @@ def _extreme(pick, zero, a, b, ieee):
 
 
 def _is_quiet(x):
-    kind, bit = (np.uint32, 22) if x.dtype == np.float32 else (np.uint16, 9)
-    return (x.view(kind) >> kind(bit) & kind(1)) != 0
+    kind = np.dtype(f"u{x.dtype.itemsize}").type
+    bit = np.finfo(x.dtype).nmant - 1
+    return (np.ascontiguousarray(x).view(kind) >> kind(bit) & kind(1)) != 0
 
 
 def exponent(x):
