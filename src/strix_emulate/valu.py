@@ -76,10 +76,9 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
-    if "cmpx" in ins.name:
-        raise Unknown("modifier op_sel")
-    # sources first, the destination last
-    ops, places = list(ins.operands), [*range(1, len(picks)), 0]
+    # sources first, the destination, which V_CMPX has not, last
+    places = range(len(picks)) if "cmpx" in ins.name else [*range(1, len(picks)), 0]
+    ops = list(ins.operands)
     for place, high in zip(places, picks, strict=True):
         op = ops[place]
         if op.half and (op.half == "h") != bool(high):
