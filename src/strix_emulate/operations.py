@@ -70,7 +70,8 @@ def _median(a, b, c):
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
-def _reverse(x):
+def reverse_bits(x):
+    """32 bits in the other order."""
     for shift, keep in (
         (1, 0x55555555),
         (2, 0x33333333),
@@ -82,14 +83,15 @@ def _reverse(x):
     return x
 
 
-def _leading(x):
-    """Zeros before the highest set bit; -1 if none."""
+def leading_zeros(x):
+    """Zeros before the highest set bit; -1 if none is set."""
     return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(
         np.int32
     )
 
 
-def _trailing(x):
+def trailing_zeros(x):
+    """Zeros after the lowest set bit; -1 if none is set."""
     return np.where(
         x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))
     ).astype(np.int32)
@@ -216,9 +218,9 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
         table[name] = (u, (u, u, "u16"), lambda a, b, c, unit=unit: _align(a, b, c, unit))
     table["v_bfe_i32"] = (i, (i, u, u), _bfe_signed)
-    add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": _reverse}, 1)
-    table["v_clz_i32_u32"] = (i, (u,), _leading)
-    table["v_ctz_i32_b32"] = (i, (u,), _trailing)
+    add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": reverse_bits}, 1)
+    table["v_clz_i32_u32"] = (i, (u,), leading_zeros)
+    table["v_ctz_i32_b32"] = (i, (u,), trailing_zeros)
     for name, kind, function in (("lshlrev_b64", "u64", np.left_shift),
                                  ("lshrrev_b64", "u64", np.right_shift),
                                  ("ashrrev_i64", "i64", np.right_shift)):  # fmt: skip
@@ -282,7 +284,8 @@ EXTREMES = {
         "med3": "med",
     }.items()
 }  # fmt: skip
-_FLOAT = {
+#: What comparisons of floats test, by the name in their mnemonics.
+FLOAT_COMPARISONS = {
     "f": lambda _a, _b: np.False_, "t": lambda _a, _b: np.True_,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
     "lg": lambda a, b: (a < b) | (a > b), "neq": np.not_equal,
@@ -290,12 +293,14 @@ _FLOAT = {
     "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
-_INTEGER = {k: _FLOAT[k] for k in ("f", "t", "lt", "le", "gt", "ge", "eq")} | {"ne": np.not_equal}
+_INTEGER = {k: FLOAT_COMPARISONS[k] for k in ("f", "t", "lt", "le", "gt", "ge", "eq")} | {
+    "ne": np.not_equal
+}
 COMPARISONS = {
     f"v_{cmp}_{name}_{kind}": (kind, function)
     for cmp in ("cmp", "cmpx")
     for kinds, names in (
-        (("f16", "f32", "f64"), _FLOAT),
+        (("f16", "f32", "f64"), FLOAT_COMPARISONS),
         (("i16", "u16", "i32", "u32", "i64", "u64"), _INTEGER),
     )
     for kind in kinds

@@ -162,14 +162,16 @@ def run_attention(causal: bool, case, instructions=None, options=None):
 
 
 def mutation_cases(causal: bool) -> list:
-    """What faults are judged by: last blocks of 31, 3, 13 and 1 keys, and two heads in one.
+    """What faults are judged by: the last block has 31, 3, 1, 25 and 1 keys.
 
-    The arrays of the one with a single head of 45 rows cross 4 GiB in their first block. The last
-    case makes maxima matter.
+    One case has two heads; one is less than a block and crosses 4 GiB inside of it; one is a single
+    row; in the last maxima matter.
     """
     return [
         attention_case(causal, 127),
         attention_case(causal, 67, heads=2, seed=1),
-        attention_case(causal, 45, seed=2),
+        attention_case(causal, 33, seed=4),
+        attention_case(causal, 25, seed=2),
+        attention_case(causal, 1, seed=5),
         attention_case(causal, 97, seed=3, peaked=True),
     ]
