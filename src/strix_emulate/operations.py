@@ -156,20 +156,17 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32),
     )
 
-    table["v_cvt_f32_f16"] = (f, (h,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f16_f32"] = (h, (f,), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f32_i32"] = (f, (i,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f32_u32"] = (f, (u,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_i32_f32"] = (i, (f,), lambda x: floats.to_integer(x, np.int32))
-    table["v_cvt_u32_f32"] = (u, (f,), lambda x: floats.to_integer(x, np.uint32))
-    table["v_cvt_f16_i16"] = (h, ("i16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f16_u16"] = (h, ("u16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_i16_f16"] = ("i16", (h,), lambda x: floats.to_integer(x, np.int16))
-    table["v_cvt_u16_f16"] = ("u16", (h,), lambda x: floats.to_integer(x, np.uint16))
-    table["v_cvt_f64_f32"] = ("f64", (f,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f32_f64"] = (f, ("f64",), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f64_i32"] = ("f64", (i,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f64_u32"] = ("f64", (u,), lambda x: np.asarray(x).astype(np.float64))
+    for kind, source in (
+        (f, h), (h, f), (f, i), (f, u), (h, "i16"), (h, "u16"), ("f64", f), (f, "f64"),
+        ("f64", i), ("f64", u),
+    ):  # fmt: skip
+        dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+        table[f"v_cvt_{kind}_{source}"] = (
+            kind, (source,), lambda x, dtype=dtype: np.asarray(x).astype(dtype))  # fmt: skip
+    for kind, source, dtype in ((i, f, np.int32), (u, f, U32), ("i16", h, np.int16),
+                                ("u16", h, np.uint16)):  # fmt: skip
+        table[f"v_cvt_{kind}_{source}"] = (
+            kind, (source,), lambda x, dtype=dtype: floats.to_integer(x, dtype))  # fmt: skip
     for n in range(4):
         table[f"v_cvt_f32_ubyte{n}"] = (
             f, (u,), lambda x, n=n: (x >> U32(8 * n) & U32(255)).astype(np.float32))  # fmt: skip
