@@ -7,7 +7,7 @@ import pytest
 from strix_emulate import decode, floats, oracle, selftest
 from strix_emulate.decode import EXEC, VCC
 from strix_emulate.errors import Trap
-from strix_emulate.waves import LANES, SCALARS
+from strix_emulate.waves import LANES, SCALARS, constant
 
 LANE = np.arange(LANES, dtype=np.uint32)
 FULL = 0xFFFFFFFF
@@ -215,6 +215,13 @@ def test_division_sequence_rounds_correctly():
     assert (g.V[3] == expected.view(np.uint32))[~nan].all() and np.isnan(g.F[3][nan]).all()
 
 
+def test_division_scale_flushes_where_the_kernel_does():
+    text = "v_div_scale_f32 v3, vcc_lo, v1, v1, v2"
+    numbers = {"v1": f32(1e-40), "v2": f32(1)}
+    assert (run(text, **numbers).F[3] == f32(1e-40) * np.float32(2.0**64)).all()
+    assert np.isnan(run(text, mode={"denormals_32": False}, **numbers).F[3]).all()
+
+
 def test_fma_rounds_once():
     a = np.float32(1 + 2**-12)
     # a * a is a tie of float32, which only the tiny addend breaks
@@ -284,6 +291,8 @@ def test_constants_of_packed_operations():
     expected = {1: 0x3C004000, 2: 0x40004000, 3: 0x40030005, 5: 0x00020004, 6: 0x000A000E,
                 7: 0x000C000C}  # fmt: skip
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
+    # of integers of 16 bits alone, too
+    assert constant("2.0", "u16") == 0 and constant("2.0", "f16") == 2
 
 
 def test_halves_of_16_bit_operands():
