@@ -11,7 +11,7 @@ from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError
 from strix_emulate.loader import LDS_LIMIT, Kernel
 from strix_emulate.machine import Machine, Options, cell_size
-from strix_emulate.memory import BASE, READ_ONLY, UNWRITTEN, WRITABLE, Arena
+from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.program import Block, decode_kernel
 
 
@@ -144,6 +144,3 @@ def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
             value, code = int(value) & ((1 << 8 * described.size) - 1), code.upper()
         struct.pack_into(f"<{code}", raw, described.offset, value)
     return np.frombuffer(bytes(raw), np.uint8)
-
-
-__all__ = ["BASE", "Buffer", "Kernel", "Launch", "Options", "launch"]

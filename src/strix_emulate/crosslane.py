@@ -2,6 +2,7 @@
 """Instructions that move data between lanes: DPP, permlane, readlane; packed maths; WMMA."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -135,8 +136,7 @@ def _fma_mix(ins: Instruction) -> Callable:
     reads = []
     for op, high, narrow in zip(ins.operands[1:4], half, is_half, strict=True):
         if narrow:
-            part = Operand(op.kind, op.index, 1, "h" if high else "l", op.text, op.neg, op.abs)
-            read_half = reader(part, "f16")
+            read_half = reader(replace(op, count=1, half="h" if high else "l"), "f16")
             reads.append(lambda g, r=read_half: np.asarray(r(g)).astype(np.float32))
         else:
             reads.append(reader(op, "f32"))
@@ -184,9 +184,8 @@ def _packed(ins: Instruction) -> Callable:
     for picks, negations in choices:
         reads = []
         for op, high, negate in zip(sources, picks, negations, strict=True):
-            # a constant has no high half: an inline one is repeated, which op_sel then ignores
-            half = ("h" if high else "l") if op.kind != "const" else ""
-            reads.append(reader(Operand(op.kind, op.index, 1, half, op.text, bool(negate)), kind))
+            part = replace(op, count=1, half="h" if high else "l", neg=bool(negate))
+            reads.append(reader(part, kind))
         halves.append(reads)
     if ins.modifiers.get("clamp"):
         raise Unknown("modifier clamp")

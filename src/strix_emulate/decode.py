@@ -144,6 +144,9 @@ def _operand(word: str) -> Operand:
         last = int(match["last"] or first)
         half = match["half"] or ""
         return Operand(match["file"], first, last - first + 1, half, word, neg, abs_)
+    # so LLVM marks a literal that an inline constant could have encoded, too
+    if match := re.fullmatch(r"lit\((0x[0-9a-f]+)\)", word):
+        word = match[1]
     if re.fullmatch(r"-?(0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?)", word):
         return Operand("const", text=word, neg=neg, abs=abs_)
     raise Unknown(f"operand {word}")

@@ -6,13 +6,14 @@ All round to nearest even. "Flush" functions keep the sign of zero, as the hardw
 
 import numpy as np
 
-_TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f2"): np.float16(2.0**-14)}
+#: smallest normal number
+_TINY = {np.dtype(t): np.finfo(t).smallest_normal for t in ("f2", "f4", "f8")}
 # the bits of a float64 that its rounding to float32 drops, and their value at a tie
 _DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
 
 
 def flush(x):
-    """Denormal numbers of x (float32 or float16) as zeros of the same sign."""
+    """Denormal numbers of x as zeros of the same sign."""
     return np.where(np.abs(x) < _TINY[x.dtype], np.copysign(x.dtype.type(0), x), x)
 
 
@@ -91,8 +92,9 @@ def _extreme(pick, zero, a, b, ieee):
 
 
 def _is_quiet(x):
-    kind, bit = (np.uint32, 22) if x.dtype == np.float32 else (np.uint16, 9)
-    return (x.view(kind) >> kind(bit) & kind(1)) != 0
+    kind = np.dtype(f"u{x.dtype.itemsize}").type
+    bit = np.finfo(x.dtype).nmant - 1
+    return (np.ascontiguousarray(x).view(kind) >> kind(bit) & kind(1)) != 0
 
 
 def exponent(x):
@@ -106,7 +108,11 @@ def ldexp(x, power):
 
 
 def div_scale(value, denominator, numerator):
-    """V_DIV_SCALE_F32: (scaled value, flag for V_DIV_FMAS)."""
+    """V_DIV_SCALE_F32: (scaled value, flag for V_DIV_FMAS).
+
+    The document's pseudocode scales a denominator up even if its reciprocal is denormal, so that it
+    overflows. LLVM's division of float32 is exact only if it is scaled down.
+    """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
     up, down = ldexp(value, 64), ldexp(value, -64)
     is_denominator = value.view(np.uint32) == denominator.view(np.uint32)
@@ -123,7 +129,7 @@ def div_scale(value, denominator, numerator):
             True,
         ),
         ((exponent(denominator) == 0), up, False),
-        (small_reciprocal & small_quotient, np.where(is_denominator, up, value), True),
+        (small_reciprocal & small_quotient, np.where(is_denominator, down, value), True),
         (small_reciprocal, down, False),
         (small_quotient, np.where(is_numerator, up, value), True),
         (exponent(numerator) <= 23, up, False),
@@ -135,14 +141,19 @@ def div_scale(value, denominator, numerator):
 
 
 def div_fmas(a, b, c, flag):
-    """V_DIV_FMAS_F32: fma, scaled by 2**64 up or down where the flag is set."""
-    result = fma32(a, b, c)
-    power = np.where(exponent(np.broadcast_to(c, result.shape)) > 127, 64, -64)
-    return np.where(flag, ldexp(result, power), result)
+    """V_DIV_FMAS_F32: fma, scaled by 2**64 up or down where the flag is set, rounded once."""
+    product, c = np.multiply(a, b, dtype=np.float64), np.asarray(c)
+    total = _to_odd(product, c.astype(np.float64), product + c)
+    power = np.where(flag, np.where(exponent(c) > 127, 64, -64), 0)
+    return np.ldexp(total, power).astype(np.float32)
 
 
 def div_fixup(quotient, denominator, numerator):
-    """V_DIV_FIXUP_F32: the quotient, or what division gives for special operands."""
+    """V_DIV_FIXUP_F32: the quotient, or what division gives for special operands.
+
+    A quotient that overflows reaches it as NaN (infinity less infinity in the steps before). The
+    document's pseudocode would keep that; LLVM's division of float32 needs the infinity.
+    """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     negative = np.signbit(denominator) ^ np.signbit(numerator)
     sign = np.where(negative, np.float32(-1), np.float32(1))
@@ -155,7 +166,7 @@ def div_fixup(quotient, denominator, numerator):
             (denominator == 0) | infinite_n,
             infinite_d | (numerator == 0),
             exponent(numerator) - exponent(denominator) < -150,
-            exponent(denominator) == 255,
+            (exponent(denominator) == 255) | np.isnan(quotient),
         ],
         [
             numerator,

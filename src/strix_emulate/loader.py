@@ -43,7 +43,7 @@ class Kernel:
 
     lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
     keeps denormal numbers; user_sgprs names what the first SGPRs hold, in order, one per SGPR pair
-    or single as (name, count); workgroup_ids and workitem_dims count dimensions that are set up.
+    or single as (name, count); workgroup_ids says which are set up.
     """
 
     name: str
@@ -59,7 +59,6 @@ class Kernel:
     clamp_nan: bool = True
     user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
     workgroup_ids: tuple[bool, bool, bool] = (True, False, False)
-    workitem_dims: int = 1
     max_threads: int = 1024
     vgpr_spills: int = 0
     sgpr_spills: int = 0
@@ -212,7 +211,6 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int) ->
         ieee=bool(rsrc1 >> 23 & 1),
         user_sgprs=tuple(x for bit, x in enumerate(user) if properties >> bit & 1),
         workgroup_ids=tuple(bool(rsrc2 >> bit & 1) for bit in (7, 8, 9)),
-        workitem_dims=(rsrc2 >> 11 & 3) + 1,
         max_threads=described[".max_flat_workgroup_size"],
         vgpr_spills=described.get(".vgpr_spill_count", 0),
         sgpr_spills=described.get(".sgpr_spill_count", 0),

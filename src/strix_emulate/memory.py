@@ -227,10 +227,13 @@ class Arena(Memory):
         self.arrays = np.zeros((4, 0), np.int64)
 
     def place(self, data: np.ndarray, mode: int) -> int:
-        """Copies bytes in; returns their address, a multiple of 256."""
+        """Copies bytes in; returns their address, a multiple of 16.
+
+        No more than kernels may count on: then the 4 GiB boundary falls inside of rows, too.
+        """
         start, number = self.top, self.arrays.shape[1]
         self.bytes[start : start + len(data)] = data
-        first = (number << _SLOT) + (1 << (_SLOT - 1)) - len(data) // 2 // 256 * 256
+        first = (number << _SLOT) + (1 << (_SLOT - 1)) - len(data) // 2 // 16 * 16
         entry = np.array([[first], [start], [len(data)], [mode]])
         self.arrays = np.concatenate([self.arrays, entry], axis=1)
         self.top = (start + len(data) + 255) // 256 * 256

@@ -21,7 +21,6 @@ class Verdicts:
 
     caught: Counter = field(default_factory=Counter)
     survived: list[str] = field(default_factory=list)
-    idle: int = 0
 
     @property
     def share(self) -> float:

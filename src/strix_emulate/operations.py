@@ -70,7 +70,8 @@ def _median(a, b, c):
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
-def _reverse(x):
+def reverse_bits(x):
+    """32 bits in the other order."""
     for shift, keep in (
         (1, 0x55555555),
         (2, 0x33333333),
@@ -82,14 +83,15 @@ def _reverse(x):
     return x
 
 
-def _leading(x):
-    """Zeros before the highest set bit; -1 if none."""
+def leading_zeros(x):
+    """Zeros before the highest set bit; -1 if none is set."""
     return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(
         np.int32
     )
 
 
-def _trailing(x):
+def trailing_zeros(x):
+    """Zeros after the lowest set bit; -1 if none is set."""
     return np.where(
         x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))
     ).astype(np.int32)
@@ -154,20 +156,17 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32),
     )
 
-    table["v_cvt_f32_f16"] = (f, (h,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f16_f32"] = (h, (f,), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f32_i32"] = (f, (i,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f32_u32"] = (f, (u,), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_i32_f32"] = (i, (f,), lambda x: floats.to_integer(x, np.int32))
-    table["v_cvt_u32_f32"] = (u, (f,), lambda x: floats.to_integer(x, np.uint32))
-    table["v_cvt_f16_i16"] = (h, ("i16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_f16_u16"] = (h, ("u16",), lambda x: np.asarray(x).astype(np.float16))
-    table["v_cvt_i16_f16"] = ("i16", (h,), lambda x: floats.to_integer(x, np.int16))
-    table["v_cvt_u16_f16"] = ("u16", (h,), lambda x: floats.to_integer(x, np.uint16))
-    table["v_cvt_f64_f32"] = ("f64", (f,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f32_f64"] = (f, ("f64",), lambda x: np.asarray(x).astype(np.float32))
-    table["v_cvt_f64_i32"] = ("f64", (i,), lambda x: np.asarray(x).astype(np.float64))
-    table["v_cvt_f64_u32"] = ("f64", (u,), lambda x: np.asarray(x).astype(np.float64))
+    for kind, source in (
+        (f, h), (h, f), (f, i), (f, u), (h, "i16"), (h, "u16"), ("f64", f), (f, "f64"),
+        ("f64", i), ("f64", u),
+    ):  # fmt: skip
+        dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+        table[f"v_cvt_{kind}_{source}"] = (
+            kind, (source,), lambda x, dtype=dtype: np.asarray(x).astype(dtype))  # fmt: skip
+    for kind, source, dtype in ((i, f, np.int32), (u, f, U32), ("i16", h, np.int16),
+                                ("u16", h, np.uint16)):  # fmt: skip
+        table[f"v_cvt_{kind}_{source}"] = (
+            kind, (source,), lambda x, dtype=dtype: floats.to_integer(x, dtype))  # fmt: skip
     for n in range(4):
         table[f"v_cvt_f32_ubyte{n}"] = (
             f, (u,), lambda x, n=n: (x >> U32(8 * n) & U32(255)).astype(np.float32))  # fmt: skip
@@ -216,9 +215,9 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
         table[name] = (u, (u, u, "u16"), lambda a, b, c, unit=unit: _align(a, b, c, unit))
     table["v_bfe_i32"] = (i, (i, u, u), _bfe_signed)
-    add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": _reverse}, 1)
-    table["v_clz_i32_u32"] = (i, (u,), _leading)
-    table["v_ctz_i32_b32"] = (i, (u,), _trailing)
+    add(u, {"v_mov_b32": lambda x: x, "v_not_b32": np.invert, "v_bfrev_b32": reverse_bits}, 1)
+    table["v_clz_i32_u32"] = (i, (u,), leading_zeros)
+    table["v_ctz_i32_b32"] = (i, (u,), trailing_zeros)
     for name, kind, function in (("lshlrev_b64", "u64", np.left_shift),
                                  ("lshrrev_b64", "u64", np.right_shift),
                                  ("ashrrev_i64", "i64", np.right_shift)):  # fmt: skip
@@ -282,7 +281,8 @@ EXTREMES = {
         "med3": "med",
     }.items()
 }  # fmt: skip
-_FLOAT = {
+#: What comparisons of floats test, by the name in their mnemonics.
+FLOAT_COMPARISONS = {
     "f": lambda _a, _b: np.False_, "t": lambda _a, _b: np.True_,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
     "lg": lambda a, b: (a < b) | (a > b), "neq": np.not_equal,
@@ -290,12 +290,14 @@ _FLOAT = {
     "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
-_INTEGER = {k: _FLOAT[k] for k in ("f", "t", "lt", "le", "gt", "ge", "eq")} | {"ne": np.not_equal}
+_INTEGER = {k: FLOAT_COMPARISONS[k] for k in ("f", "t", "lt", "le", "gt", "ge", "eq")} | {
+    "ne": np.not_equal
+}
 COMPARISONS = {
     f"v_{cmp}_{name}_{kind}": (kind, function)
     for cmp in ("cmp", "cmpx")
     for kinds, names in (
-        (("f16", "f32", "f64"), _FLOAT),
+        (("f16", "f32", "f64"), FLOAT_COMPARISONS),
         (("i16", "u16", "i32", "u32", "i64", "u64"), _INTEGER),
     )
     for kind in kinds

@@ -7,6 +7,12 @@ import numpy as np
 
 from strix_emulate import floats
 from strix_emulate.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.operations import (
+    FLOAT_COMPARISONS,
+    leading_zeros,
+    reverse_bits,
+    trailing_zeros,
+)
 from strix_emulate.waves import Waves, reader, scalar_writer
 
 U32 = np.uint32
@@ -102,7 +108,7 @@ WITH_SCC = {
     "s_add_i32": ("i32", ("i32", "i32"), _signed(np.add)),
     "s_sub_i32": ("i32", ("i32", "i32"), _signed(np.subtract)),
     "s_absdiff_i32": (
-        "i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(_wide(a) - b).astype(np.int32))),
+        "i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(np.subtract(a, b)))),
     "s_lshl_b32": ("u32", ("u32", "u32"), _shift(np.left_shift, 32)),
     "s_lshr_b32": ("u32", ("u32", "u32"), _shift(np.right_shift, 32)),
     "s_ashr_i32": ("i32", ("i32", "u32"), _shift(np.right_shift, 32)),
@@ -110,9 +116,9 @@ WITH_SCC = {
     "s_lshr_b64": ("u64", ("u64", "u32"), _shift(np.right_shift, 64)),
     "s_ashr_i64": ("i64", ("i64", "u32"), _shift(np.right_shift, 64)),
     "s_min_i32": ("i32", ("i32", "i32"), _pick(np.less)),
-    "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater)),
+    "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater_equal)),
     "s_min_u32": ("u32", ("u32", "u32"), _pick(np.less)),
-    "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater)),
+    "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater_equal)),
     "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)),
     "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
     **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
@@ -121,22 +127,6 @@ WITH_SCC = {
     "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
     "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
 }  # fmt: skip
-
-
-def _find_first(x):
-    return np.where(
-        x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))
-    ).astype(np.int32)
-
-
-def _leading(x):
-    return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(
-        np.int32
-    )
-
-
-def _reversed(x):
-    return sum(((x >> U32(i)) & U32(1)) << U32(31 - i) for i in range(32))
 
 
 def _pack16(low, high):
@@ -157,8 +147,9 @@ PLAIN = {
     "s_mul_hi_i32": (
         "i32", ("i32", "i32"), 
         lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
-    "s_brev_b32": ("u32", ("u32",), _reversed),
-    "s_ctz_i32_b32": ("i32", ("u32",), _find_first), "s_clz_i32_u32": ("i32", ("u32",), _leading),
+    "s_brev_b32": ("u32", ("u32",), reverse_bits),
+    "s_ctz_i32_b32": ("i32", ("u32",), trailing_zeros),
+    "s_clz_i32_u32": ("i32", ("u32",), leading_zeros),
     "s_sext_i32_i8": ("i32", ("u32",), lambda x: x.astype(np.int8).astype(np.int32)),
     "s_sext_i32_i16": ("i32", ("u32",), lambda x: x.astype(np.int16).astype(np.int32)),
     "s_bfm_b32": (
@@ -190,13 +181,7 @@ _ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater
 COMPARES = {
     **{f"s_cmp_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()},
     **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
-    **{f"s_cmp_{n}_f32": ("f32", f) for n, f in {
-        **{n: f for n, f in _ORDER.items() if n != "lg"}, "lg": lambda a, b: (a < b) | (a > b),
-        "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
-        "neq": np.not_equal, "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b),
-        "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b),
-        "nlg": lambda a, b: ~((a < b) | (a > b)),
-    }.items()},
+    **{f"s_cmp_{n}_f32": ("f32", f) for n, f in FLOAT_COMPARISONS.items() if n not in ("f", "t")},
     "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
     "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
 }  # fmt: skip

@@ -76,10 +76,9 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
-    if "cmpx" in ins.name:
-        raise Unknown("modifier op_sel")
-    # sources first, the destination last
-    ops, places = list(ins.operands), [*range(1, len(picks)), 0]
+    # sources first, the destination, which V_CMPX has not, last
+    places = range(len(picks)) if "cmpx" in ins.name else [*range(1, len(picks)), 0]
+    ops = list(ins.operands)
     for place, high in zip(places, picks, strict=True):
         op = ops[place]
         if op.half and (op.half == "h") != bool(high):
@@ -149,16 +148,20 @@ def _allow(ins: Instruction, allowed: set[str]) -> None:
 
 
 def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
-    """Output modifiers in the ISA's order: omod, then clamp, then denormals."""
+    """Output modifiers in the ISA's order: omod, then clamp, then denormals.
+
+    In IEEE mode, and where the results keep denormals, omod has no effect; where it has one, it
+    gives no -0 (RDNA3 ISA, 7.2.3.1).
+    """
     steps = []
     factor = ins.modifiers.get("mul", 1) / ins.modifiers.get("div", 1)
-    if factor != 1:
-        steps.append(lambda x: x * x.dtype.type(factor))
+    if factor != 1 and not mode.ieee and not mode.keeps(kind):
+        steps.append(lambda x: floats.flush(x * x.dtype.type(factor)) + x.dtype.type(0))
     if ins.modifiers.get("clamp"):
         if not mode.clamp_nan:
             raise Unknown("clamp without DX10_CLAMP")
         steps.append(_clamped)
-    if kind in ("f32", "f16") and not mode.keeps(kind):
+    if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
         steps.append(lambda x: floats.flush(np.asarray(x)))
     if not steps:
         return lambda x: x
@@ -295,7 +298,8 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
             mask_reader(VCC_OPERAND),
         )
         return lambda g: (floats.div_fmas(*(read(g) for read in reads), flag(g)),), write
-    reads, write_flag = [reader(op, "f32") for op in ops[2:]], scalar_writer(ops[1])
+    reads = [reader(op, "f32", mode.denormals_32) for op in ops[2:]]
+    write_flag = scalar_writer(ops[1])
 
     def compute(g):
         value, flag = floats.div_scale(*(np.asarray(read(g)) for read in reads))

@@ -42,7 +42,7 @@ _ATOMIC = re.compile(
     r"(?P<space>global|buffer|ds)_(?:atomic_)?(?P<op>\w+?)(?P<returns>_rtn)?(?P<type>_[uibf]\d+)$"
 )
 _SCALAR = re.compile(r"s_(buffer_)?load_b(\d+)$")
-NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_icache_inv"}
+NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s_icache_inv"}
 
 
 @dataclass

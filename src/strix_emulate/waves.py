@@ -83,7 +83,8 @@ def pack(flags):
 def constant(text: str, kind: str):
     """A constant as LLVM printed it, as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns, decimal fractions are values in the operand's own type.
+    Integers are bit patterns, decimal fractions are values in the operand's own type, but those of
+    16-bit integers the low half of a float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
     if kind == "bf16":
@@ -93,10 +94,24 @@ def constant(text: str, kind: str):
     return np.array(bits, _SPANS[span]).view(view)[()]
 
 
+def constant_half(text: str, kind: str, high: bool):
+    """The half of a constant that op_sel picks for a packed operation on this 16-bit kind.
+
+    All 32 bits of a literal; an inline integer, sign-extended; an inline fraction as float16 below
+    zeros, but for integer operations as float32 (LLVM's getInlineEncodingV216: the ISA document is
+    misleading there).
+    """
+    half = kind == "f16" and "." in text
+    whole = _bits(text, "f16", 16) if half else _bits(text, "u32", 32)
+    return np.uint16(whole >> 16 * high & 0xFFFF).view(f"{kind[0]}2")
+
+
 def _bits(text: str, kind: str, span: int) -> int:
     if "." in text or "e-" in text:
         if kind == "bf16":
             return int(np.float32(text).view(np.uint32)) >> 16
+        if kind in ("u16", "i16"):
+            return _bits(text, "u32", 32) & 0xFFFF
         # b32 and u32 operands take the bits of a float32
         number = {16: np.float16, 32: np.float32, 64: np.float64}[span](text)
         return int(number.view(_SPANS[span]))
@@ -143,7 +158,7 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
 def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
     """A function from Waves to the operand's values, with abs and neg; may share memory."""
     if op.kind == "const":
-        value = constant(op.text, kind)
+        value = constant_half(op.text, kind, op.half == "h") if op.half else constant(op.text, kind)
         read = lambda _g: value  # noqa: E731
     else:
         read = _raw_reader(op, kind)
@@ -151,7 +166,7 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
             raw = read
             read = lambda g: bfloat(raw(g))  # noqa: E731
     plain = read
-    if not denormals and kind in ("f32", "f16"):
+    if not denormals and kind in _ONES:
         plain = lambda g: flush(np.asarray(read(g)))  # noqa: E731
     if not (op.neg or op.abs):
         return plain

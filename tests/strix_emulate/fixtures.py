@@ -52,6 +52,7 @@ def attention(
     k,
     v,
     out,
+    lse,
     S,
     scale,
     CAUSAL: tl.constexpr,
@@ -81,6 +82,7 @@ def attention(
         total = tl.dot(p.to(x.dtype), z, total * fade[:, None])
         top = higher
     total = total / weight[:, None]
+    tl.store(lse + tl.program_id(1) * S + m, (top + tl.log2(weight)) / 1.44269504, mask=m < S)
     tl.store(
         out + base + m[:, None] * D + d[None, :],
         total.to(out.dtype.element_ty),
@@ -115,29 +117,61 @@ def kernel(name: str, **_) -> Kernel:
     return loader.parse_elf(elf, name, lds)[0]
 
 
-_ATTENTION = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "out": "*fp16", "S": "i32", "scale": "fp32"}
+_ATTENTION = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "out": "*fp16", "lse": "*fp32",
+              "S": "i32", "scale": "fp32"}  # fmt: skip
 
 
-def attention_case(causal: bool, size: int = 64, heads: int = 1, seed: int = 0):
-    """(inputs, fp64 result) of the attention fixture."""
+def attention_case(
+    causal: bool, size: int = 64, heads: int = 1, seed: int = 0, peaked: bool = False
+):
+    """(inputs, fp64 result and logsumexp) of the attention fixture.
+
+    peaked: every query has one key whose logit exceeds all others by more than float16 can hold, in
+    another place for each, so that a maximum that misses it overflows.
+    """
     rng = np.random.default_rng(seed)
-    q, k, v = rng.standard_normal((3, heads, size, 32)).astype(np.float16)
+    q, k, v = rng.standard_normal((3, heads, size, 32))
+    if peaked:
+        k = np.sign(k)
+        chosen = rng.permutation(size)
+        if causal:
+            chosen = np.minimum(chosen, np.arange(size))
+        q = 6 * k[:, chosen]
+    q, k, v = (x.astype(np.float16) for x in (q, k, v))
     s = q.astype(float) @ k.astype(float).transpose(0, 2, 1) * 32**-0.5
     if causal:
         s = np.where(np.tri(size, dtype=bool), s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return (q, k, v), p / p.sum(-1, keepdims=True) @ v.astype(float)
+    top = s.max(-1, keepdims=True)
+    p = np.exp(s - top)
+    weight = p.sum(-1, keepdims=True)
+    return (q, k, v), (p / weight @ v.astype(float), (top + np.log(weight))[..., 0])
 
 
 def run_attention(causal: bool, case, instructions=None, options=None):
-    """The fixture's result for a case of attention_case, and the launch."""
+    """The fixture's result and logsumexp for a case of attention_case, and the launch."""
     (q, k, v), _ = case
-    out = np.zeros_like(q)
+    out, lse = np.zeros_like(q), np.zeros(q.shape[:2], np.float32)
     found = kernel("attention-causal" if causal else "attention")
     done = launch(
         found, (-(-q.shape[1] // 32), q.shape[0]),
-        [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"),
+        [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"), Buffer(lse, "out"),
          q.shape[1], 32**-0.5],
         threads=128, instructions=instructions, options=options or Options(budget=2_000_000),
     )  # fmt: skip
-    return out, done
+    return (out, lse), done
+
+
+def mutation_cases(causal: bool) -> list:
+    """What faults are judged by: the last block has 31, 3, 1, 25 and 1 keys.
+
+    One case has two heads; one is less than a block and crosses 4 GiB inside of it; one is a single
+    row; in the last maxima matter.
+    """
+    return [
+        attention_case(causal, 127),
+        attention_case(causal, 67, heads=2, seed=1),
+        attention_case(causal, 33, seed=4),
+        attention_case(causal, 25, seed=2),
+        attention_case(causal, 1, seed=5),
+        attention_case(causal, 97, seed=3, peaked=True),
+    ]

@@ -4,16 +4,16 @@
 import numpy as np
 import pytest
 
-from strix_emulate import floats, oracle, selftest
+from strix_emulate import decode, floats, oracle, selftest
 from strix_emulate.decode import EXEC, VCC
 from strix_emulate.errors import Trap
-from strix_emulate.waves import LANES, SCALARS
+from strix_emulate.waves import LANES, SCALARS, constant
 
 LANE = np.arange(LANES, dtype=np.uint32)
 FULL = 0xFFFFFFFF
 
 
-def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, **registers):
+def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, mode=None, **registers):
     """Executes assembly; registers are v0=array of 32 (uint32 or float32). Returns the waves."""
     V = np.full((64, waves, LANES), 0xDEADBEEF, np.uint32)
     S = np.full((SCALARS, waves, 1), 0xDEADBEEF, np.uint32)
@@ -25,7 +25,7 @@ def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, **regist
         )
     for index, value in (scalars or {}).items():
         S[index] = value
-    return selftest.execute(text, selftest.waves(V, S))
+    return selftest.execute(text, selftest.waves(V, S), **(mode or {}))
 
 
 def f32(x) -> np.ndarray:
@@ -186,14 +186,8 @@ def test_carries():
     assert int(g.S[3, 0, 0]) == 0
 
 
-@pytest.mark.parametrize(
-    ("n", "d"),
-    [(1.0, 3.0), (1e-38, 1e38), (3e38, 1e-3), (-7.0, 1e-40), (1e-42, 3.0), (5.0, -2e38), (0.0, 0.0),
-     (1.0, 0.0), (np.inf, 2.0), (np.nan, 1.0), (2.0, np.inf), (-0.0, 5.0),
-     (1e-45, 1e-45), (3.4e38, 3.4e38)],
-)  # fmt: skip
-def test_division_sequence_rounds_correctly(n, d):
-    """LLVM's expansion of an IEEE division, with all of its scaling."""
+def test_division_sequence_rounds_correctly():
+    """LLVM's expansion of an IEEE division, with all of its scaling, of any float32 numbers."""
     text = """
     v_div_scale_f32 v3, null, v2, v2, v1
     v_rcp_f32 v4, v3
@@ -207,11 +201,25 @@ def test_division_sequence_rounds_correctly(n, d):
     v_div_fmas_f32 v3, v3, v4, v6
     v_div_fixup_f32 v3, v3, v2, v1
     """
-    g = run(text, v1=f32(n), v2=f32(d))
+    waves = 500
+    n, d = np.random.default_rng(0).integers(0, 2**32, (2, waves, LANES), np.uint32)
+    edges = np.float32([0, -0.0, 1e-45, 1e-40, 1e-38, 3, 1e38, 3.4e38, np.inf, np.nan])
+    n.flat[:100], d.flat[:100] = (
+        np.repeat(edges, 10).view(np.uint32),
+        np.tile(edges, 10).view(n.dtype),
+    )
+    g = run(text, waves=waves, v1=n, v2=d)
     with np.errstate(all="ignore"):
-        expected = np.float32(n) / np.float32(d)
-    assert g.F[3][0][0] == expected or (np.isnan(expected) and np.isnan(g.F[3][0]).all())
-    assert np.signbit(g.F[3][0][0]) == np.signbit(expected) or np.isnan(expected)
+        expected = n.view(np.float32) / d.view(np.float32)
+    nan = np.isnan(expected)
+    assert (g.V[3] == expected.view(np.uint32))[~nan].all() and np.isnan(g.F[3][nan]).all()
+
+
+def test_division_scale_flushes_where_the_kernel_does():
+    text = "v_div_scale_f32 v3, vcc_lo, v1, v1, v2"
+    numbers = {"v1": f32(1e-40), "v2": f32(1)}
+    assert (run(text, **numbers).F[3] == f32(1e-40) * np.float32(2.0**64)).all()
+    assert np.isnan(run(text, mode={"denormals_32": False}, **numbers).F[3]).all()
 
 
 def test_fma_rounds_once():
@@ -234,15 +242,84 @@ def test_fma_rounds_once():
 
 
 def test_output_modifiers_and_nan():
-    g = run(
-        "v_add_f32 v2, v1, v1 clamp\nv_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2",
-        v1=f32(3),
-    )
-    assert (g.F[2][0] == 1).all() and (g.F[3][0] == 36).all() and (g.F[4][0] == 4.5).all()
+    scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
+    flushing = {"ieee": False, "denormals_32": False}
+    g = run(scaled, mode=flushing, v0=f32(-0.0), v1=f32(3))
+    assert (g.F[3][0] == 36).all() and (g.F[4][0] == 4.5).all() and (g.V[5][0] == 0).all()
+    # without effect in IEEE mode, and where denormals are kept
+    for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
+        g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
+        assert (g.F[3:5, 0] == 9).all() and (g.V[5][0] == 0x80000000).all()
+    assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(3)).F[2][0] == 1).all()
     assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(np.nan)).F[2][0] == 0).all()
     assert (
         run("v_sub_nc_u32 v2, 1, v1 clamp", v1=LANE).V[2][0] == np.where(LANE < 2, 1 - LANE, 0)
     ).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+def test_signalling_nan_wins_over_a_number(kind):
+    """In IEEE mode; a quiet one loses (V_MAX_F32 and relatives)."""
+    high, bits = {"f16": (0, 16), "f32": (0, 32), "f64": (1, 32)}[kind]
+    quiet = {"f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF80000}[kind]
+    one = {"f16": 0x3C00, "f32": 0x3F800000, "f64": 0x3FF00000}[kind]
+    signalling = quiet - (1 << {"f16": 9, "f32": 22, "f64": 19}[kind]) + 1
+    half = ".l" if kind == "f16" else ""
+    v = "v[{}:{}]".format if kind == "f64" else (lambda i, _: f"v{i}{half}")
+    text = f"""
+    v_min_{kind} {v(6, 7)}, {v(0, 1)}, {v(2, 3)}
+    v_max_{kind} {v(8, 9)}, {v(4, 5)}, {v(2, 3)}
+    """
+    g = run(text, **{f"v{i}": LANE * 0 for i in range(10)} | {
+        f"v{high}": LANE * 0 + signalling, f"v{2 + high}": LANE * 0 + one,
+        f"v{4 + high}": LANE * 0 + quiet})  # fmt: skip
+    mask = (1 << bits) - 1
+    assert (g.V[6 + high][0] & mask == quiet).all() and (g.V[8 + high][0] & mask == one).all()
+
+
+def test_constants_of_packed_operations():
+    """What op_sel picks from: as LLVM's getInlineEncodingV216 has it."""
+    text = """
+    v_pk_add_f16 v1, v0, 1.0
+    v_pk_add_f16 v2, v0, 1.0 op_sel_hi:[1,0]
+    v_pk_add_u16 v3, v4, 2.0
+    v_pk_add_u16 v5, v4, -1
+    v_pk_add_u16 v6, v4, 0x00070009
+    v_pk_add_u16 v7, v4, 0x00070009 op_sel:[0,1] op_sel_hi:[1,0]
+    """
+    g = run(text, v0=LANE * 0 + 0x3C003C00, v4=LANE * 0 + 0x00030005)
+    expected = {1: 0x3C004000, 2: 0x40004000, 3: 0x40030005, 5: 0x00020004, 6: 0x000A000E,
+                7: 0x000C000C}  # fmt: skip
+    assert {i: int(g.V[i][0, 0]) for i in expected} == expected
+    # of integers of 16 bits alone, too
+    assert constant("2.0", "u16") == 0 and constant("2.0", "f16") == 2
+
+
+def test_halves_of_16_bit_operands():
+    """V_CMPX has no destination that op_sel counts; V_CNDMASK's mask has no half."""
+    values = {"v0": LANE << 16, "v1": LANE * 0 + 0x00070000}
+    assert (run("v_cmpx_lt_u16_e64 v0.h, v1.h", **values).S[EXEC] == 0x7F).all()
+    g = run("v_cndmask_b16_e64 v2.l, v0.h, v1.h, s4", scalars={4: 1}, **values)
+    assert (g.V[2][0] & 0xFFFF == np.where(LANE == 0, 7, LANE)).all()
+
+
+def test_literals_that_an_inline_constant_would_do_for():
+    """LLVM prints them as lit(...)."""
+    ins = decode.parse("v_fma_f32 v1, v0, 1.0, lit(0x3f800000)")
+    assert ins.unknown == "" and ins.operands[3].text == "0x3f800000"
+
+
+def test_scalar_extremes_of_equal_numbers_and_differences_that_overflow():
+    """SCC of a maximum: the first source was taken. S_ABSDIFF wraps (the ISA's examples)."""
+    for name in ("s_max_i32", "s_max_u32"):
+        assert run(f"{name} s0, s1, s1", scalars={1: 7}).scc[0, 0]
+    for name in ("s_min_i32", "s_min_u32"):
+        assert not run(f"{name} s0, s1, s1", scalars={1: 7}).scc[0, 0]
+    for a, b, difference in (
+        (2, 5, 3), (0xFFFFFFFF, 0, 1), (0x80000000, 0, 0x80000000), (0x80000000, 1, 0x7FFFFFFF),
+        (0x80000000, 0xFFFFFFFF, 0x7FFFFFFF),
+    ):  # fmt: skip
+        assert run("s_absdiff_i32 s0, s1, s2", scalars={1: a, 2: b}).S[0, 0, 0] == difference
 
 
 def test_denormals_follow_the_descriptor():
