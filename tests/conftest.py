@@ -21,8 +21,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from forge_store import bases
+from forge_store.project import Project
+from forge_store.sources import PYPI_SOURCES, PYPI_URL
+from strix_forge.recipes import RecipeSet
+
 CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CHECKOUT / "src"))
 
 NOARCH = """\
 schema_version: 1
@@ -166,6 +170,14 @@ def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     )  # fmt: skip
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+@pytest.fixture(scope="session")
+def recipes() -> RecipeSet:
+    """This checkout's recipes as the conda-forge base renders them."""
+    os.environ[PYPI_SOURCES] = PYPI_URL
+    project = Project.at(CHECKOUT)
+    return RecipeSet(project, bases.load(project, "conda-forge"))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import warnings
@@ -33,13 +32,6 @@ NAMES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml
 ONE = ["schema_version", "context", "package", "source", "build", "requirements", "tests"]
 SEVERAL = ["schema_version", "context", "recipe", "source", "build", "outputs"]
 LAST = ["about", "extra"]
-
-
-@pytest.fixture(scope="module")
-def recipes() -> RecipeSet:
-    os.environ[PYPI_SOURCES] = PYPI_URL
-    project = Project.at(CHECKOUT)
-    return RecipeSet(project, bases.load(project, "conda-forge"))
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,7 @@ import yaml
 from conftest import CHECKOUT
 from typer.testing import CliRunner
 
-from forge_store import bases
 from forge_store.channel import Channel
-from forge_store.project import Project
-from forge_store.sources import PYPI_SOURCES, PYPI_URL
 from strix_forge.cli import app, globals_first
 from strix_forge.commands.building import matrix_lines
 from strix_forge.recipes import RecipeSet
@@ -184,13 +181,6 @@ def test_no_step_works_past_the_driver() -> None:
 @pytest.mark.parametrize("line", ["biuld flash-attn", "plan --matrixx", "patches chek"])
 def test_steps_that_are_no_commands(line: str) -> None:
     assert not understood(line.split())
-
-
-@pytest.fixture(scope="module")
-def recipes() -> RecipeSet:
-    os.environ[PYPI_SOURCES] = PYPI_URL
-    project = Project.at(CHECKOUT)
-    return RecipeSet(project, bases.load(project, "conda-forge"))
 
 
 @pytest.fixture(scope="module")
