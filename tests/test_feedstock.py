@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ from forge_store.sources import PYPI_SOURCES, PYPI_URL
 from strix_forge.cli import app
 from strix_forge.recipes import RecipeSet
 from strix_forge.upkeep import feedstock
-from strix_forge.upkeep.feedstock import Owner
 
 # what conda-forge-pinning gives a feedstock's recipe, for the keys that ours leave to it
 PINNING = CHECKOUT / "bases/conda-forge/variants.yaml"
-HOMEPAGE = "https://example.org/strix-forge"
 NAMES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
 # The order that conda-smithy's linter wants, of recipes with one output and with several
 ONE = ["schema_version", "context", "package", "source", "build", "requirements", "tests"]
@@ -39,16 +36,15 @@ def folders(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A folder with the feedstock of each recipe."""
     folder = tmp_path_factory.mktemp("feedstocks")
     for name, recipe in recipes.recipes.items():
-        feedstock.write(recipes, recipe, folder / name, Owner(homepage=HOMEPAGE))
+        feedstock.write(recipes, recipe, folder / name)
     return folder
 
 
 def essence(rendered: dict[str, Any]) -> dict[str, Any]:
-    """A rendered output without what a feedstock has to change: hash, places, homepage."""
+    """A rendered output without what a feedstock has to change: hash and places."""
     data = json.loads(json.dumps(rendered["recipe"]))
     data["build"]["string"] = re.sub("h[0-9a-f]{7}_", "h_", data["build"]["string"])
     data["build"].pop("variant", None)
-    data["about"].pop("homepage", None)
     for section in [data, *data.get("staging_caches", [])]:
         section["build"].pop("variant", None)
         for source in section.get("source", []):
@@ -123,31 +119,20 @@ def test_pypi_files_have_public_addresses(folders: Path) -> None:
         assert wheel["then"]["url"].startswith("https://")
 
 
-def test_owner(recipes: RecipeSet, tmp_path: Path) -> None:
-    """Maintainers replace ours; a homepage only fills a gap, and its absence is told."""
-    owner = Owner(("jane", "joe"), HOMEPAGE)
-    for name in ("flash-attn", "strix-validate"):
-        feedstock.write(recipes, recipes.recipes[name], tmp_path / name, owner)
-    read = {
-        name: yaml.safe_load((tmp_path / name / "recipe/recipe.yaml").read_text())
-        for name in ("flash-attn", "strix-validate")
-    }
-    assert read["flash-attn"]["extra"]["recipe-maintainers"] == ["jane", "joe"]
-    assert read["flash-attn"]["about"]["homepage"] != HOMEPAGE
-    assert read["strix-validate"]["about"]["homepage"] == HOMEPAGE
-    recipe = recipes.recipes["strix-validate"]
-    (remark,) = feedstock.write(recipes, recipe, tmp_path / "strix-validate", Owner())
-    assert "--homepage" in remark
+def test_maintainers_replace_ours(recipes: RecipeSet, tmp_path: Path) -> None:
+    feedstock.write(recipes, recipes.recipes["flash-attn"], tmp_path, ["jane", "joe"])
+    read = yaml.safe_load((tmp_path / "recipe/recipe.yaml").read_text())
+    assert read["extra"]["recipe-maintainers"] == ["jane", "joe"]
 
 
 def test_renews_only_the_recipe(recipes: RecipeSet, tmp_path: Path) -> None:
     """What rerendering and maintainers wrote stays; a file that the recipe dropped goes."""
     recipe = recipes.recipes["amdsmi"]
-    feedstock.write(recipes, recipe, tmp_path, Owner())
+    feedstock.write(recipes, recipe, tmp_path)
     (tmp_path / "conda-forge.yml").write_text("conda_build_tool: rattler-build\nazure: {}\n")
     (tmp_path / "README.md").write_text("rendered")
     (tmp_path / "recipe/old.patch").write_text("")
-    feedstock.write(recipes, recipe, tmp_path, Owner())
+    feedstock.write(recipes, recipe, tmp_path)
     assert "azure" in (tmp_path / "conda-forge.yml").read_text()
     assert (tmp_path / "README.md").read_text() == "rendered"
     assert not (tmp_path / "recipe/old.patch").exists()
@@ -157,7 +142,7 @@ def test_renews_only_the_recipe(recipes: RecipeSet, tmp_path: Path) -> None:
 def test_refuses_a_folder_of_something_else(recipes: RecipeSet, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ForgeError, match="no feedstock"):
-        feedstock.write(recipes, recipes.recipes["amdsmi"], tmp_path, Owner())
+        feedstock.write(recipes, recipes.recipes["amdsmi"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -167,7 +152,7 @@ def test_refuses_what_reaches_out_of_the_recipe(project: MiniProject, tmp_path: 
     broken = Project.at(project.root)
     recipes = RecipeSet(broken, bases.load(broken, "conda-forge"))
     with pytest.raises(ForgeError, match="build.sh line 1 leaves the recipe's folder"):
-        feedstock.write(recipes, recipes.recipes["reaches"], tmp_path / "new", Owner())
+        feedstock.write(recipes, recipes.recipes["reaches"], tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
 
 
@@ -187,27 +172,9 @@ def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None
     assert not (tmp_path / "new").exists()
 
 
-def test_all_leaves_out_what_conda_forge_refuses(
-    tmp_path: Path,
-) -> None:
+def test_all_leaves_out_what_conda_forge_refuses(tmp_path: Path) -> None:
     command = ["--root", str(CHECKOUT), "feedstock", "--all", "-o", str(tmp_path)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0
     written = {path.name.removesuffix("-feedstock") for path in tmp_path.iterdir()}
     assert set(NAMES) - written == {"triton"}
-
-
-@pytest.mark.parametrize(
-    ("remote", "address"),
-    [
-        ("git@github.com:owner/strix-forge.git", "https://github.com/owner/strix-forge"),
-        ("https://github.com/owner/strix-forge", "https://github.com/owner/strix-forge"),
-        ("https://user:secret@host.example/r", ""),
-        ("/somewhere/else", ""),
-    ],
-)
-def test_homepage_is_the_remote(remote: str, address: str, tmp_path: Path) -> None:
-    """A path and an address with a credential in it are no homepage."""
-    for command in (["init", "-q"], ["remote", "add", "origin", remote]):
-        subprocess.run(["git", "-C", tmp_path, *command], check=True)
-    assert feedstock.origin(tmp_path) == address

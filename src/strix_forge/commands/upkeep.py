@@ -22,7 +22,6 @@ from strix_forge.session import err, out, say, session
 from strix_forge.upkeep import feedstock as feedstocks
 from strix_forge.upkeep import patches, pins, relations
 from strix_forge.upkeep.draft import every_source
-from strix_forge.upkeep.feedstock import Owner
 
 app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
@@ -160,9 +159,6 @@ def feedstock(
     maintainer: Annotated[
         list[str] | None, typer.Option(help="GitHub name, in place of ours.")
     ] = None,
-    homepage: Annotated[
-        str | None, typer.Option(help="Of a recipe without one [the git remote origin].")
-    ] = None,
 ) -> None:
     """Write a recipe as a feedstock that `conda-smithy rerender` takes, or its recipe/ anew.
 
@@ -173,16 +169,14 @@ def feedstock(
     project = session.project
     base = bases.load(project, bases.BaseName.CONDA_FORGE, bases.parse_overrides(session.variants))
     recipes = RecipeSet(project, base)
-    owner = Owner(tuple(maintainer or ()), homepage or feedstocks.origin(project.root))
     for name in sorted(session.known([package] if package else None, recipes)):
         target = folder / f"{name}-feedstock" if every else folder
         recipe = recipes.recipes[name]
-        if every and (why := feedstocks.refusal(recipe)):
-            complain(f"{name}: left out, {why}")
-            continue
-        for remark in feedstocks.write(recipes, recipe, target, owner):
-            complain(f"{name}: {remark}")
-        say(f"{name}: {target}")
+        if why := feedstocks.refusal(recipe):
+            complain(f"{name}: {why}{', so it is left out' if every else ''}")
+        if not (why and every):
+            feedstocks.write(recipes, recipe, target, maintainer or ())
+            say(f"{name}: {target}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +48,14 @@ yaml.preserve_quotes, yaml.width = True, 1 << 16
 yaml.indent(mapping=2, sequence=4, offset=2)
 
 
-@dataclass(frozen=True)
-class Owner:
-    """What a feedstock tells of those who keep it, where the recipe does not.
-
-    `maintainers` are GitHub names, in place of the recipe's; `homepage` is for a recipe without.
-    """
-
-    maintainers: tuple[str, ...] = ()
-    homepage: str = ""
-
-
-def write(recipes: RecipeSet, recipe: Recipe, folder: Path, owner: Owner) -> list[str]:
+def write(
+    recipes: RecipeSet, recipe: Recipe, folder: Path, maintainers: Sequence[str] = ()
+) -> None:
     """Write the feedstock of `recipe` to `folder`, or its recipe/ anew in one that is there.
 
-    `recipes` have to be rendered for the conda-forge base. Everything else that a feedstock holds
-    is left alone, its conda-forge.yml too. Returns what conda-smithy's linter is still going to
-    find. Raises ForgeError for a folder of something else, and for a recipe that needs a file which
+    `recipes` have to be rendered for the conda-forge base; `maintainers` are GitHub names in place
+    of the recipe's. Everything else that a feedstock holds is left alone, its conda-forge.yml too.
+    Raises ForgeError for a folder of something else, and for a recipe that needs a file which
     would not be in the feedstock; nothing in `folder` is changed then.
     """
     sources_of(recipe)  # has what is fetched a hash, and PyPI's files a package URL?
@@ -80,7 +69,8 @@ def write(recipes: RecipeSet, recipe: Recipe, folder: Path, owner: Owner) -> lis
         data = yaml.load(recipe.path)
         _bring_sources(data, recipe, recipes.project.root, new)
         _take_out_ours(data, recipe, recipes)
-        _name_owner(data, owner)
+        if maintainers:
+            data.setdefault("extra", {})["recipe-maintainers"] = list(maintainers)
         _dump(data, new / "recipe.yaml")
         _refuse_outside(new)
         _dump(_variants(recipes, new / "recipe.yaml"), new / "conda_build_config.yaml")
@@ -88,8 +78,6 @@ def write(recipes: RecipeSet, recipe: Recipe, folder: Path, owner: Owner) -> lis
         new.replace(folder / "recipe")
     if not settings.exists():
         settings.write_text(CONDA_FORGE_YML)
-    remarks = [refusal(recipe)] if refusal(recipe) else []
-    return remarks if "homepage" in data["about"] else [*remarks, "it has no homepage: --homepage"]
 
 
 def refusal(recipe: Recipe) -> str:
@@ -97,16 +85,6 @@ def refusal(recipe: Recipe) -> str:
     wheels = [s["url"] for s in recipe.sources if str(s.get("url", "")).endswith(".whl")]
     compiled = [url for url in wheels if not url.endswith("-none-any.whl")]
     return "conda-forge takes no compiled wheels" if compiled else ""
-
-
-def origin(root: Path) -> str:
-    """The web address of the checkout's remote `origin`; nothing if it has none or a password."""
-    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.fullmatch(
-        r"(?:https://|git@|ssh://git@)([\w.-]+)[/:]([^@]+?)(?:\.git)?/?\n", done.stdout
-    )
-    return f"https://{found[1]}/{found[2]}" if found else ""
 
 
 def _bring_sources(data: Any, recipe: Recipe, root: Path, new: Path) -> None:
@@ -186,13 +164,6 @@ def _upstream_url(url: str, recipe: Recipe) -> str:
     name = next(p.name for p in purls if p.qualifiers["file_name"].startswith(literal))
     tag = file.split("-")[-3] if file.endswith(".whl") else "source"
     return f"{PyPI.url}packages/{tag}/{name[0]}/{name}/{file}"
-
-
-def _name_owner(data: Any, owner: Owner) -> None:
-    if owner.maintainers:
-        data.setdefault("extra", {})["recipe-maintainers"] = list(owner.maintainers)
-    if owner.homepage:
-        data["about"].setdefault("homepage", owner.homepage)
 
 
 def _refuse_outside(new: Path) -> None:
