@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -225,6 +226,25 @@ def test_existing_environment_is_kept(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="exists"):
         bundles.install(bundle, tmp_path)
     assert (tmp_path / "env" / "mine").exists()
+
+
+def test_killed_while_installing_is_done_again(bundle: Path, tmp_path: Path) -> None:
+    """The kill comes with the environment on its way, as soon as the installer is called."""
+    code = (
+        "import os, sys; from pathlib import Path; from pixi_workspace import bundle\n"
+        "def install(records, prefix, **_):\n"
+        "    prefix.mkdir(); (prefix / 'half').touch(); os.kill(os.getpid(), 9)\n"
+        "bundle.rattler.install = install\n"
+        "bundle.install(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, bundle, tmp_path]
+    killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(CHECKOUT / "src")})
+    assert killed.returncode == -signal.SIGKILL and (tmp_path / "env" / "half").exists()
+    bundles.install(bundle, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"env", "activate.sh"}
+    assert not (tmp_path / "env" / "half").exists()
+    with pytest.raises(ForgeError, match="exists"):
+        bundles.install(bundle, tmp_path)
 
 
 def test_killed_while_writing_leaves_no_half_bundle(app: MiniProject, tmp_path: Path) -> None:

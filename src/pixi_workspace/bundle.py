@@ -37,6 +37,7 @@ from pixi_workspace.workspace import local_file
 METADATA = "pixi-pack.json"
 FORMAT = "1"
 ENVIRONMENT = "env"  # as pixi-unpack calls it
+UNPACKED = ".bundle-"
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,17 @@ def install(file: Path, folder: Path) -> Bundle:
     bundle that is damaged, cut off or was changed; nothing is then left of it.
     """
     prefix = (folder / ENVIRONMENT).absolute()
-    if prefix.exists():
+    # what a killed run was unpacking from: the environment beside it is not whole
+    leftovers = list(folder.glob(f"{UNPACKED}*"))
+    if prefix.exists() and not leftovers:
         raise ForgeError(f"{prefix} exists; name another folder or delete it")
     made = not folder.exists()
     try:
+        for leftover in [*leftovers, *([prefix] if leftovers else [])]:
+            shutil.rmtree(leftover, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         # in the folder itself: the installer can link from there instead of copying
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".bundle-") as unpacked:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=UNPACKED) as unpacked:
             bundle, records = _unpack(file, Path(unpacked))
             try:
                 cache = Path(unpacked, "cache")
