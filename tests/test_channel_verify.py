@@ -186,3 +186,8 @@ def test_verify_of_what_fails_midway(published: Path) -> None:
     with pytest.raises(places.Unreadable, match="cannot be read") as error:
         verify.channel(places.Web(url, retries=0), [])
     assert error.value.exit_code == 3
+
+
+def test_folder_as_a_url(tmp_path: Path) -> None:
+    folder = tmp_path / "a channel"
+    assert places.parse(folder.as_uri()).path == folder == places.parse(str(folder)).path

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rattler.networking import Client
 from rattler.package_streaming import download_bytes, download_to_writer
@@ -124,7 +124,7 @@ def parse(text: str) -> Folder | Web:
     refuse_credentials(text)
     parts = urlsplit(text)
     if parts.scheme == "file":
-        return Folder(Path(parts.path))
+        return Folder(Path(unquote(parts.path)))
     if parts.scheme in ("http", "https") and parts.hostname:
         return Web(text)
     raise ForgeError(f"{text} is neither a folder nor an http(s) URL")
