@@ -101,6 +101,16 @@ def test_channel_from_before(source: Source, target: Path, tmp_path: Path) -> No
         StaticChannel(source.folder).publish(source)
 
 
+def test_yank_outlives_a_lost_log(source: Source, target: Path) -> None:
+    """The index knows it, too: the log that is begun anew must not undo it."""
+    alpha = source.make("alpha")
+    StaticChannel(target).publish(source, [alpha])
+    (target / "revisions/log.json").unlink()
+    revision = StaticChannel(target).publish(source)
+    assert revision and revision.yanked == [f"noarch/{alpha}.conda"]
+    assert findings(target) == [] and StaticChannel(target).publish(source) is None
+
+
 GATES: dict[str, tuple[Callable[[Source], object], str]] = {
     "host-bound": (lambda s: s.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
     "no tests": (lambda s: s.make("bad", tests=0), "has no tests"),

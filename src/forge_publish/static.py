@@ -96,7 +96,7 @@ class StaticChannel:
         change = Revision(
             log[-1].revision + 1 if log else 1,
             sorted(added if log else added | files),
-            sorted(yank),
+            sorted(yank if log else (yank | yanked) & (added | files)),
             sorted(restore),
         )
         for name in sorted(packages):
@@ -114,6 +114,7 @@ class StaticChannel:
             return None
         # Records are read anew from every package where what is there cannot be trusted.
         self._stage(files | added, (yanked | yank) - restore, index.findings or not log)
+        self._require_same(index)
         self._switch([*log, change] if changed else log)
         return change if changed else None
 
@@ -175,8 +176,8 @@ class StaticChannel:
             known = self.folder / subdir / "repodata_from_packages.json"
             if known.exists() and not anew:
                 shutil.copy(known, folder)
-        patch = self._patch(yanked)
         try:
+            patch = self._patch(yanked)
             asyncio.run(index_fs(self.staging, repodata_patch=patch, force=bool(anew)))
         except Exception as error:
             raise BuildFailed(f"cannot index {self.folder}: {error}") from None
@@ -191,6 +192,16 @@ class StaticChannel:
             text = json.dumps(exports).encode()
             (folder / "run_exports.json").write_bytes(text)
             (folder / "run_exports.json.zst").write_bytes(zstandard.compress(text, 19))
+
+    def _require_same(self, index: verify.Index) -> None:
+        """Refuse an index that would give a damaged package's new hash for its old one."""
+        staged = verify.hashes(Folder(self.staging))
+        for name, record in index.records.items():
+            if name in staged and staged[name] != record["sha256"]:
+                raise BuildFailed(
+                    f"{self.folder / name} has sha256 {staged[name]}, but was published as "
+                    f"{record['sha256']}: take it back from a copy; locks name the old one"
+                )
 
     def _patch(self, yanked: set[str]) -> str:
         """Make the repodata patch package of the indexer, where it does not index it itself.
