@@ -99,6 +99,10 @@ def test_channel_from_before(source: Source, target: Path, tmp_path: Path) -> No
         StaticChannel(tmp_path / "bound").publish(source)
     with pytest.raises(ForgeError, match="is what builds go to"):
         StaticChannel(source.folder).publish(source)
+    before = tree(source.folder).keys()
+    with pytest.raises(ForgeError, match="has no revisions/log.json"):
+        StaticChannel(source.folder).publish(None, [f"alpha-1.0-{BUILD}"])
+    assert tree(source.folder).keys() - {".lock"} == before - {".lock"}
 
 
 def test_yank_outlives_a_lost_log(source: Source, target: Path) -> None:

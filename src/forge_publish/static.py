@@ -85,6 +85,8 @@ class StaticChannel:
     ) -> Revision | None:
         index = verify.read_index(self.place)
         log = revisions.read(self.place)
+        if not (source or log):  # such as the folder that builds go to
+            raise ForgeError(f"{self.folder} has no {revisions.LOG}: forge publish makes one")
         # a channel that was there before the log: what its index names
         files, yanked = revisions.state(log) if log else (set(index.records), index.removed)
         packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
