@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """An environment of a lock as one file, and its installation on a machine without a network.
 
-The file is a tar in pixi-pack's layout, so that pixi-unpack installs it, too: channel/SUBDIR with
-packages and repodata.json, environment.yml, pixi-pack.json. To the last we add the sha256 of every
-other member. It comes last: a file that was cut off anywhere lacks it. One lock gives one file,
-byte for byte.
+The file is a tar in pixi-pack's layout, for pixi-unpack to install, too (not run yet):
+channel/SUBDIR with packages and repodata.json, environment.yml, pixi-pack.json. To the last we add
+the sha256 of every other member. It comes last: a file that was cut off anywhere lacks it. One lock
+gives one file, byte for byte.
 
 Layout: pixi-pack's src/pack.rs and src/unpack.rs at c45671612fb7 (2026-07-16).
 """
