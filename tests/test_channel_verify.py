@@ -81,6 +81,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "noarch/repodata.json.zst: disagrees",
     ),
+    "no sha256": (
+        lambda c: edit(
+            c / "noarch/repodata.json", lambda d: d["packages.conda"][ALPHA[7:]].pop("sha256")
+        ),
+        f"{ALPHA}: its record has no sha256",
+    ),
     "json cut": (
         lambda c: (c / "noarch/repodata.json").write_text('{"packages.conda": {'),
         "noarch/repodata.json: missing or damaged",
@@ -133,7 +139,7 @@ def test_verify_finds(case: str, damaged: Path, published_url: str) -> None:
 
 def test_publish_mends_the_index(damaged: Path) -> None:
     """What verify finds in index files is written anew from the packages."""
-    for case in ("json", "json cut", "zst", "shard", "no shard", "run exports", "revision"):
+    for case in ("json", "no sha256", "json cut", "zst", "shard", "no shard", "run exports", "revision"):
         DAMAGES[case][0](damaged)
         assert findings(damaged), case
         assert StaticChannel(damaged).publish(None) is None

@@ -137,8 +137,8 @@ class StaticChannel:
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def _sha256(self, name: str, index: verify.Index) -> str | None:
-        if name in index.records:
-            return index.records[name]["sha256"]
+        if known := index.records.get(name, {}).get("sha256"):
+            return known
         path = self.folder / name
         return sha256_file(path) if path.exists() else None
 
@@ -199,10 +199,11 @@ class StaticChannel:
         """Refuse an index that would give a damaged package's new hash for its old one."""
         staged = verify.hashes(Folder(self.staging))
         for name, record in index.records.items():
-            if name in staged and staged[name] != record["sha256"]:
+            known = record.get("sha256")
+            if known and name in staged and staged[name] != known:
                 raise BuildFailed(
                     f"{self.folder / name} has sha256 {staged[name]}, but was published as "
-                    f"{record['sha256']}: take it back from a copy; locks name the old one"
+                    f"{known}: take it back from a copy; locks name the old one"
                 )
 
     def _patch(self, yanked: set[str]) -> str:
