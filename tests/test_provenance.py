@@ -332,6 +332,14 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         records.read(tmp_path / "absent")
 
 
+def test_variant_that_is_none(record: dict[str, Any], tmp_path: Path) -> None:
+    changed, file = copy.deepcopy(record), tmp_path / "x.provenance.json"
+    changed["predicate"]["buildDefinition"]["externalParameters"]["variant"] = []
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ForgeError, match="is not the record of a package"):
+        records.read(file)
+
+
 def test_other_predicate_is_refused(record: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "x.provenance.json"
     file.write_text(json.dumps(record | {"predicateType": "https://slsa.dev/provenance/v0.2"}))
