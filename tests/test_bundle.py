@@ -220,6 +220,15 @@ def test_foreign_member_is_refused(bundle: Path, tmp_path: Path, name: str) -> N
     assert not (tmp_path / "evil").exists() and not (tmp_path / "x").exists()
 
 
+def test_packed_again_by_tar_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """tar writes ./NAME, folders, and its own order."""
+    subprocess.run(["tar", "-xf", bundle, "--one-top-level=all"], cwd=tmp_path, check=True)
+    subprocess.run(["tar", "-cf", "b.tar", "-C", "all", "."], cwd=tmp_path, check=True)
+    with pytest.raises(BuildFailed, match="is no bundle"):
+        bundles.install(tmp_path / "b.tar", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_existing_environment_is_kept(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine").touch()

@@ -81,6 +81,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "noarch/repodata.json.zst: disagrees",
     ),
+    "no sha256": (
+        lambda c: edit(
+            c / "noarch/repodata.json", lambda d: d["packages.conda"][ALPHA[7:]].pop("sha256")
+        ),
+        f"{ALPHA}: its record has no sha256",
+    ),
     "json cut": (
         lambda c: (c / "noarch/repodata.json").write_text('{"packages.conda": {'),
         "noarch/repodata.json: missing or damaged",
@@ -133,7 +139,8 @@ def test_verify_finds(case: str, damaged: Path, published_url: str) -> None:
 
 def test_publish_mends_the_index(damaged: Path) -> None:
     """What verify finds in index files is written anew from the packages."""
-    for case in ("json", "json cut", "zst", "shard", "no shard", "run exports", "revision"):
+    forms = ("json", "json cut", "zst", "shard", "no shard", "run exports", "revision")
+    for case in ("no sha256", *forms):
         DAMAGES[case][0](damaged)
         assert findings(damaged), case
         assert StaticChannel(damaged).publish(None) is None
@@ -141,6 +148,19 @@ def test_publish_mends_the_index(damaged: Path) -> None:
     (damaged / ALPHA).unlink()
     with pytest.raises(BuildFailed, match="published but not there"):
         StaticChannel(damaged).publish(None)
+
+
+def test_publish_indexes_no_changed_package(damaged: Path, tmp_path: Path) -> None:
+    """Where the index is made anew, a package does not get the hash of what it has become."""
+    Source(tmp_path / "other").make("alpha", depends=["beta"], text="changed")
+    (damaged / ALPHA).write_bytes((tmp_path / "other" / ALPHA).read_bytes())
+    DAMAGES["no zst"][0](damaged)
+    before = tree(damaged)
+    with pytest.raises(BuildFailed, match=f"{ALPHA} has sha256 .* take it back from a copy"):
+        StaticChannel(damaged).publish(None)
+    assert {k: v for k, v in tree(damaged).items() if k != ".lock"} == {
+        k: v for k, v in before.items() if k != ".lock"
+    }
 
 
 def test_verify_locks(published: Path, tmp_path: Path) -> None:
@@ -186,6 +206,42 @@ def test_verify_of_what_fails_midway(published: Path) -> None:
     with pytest.raises(places.Unreadable, match="cannot be read") as error:
         verify.channel(places.Web(url, retries=0), [])
     assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "403 for url (https://h.invalid/t/TOKEN/c/x.conda)",
+            "(https://h.invalid/t/***/c/x.conda)",
+        ),
+        ("403 for url (https://h.invalid/t/TOKEN)", "403 for url (https://h.invalid/t/***)"),
+        ("for url (https://me:TOKEN@h.invalid/c)", "for url (https://h.invalid/c)"),
+        ("for url (https://cdn.invalid/c?sig=TOKEN&x=1)", "for url (https://cdn.invalid/c)"),
+    ],
+)
+def test_credentials_in_what_a_client_says(said: str, shown: str) -> None:
+    assert places.redacted(said).endswith(shown) and "TOKEN" not in places.redacted(said)
+
+
+def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rattler's client sends a conda token in the URL, and names that URL in its errors."""
+
+    class Refusing(QuietHandler):
+        def do_GET(self) -> None:
+            assert "/t/s3cr3t/" in self.path
+            self.send_error(403)
+
+    (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"CondaToken": "s3cr3t"}}))
+    monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
+    with served(tmp_path, Refusing) as url, pytest.raises(places.Unreadable, match="403") as error:
+        places.Web(url, retries=0).read("noarch/repodata.json")
+    assert "s3cr3t" not in str(error.value)
+
+
+def test_what_looks_like_a_url() -> None:
+    with pytest.raises(ForgeError, match="looks like a URL, and is none"):
+        places.parse("https://[x/channel")
 
 
 def test_folder_as_a_url(tmp_path: Path) -> None:

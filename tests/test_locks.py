@@ -13,11 +13,12 @@ import pytest
 import yaml
 import zstandard
 from conftest import CHECKOUT, MiniProject, forge
+from rattler import LockChannel, LockFile, LockPlatform
 from test_stacks import PACKAGE_KEYS
 
 from forge_store.bases import CONDA_FORGE, PUBLISHED
 from forge_store.project import BuildFailed, ForgeError
-from pixi_workspace import Records, Workspace
+from pixi_workspace import PLATFORM, Records, Workspace
 from pixi_workspace.manifest import Manifest
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
@@ -143,6 +144,29 @@ def test_a_change_that_is_not_locked_is_seen(
     assert old in text
     chosen = root(tmp_path, text=text.replace(old, new))
     assert re.search(problem, "\n".join(chosen.outdated()))
+
+
+def test_a_lock_of_more_platforms_is_outdated(tmp_path: Path) -> None:
+    chosen, two = root(tmp_path), [LockPlatform(PLATFORM), LockPlatform("linux-aarch64")]
+    lock, record = LockFile(two), chosen.locked("default")[0]
+    lock.set_channels("default", [LockChannel(CONDA_FORGE)])
+    for platform in two:
+        lock.add_conda_package("default", platform, record)
+    lock.to_path(chosen.lock_file)
+    assert "default: locked for other platforms" in "\n".join(chosen.outdated())
+
+
+def test_a_lock_with_marks_of_a_merge_is_named(known: Records, tmp_path: Path) -> None:
+    chosen = root(tmp_path, known)
+    chosen.lock_file.write_text(f"<<<<<<< ours\n{LOCK.read_text()}")
+    for ask in (chosen.outdated, lambda: chosen.lock(keep=True)):
+        with pytest.raises(ForgeError, match="pixi.lock is not a lock file"):
+            ask()
+
+
+def test_a_requirement_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="rich = '>=1,<' is no requirement"):
+        root(tmp_path, text=MANIFEST.read_text().replace('rich = "*"', 'rich = ">=1,<"')).outdated()
 
 
 def test_check_tells_and_writes_nothing(tmp_path: Path) -> None:

@@ -543,6 +543,22 @@ def test_killed_while_it_writes(world: World, monkeypatch: pytest.MonkeyPatch) -
         assert world.git("diff") == whole
 
 
+def test_edited_meanwhile(world: World, tmp_path: Path) -> None:
+    """What somebody writes while a bump downloads is neither undone nor written over."""
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    made, readme = draft.Draft(Project.at(world.root), folder), world.root / "README.md"
+    mine = readme.read_text() + "mine\n"
+    readme.write_text(mine)
+    made.set_variant("engine", "2.0.0")
+    made.write()
+    assert readme.read_text() == mine and "2.0.0" in (world.root / "variants.yaml").read_text()
+    made.edit("README.md", r"\A", "bumped\n")
+    with pytest.raises(Refused, match="README.md was edited meanwhile. Nothing was written"):
+        made.write()
+    assert readme.read_text() == mine
+
+
 def test_installed_stack_is_not_copied(world: World, tmp_path: Path) -> None:
     (world.root / "stacks" / "s" / ".pixi" / "envs").mkdir(parents=True)
     folder = tmp_path / "draft"

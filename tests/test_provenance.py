@@ -22,11 +22,13 @@ import zstandard
 from conftest import MiniProject
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from rattler_build import assemble_package
 
 from forge_provenance import records
 from forge_provenance.statement import dir_hash
+from forge_provenance.statement import statement as record_of
 from forge_provenance.verify import verify
-from forge_store.project import ForgeError, sha256_file
+from forge_store.project import BuildFailed, ForgeError, sha256_file
 from strix_forge.commands.provenance import verify_one
 
 URL = "http://upstream.invalid/demo-1.0.tar.gz"
@@ -152,6 +154,14 @@ def test_writing_again_gives_the_same_bytes(app: MiniProject, package: Path) -> 
     assert [file.read_bytes() for file in files] == before
 
 
+def test_without_git_a_record_names_no_commit(
+    app: MiniProject, package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
+    assert used(record_of(package, recipe, app.root, "embedded"), "repository") == []
+
+
 def test_sbom_is_strictly_valid_cyclonedx(app: MiniProject, record: dict[str, Any]) -> None:
     (file,) = (app.channel / "forge").glob("alpha-*.cdx.json")
     text = file.read_text()
@@ -210,6 +220,25 @@ def test_every_flipped_byte_is_found(package: Path, record: dict[str, Any], tmp_
         assert "has sha256" in verify(damaged, record).wrong[0], f"byte {position}"
     damaged.write_bytes(content[: len(content) // 2])
     assert any("cannot be read" in line for line in verify(damaged, record).wrong)
+
+
+def test_every_damage_is_one_message(tmp_path: Path) -> None:
+    """Alone, without the record's hash: whatever zip, zstd, tar or JSON say of it."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a").write_text("a" * 200)
+    built = assemble_package(
+        "a", "1", "noarch", "0", tmp_path, files_dir=tmp_path / "files", noarch="generic"
+    ).path
+    content, found = built.read_bytes(), 0
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 0xFF
+        built.write_bytes(changed)
+        try:
+            found += bool(verify(built, None).wrong)
+        except BuildFailed:
+            found += 1
+    assert found > len(content) / 2
 
 
 def repacked(
@@ -301,6 +330,14 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         records.read(file)
     with pytest.raises(ForgeError, match="No such file"):
         records.read(tmp_path / "absent")
+
+
+def test_variant_that_is_none(record: dict[str, Any], tmp_path: Path) -> None:
+    changed, file = copy.deepcopy(record), tmp_path / "x.provenance.json"
+    changed["predicate"]["buildDefinition"]["externalParameters"]["variant"] = []
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ForgeError, match="is not the record of a package"):
+        records.read(file)
 
 
 def test_other_predicate_is_refused(record: dict[str, Any], tmp_path: Path) -> None:

@@ -99,6 +99,20 @@ def test_channel_from_before(source: Source, target: Path, tmp_path: Path) -> No
         StaticChannel(tmp_path / "bound").publish(source)
     with pytest.raises(ForgeError, match="is what builds go to"):
         StaticChannel(source.folder).publish(source)
+    before = tree(source.folder).keys()
+    with pytest.raises(ForgeError, match="has no revisions/log.json"):
+        StaticChannel(source.folder).publish(None, [f"alpha-1.0-{BUILD}"])
+    assert tree(source.folder).keys() - {".lock"} == before - {".lock"}
+
+
+def test_yank_outlives_a_lost_log(source: Source, target: Path) -> None:
+    """The index knows it, too: the log that is begun anew must not undo it."""
+    alpha = source.make("alpha")
+    StaticChannel(target).publish(source, [alpha])
+    (target / "revisions/log.json").unlink()
+    revision = StaticChannel(target).publish(source)
+    assert revision and revision.yanked == [f"noarch/{alpha}.conda"]
+    assert findings(target) == [] and StaticChannel(target).publish(source) is None
 
 
 GATES: dict[str, tuple[Callable[[Source], object], str]] = {

@@ -67,7 +67,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
 def test_identical(app: MiniProject) -> None:
     """Built again indeed, and neither the channel nor the plan knows of it."""
     before = digest_tree(app.channel / "noarch")
+    (package,) = app.channel.glob("noarch/alpha-*.conda")
+    staging = app.root / "build" / "staging" / "alpha"
+    staging.mkdir()
+    # what a check leaves that was killed while it compared
+    (staging / f"{package.stem}-rebuilt-20260101-000000.conda").touch()
     said = app.forge("rebuild", "--check", "alpha").stdout
+    shutil.rmtree(staging)
     assert "alpha-1.0" in said and "identical" in said
     log = (app.root / "build" / "logs" / "alpha.rebuild.log").read_text()
     assert "cat own" in log

@@ -321,6 +321,15 @@ def test_others_count_until_the_revision(revised: Path, tmp_path: Path) -> None:
             assert f"{CONDA_FORGE}/noarch/delta-{version}-0.conda" in urls
 
 
+@pytest.mark.parametrize("text", [b"{", b"[]", b"{}"])
+def test_damaged_revision(revised: Path, tmp_path: Path, text: bytes) -> None:
+    shutil.copytree(revised / "revisions", tmp_path / "revisions")
+    kept = tmp_path / "revisions" / "1" / "noarch" / "repodata.json.zst"
+    kept.write_bytes(zstandard.compress(text))
+    with pytest.raises(ForgeError, match="noarch/repodata.json.zst is damaged"):
+        at_revision(str(tmp_path), 1)
+
+
 def test_revisions_that_are_not_there(channel: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="has no revision 1; it has: none"):
         at_revision(channel.as_uri(), 1)

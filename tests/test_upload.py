@@ -225,6 +225,20 @@ def test_answer_is_withheld_where_the_credential_is_unknown(
         destination("https://prefix.dev/demo").publish(source)
 
 
+def test_every_part_of_a_stored_credential_is_blotted_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole: a name may be the beginning of its password. An empty one is no text to replace."""
+    stored = {"BasicHTTP": {"username": "me", "password": f"me{TOKEN}"}, "other": ""}
+    (tmp_path / "auth.json").write_text(json.dumps({"h.invalid": stored}))
+    monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
+    service = uploads.SERVICES["prefix.dev"]
+    said = uploads._explain(f"HTTP 403: key me{TOKEN} of me", service, "https://h.invalid")
+    assert said == f"HTTP 403: key *** of ***. {uploads.MEANING[403]}"
+    (tmp_path / "auth.json").write_text("[]")
+    assert uploads.secrets(service, "https://h.invalid") == set()
+
+
 def test_gate_stands_before_every_upload(source: Source, server: type[Server]) -> None:
     source.make("bad", tests=0)
     for to in ("https://prefix.dev/demo", "https://anaconda.org/demo"):

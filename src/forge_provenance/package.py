@@ -9,6 +9,7 @@ import json
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,12 @@ RECIPE = "info/recipe/"
 RENDERED = f"{RECIPE}rendered_recipe.yaml"
 # what rattler-build adds to the folder of the recipe's own files
 ADDED = (RENDERED, f"{RECIPE}variant_config.yaml")
+# zipfile takes a changed flag for a password (RuntimeError), a changed version or method for one
+# that it lacks (NotImplementedError, which is a RuntimeError), or for deflate's (zlib)
+DAMAGED = (
+    zipfile.BadZipFile, zstandard.ZstdError, tarfile.TarError, zlib.error, OSError, EOFError,
+    RuntimeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,10 +70,10 @@ class Package:
                         yield member, tar.extractfile(member)
                     elif not member.isdir():
                         yield member, io.BytesIO(member.linkname.encode())
-        except (zipfile.BadZipFile, zstandard.ZstdError, tarfile.TarError, OSError) as error:
-            raise BuildFailed(f"{self.path} cannot be read: {error}") from None
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None
+        except DAMAGED as error:
+            raise BuildFailed(f"{self.path} cannot be read: {error or 'cut off'}") from None
 
     def content(self, section: str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
         """Name -> content of the `wanted` files in `info` or `pkg`."""

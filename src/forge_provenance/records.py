@@ -35,11 +35,12 @@ def read(path: Path) -> dict[str, Any]:
         definition = data["predicate"]["buildDefinition"]
         recipe = definition["externalParameters"]["recipe"]["name"]
         _ = [entry["annotations"]["kind"] for entry in definition["resolvedDependencies"]]
+        _ = definition["externalParameters"].get("variant", {}).keys()
         (subject,) = data["subject"]
         _ = subject["name"], subject["digest"]["sha256"], PurePosixPath(recipe)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(f"{path} is not the record of a package: {error!r}") from None
     if kinds != (statement.STATEMENT, statement.PREDICATE):
         raise ForgeError(f"{path} is {' with '.join(map(str, kinds))}, not {statement.PREDICATE}")

@@ -191,7 +191,10 @@ def _commit(root: Path) -> str:
     """The repository's commit, or nothing where it has none or files differ from it."""
 
     def git(*words: str) -> str | None:
-        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+        try:
+            done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+        except FileNotFoundError:  # without git there is no commit to name, but a package
+            return None
         return None if done.returncode else done.stdout.strip()
 
     if git("rev-parse", "--show-toplevel") != str(root) or git("status", "--porcelain") != "":

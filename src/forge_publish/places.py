@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ from forge_store.project import ForgeError, NotAttempted
 
 CHUNK = 1 << 20
 PACKAGES = (".conda", ".tar.bz2")
+# rattler puts the token of its store into the URL, and some hosts lead on to a URL that is signed
+IN_URL = (
+    (r"(https?://)[^/\s@]+@", r"\1"),
+    (r"/t/[^/\s)]+", "/t/***"),
+    (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
+)
 FORMS = "a folder, https://prefix.dev/CHANNEL or https://anaconda.org/OWNER"
 
 
@@ -114,7 +121,7 @@ class Web:
         except Exception as error:  # the bindings raise RuntimeError for everything
             if "(404 " in str(error):
                 return None
-            raise Unreadable(f"{self.url} cannot be read: {error}") from None
+            raise Unreadable(f"{self.url} cannot be read: {redacted(error)}") from None
 
 
 def parse(text: str) -> Folder | Web:
@@ -132,10 +139,21 @@ def parse(text: str) -> Folder | Web:
 
 def refuse_credentials(url: str) -> None:
     """Raise ForgeError, which does not repeat the URL, where one has a password, token or query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it is not repeated: what is no URL may hold anything
+        raise ForgeError("what was named for a channel looks like a URL, and is none") from None
     if "@" in parts.netloc or "/t/" in f"{parts.path}/" or parts.query or parts.fragment:
         raise ForgeError(
             "the URL carries a credential (user:password@, /t/TOKEN/ or a query), which command "
             "lines, logs and locks would show. Name the plain URL and put the credential where "
             "RATTLER_AUTH_FILE points, or into the keyring (pixi auth login)"
         )
+
+
+def redacted(error: object) -> str:
+    """What a client says of a request, without credentials in its URLs."""
+    text = str(error)
+    for pattern, public in IN_URL:
+        text = re.sub(pattern, public, text)
+    return text

@@ -85,6 +85,8 @@ class StaticChannel:
     ) -> Revision | None:
         index = verify.read_index(self.place)
         log = revisions.read(self.place)
+        if not (source or log):  # such as the folder that builds go to
+            raise ForgeError(f"{self.folder} has no {revisions.LOG}: forge publish makes one")
         # a channel that was there before the log: what its index names
         files, yanked = revisions.state(log) if log else (set(index.records), index.removed)
         packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
@@ -96,7 +98,7 @@ class StaticChannel:
         change = Revision(
             log[-1].revision + 1 if log else 1,
             sorted(added if log else added | files),
-            sorted(yank),
+            sorted(yank if log else (yank | yanked) & (added | files)),
             sorted(restore),
         )
         for name in sorted(packages):
@@ -114,6 +116,7 @@ class StaticChannel:
             return None
         # Records are read anew from every package where what is there cannot be trusted.
         self._stage(files | added, (yanked | yank) - restore, index.findings or not log)
+        self._require_same(index)
         self._switch([*log, change] if changed else log)
         return change if changed else None
 
@@ -134,8 +137,8 @@ class StaticChannel:
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def _sha256(self, name: str, index: verify.Index) -> str | None:
-        if name in index.records:
-            return index.records[name]["sha256"]
+        if known := index.records.get(name, {}).get("sha256"):
+            return known
         path = self.folder / name
         return sha256_file(path) if path.exists() else None
 
@@ -175,8 +178,8 @@ class StaticChannel:
             known = self.folder / subdir / "repodata_from_packages.json"
             if known.exists() and not anew:
                 shutil.copy(known, folder)
-        patch = self._patch(yanked)
         try:
+            patch = self._patch(yanked)
             asyncio.run(index_fs(self.staging, repodata_patch=patch, force=bool(anew)))
         except Exception as error:
             raise BuildFailed(f"cannot index {self.folder}: {error}") from None
@@ -191,6 +194,17 @@ class StaticChannel:
             text = json.dumps(exports).encode()
             (folder / "run_exports.json").write_bytes(text)
             (folder / "run_exports.json.zst").write_bytes(zstandard.compress(text, 19))
+
+    def _require_same(self, index: verify.Index) -> None:
+        """Refuse an index that would give a damaged package's new hash for its old one."""
+        staged = verify.hashes(Folder(self.staging))
+        for name, record in index.records.items():
+            known = record.get("sha256")
+            if known and name in staged and staged[name] != known:
+                raise BuildFailed(
+                    f"{self.folder / name} has sha256 {staged[name]}, but was published as "
+                    f"{known}: take it back from a copy; locks name the old one"
+                )
 
     def _patch(self, yanked: set[str]) -> str:
         """Make the repodata patch package of the indexer, where it does not index it itself.

@@ -146,7 +146,7 @@ def destination(to: str) -> Path | Destination:
 def _explain(text: str, service: Service, api: str) -> str:
     """A failure in one line. What a server answers may repeat the credential that it was sent."""
     known = secrets(service, api)
-    for secret in known:
+    for secret in sorted(known, key=len, reverse=True):  # a name may be a part of its password
         text = text.replace(secret, "***")
     status = re.search(r"\bHTTP (\d{3})", text)
     meaning = MEANING.get(int(status[1]), "") if status else ""
@@ -170,7 +170,7 @@ def secrets(service: Service, api: str) -> set[str]:
     if key := os.environ.get(service.key):
         return {key}
     host = urlsplit(api).hostname or ""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         data = json.loads(Path(os.environ.get("RATTLER_AUTH_FILE", "")).read_text())
         for name, entry in data.items():
             if name == host or (name.startswith("*.") and f".{host}".endswith(name[1:])):
@@ -181,7 +181,7 @@ def secrets(service: Service, api: str) -> set[str]:
 def _strings(value: object) -> set[str]:
     if isinstance(value, dict):
         return {text for inner in value.values() for text in _strings(inner)}
-    return {value} if isinstance(value, str) else set()
+    return {value} if value and isinstance(value, str) else set()
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def read_index(place: Place) -> Index:
 def hashes(place: Place) -> dict[str, str]:
     """The sha256 of every file that the plain repodata.json of both subdirs name."""
     return {
-        f"{subdir}/{file}": record["sha256"]
+        f"{subdir}/{file}": record.get("sha256", "")
         for subdir in SUBDIRS
         for file, record in _records(_json(place.read(f"{subdir}/repodata.json")) or {}).items()
     }
@@ -148,6 +148,9 @@ def _history(place: Place, log: list[revisions.Revision], index: Index) -> Itera
 
 def _files(place: Place, index: Index) -> Iterator[str]:
     for name, record in sorted(index.records.items()):
+        if not {"sha256", "size"} <= record.keys():
+            yield f"{name}: its record has no sha256 or no size to hold it against"
+            continue
         try:
             found = place.digest(name)
         except (Unreadable, OSError) as error:
@@ -184,8 +187,8 @@ def _locked(path: Path, url: str | None, index: Index) -> Iterator[str]:
                 locked = package.hashes.sha256.hex() if package.hashes else ""
                 if record is None:
                     yield f"{path}: locks {name}, which the index does not name"
-                elif record["sha256"] != locked:
-                    yield f"{path}: locks {name} with sha256 {locked}, not {record['sha256']}"
+                elif (known := record.get("sha256")) != locked:
+                    yield f"{path}: locks {name} with sha256 {locked}, not {known}"
     if not count:
         yield f"{path}: locks no package of {url or 'its first channel'}, so nothing was checked"
 
@@ -195,7 +198,7 @@ def _records(data: dict) -> dict[str, dict]:
 
 
 def _hashes(records: dict[str, dict]) -> dict[str, tuple]:
-    return {file: (r["sha256"], r["size"]) for file, r in records.items()}
+    return {file: (r.get("sha256"), r.get("size")) for file, r in records.items()}
 
 
 def _essence(records: dict[str, dict]) -> dict[str, list]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """An environment of a lock as one file, and its installation on a machine without a network.
 
-The file is a tar in pixi-pack's layout, so that pixi-unpack installs it, too: channel/SUBDIR with
-packages and repodata.json, environment.yml, pixi-pack.json. To the last we add the sha256 of every
-other member. It comes last: a file that was cut off anywhere lacks it. One lock gives one file,
-byte for byte.
+The file is a tar in pixi-pack's layout, for pixi-unpack to install, too (not run yet):
+channel/SUBDIR with packages and repodata.json, environment.yml, pixi-pack.json. To the last we add
+the sha256 of every other member. It comes last: a file that was cut off anywhere lacks it. One lock
+gives one file, byte for byte.
 
 Layout: pixi-pack's src/pack.rs and src/unpack.rs at c45671612fb7 (2026-07-16).
 """
@@ -29,6 +29,7 @@ from rattler.networking import Client
 from rattler.package_streaming import download_to_path
 from rattler.shell import ActivationVariables, PathModificationBehavior, activate
 
+from forge_publish.places import redacted
 from forge_store.channel import HOST_BOUND
 from forge_store.project import SUBDIRS, BuildFailed, ForgeError, sha256_file
 from pixi_workspace import PLATFORM, Workspace
@@ -129,7 +130,7 @@ def _bring(record: RepoDataRecord, folder: Path) -> Path:
         try:
             asyncio.run(download_to_path(Client(), record.url, path))
         except Exception as error:
-            raise BuildFailed(f"cannot fetch {record.url}: {error}") from None
+            raise BuildFailed(f"cannot fetch {record.url}: {redacted(error)}") from None
     if not path.exists():
         raise BuildFailed(f"{path} is locked but missing; lock the stack again")
     if (found := sha256_file(path)) != record.sha256.hex():
@@ -161,12 +162,12 @@ def install(file: Path, folder: Path) -> Bundle:
                 asyncio.run(rattler.install(records, prefix, cache_dir=cache, show_progress=False))
             except Exception as error:
                 raise BuildFailed(f"cannot install {file} into {prefix}: {error}") from None
-        # conda run -p asks for it
-        (prefix / "conda-meta" / "history").touch()
-        # $PATH as it is where the script is read, not here
-        path = ActivationVariables(None, ["$PATH"], PathModificationBehavior.Replace)
-        script = activate(prefix, path).script
-        (folder / "activate.sh").write_text(script)
+            # conda run -p asks for it
+            (prefix / "conda-meta" / "history").touch()
+            # $PATH as it is where the script is read, not here
+            path = ActivationVariables(None, ["$PATH"], PathModificationBehavior.Replace)
+            script = activate(prefix, path).script
+            (folder / "activate.sh").write_text(script)
     except BaseException as error:
         shutil.rmtree(folder if made else prefix, ignore_errors=True)
         if isinstance(error, OSError):
@@ -185,14 +186,16 @@ def _unpack(file: Path, folder: Path) -> tuple[Bundle, list[RepoDataRecord]]:
                 if not member.isdir():
                     found[member.name] = _extract(tar, member, folder, file)
         metadata = json.loads((folder / METADATA).read_bytes())
-        version, ours = metadata["version"], metadata["strix-forge"]
-        wanted = ours["sha256"]
+        version, platform = metadata["version"], metadata["platform"]
+        ours = metadata["strix-forge"]
+        stack, environment, host_bound = ours["stack"], ours["environment"], ours["host-bound"]
+        wanted = dict(ours["sha256"])
+        del found[METADATA]
     except (tarfile.TarError, FileNotFoundError, ValueError, KeyError, TypeError):
         raise damaged from None
-    if version != FORMAT or metadata["platform"] != PLATFORM:
-        raise ForgeError(f"{file} has format {version} for {metadata['platform']}, "
+    if version != FORMAT or platform != PLATFORM:
+        raise ForgeError(f"{file} has format {version} for {platform}, "
                          f"this reads format {FORMAT} for {PLATFORM}")  # fmt: skip
-    del found[METADATA]
     if changed := sorted(n for n in wanted.keys() | found if wanted.get(n) != found.get(n)):
         raise BuildFailed(f"{file}: {', '.join(changed)} differs from the bundle's own list, so "
                           "it was damaged or changed; get it again")  # fmt: skip
@@ -201,8 +204,7 @@ def _unpack(file: Path, folder: Path) -> tuple[Bundle, list[RepoDataRecord]]:
         channel = rattler.Channel((folder / "channel").as_uri())
         index = RepoData.from_path(folder / "channel" / subdir / "repodata.json")
         records += index.into_repo_data(channel)
-    packages = len(records)
-    return Bundle(ours["stack"], ours["environment"], packages, ours["host-bound"]), records
+    return Bundle(stack, environment, len(records), host_bound), records
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, file: Path) -> str:

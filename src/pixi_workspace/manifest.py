@@ -10,7 +10,7 @@ from typing import Any
 
 from rattler import GenericVirtualPackage, MatchSpec, PackageName, Version
 
-from forge_store.project import ForgeError
+from forge_store.project import ForgeError, read_text
 from pixi_workspace.bindings import BuildString
 
 PLATFORM = "linux-64"
@@ -56,7 +56,7 @@ class Manifest:
     def load(cls, path: Path) -> Manifest:
         """Read a manifest. Raises ForgeError when it is not one that we can lock as pixi does."""
         try:
-            data = tomllib.loads(path.read_text())
+            data = tomllib.loads(read_text(path))
             workspace, _ = data["workspace"], data["dependencies"]
             _ = workspace["channels"], workspace["platforms"]
         except tomllib.TOMLDecodeError as error:
@@ -110,9 +110,15 @@ class Manifest:
 
 
 def match_spec(package: str, value: str | dict[str, str]) -> str:
-    """A pixi dependency as a match spec: `"1.2"` means `1.2.*`, a table may name a build."""
+    """A pixi dependency as a match spec: `"1.2"` means `1.2.*`, a table may name a build.
+
+    Raises ForgeError for what is none.
+    """
     version = value if isinstance(value, str) else value.get("version", "*")
     build = "" if isinstance(value, str) else value.get("build", "")
     if version[:1] not in "<>=!~*" and "*" not in version:
         version += ".*"
-    return str(MatchSpec(f"{package} {version} {build}".strip()))
+    try:
+        return str(MatchSpec(f"{package} {version} {build}".strip()))
+    except Exception as error:
+        raise ForgeError(f"{package} = {value!r} is no requirement: {error}") from None

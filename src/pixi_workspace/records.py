@@ -87,7 +87,11 @@ def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
         if packed is None:
             raise ForgeError(f"{channel}/{name} is not there; forge channel verify looks further")
         repodata[subdir] = unpack(packed, f"{channel}/{name}")
-        for record in json.loads(repodata[subdir])["packages.conda"].values():
+        try:
+            known = json.loads(repodata[subdir])["packages.conda"].values()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ForgeError(f"{channel}/{name} is damaged; take it back from a copy") from None
+        for record in known:
             stamp = record.get("indexed_timestamp", record.get("timestamp", 0))
             time = max(time, datetime.fromtimestamp(stamp / 1000, UTC))
     return Records(channel, repodata), time

@@ -11,15 +11,20 @@ from forge_store.project import ForgeError
 from pixi_workspace.manifest import PLATFORM, Manifest
 
 
+def read_lock(path: Path) -> LockFile:
+    """A lock file. Raises ForgeError when it is none, such as one with marks of a merge."""
+    try:
+        return LockFile.from_path(path)
+    except Exception as error:
+        raise ForgeError(f"{path} is not a lock file: {error}") from None
+
+
 def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> list[str]:
     """What is wrong with the lock, one line each: environments, channels, platform, packages.
 
     Raises ForgeError when it is no lock file.
     """
-    try:
-        locked = dict(LockFile.from_path(lock_file).environments())
-    except Exception as error:
-        raise ForgeError(f"{lock_file} is not a lock file: {error}") from None
+    locked = dict(read_lock(lock_file).environments())
     wanted, platform, problems = manifest.environments(), manifest.platform(), []
     for name in sorted(set(wanted) ^ set(locked)):
         problems.append(f"environment {name} is {'not locked' if name in wanted else 'not wanted'}")
@@ -28,6 +33,10 @@ def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> lis
         there = [str(channel).rstrip("/") for channel in environment.channels()]
         if there != [channel.rstrip("/") for channel in channels]:
             problems.append(f"{name}: locked for the channels {', '.join(there)}")
+        if len(environment.platforms()) != 1:
+            names = ", ".join(found.name for found in environment.platforms()) or "none"
+            problems.append(f"{name}: locked for other platforms than {platform.name}: {names}")
+            continue
         (solved,) = environment.platforms()
         if (solved.name, str(solved.subdir), sorted(solved.virtual_packages)) != (
             platform.name, PLATFORM, sorted(platform.lines)

@@ -24,7 +24,7 @@ from forge_store.project import SUBDIRS, BuildFailed, ForgeError, NotAttempted, 
 from pixi_workspace.bindings import Subdir
 from pixi_workspace.manifest import PLATFORM, Manifest
 from pixi_workspace.records import Records
-from pixi_workspace.satisfied import unsatisfied
+from pixi_workspace.satisfied import read_lock, unsatisfied
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,7 @@ class Workspace:
         """The packages of an environment. Raises ForgeError when there is no lock to read."""
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
-        try:
-            locked = LockFile.from_path(self.lock_file).environment(environment)
-        except Exception as error:
-            raise ForgeError(f"{self.lock_file} is not a lock file: {error}") from None
+        locked = read_lock(self.lock_file).environment(environment)
         if locked is None or not locked.platforms():
             raise ForgeError(f"{self.lock_file} has no environment {environment!r}")
         return locked.conda_repodata_records_for_platform(locked.platforms()[0])
@@ -194,7 +191,7 @@ class Workspace:
     def _already_locked(self, environment: str) -> list[RepoDataRecord]:
         if not self.lock_file.exists():
             return []
-        known = {name for name, _ in LockFile.from_path(self.lock_file).environments()}
+        known = {name for name, _ in read_lock(self.lock_file).environments()}
         return self.locked(environment) if environment in known else []
 
     def outdated(self) -> list[str]:

@@ -60,6 +60,8 @@ def _check(builder: Builder, step: Step) -> None:
     differences = []
     for package in packages:
         builder.display.phase(f"{package.stem}: building again")
+        for leftover in output.glob(f"{package.stem}-rebuilt-*.conda"):  # of a killed check
+            leftover.unlink()
         job = {"action": "rebuild", "package": str(package), "output_dir": str(output)}
         try:
             builder.run_job(job | {"folder": str(folder)}, log)

@@ -27,7 +27,7 @@ def bundle(
 ) -> None:
     """Write a locked environment as one file that installs without a network.
 
-    The file has pixi-pack's layout: pixi-unpack reads it, and so does forge unbundle.
+    The file has pixi-pack's layout. forge unbundle installs it; pixi-unpack should, too.
     """
     made = bundles.write(session.stack(stack, channel), environment, output)
     say(f"{made.packages} packages of {made.stack}, {made.environment}, in {output}")

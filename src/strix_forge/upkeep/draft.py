@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge_store import bases
-from forge_store.project import ForgeError, Project, read_text, write_text
+from forge_store.project import ForgeError, Project, Refused, read_text, write_text
 from strix_forge.recipes import Recipe, RecipeSet, sources_of
 
 VARIANTS = "variants.yaml"
@@ -40,6 +40,7 @@ class Draft:
             elif path.name in COPIED:
                 (folder / path.name).write_text(read_text(path))
         self.project = Project(folder.resolve(), project.channel, project.build)
+        self.began = {name: (folder / name).read_bytes() for name in self._names()}
 
     def recipes(self) -> RecipeSet:
         return every_source(self.project)
@@ -94,25 +95,37 @@ class Draft:
         if log.exists() and old.version != new.version:
             log.write_text(changelog(read_text(log), new.name, old.version, new.version))
 
-    def changed(self) -> list[Path]:
-        """The originals that differ, in the order of writing.
+    def _names(self) -> list[Path]:
+        """The files that a bump may write, below the root, in the order of writing.
 
         What holds a version comes last. So a bump that ends before it finds the old version, and
         does everything again.
         """
-        root, mine = self.original.root, self.project.root
+        mine = self.project.root
         globs = ("README.md", "CHANGELOG.md", "stacks/*/pixi.toml")
         recipes = sorted(mine.glob("recipes/*/recipe.yaml"))
         holders = [path for path in recipes if not KEY.search(path.read_text())]
         files = [path for glob in globs for path in sorted(mine.glob(glob))]
         files += [path for path in recipes if path not in holders]
         files += [mine / VARIANTS, *holders]
-        names = [path.relative_to(mine) for path in files]
-        return [root / n for n in names if (root / n).read_bytes() != (mine / n).read_bytes()]
+        return [path.relative_to(mine) for path in files if path.exists()]
+
+    def changed(self) -> list[Path]:
+        """The originals that are to be written, in that order."""
+        new = [n for n in self._names() if (self.project.root / n).read_bytes() != self.began[n]]
+        return [self.original.root / name for name in new]
 
     def write(self) -> None:
-        for path in self.changed():
-            write_text(path, (self.project.root / path.relative_to(self.original.root)).read_text())
+        """Take the draft over. Raises Refused where somebody edited a file since it was copied."""
+        names = [path.relative_to(self.original.root) for path in self.changed()]
+        for name in names:
+            if (self.original.root / name).read_bytes() != self.began[name]:
+                raise Refused(
+                    f"{self.original.root / name} was edited meanwhile. Nothing was written: run "
+                    "the same command again"
+                )
+        for name in names:
+            write_text(self.original.root / name, (self.project.root / name).read_text())
 
 
 def version_key(recipe: Recipe) -> str:
