@@ -237,6 +237,13 @@ def test_existing_environment_is_kept(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "env" / "mine").exists()
 
 
+def test_a_file_where_the_folder_should_be_is_named(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BuildFailed, match=rf"into {tmp_path}/file: File exists. Mend that"):
+        bundles.install(bundle, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_killed_while_installing_is_done_again(bundle: Path, tmp_path: Path) -> None:
     """The kill comes with the environment on its way, as soon as the installer is called."""
     code = (

@@ -171,7 +171,10 @@ def install(file: Path, folder: Path) -> Bundle:
     except BaseException as error:
         shutil.rmtree(folder if made else prefix, ignore_errors=True)
         if isinstance(error, OSError):
-            raise BuildFailed(f"cannot unpack {file}: {error.strerror or error}") from None
+            raise BuildFailed(
+                f"cannot unpack {file} into {folder}: {error.strerror or error}. Mend that or "
+                "name another folder"
+            ) from None
         raise
     return bundle
 
