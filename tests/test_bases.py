@@ -8,10 +8,14 @@ import threading
 
 import pytest
 from conftest import CHECKOUT, MiniProject
+from typer.testing import CliRunner
 
 from forge_store import bases
 from forge_store.bases import BaseName
-from forge_store.project import Project
+from forge_store.project import ForgeError, Project
+from strix_forge import cli
+from strix_forge.recipes import RecipeSet
+from strix_forge.session import Session
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -74,3 +78,21 @@ def test_base_option_may_stand_anywhere(project: MiniProject, place: str) -> Non
     }[place]
     out = project.forge(*arguments).stdout
     assert "base: conda-forge" in out and "hostbound" not in out
+
+
+def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
+    project.recipe("alpha")
+    project.recipe("beta")
+    base = bases.load(Project.at(project.root), BaseName.CONDA_FORGE)
+    recipes = RecipeSet(Project.at(project.root), base, {"beta"})
+    with pytest.raises(ForgeError, match="beta is not built: the base has it by itself"):
+        Session().known(["alpha", "beta"], recipes)
+    with pytest.raises(ForgeError, match="no recipe gamma; there are: alpha"):
+        Session().known(["gamma"], recipes)
+
+
+def test_help_names_the_defaults() -> None:
+    """Rich takes words in brackets for markup and drops them."""
+    for arguments in ([], ["lock"]):
+        shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
+        assert "if not" in shown and "channel/" in shown

@@ -237,6 +237,19 @@ def test_existing_environment_is_kept(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "env" / "mine").exists()
 
 
+def test_a_path_with_a_space_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="path with a space"):
+        bundles.install(bundle, tmp_path / "a b")
+    assert not (tmp_path / "a b").exists()
+
+
+def test_a_file_where_the_folder_should_be_is_named(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BuildFailed, match=rf"into {tmp_path}/file: File exists. Mend that"):
+        bundles.install(bundle, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_killed_while_installing_is_done_again(bundle: Path, tmp_path: Path) -> None:
     """The kill comes with the environment on its way, as soon as the installer is called."""
     code = (

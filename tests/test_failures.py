@@ -325,6 +325,19 @@ def test_launcher_refuses_an_old_python(tmp_path: Path) -> None:
     assert done.returncode == 2 and "CPython 3.11" in done.stderr
 
 
+def test_launcher_behind_a_link(tmp_path: Path) -> None:
+    """It finds its checkout, and makes nothing beside the link."""
+    root = Path(__file__).parent.parent
+    (tmp_path / "pixi").write_text('#!/bin/sh\necho "pixi $*"\n')
+    (tmp_path / "pixi").chmod(0o755)
+    (tmp_path / "linked").symlink_to(root / "forge")
+    done = subprocess.run(
+        [tmp_path / "linked", "plan"], text=True, capture_output=True, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert f"--manifest-path {root}/pixi.toml plan" in done.stdout
+
+
 def test_launcher_runs_the_pixi_task(tmp_path: Path) -> None:
     (tmp_path / "pixi").write_text('#!/bin/sh\necho "pixi $*"\n')
     (tmp_path / "pixi").chmod(0o755)

@@ -178,6 +178,7 @@ def test_check_tells_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "pixi.lock").unlink()
     assert "does not exist" in project.forge("lock", "--root", "--check", code=1).stdout
     assert "name one" in project.forge("lock", code=2).stderr
+    assert "--update is for" in project.forge("lock", "app", "--update", code=2).stderr
     assert "name one" in project.forge("lock", "app", "--root", code=2).stderr
     error = project.forge("lock", "--root", "--records", str(tmp_path), code=2).stderr
     assert "holds no records" in error

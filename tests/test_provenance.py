@@ -207,6 +207,9 @@ def test_no_record(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     repacked(package, tmp_path, lambda where, _, old: b"evil" if where == "pkg-" else old)
     assert verify_one(other, None) == 1
     assert "info/paths.json says" in capsys.readouterr().out
+    other.write_bytes(b"")
+    assert verify_one(other, None) == 1
+    assert "checked: nothing" in capsys.readouterr().out
 
 
 def test_every_flipped_byte_is_found(package: Path, record: dict[str, Any], tmp_path: Path) -> None:

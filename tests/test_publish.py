@@ -137,6 +137,11 @@ def test_gate(case: str, source: Source, target: Path) -> None:
     assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
 
 
+def test_nothing_to_publish(source: Source, target: Path) -> None:
+    with pytest.raises(ForgeError, match="holds no packages. Run ./forge build-all"):
+        StaticChannel(target).publish(source)
+
+
 def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -> None:
     """A file that differs from its record, one that was not tested, a note of before."""
     dist = source.make("alpha")

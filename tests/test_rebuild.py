@@ -99,7 +99,8 @@ def test_different(app: MiniProject) -> None:
 
 def test_what_cannot_be_rebuilt_here(app: MiniProject, tmp_path: Path) -> None:
     """Nothing was built; a host is gone; or it was built elsewhere, where a rebuild would write."""
-    assert "not in the channel" in app.forge("rebuild", "--check", "never", code=3).stderr
+    error = app.forge("rebuild", "--check", "never", code=3).stderr
+    assert "not in the channel; run: forge build never" in error
     error = app.forge("rebuild", "--check", "delta", code=3).stderr
     assert "cannot reach one of http://upstream.invalid/demo-1.0.tar.gz" in error
     moved = MiniProject(tmp_path)

@@ -219,6 +219,12 @@ def test_a_silent_channel_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_silent_channel_lists_no_names(tmp_path: Path) -> None:
+    """As forge lock asks on the embedded base, to leave out what is not there."""
+    with pytest.raises(NotAttempted, match="cannot be read: .*refused"):
+        workspace(tmp_path, "http://127.0.0.1:9/").package_names(PUBLISHED)
+
+
 def test_a_lock_for_every_machine_names_none(channel: Path, tmp_path: Path) -> None:
     chosen = workspace(tmp_path / "app", channel.as_uri())
     with pytest.raises(ForgeError, match=r"is for every machine, but file://.* --channel"):

@@ -251,7 +251,8 @@ def test_git_source(private: MiniProject, tmp_path: Path) -> None:
     private.forge("sources", "fetch")
     shutil.rmtree(upstream)
     folder = tmp_path / "exported"
-    private.forge("sources", "export", str(folder))
+    said = private.forge("sources", "export", str(folder)).stdout
+    assert said.strip().endswith(str(folder)), "it speaks of others where all are there"
     shutil.rmtree(private.root / "build" / "sources")
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
     private.forge("sources", "import", str(folder))

@@ -145,7 +145,8 @@ def test_usage(app: MiniProject, tmp_path: Path) -> None:
     assert "not locked" in MiniAppCopy(app, tmp_path).forge("install", "app", code=2).stderr
     app.forge("lock", "app")
     assert "no environment 'x'" in app.forge("install", "app", "-e", "x", code=2).stderr
-    assert "not installed" in app.forge("run", "app", "-e", "x", "--", "true", code=2).stderr
+    error = app.forge("run", "app", "-e", "x", "--", "true", code=2).stderr
+    assert "app -e x is not installed: run forge install app -e x" in error
     lock_of(app).write_text("version: [")
     assert "not a lock file" in app.forge("install", "app", code=2).stderr
 

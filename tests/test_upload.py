@@ -267,8 +267,22 @@ def test_credentials_in_urls(to: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "to",
+    ["http://[::1/x", "https://h:99999/x", f"https://me:{TOKEN}/x"],
+    ids=["bracket", "port", "password"],
+)
+def test_damaged_urls(to: str) -> None:
+    """The last one has lost its host, so that the password stands where a port would."""
+    for reader in (destination, places.parse):
+        with pytest.raises(ForgeError, match="looks like a URL, and is none") as error:
+            reader(to)
+        assert TOKEN not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("to", "message"),
     [
+        ("", "is empty"),
         ("https://prefix.dev", "none of"),
         ("https://prefix.dev/a/b", "none of"),
         ("https://example.org/channel", "none of"),

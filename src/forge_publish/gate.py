@@ -21,9 +21,15 @@ LICENSES = "info/licenses/"
 def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
     """The packages of a channel by SUBDIR/FILE, all of them fit to be published.
 
-    Raises ForgeError that names every package that is not, and why; then none is to go.
+    Raises ForgeError that names every package that is not, and why; then none is to go. Raises it
+    for an empty channel, too.
     """
     records = channel.records()
+    if not records:
+        raise ForgeError(
+            f"nothing is published: {channel.folder} holds no packages. Run ./forge build-all, or "
+            "name another folder with --output"
+        )
     refused = [
         f"{channel.path(record)} {reason}"
         for record in records

@@ -125,7 +125,12 @@ class Web:
 
 
 def parse(text: str) -> Folder | Web:
-    """The channel that a person named. Raises ForgeError for a URL that carries a credential."""
+    """The channel that a person named.
+
+    Raises ForgeError for nothing at all, and for a URL that is damaged or carries a credential.
+    """
+    if not text:
+        raise ForgeError("the channel's name is empty: give a folder or a URL")
     if "://" not in text:
         return Folder(Path(text).resolve())
     refuse_credentials(text)
@@ -138,9 +143,13 @@ def parse(text: str) -> Folder | Web:
 
 
 def refuse_credentials(url: str) -> None:
-    """Raise ForgeError, which does not repeat the URL, where one has a password, token or query."""
+    """Raise ForgeError, which does not repeat the URL, where one has a password, token or query.
+
+    One without a valid host and port is refused, too: a password may stand where a port would.
+    """
     try:
         parts = urlsplit(url)
+        _ = parts.port
     except ValueError:  # it is not repeated: what is no URL may hold anything
         raise ForgeError("what was named for a channel looks like a URL, and is none") from None
     if "@" in parts.netloc or "/t/" in f"{parts.path}/" or parts.query or parts.fragment:

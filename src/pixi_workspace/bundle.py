@@ -141,14 +141,18 @@ def _bring(record: RepoDataRecord, folder: Path) -> Path:
 def install(file: Path, folder: Path) -> Bundle:
     """Install the bundle `file` into FOLDER/env, and write FOLDER/activate.sh, as pixi-unpack does.
 
-    Needs no network. Raises ForgeError when there is an environment already, BuildFailed for a
-    bundle that is damaged, cut off or was changed; nothing is then left of it.
+    Needs no network. Raises ForgeError when there is an environment already or the path has a
+    space, BuildFailed for a bundle that is damaged, cut off or was changed; nothing is then left
+    of it.
     """
     prefix = (folder / ENVIRONMENT).absolute()
     # what a killed run was unpacking from: the environment beside it is not whole
     leftovers = list(folder.glob(f"{UNPACKED}*"))
     if prefix.exists() and not leftovers:
         raise ForgeError(f"{prefix} exists; name another folder or delete it")
+    if " " in str(prefix):
+        # rattler does not quote the path in the scripts that stand for entry points
+        raise ForgeError(f"{prefix}: programs do not start below a path with a space; name another")
     made = not folder.exists()
     try:
         for leftover in [*leftovers, *([prefix] if leftovers else [])]:
@@ -171,7 +175,10 @@ def install(file: Path, folder: Path) -> Bundle:
     except BaseException as error:
         shutil.rmtree(folder if made else prefix, ignore_errors=True)
         if isinstance(error, OSError):
-            raise BuildFailed(f"cannot unpack {file}: {error.strerror or error}") from None
+            raise BuildFailed(
+                f"cannot unpack {file} into {folder}: {error.strerror or error}. Mend that or "
+                "name another folder"
+            ) from None
         raise
     return bundle
 

@@ -86,14 +86,15 @@ class Workspace:
     def package_names(self, channel: str) -> set[str]:
         """The names in a channel, as the manifest writes it, that is served where `replace` says.
 
-        Raises BuildFailed when its index cannot be read.
+        Raises NotAttempted when it does not answer, BuildFailed when its index cannot be read.
         """
         channel = self.replace.get(channel, channel)
         sources = [self.records.get(channel, channel)]
         try:
             names = asyncio.run(self._gateway().names(sources, SUBDIRS))
         except Exception as error:
-            raise BuildFailed(f"{channel} cannot be read: {_one_line(error)}") from None
+            failure = NotAttempted if _no_answer(str(error)) else BuildFailed
+            raise failure(f"{channel} cannot be read: {_one_line(error)}") from None
         return {name.normalized for name in names}
 
     def lock(
@@ -156,7 +157,7 @@ class Workspace:
             )
         except Exception as error:
             where, reason = f"{self.manifest.path}, environment {environment},", str(error)
-            if "error sending request" in reason or "HTTP status" in reason:
+            if _no_answer(reason):
                 raise NotAttempted(
                     f"{where} is not solved, a channel does not answer: {_one_line(reason)}"
                 ) from None
@@ -231,7 +232,7 @@ class Workspace:
         urls = [record.url for record in records if fetched and record.file_name == fetched[1]]
         if not urls:
             return f"cannot install into {prefix}: {_one_line(error)}"
-        if "HTTP status" in error or "error sending request" in error:
+        if _no_answer(error):
             return f"{urls[0]} cannot be fetched: {reason}. Run the same command again"
         reason = re.sub(r" to \S+", "", reason)  # a path in the cache, gone by now
         return (
@@ -247,7 +248,8 @@ class Workspace:
         """
         prefix = self.prefix(environment)
         if not (prefix / "conda-meta").is_dir():
-            raise ForgeError(f"stack {self.name} is not installed: run forge install {self.name}")
+            which = self.name if environment == "default" else f"{self.name} -e {environment}"
+            raise ForgeError(f"stack {which} is not installed: run forge install {which}")
         installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
         wanted = {record.file_name.removesuffix(".conda") for record in self.locked(environment)}
         if installed != {name.removesuffix(".tar.bz2") for name in wanted}:
@@ -269,6 +271,11 @@ def local_file(url: str) -> Path | None:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(url) if url.startswith("/") else None
+
+
+def _no_answer(error: str) -> bool:
+    """Whether rattler's words are of a server that does not answer, or not as it should."""
+    return "error sending request" in error or "HTTP status" in error
 
 
 def _one_line(error: object) -> str:

@@ -32,7 +32,7 @@ for part in (building, stacks, distribution, provenance, bundles, upkeep):
 @app.callback()
 def options(
     base: Annotated[BaseName, typer.Option(envvar="FORGE_BASE", help="Build on.")] = BaseName.AUTO,
-    output: Annotated[Path | None, typer.Option(help="Channel folder [channel/].")] = None,
+    output: Annotated[Path | None, typer.Option(help="Channel folder, if not channel/.")] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE instead of what variants.yaml says.")
     ] = None,

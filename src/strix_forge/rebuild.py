@@ -24,7 +24,9 @@ UNREACHED = "Failed to download from URL"  # rattler-build 0.73's words
 
 def check(builder: Builder, steps: list[Step]) -> list[Result]:
     """Rebuild the packages of current steps, one after another, and compare them."""
-    results = [Result(step, LEFT, f"{step.reason}; run: forge build") for step in steps]
+    results = [
+        Result(step, LEFT, f"{step.reason}; run: forge build {step.recipe.name}") for step in steps
+    ]
     for result in results:
         if result.step.wanted:
             continue

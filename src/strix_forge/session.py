@@ -70,8 +70,11 @@ class Session:
 
     def known(self, names: list[str] | None, among: RecipeSet | None = None) -> set[str]:
         """The recipe names asked for; raises ForgeError for an unknown one."""
-        recipes = (among or self.recipes).recipes
+        among = among or self.recipes
+        recipes = among.recipes
         unknown = sorted(set(names or []) - set(recipes))
+        if given := [name for name in unknown if name in among.given]:
+            raise ForgeError(f"{', '.join(given)} is not built: the base has it by itself")
         if unknown:
             known = ", ".join(recipes)
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")

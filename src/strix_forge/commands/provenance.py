@@ -64,5 +64,5 @@ def verify_one(file: Path, record: Path | None) -> int:
     says = "not as recorded" if verdict.wrong else "as recorded"
     if not places:
         says = f"no record at {' or '.join(map(str, records.beside(file)))}"
-    say(f"{file.name}: {says}; checked: {', '.join(verdict.checked)}")
+    say(f"{file.name}: {says}; checked: {', '.join(verdict.checked) or 'nothing'}")
     return 1 if verdict.wrong else 0 if places else 3

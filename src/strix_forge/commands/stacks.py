@@ -21,7 +21,7 @@ Served = Annotated[
         "--channel",
         metavar="URL",
         envvar="FORGE_CHANNEL",
-        help="Where our packages are served [this checkout's channel/].",
+        help="Where our packages are served, if not in channel/.",
     ),
 ]
 
@@ -55,6 +55,8 @@ def lock(
     """
     if root == bool(stack):
         raise ForgeError("name one: a stack, or --root")
+    if update and not root:
+        raise ForgeError("--update is for --root: a stack is solved anew each time")
     if root and revision is not None:
         raise ForgeError("--revision is one of the channel that a stack is locked against")
     if stack:

@@ -105,7 +105,8 @@ def export(folder: Folder, packages: Maybe = None) -> None:
     """
     sources = [source for sources in named(packages).values() for source in sources]
     count = SourceCache(session.project).export(sources, folder)
-    say(f"{count} of {len(sources)} sources in {folder}; the others are not in the cache")
+    rest = "; the others are not in the cache" if count < len(sources) else ""
+    say(f"{count} of {len(sources)} sources in {folder}{rest}")
 
 
 @sources_app.command("import")
