@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rattler import LockFile, MatchSpec, RepoDataRecord
@@ -19,10 +20,12 @@ def read_lock(path: Path) -> LockFile:
         raise ForgeError(f"{path} is not a lock file: {error}") from None
 
 
-def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> list[str]:
+def unsatisfied(
+    manifest: Manifest, channels: list[str], lock_file: Path, left_out: Callable[[str], bool]
+) -> list[str]:
     """What is wrong with the lock, one line each: environments, channels, platform, packages.
 
-    Raises ForgeError when it is no lock file.
+    Requirements whose name `left_out` accepts need not be locked. Raises ForgeError when it is no lock file.
     """
     locked = dict(read_lock(lock_file).environments())
     wanted, platform, problems = manifest.environments(), manifest.platform(), []
@@ -44,9 +47,10 @@ def unsatisfied(manifest: Manifest, channels: list[str], lock_file: Path) -> lis
             problems.append(
                 f"{name}: locked for the platform {solved.name} {solved.virtual_packages}"
             )
+        specs = [spec for spec in wanted[name] if not left_out(spec.split()[0])]
         records = environment.conda_repodata_records_for_platform(solved)
         problems += [
-            f"{name}: {line}" for line in _packages(wanted[name], records, platform.promised)
+            f"{name}: {line}" for line in _packages(specs, records, platform.promised)
         ]
     return problems
 

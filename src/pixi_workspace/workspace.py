@@ -195,11 +195,14 @@ class Workspace:
         known = {name for name, _ in read_lock(self.lock_file).environments()}
         return self.locked(environment) if environment in known else []
 
-    def outdated(self) -> list[str]:
-        """What the lock does not do for the manifest, as lines; empty when it satisfies it."""
+    def outdated(self, leave_out: Callable[[str], bool] = lambda _: False) -> list[str]:
+        """What the lock does not do for the manifest, as lines; empty when it satisfies it.
+
+        Requirements that `leave_out` drops are not asked for.
+        """
         if not self.lock_file.exists():
             return [f"{self.lock_file} does not exist"]
-        return unsatisfied(self.manifest, self.channels(), self.lock_file)
+        return unsatisfied(self.manifest, self.channels(), self.lock_file, leave_out)
 
     def install(self, environment: str, cache: Path | None = None) -> int:
         """Install from the lock, checking hashes; returns the number of packages.

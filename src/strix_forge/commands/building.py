@@ -133,9 +133,13 @@ def plan(
         for line in matrix_lines(steps, levels):
             print(line)
         return
-    rows = []
+    rows, hopeless = [], set()
     for step in steps:
         left = build.why_not_attempted(session.project, session.recipes, step)
+        if step.wanted and not left:
+            lacking = sorted(session.recipes.direct_needs(step.recipe.name) & hopeless)
+            left = f"needs {', '.join(lacking)}" if lacking else ""
+        hopeless |= {step.recipe.name} if left else set()
         verb = "left" if left else "build" if step.wanted else "skip"
         row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
         row |= {"version": step.recipe.version, "outputs": [o.dist for o in step.outputs]}

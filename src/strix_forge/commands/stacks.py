@@ -63,18 +63,18 @@ def lock(
         chosen = session.stack(stack, channel, revision, records)
     else:
         chosen = session.build_tools(None if check else records or session.known_records())
-    if check:
-        problems = chosen.outdated()
-        for problem in problems:
-            say(problem)
-        say(f"{chosen.lock_file} {'is outdated' if problems else 'does for its manifest'}")
-        raise typer.Exit(1 if problems else 0)
     unbuilt: set[str] = set()
     if stack and not channel and not session.channel.is_indexed():
         with session.project.lock():
             session.channel.reconcile()
     if stack and session.embedded:
         unbuilt = set(session.recipes.owner) - chosen.package_names(PUBLISHED)
+    if check:
+        problems = chosen.outdated(unbuilt.__contains__)
+        for problem in problems:
+            say(problem)
+        say(f"{chosen.lock_file} {'is outdated' if problems else 'does for its manifest'}")
+        raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
     counts, left_out = chosen.lock(unbuilt.__contains__, keep=root and not update)
     for name in left_out:
