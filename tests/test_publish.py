@@ -142,6 +142,24 @@ def test_nothing_to_publish(source: Source, target: Path) -> None:
         StaticChannel(target).publish(source)
 
 
+def test_folder_of_something_else_is_left_alone(source: Source, target: Path) -> None:
+    source.make("alpha")
+    target.mkdir()
+    (target / "thesis.tex").write_text("years of work")
+    with pytest.raises(ForgeError, match="is no channel: it holds thesis.tex"):
+        StaticChannel(target).publish(source)
+    assert [path.name for path in target.iterdir()] == ["thesis.tex"]
+
+
+def test_published_file_that_was_cut_is_told(source: Source, target: Path) -> None:
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (file,) = target.glob("noarch/*.conda")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(BuildFailed, match="not there, or cut off"):
+        StaticChannel(target).publish(source)
+
+
 def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -> None:
     """A file that differs from its record, one that was not tested, a note of before."""
     dist = source.make("alpha")

@@ -64,6 +64,10 @@ class StaticChannel:
         """
         if source and source.folder.resolve() == self.folder.resolve():
             raise ForgeError(f"{self.folder} is what builds go to: publish to another folder")
+        if foreign := self._foreign():
+            raise ForgeError(
+                f"{self.folder} is no channel: it holds {foreign}. Publish to an empty folder"
+            )
         new = not self.folder.exists()
         with hold(self.folder, "publishing to"):
             if new:
@@ -106,10 +110,10 @@ class StaticChannel:
                 self._place(source.path(packages[name]), name, packages[name].sha256)
         if source:
             self._copy_companions(source, packages)
-        if lost := sorted(name for name in files | added if not (self.folder / name).exists()):
+        if lost := sorted(n for n in files | added if not self._is_there(n, index)):
             raise BuildFailed(
-                f"{self.folder / lost[0]} is published but not there ({len(lost)} such): take "
-                "it back from a copy; a published file is never dropped"
+                f"{self.folder / lost[0]} is published but not there, or cut off ({len(lost)} "
+                "such): take it back from a copy; a published file is never dropped"
             )
         changed = bool(change.added or change.yanked or change.restored)
         if not changed and log and not index.findings:
@@ -119,6 +123,24 @@ class StaticChannel:
         self._require_same(index)
         self._switch([*log, change] if changed else log)
         return change if changed else None
+
+    def _foreign(self) -> str:
+        """A file of something else, in a folder that is no channel yet; or nothing."""
+        indexes = [self.folder / subdir / "repodata.json" for subdir in SUBDIRS]
+        if not self.folder.is_dir() or any(path.exists() for path in indexes):
+            return ""
+        ours = {*SUBDIRS, "forge", "revisions"}
+        names = sorted(path.name for path in self.folder.iterdir())
+        return next((n for n in names if n not in ours and not n.startswith(".")), "")
+
+    def _is_there(self, name: str, index: verify.Index) -> bool:
+        """Whether a published file is there with its size.
+
+        Its hash is looked at where the index is made anew, and by `forge channel verify`.
+        """
+        path = self.folder / name
+        size = None if index.findings else index.records.get(name, {}).get("size")
+        return path.exists() and size in (None, path.stat().st_size)
 
     def _require_known(self, known: set[str]) -> None:
         """Refuse to take over a folder whose index would lose packages, or has another base's."""
