@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What hardware would not tell: each check on a kernel that breaks it, and on one that does not."""
+
+import io
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+from strix_emulate import llvm
+from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.errors import EmulatorError, Trap
+from strix_emulate.loader import Argument, Kernel
+
+LOAD = """
+s_load_b128 s[4:7], s[0:1], 0x0
+v_lshlrev_b32 v1, 2, v0
+s_waitcnt lgkmcnt(0)
+"""
+#: v1 is the byte offset of the thread, s[4:5] the input, s[6:7] the output
+STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
+
+
+def execute(
+    body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out"
+):
+    """Runs assembly with one input and one output of `size` words."""
+    elf = ELFFile(io.BytesIO(llvm.assemble(body)))
+    kernel = Kernel(
+        "test", elf.get_section_by_name(".text").data(), lds=lds, kernarg=16,
+        arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
+    )  # fmt: skip
+    data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
+    launch(
+        kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
+        threads=threads, options=Options(budget=10_000),
+    )  # fmt: skip
+    return out
+
+
+GOOD = LOAD + "global_load_b32 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
+
+
+def test_copy():
+    assert (execute(GOOD) == np.arange(64)).all()
+
+
+@pytest.mark.parametrize("wait", ["s_waitcnt vmcnt(0)\n", "s_waitcnt lgkmcnt(0)\n"])
+def test_missing_wait(wait):
+    with pytest.raises(Trap, match="pending.*no wait"):
+        execute(GOOD.replace(wait, ""))
+
+
+def test_counted_waits_are_in_order():
+    two = (
+        LOAD + "global_load_b32 v2, v1, s[4:5]\n"
+        "global_load_b32 v3, v1, s[4:5] offset:4\ns_waitcnt vmcnt({})\n" + STORE
+    )
+    assert (
+        execute(two.format(1), threads=32) == np.where(np.arange(64) < 32, np.arange(64), 0)
+    ).all()
+    with pytest.raises(Trap, match="pending"):
+        execute(two.format(2), threads=32)
+
+
+def test_halves_of_one_register_may_be_loaded_at_once():
+    """Loads into both halves, as newer LLVM writes them; a load of the whole needs a wait."""
+    first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
+    body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
+    assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
+    with pytest.raises(Trap, match="pending"):
+        execute(body.format("u16"))
+
+
+def test_scalar_loads_come_in_any_order():
+    with pytest.raises(Trap, match="pending"):
+        execute("s_load_b64 s[4:5], s[0:1], 0x0\n"
+                "s_load_b64 s[6:7], s[0:1], 0x8\ns_waitcnt lgkmcnt(1)\n"
+                "v_mov_b32 v1, s4\ns_endpgm\n")  # fmt: skip
+
+
+EXCHANGE = (
+    LOAD
+    + """
+v_xor_b32 v3, 0x80, v1
+ds_store_b32 v1, v0
+s_waitcnt lgkmcnt(0)
+s_barrier
+ds_load_b32 v2, v3
+s_waitcnt lgkmcnt(0)
+"""
+    + STORE
+)
+
+
+def test_exchange_through_lds():
+    assert (execute(EXCHANGE) == np.arange(64) ^ 32).all()
+
+
+@pytest.mark.parametrize("missing", ["s_barrier\n", "s_waitcnt lgkmcnt(0)\ns_barrier\n"])
+def test_lds_race(missing):
+    """Without the barrier, and with a store that still runs when its wave is at the barrier."""
+    kept = missing.removeprefix("s_waitcnt lgkmcnt(0)\n") if "wait" in missing else ""
+    with pytest.raises(Trap, match="LDS"):
+        execute(EXCHANGE.replace(missing, kept))
+
+
+def test_lds_write_after_read_race():
+    again = EXCHANGE.replace(STORE, "ds_store_b32 v1, v2\n" + STORE)
+    with pytest.raises(Trap, match="race.*a read"):
+        execute(again)
+
+
+def test_global_race_between_workgroups():
+    body = LOAD + "v_mov_b32 v2, s2\n" + STORE
+    assert (execute(body) == 0).all()
+    with pytest.raises(Trap, match="race"):
+        execute(body, grid=(2,))
+
+
+def test_same_value_from_several_waves_is_no_race():
+    body = LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, 5\n" + STORE
+    assert execute(body)[0] == 5
+    with pytest.raises(Trap, match="race"):
+        execute(body.replace("v_mov_b32 v2, 5", "v_lshrrev_b32 v2, 5, v0"))
+
+
+def test_reads_of_what_nothing_wrote():
+    with pytest.raises(Trap, match="uninitialised.*LDS"):
+        execute(LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE)
+    with pytest.raises(Trap, match="uninitialised"):
+        execute(GOOD.replace("s[4:5]", "s[6:7]"))
+
+
+@pytest.mark.parametrize(("size", "threads"), [(63, 64), (10, 32)])
+def test_out_of_bounds_names_the_address(size, threads):
+    with pytest.raises(Trap, match=r"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2"):
+        execute(GOOD, size=size, threads=threads)
+
+
+def test_store_to_an_input():
+    with pytest.raises(Trap, match="readonly"):
+        execute(GOOD, second="in")
+
+
+def test_barrier_that_not_all_reach():
+    body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1\ns_barrier\ns_endpgm\n"
+    with pytest.raises(Trap, match="barrier.*not all waves"):
+        execute(body)
+    assert execute(body, threads=32).sum() == 0
+
+
+def test_waves_part_and_meet():
+    body = (
+        LOAD
+        + """
+    v_readfirstlane_b32 s3, v0
+    v_mov_b32 v2, 1
+    s_cmp_eq_u32 s3, 0
+    s_cbranch_scc1 2
+    v_add_nc_u32 v2, 1, v2
+    v_add_nc_u32 v2, 1, v2
+    s_barrier
+    """
+        + STORE
+    )
+    assert (execute(body, threads=128, size=128) == np.where(np.arange(128) < 32, 1, 3)).all()
+
+
+def test_endless_loop():
+    with pytest.raises(Trap, match="budget"):
+        execute("s_branch 65535\ns_endpgm\n")
+
+
+def test_unknown_instruction_traps_when_reached():
+    body = LOAD + "s_branch 2\nimage_bvh_intersect_ray v[2:5], v[2:12], s[4:7]\n"
+    with pytest.raises(Trap, match="unknown.*cannot execute"):
+        execute(body.replace("s_branch 2\n", "") + "s_endpgm\n")
+    with pytest.raises(Trap, match="cannot execute `s_getpc_b64"):
+        execute("s_getpc_b64 s[4:5]\ns_endpgm\n")
+
+
+def test_arguments_that_do_not_fit():
+    elf = ELFFile(io.BytesIO(llvm.assemble("s_endpgm\n")))
+    kernel = Kernel("test", elf.get_section_by_name(".text").data(), kernarg=8,
+                    arguments=(Argument("", 0, 4, "by_value"),))  # fmt: skip
+    launch(kernel, (1,), [3], threads=32)
+    for arguments, words in (([None], "4 bytes by value"), ([], "missing"), ([1, 2], "2 given")):
+        with pytest.raises(EmulatorError, match=words):
+            launch(kernel, (1,), arguments, threads=32)
+    with pytest.raises(EmulatorError, match="cannot be launched"):
+        launch(kernel, (0,), [3], threads=32)
+    with pytest.raises(EmulatorError, match="LDS"):
+        launch(kernel, (1,), [3], threads=32, lds=1 << 20)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole kernels, compiled by Triton there and then, and faults planted in them."""
+
+import fixtures
+import numpy as np
+import pytest
+from strix_emulate import mutate, statistics
+from strix_emulate.api import Buffer, Options, launch
+
+
+def test_add_is_exact():
+    x, y = np.random.default_rng(0).standard_normal((2, 1000)).astype(np.float32)
+    out = np.zeros_like(x)
+    launch(
+        fixtures.kernel("add"),
+        (4,),
+        [Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), 1000],
+        threads=128,
+    )
+    assert (out == x + y).all()
+
+
+def test_softmax():
+    x = np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)
+    out = np.zeros_like(x)
+    launch(
+        fixtures.kernel("softmax"), (3,), [Buffer(x, "in"), Buffer(out, "out"), 200], threads=128
+    )
+    exact = np.exp(x.astype(float) - x.max(1, keepdims=True))
+    assert np.abs(out - exact / exact.sum(1, keepdims=True)).max() < 1e-7
+
+
+def test_matmul():
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal((70, 72)).astype(np.float16),
+        rng.standard_normal((72, 50)).astype(np.float16),
+    )
+    out = np.zeros((70, 50), np.float32)
+    done = launch(
+        fixtures.kernel("matmul"), (3, 2),
+        [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 70, 50, 72], threads=128,
+    )  # fmt: skip
+    assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
+    assert statistics.executed(done)["classes"]["wmma"] > 0
+    facts = statistics.describe(done.kernel, done.instructions)
+    assert facts["unsupported"] == [] and facts["lds"] > 0 and facts["waves_per_simd"]["bound"] >= 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 100])
+def test_attention(causal, size):
+    case = fixtures.attention_case(causal, size, heads=2)
+    (out, lse), _ = fixtures.run_attention(causal, case)
+    floor = np.abs(case[1][0].astype(np.float16) - case[1][0]).max()
+    assert np.abs(out - case[1][0]).max() < 2 * floor
+    assert np.abs(lse - case[1][1]).max() < 2e-6
+
+
+def test_the_wrong_mask_is_seen():
+    """The control: a causal kernel against a reference that is not."""
+    (out, _), _ = fixtures.run_attention(True, fixtures.attention_case(True))
+    assert np.abs(out - fixtures.attention_case(False)[1][0]).max() > 0.1
+
+
+def same(first, second) -> bool:
+    return all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+def test_batches_and_poison_do_not_change_results():
+    """A register or memory that nothing wrote would show the poison."""
+    case = fixtures.attention_case(True, 100, heads=2)
+    plain, done = fixtures.run_attention(True, case)
+    for options in (Options(batch=4), Options(poison=0x3C00_4200), Options(checks=False)):
+        outs, again = fixtures.run_attention(True, case, options=options)
+        assert same(outs, plain) and again.executed == done.executed
+
+
+def test_waves_one_by_one_give_the_same():
+    """Another schedule, too: what waves exchange does not depend on who runs first."""
+    case = fixtures.attention_case(True, 64)
+    plain, done = fixtures.run_attention(True, case)
+    outs, again = fixtures.run_attention(True, case, options=Options(lockstep=False))
+    assert same(outs, plain) and again.executed == done.executed
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])
+def attention(request):
+    """A kernel's instructions and a judge, on the cases whose shares docs/emulator.md gives."""
+    causal = request.param
+    cases = fixtures.mutation_cases(causal)
+    runs = [fixtures.run_attention(causal, case) for case in cases]
+    bounds = [
+        [1.5 * np.abs(got - exact).max() for got, exact in zip(outs, case[1], strict=True)]
+        for (outs, _), case in zip(runs, cases, strict=True)
+    ]
+
+    def judge(instructions) -> bool:
+        for case, limits in zip(cases, bounds, strict=True):
+            outs, _ = fixtures.run_attention(causal, case, instructions)
+            if not all(
+                (np.abs(got - exact) <= limit).all()
+                for got, exact, limit in zip(outs, case[1], limits, strict=True)
+            ):
+                return False
+        return True
+
+    return runs[0][1].instructions, judge
+
+
+def test_every_deleted_barrier_is_caught(attention):
+    instructions, judge = attention
+    verdicts = mutate.judge_deletions(instructions, mutate.barriers(instructions), judge)
+    assert verdicts.survived == [] and sum(verdicts.caught.values()) >= 10
+
+
+def test_every_deleted_wait_is_caught(attention):
+    """An eighth of them, for time; docs/emulator.md has the whole count."""
+    instructions, judge = attention
+    busy, _ = mutate.busy_waits(instructions, judge)
+    verdicts = mutate.judge_deletions(instructions, busy[::8], judge)
+    assert verdicts.survived == [] and sum(verdicts.caught.values()) >= 10
+
+
+def test_most_random_deletions_are_caught(attention):
+    instructions, judge = attention
+    verdicts = mutate.judge_deletions(instructions, mutate.sample(instructions, 20), judge)
+    assert verdicts.share >= 0.75, verdicts
+
+
+def test_the_whole_kernel_passes_the_judge(attention):
+    instructions, judge = attention
+    assert judge(instructions)

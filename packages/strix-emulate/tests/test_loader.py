@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files that are no kernel for this machine: one clear message, and an exit code."""
+
+import io
+import lzma
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import fixtures
+import numpy as np
+import pytest
+from strix_emulate import llvm, loader
+from strix_emulate.errors import LoadError
+
+
+@pytest.fixture(scope="module")
+def elf() -> bytes:
+    return fixtures.compile_kernel(
+        fixtures.add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}
+    )[0]
+
+
+def command(*arguments, code: int, **environment) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "from strix_emulate.cli import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
+    """AOTriton's pack, as its own v3src reads it."""
+    directory, blobs = b"", b""
+    for name, lds, blob in entries:
+        text = name.encode() + b"\0"
+        directory += struct.pack("<5I", lds, 128, len(blobs), len(blob), len(text)) + text
+        blobs += blob
+    raw = directory + blobs
+    return struct.pack("<4s3I", b"AKS2", len(raw), len(entries), len(directory)) + lzma.compress(
+        raw
+    )
+
+
+def test_descriptor(elf):
+    (kernel,) = loader.parse(elf, "add")
+    assert (kernel.name, kernel.user_sgprs, kernel.ieee) == ("add", (("kernarg", 2),), True)
+    assert [a.kind for a in kernel.arguments][:4] == ["global_buffer"] * 3 + ["by_value"]
+    assert kernel.max_threads == 128 and kernel.vgprs % 8 == 0 and kernel.denormals_32
+
+
+def test_packs(elf, tmp_path):
+    pack = pack_aks2([("a", 0, elf), ("failed to compile", 0, b""), ("b", 512, elf)])
+    assert [k.launch_lds for k in loader.parse(pack, "pack")] == [0, 512]
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("amd-gfx115x/flash/x.aks2", pack)
+    assert len(loader.parse(archive.getvalue(), "zip")) == 2
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k" / "add.hsaco").write_bytes(elf)
+    (tmp_path / "k" / "add.json").write_text('{"shared": 96}')
+    assert loader.load(tmp_path)[0].launch_lds == 96
+
+
+def test_damaged_packs(elf):
+    pack = pack_aks2([("a", 0, elf)])
+    for bad in (pack[:40], pack[:4] + b"\1" + pack[5:], pack[:12]):
+        with pytest.raises(LoadError, match="AKS2"):
+            loader.parse(bad, "pack")
+
+
+def test_another_gpu():
+    other, _ = fixtures.compile_kernel(
+        fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1100"
+    )
+    with pytest.raises(LoadError, match="another GPU.*0x41.*gfx1151 is 0x4a"):
+        loader.parse(other, "other")
+
+
+def test_not_an_amdgpu_file(elf):
+    for bad, words in (
+        (Path(sys.executable).read_bytes(), "machine is"),
+        (b"no ELF file", "no whole AMDGPU code object"),
+        (elf[:8] + b"\x09" + elf[9:], "unknown code object version"),
+        (elf[:7] + b"\x00" + elf[8:], "OS ABI"),
+    ):
+        with pytest.raises(LoadError, match=words):
+            loader.parse(bad, "file")
+
+
+def test_every_truncation_is_one_message(elf):
+    for size in range(0, len(elf) - 1, 97):
+        try:
+            kernels = loader.parse(elf[:size], "cut")
+        except LoadError:
+            continue
+        # what was cut off was none of what is read
+        assert kernels == loader.parse(elf, "whole")
+
+
+def test_wave64_is_refused(elf):
+    key = b".wavefront_size"
+    at = elf.index(key) + len(key)
+    assert elf[at] == 32
+    with pytest.raises(LoadError, match="wave64"):
+        loader.parse(elf[:at] + b"\x40" + elf[at + 1 :], "file")
+
+
+def test_command_line(elf, tmp_path):
+    kernel = tmp_path / "add.hsaco"
+    kernel.write_bytes(elf)
+    x, y = np.arange(300, dtype=np.float32), np.ones(300, np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    arguments = [
+        f"in={tmp_path}/x.npy",
+        f"in={tmp_path}/y.npy",
+        f"out={tmp_path}/o.npy:float32:300",
+        "300",
+    ]
+    given = [word for a in arguments for word in ("--arg", a)]
+    said = command("run", kernel, "--grid", "2", *given, code=0)
+    assert '"executed"' in said and (np.load(tmp_path / "o.npy") == x + y).all()
+    assert '"wmma_share"' in command("stats", kernel, code=0)
+    # one message each: out of bounds, damaged file, missing file, bad arguments
+    assert "bounds" in command("run", kernel, "--grid", "4", *given[:-1], "3000", code=1)
+    kernel.write_bytes(elf[: len(elf) // 2])
+    assert "no whole AMDGPU code object" in command("run", kernel, "--grid", "2", *given, code=2)
+    assert "No such file" in command("run", tmp_path / "none", "--grid", "2", code=2)
+    kernel.write_bytes(elf)
+    assert "--grid" in command("run", kernel, "--grid", "x", code=2)
+    assert "--arg" in command("run", kernel, "--grid", "2", "--arg", "in=none.npy", code=2)
+
+
+def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
+    kernel = tmp_path / "add.hsaco"
+    kernel.write_bytes(elf)
+    said = command("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
+    assert "libllvm22" in said and "/no/libLLVM.so" in said
+
+
+def test_old_llvm_is_refused(monkeypatch):
+    monkeypatch.setattr(llvm, "LEAST_VERSION", 1000)
+    llvm._found.cache_clear()
+    try:
+        with pytest.raises(llvm.DisassemblerError, match="which misreads gfx1151 code"):
+            llvm.find()
+    finally:
+        monkeypatch.undo()
+        llvm._found.cache_clear()

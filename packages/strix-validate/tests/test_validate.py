@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The validator must tell right from wrong, and must not take "not run" for "passed".
+
+Runs inside the package's test environment (recipes/strix-validate), where it is installed.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed, and the validator imports it", allow_module_level=True)
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402
+import wrong_reference  # noqa: E402
+from strix_validate import cli, flash, gpu_free, reference  # noqa: E402
+from strix_validate.checks import Check, State, exit_code  # noqa: E402
+from strix_validate.record import Record  # noqa: E402
+from strix_validate.tiers import attention, kernels  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+CHECK = Check("id", "title", "why")
+
+
+def tensors(*, heads=4, kv_heads=2, seqlen_q=33, seqlen_k=48, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((heads, seqlen_q), (kv_heads, seqlen_k), (kv_heads, seqlen_k), (heads, seqlen_q))
+    return [torch.randn(2, *size, 16, generator=generator).to(dtype) for size in sizes]
+
+
+def run(*arguments, script=("-m", "strix_validate.cli"), **environment):
+    return subprocess.run(
+        [sys.executable, *script, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_reference_equals_torch_in_double(is_causal, kv_heads):
+    q, k, v, grad_out = tensors(kv_heads=kv_heads)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *leaves, is_causal=is_causal, enable_gqa=True
+        )
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    found = reference.attention(q, k, v, grad_out, causal="top-left" if is_causal else None)
+    for name, expected in zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True):
+        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_mask_matches_flash_attns_documentation():
+    """The two examples of causal, seqlen_q 2 and 5, seqlen_k 5 and 2, in flash_attn_func."""
+    assert reference.mask(2, 5, "bottom-right", (-1, -1)).int().tolist() == [
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    assert reference.mask(5, 2, "bottom-right", (-1, -1)).int().tolist() == [
+        [0, 0],
+        [0, 0],
+        [0, 0],
+        [1, 0],
+        [1, 1],
+    ]
+    assert reference.mask(3, 3, None, (1, 0)).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+
+
+def test_queries_without_keys_give_zeros():
+    q, k, v, grad_out = tensors(seqlen_q=40, seqlen_k=8)
+    found = reference.attention(q, k, v, grad_out, causal="bottom-right")
+    assert not found["out"][:, :, :32].any()
+    assert not found["dq"][:, :, :32].any()
+    assert all(bool(x.isfinite().all()) for x in found.values())
+
+
+def test_heads_that_do_not_divide_are_an_error():
+    with pytest.raises(ValueError, match="do not divide"):
+        reference.attention(*tensors(heads=4, kv_heads=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", wrong_reference.WRONG)
+def test_bound_catches(kind, dtype):
+    inputs = tensors(dtype=dtype)
+    options = {"causal": "bottom-right", "window": (8, 0)}
+
+    def right(precision):
+        return reference.attention(*inputs, dtype=precision, **options)
+
+    wrong = wrong_reference.WRONG[kind](*inputs, dtype=torch.float64, **options)
+    assert reference.compare(CHECK, right(dtype), right, dtype).state is State.PASSED
+    assert reference.compare(CHECK, wrong, right, dtype).state is State.FAILED
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bound_catches_what_is_not_finite(value):
+    inputs = tensors(dtype=torch.float32)
+
+    def right(precision):
+        return reference.attention(*inputs, dtype=precision)
+
+    broken = right(torch.float32)
+    broken["dk"][0, 0, 0, 0] = value
+    result = reference.compare(CHECK, broken, right, torch.float32)
+    assert (result.state, result.reason) == (State.FAILED, "wrong: dk")
+    assert result.measured["dk"]["error"] is None
+
+
+def flash_case(name):
+    return next(case for case in flash.cases(torch.float32) if case.name == name)
+
+
+def test_refusal_is_right_only_where_allowed_and_only_as_not_implemented():
+    window, plain = flash_case("window-float32"), flash_case("full-float32")
+    refused = gpu_free.Answer(error=("NotImplementedError", "no window"))
+    crashed = gpu_free.Answer(error=("RuntimeError", "out of LDS"))
+    assert attention.judge(CHECK, window, refused).state is State.PASSED
+    assert attention.judge(CHECK, plain, refused).state is State.FAILED
+    assert attention.judge(CHECK, window, crashed).state is State.FAILED
+
+
+def test_exit_code_counts_skipped_as_neither():
+    passed, failed, skipped = State
+    assert exit_code([passed, skipped]) == 0
+    assert exit_code([passed, failed, skipped]) == 1
+    assert exit_code([skipped]) == 3
+    assert exit_code([]) == 3
+
+
+def test_faults_of_a_kernel():
+    right = {
+        "machine": "EM_AMDGPU",
+        "mach": 0x4A,
+        "target": "amdgcn-amd-amdhsa--gfx1151",
+        "lds": 65536,
+        "mfma": 0,
+    }
+    assert kernels.find_faults(right) == []
+    other = {
+        "machine": "EM_X86_64",
+        "mach": 0x41,
+        "target": "amdgcn-amd-amdhsa--gfx1100",
+        "lds": 65792,
+        "mfma": 3,
+    }
+    for name, value in other.items():
+        assert len(kernels.find_faults(right | {name: value})) == 1
+
+
+def test_attention_passes_and_json_is_alone_on_stdout():
+    done = run("attention", "--json", "--only", "sdpa", "--device", "cpu")
+    found = Record.model_validate_json(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert found.versions["torch"] and found.device.type == "cpu" and found.subject == "harness"
+    assert found.summary["passed"] >= 150 and found.summary["comparisons"] >= 600
+    for state in State:
+        assert found.summary[state.value] == sum(c.state is state for c in found.checks)
+    for check in found.checks:
+        assert check.why and check.tier == "attention"
+        pairs = {k: v for k, v in check.measured.items() if isinstance(v, dict)}
+        if check.state is State.PASSED:
+            assert all(pair["error"] <= pair["bound"] for pair in pairs.values())
+        else:
+            assert check.reason
+    assert any(set(check.measured) >= {"out", "dq", "dk", "dv"} for check in found.checks)
+
+
+@pytest.mark.parametrize("kind", ["scale", "causal", "heads"])
+def test_wrong_reference_fails(kind):
+    script = (str(HERE / "wrong_reference.py"), kind)
+    only = [
+        word
+        for name in ("cross-causal", "gqa")
+        for word in ("--only", f"sdpa/flash/{name}-float16")
+    ]
+    done = run("attention", "--json", *only, "--device", "cpu", script=script)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["summary"]["failed"] > 0
+
+
+def test_unknown_id_is_wrong_usage():
+    for arguments in (
+        ["attention", "--only", "sdpa/flush"],
+        ["kernels", "--skip", "nothing"],
+        ["x"],
+    ):
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 2 and "Traceback" not in done.output
+
+
+def test_nothing_to_check_is_not_success():
+    for device, route in (("cpu", "efficient"), ("cuda", "flash")):
+        arguments = ["attention", "--device", device, "--only", f"sdpa/{route}"]
+        assert CliRunner().invoke(cli.app, arguments).exit_code == 3
+
+
+def test_without_torch_it_says_so():
+    code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
+    done = run("attention", script=("-c", code))
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert "torch" in done.stderr and "nothing could be checked" in done.stderr
+    done = run("list", script=("-c", code))
+    assert done.returncode == 0 and "doctor/kernel" in done.stdout
+    assert "tier attention is left out: torch is not installed" in done.stderr
+
+
+def test_list_names_every_check_once():
+    lines = run("list").stdout.splitlines()
+    ids = [line for line in lines if not line.startswith(" ")]
+    assert len(ids) == len(set(ids)) > 500
+    assert {"doctor", "backend", "sdpa", "flash-attn", "kernels", "emulated", "bench", "serve"} == {
+        id_.split("/")[0] for id_ in ids
+    }
+    assert sum(line.startswith("    catches: ") for line in lines) == len(ids)
+
+
+needs_flash_attn = pytest.mark.skipif(
+    importlib.util.find_spec("flash_attn") is None, reason="flash_attn is not installed"
+)
+
+
+@needs_flash_attn
+def test_flash_attn_in_the_interpreter():
+    only = [f"flash-attn/interpreter/{name}-float32" for name in ("causal", "window", "softcap")]
+    arguments = [word for name in only for word in ("--only", name)]
+    done = run("attention", "--json", "--device", "cpu", *arguments)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found
+    assert found["summary"] == {"passed": 3, "failed": 0, "skipped": 0, "comparisons": 4}
+
+
+@needs_flash_attn
+def test_kernel_compiles_and_a_wrong_target_fails():
+    (check,) = [check for check in kernels.checks() if check.id == "kernels/d64"]
+    (answer,) = gpu_free.run([kernels._call(check)], "compile").calls
+    assert kernels.judge(check, answer).state is State.PASSED
+    kernel = answer.kernels[0]
+    flags = 48  # offset of e_flags in the header of a 64-bit ELF file
+    other_chip = kernel.elf[:flags] + b"\x41" + kernel.elf[flags + 1 :]
+    changed = gpu_free.Kernel(kernel.name, other_chip, kernel.assembly, kernel.launch_lds)
+    result = kernels.judge(check, gpu_free.Answer(kernels=(changed, *answer.kernels[1:])))
+    assert result.state is State.FAILED
+    assert "0x41" in result.reason
+    assert kernels.judge(check, gpu_free.Answer()).state is State.FAILED

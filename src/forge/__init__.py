@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The strix-forge driver: recipes in, channel and locked environments out.
+
+A thin layer over py-rattler-build (render, build, test) and py-rattler (index, solve, lock,
+install). From the ground up: errors, files, locks, processes and project; sources and channel;
+bases and hostbase; recipes; build; envs; upkeep; and cli on top.
+"""

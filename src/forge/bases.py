@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The two bases that recipes are built on: conda-forge, and packages made from this machine.
+
+A base is a channel and a variants file, nothing else: no recipe knows which one it is built on.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rattler_build import VariantConfig
+
+from forge.channel.local import HOST_BOUND, Channel
+from forge.errors import ForgeError
+from forge.project import Project
+
+CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
+# Where users get our packages. The manifests of stacks/ name it, because users copy them.
+PUBLISHED = "https://repo.prefix.dev/strix-forge"
+PROBE_SECONDS = 3
+# The variant that carries the digest of a package's content; see docs/build.md.
+DIGEST_KEY = "content_digest"
+
+
+class BaseName(StrEnum):
+    """The values of --base."""
+
+    AUTO = "auto"
+    CONDA_FORGE = "conda-forge"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base channel with the variant values that belong to it."""
+
+    name: str
+    channel: str
+    folder: Path | None
+    variants: VariantConfig
+    variant_files: list[str]
+    overrides: dict[str, list[str]]
+    build_prefix: str
+
+    def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
+        """What build_recipes has to be told of this base, for content `digest` and build `number`.
+
+        One place for rendering and building, because what is planned has to be what is built.
+        """
+        return {
+            "variant_config": self.variant_files,
+            "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
+            "ignore_recipe_variants": True,
+            "build_string_prefix": self.build_prefix.rstrip("_") or None,
+            "build_num": number,
+        }
+
+    def dists(self) -> dict[str, list[str]]:
+        """Name -> dists of a base that lives on this machine; empty for a remote one.
+
+        What conda-forge holds is not ours to track: the solver and the lock decide there.
+        """
+        if self.folder is None:
+            return {}
+        result: dict[str, list[str]] = {}
+        for record in Channel(self.folder).records():
+            result.setdefault(record.name, []).append(record.dist)
+        return {name: sorted(dists) for name, dists in result.items()}
+
+
+def choose(name: BaseName) -> tuple[str, str]:
+    """Resolve `auto`; returns the base's name and one line that says which and why."""
+    if name is not BaseName.AUTO:
+        return name.value, f"base: {name.value} (asked for)"
+    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
+            return (BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)")
+    except OSError as error:
+        why = getattr(error, "reason", error)
+        return (BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})")
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
+    """`KEY=VALUE` words as variant values. Raises ForgeError for another form."""
+    values: dict[str, list[str]] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise ForgeError(f"--variant {pair!r} is not KEY=VALUE")
+        values.setdefault(key, []).append(value)
+    return values
+
+
+def load(project: Project, name: str, wanted: Mapping[str, list[str]] | None = None) -> Base:
+    """The base `name` with its variants; `wanted` values replace those of the files.
+
+    Raises ForgeError if a variants file is not readable or `wanted` has a key that none has.
+    """
+    files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
+    host = name == BaseName.HOST.value
+    tag = HOST_BOUND if host else ""
+    overrides = {"base_tag": [tag]}
+    folder = None
+    if host:
+        # The host base has exactly one Python: the one that runs this.
+        major, minor = sys.version_info[:2]
+        overrides["python"] = [f"{major}.{minor}.* *_cpython"]
+        overrides["python_min"] = [f"{major}.{minor}"]
+        folder = project.build / "host-base"
+    try:
+        variants = VariantConfig.from_files([str(file) for file in files])
+    except Exception as error:
+        raise ForgeError(f"{' or '.join(map(str, files))} is not readable: {error}") from None
+    unknown = set(wanted or {}) - set(variants)
+    if unknown:
+        raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
+    overrides |= wanted or {}
+    return Base(
+        name=name,
+        channel=folder.as_uri() if folder else CONDA_FORGE,
+        folder=folder,
+        variants=variants.merge(VariantConfig(overrides)),
+        variant_files=[str(file) for file in files],
+        overrides=overrides,
+        build_prefix=tag,
+    )

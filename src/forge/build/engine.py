@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The child process that runs rattler-build: `python -m forge.build.engine JOB.json`.
+
+A child of its own because build_recipes is silent, holds the GIL for hours and may abort; the
+parent follows its log and outlives it. JOB.json: {"action": "build", "test" or "rebuild", and its
+arguments}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rattler_build import Package
+from rattler_build.cli_api import build_recipes
+
+PR_SET_PDEATHSIG = 1
+
+
+def build(**arguments: Any) -> None:
+    """build_recipes with these arguments, without its tests, keeping its folder and so its log.
+
+    It is deprecated, but its announced successor runs a staging output's script once per output;
+    py-rattler-build is pinned for that reason.
+    """
+    warnings.simplefilter("ignore", DeprecationWarning)
+    build_recipes(**arguments, test="skip", keep_build=True)
+
+
+def test(packages: list[str], channel: list[str]) -> None:
+    """Run the tests inside each package; raises RuntimeError that names those that failed."""
+    failed = []
+    for package in map(Package.from_file, packages):
+        for index in range(package.test_count):
+            print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
+            try:
+                result = package.run_test(index, channel=channel)
+                print(*result.output, sep="\n", flush=True)
+                passed = result.success
+            except Exception as error:
+                print(error, flush=True)
+                passed = False
+            failed += [] if passed else [f"{package.name} test {index + 1}"]
+    if failed:
+        raise RuntimeError(f"failed: {', '.join(failed)}")
+
+
+def rebuild(package: str, output_dir: str, folder: str) -> None:
+    """rattler-build's own rebuild, into OUTPUT_DIR/DIST-rebuilt-TIME.conda.
+
+    It unpacks the recipe below the temporary folder, and looks for patches and sources from there.
+    """
+    os.environ["TMPDIR"] = f"{folder}/recipes"
+    os.chdir(folder)
+    Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
+
+
+def main() -> None:
+    """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+    status = 0
+    try:
+        {"build": build, "test": test, "rebuild": rebuild}[job.pop("action")](**job)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Is a package reproducible? Built again from what it holds, and compared byte for byte.
+
+The rebuild is rattler-build's: it takes recipe, time, paths and the resolved packages from the
+package. What it lacks is laid out around it: the repository's patches and folders, PyPI's files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from forge.provenance.compare import compare
+from forge.provenance.package import Package
+from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.files import place
+from forge.sources.cache import PYPI_URL
+from forge.build.runner import FAILED, LEFT, Builder, Result
+from forge.recipes.plan import Step, sources_of
+
+IDENTICAL = "identical"
+UNREACHED = "Failed to download from URL"  # rattler-build 0.73's words
+
+
+def check(builder: Builder, steps: list[Step]) -> list[Result]:
+    """Rebuild the packages of current steps, one after another, and compare them."""
+    results = [
+        Result(step, LEFT, f"{step.reason}; run: forge build {step.recipe.name}") for step in steps
+    ]
+    for result in results:
+        if result.step.wanted:
+            continue
+        start = time.monotonic()
+        try:
+            _check(builder, result.step)
+            result.state, result.detail = IDENTICAL, ""
+        except NotAttempted as error:
+            result.detail = str(error)
+        except ForgeError as error:
+            builder.display.say(f"{result.step.recipe.name}: {error}")
+            result.state = FAILED
+        result.seconds = time.monotonic() - start
+    return results
+
+
+def _check(builder: Builder, step: Step) -> None:
+    """Raises BuildFailed when a package differs, or NotAttempted when it cannot be rebuilt here."""
+    name, project = step.recipe.name, builder.project
+    packages = [builder.channel.path(output) for output in step.outputs]
+    output = project.staging / name
+    places = {package: _build_folder(package) for package in packages}
+    for package, place_of in places.items():
+        if not place_of.is_relative_to(output):
+            raise NotAttempted(
+                f"{package.name} was built in {place_of}. A package records that path, so only a "
+                f"checkout that builds below it can rebuild it; forge rebuild {name} makes one here"
+            )
+    log = project.logs / f"{name}.rebuild.log"
+    log.unlink(missing_ok=True)
+    existed = output.exists()
+    folder = _lay_out(builder, step, output / "rebuild")
+    differences = []
+    for package in packages:
+        builder.display.phase(f"{package.stem}: building again")
+        for leftover in output.glob(f"{package.stem}-rebuilt-*.conda"):  # of a killed check
+            leftover.unlink()
+        job = {"action": "rebuild", "package": str(package), "output_dir": str(output)}
+        try:
+            builder.run_job(job | {"folder": str(folder)}, log)
+        except BuildFailed as error:
+            if UNREACHED not in str(error):
+                raise
+            origins = ", ".join(source.origin for source in sources_of(step.recipe))
+            raise NotAttempted(
+                f"a rebuild fetches sources again, and cannot reach one of {origins}"
+            ) from None
+        (rebuilt,) = output.glob(f"{package.stem}-rebuilt-*.conda")
+        if lines := compare(package, rebuilt):
+            kept = project.build / "rebuilt" / package.name
+            place(rebuilt, kept)
+            differences += [f"{package.name} differs from its rebuild, kept at {kept}", *lines]
+        else:
+            rebuilt.unlink()
+    # what a failed build left there stays
+    for leftover in [folder, *places.values()] if existed else [output]:
+        shutil.rmtree(leftover, ignore_errors=True)
+    if differences:
+        raise BuildFailed("\n  ".join(differences))
+
+
+def _build_folder(package: Path) -> Path:
+    return Path(Package(package).rendered["build_configuration"]["directories"]["build_dir"])
+
+
+def _lay_out(builder: Builder, step: Step, folder: Path) -> Path:
+    """FOLDER/recipes, where the recipe will lie, and around it what it names.
+
+    `../../patches/NAME` has to lead where it leads from recipes/NAME.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "recipes").mkdir(parents=True)
+    for entry in builder.project.root.iterdir():
+        if entry.name != "recipes":
+            (folder / entry.name).symlink_to(entry)
+    pypi = folder / PYPI_URL.rsplit("/", 1)[1]
+    pypi.mkdir()
+    for source in sources_of(step.recipe):
+        file = builder.sources.fetch(source, builder.display.download)
+        if source.url.startswith(PYPI_URL):
+            (pypi / source.file_name).symlink_to(file)
+    return folder

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The local channel: its records and index, and the rules of what may enter and leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rattler import IndexJson
+from rattler.index import index_fs
+
+from forge.errors import BuildFailed, ForgeError
+from forge.files import place, sha256_file, write_text
+from forge.project import SUBDIRS
+
+# Marks packages that hold parts of one machine, or were built against them.
+HOST_BOUND = "hostbound_"
+CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
+
+
+@dataclass(frozen=True)
+class Output:
+    """A package by its coordinates, built or not. `build` is the full build string."""
+
+    name: str
+    version: str
+    build: str
+    subdir: str
+
+    @property
+    def dist(self) -> str:
+        return f"{self.name}-{self.version}-{self.build}"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.dist}.conda"
+
+    @property
+    def stem(self) -> str:
+        """The build string without its number: equal for equal content."""
+        return self.build.rsplit("_", 1)[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.build.rsplit("_", 1)[1])
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """What a newer build supersedes: everything but content hash and number."""
+        return self.name, self.version, CONTENT_HASH.sub("", self.build)
+
+
+@dataclass(frozen=True)
+class Record(Output):
+    """A package that the index of a channel names."""
+
+    sha256: str
+    size: int
+
+
+class DamagedIndex(ForgeError):
+    """A repodata.json that cannot be read. Nothing is lost: the packages hold all of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged; ./forge build-all writes it anew")
+        self.path = path
+
+
+class Channel:
+    """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def records(self) -> list[Record]:
+        """Every package in the index. Raises ForgeError if an index file cannot be read."""
+        return [record for subdir in SUBDIRS for record in self._subdir(subdir)]
+
+    def _subdir(self, subdir: str) -> Iterator[Record]:
+        path = self.folder / subdir / "repodata.json"
+        if not path.exists():
+            return
+        fields = ("name", "version", "build", "subdir", "sha256", "size")
+        try:
+            packages = json.loads(path.read_bytes())["packages.conda"].items()
+            records = {name: Record(*(data[field] for field in fields)) for name, data in packages}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DamagedIndex(path) from None
+        for file_name, record in records.items():
+            if record.file_name != file_name:
+                raise ForgeError(
+                    f"{path.with_name(file_name)} calls itself {record.file_name}: it was renamed. "
+                    f"Delete it and {path}"
+                )
+            yield record
+
+    def path(self, record: Record) -> Path:
+        return self.folder / record.subdir / record.file_name
+
+    def reconcile(self) -> None:
+        """Make the index name exactly the files that are there.
+
+        A build killed between placing a package and indexing it leaves a file that the index does
+        not know, one killed while indexing may leave half an index, and somebody deleting a
+        package leaves an entry without a file. All of it ends here.
+        """
+        for partial in self.folder.glob("*/.partial-*"):
+            partial.unlink()
+        indexed = set()
+        for subdir in SUBDIRS:
+            try:
+                indexed |= {(record.subdir, record.file_name) for record in self._subdir(subdir)}
+            except DamagedIndex as error:
+                error.path.unlink()
+        files = self.folder.glob("*/*.conda")
+        present = {(file.parent.name, file.name) for file in files}
+        if indexed != present or not self.is_indexed():
+            self.index()
+
+    def is_indexed(self) -> bool:
+        """Whether solvers can read the folder; they refuse a channel without these files."""
+        return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
+
+    def require_base(self, tag: str) -> None:
+        """Raise ForgeError for packages of another base: the solver would mix the two."""
+        for record in self.records():
+            if record.build.startswith(HOST_BOUND) != bool(tag):
+                raise ForgeError(
+                    f"{self.folder} holds packages of the other base, such as {record.file_name}. "
+                    "Name that base with --base, use another folder with --output, or delete this"
+                )
+
+    def index(self) -> None:
+        """Write repodata.json of both subdirs, keeping known entries."""
+        for subdir in SUBDIRS:
+            (self.folder / subdir).mkdir(parents=True, exist_ok=True)
+        try:
+            asyncio.run(index_fs(self.folder, write_zst=False, write_shards=False))
+        except Exception as error:
+            raise BuildFailed(f"cannot index {self.folder}: {error}") from None
+
+    def add(self, packages: dict[Path, int], digest: dict[str, str]) -> None:
+        """Move built packages in and index them; the numbers are those of the tests each passed.
+
+        Raises ForgeError when a file of that name with other bytes is already there.
+        """
+        for package in packages:
+            target = self.folder / package.parent.name / package.name
+            if target.exists() and sha256_file(target) != sha256_file(package):
+                raise ForgeError(f"{target} exists with other content; it is not replaced")
+        for package, tests in packages.items():
+            note = {"digest": digest, "tests": tests, "sha256": sha256_file(package)}
+            path = self.folder / "forge" / f"{package.stem}.json"
+            write_text(path, json.dumps(note, indent=1))
+            place(package, self.folder / package.parent.name / package.name)
+        self.index()
+
+    def digest_of(self, record: Record) -> dict[str, str] | None:
+        """What the content digest of a package was made of, if that is still known."""
+        return self._note(record).get("digest")
+
+    def tests_of(self, record: Record) -> int | None:
+        """How many tests these very bytes passed before they came in, if that is known."""
+        note = self._note(record)
+        return note.get("tests") if note.get("sha256") == record.sha256 else None
+
+    def _note(self, record: Record) -> dict[str, Any]:
+        note = self.folder / "forge" / f"{record.dist}.json"
+        try:
+            return json.loads(note.read_text()) if note.exists() else {}
+        except ValueError:  # what is damaged is unknown
+            return {}
+
+
+def is_host_bound(package: Path) -> bool:
+    """Whether a package was made on the host base, by its own metadata, not by its name."""
+    return str(IndexJson.from_package_archive(package).build).startswith(HOST_BOUND)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What of a pixi.toml solves and installs: channels, one platform, environments and features."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rattler import GenericVirtualPackage, MatchSpec, PackageName, Version
+
+from forge.envs.bindings import BuildString
+from forge.errors import ForgeError
+from forge.files import read_text
+
+PLATFORM = "linux-64"
+# pixi's own assumptions about linux-64: a lock must not depend on the machine that wrote it.
+ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": "0=x86_64"}
+# pixi's short keys of a platform that mean nothing more than their virtual package's version
+VERSION_KEYS = ("linux", "glibc", "cuda")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform of a workspace: its name and the virtual packages that it promises, by name."""
+
+    name: str
+    promised: dict[str, str]
+
+    @property
+    def lines(self) -> list[str]:
+        """As a lock file states them."""
+        return [f"{name}={value}" for name, value in self.promised.items()]
+
+    def virtual_packages(self) -> list[GenericVirtualPackage]:
+        """As the solver wants them."""
+        result = []
+        for name, value in self.promised.items():
+            version, _, build = value.partition("=")
+            result.append(
+                GenericVirtualPackage(
+                    PackageName(name), Version(version), BuildString(build or "0")
+                )
+            )
+        return result
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A pixi.toml. Tasks, activation and PyPI dependencies are pixi's alone."""
+
+    path: Path
+    data: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Read a manifest. Raises ForgeError when it is not one that we can lock as pixi does."""
+        try:
+            data = tomllib.loads(read_text(path))
+            workspace, _ = data["workspace"], data["dependencies"]
+            _ = workspace["channels"], workspace["platforms"]
+        except tomllib.TOMLDecodeError as error:
+            raise ForgeError(f"{path} is not TOML: {error}") from None
+        except KeyError as error:
+            raise ForgeError(f"{path} lacks {error}") from None
+        if workspace.get("channel-priority", "strict") != "strict":
+            raise ForgeError(f"{path}: channel-priority is not strict; nothing else is supported")
+        return cls(path, data)
+
+    @property
+    def written_channels(self) -> list[str]:
+        """The channels as the manifest writes them."""
+        return self.data["workspace"]["channels"]
+
+    def platform(self) -> Platform:
+        """The platform, as pixi reads it: what is declared first, then what pixi assumes."""
+        where, platforms = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
+        if len(platforms) != 1:
+            raise ForgeError(f"{where} there are {len(platforms)} of them, but one is supported")
+        (entry,) = platforms
+        if isinstance(entry, str):
+            entry = {"name": entry, "platform": entry}
+        declared = dict(entry)
+        name, subdir = declared.pop("name", None), declared.pop("platform", None)
+        if subdir != PLATFORM or not name:
+            raise ForgeError(f"{where} needs a name, and platform {PLATFORM!r}: it has {entry}")
+        promised = {}
+        for key, value in declared.items():
+            if not (key.startswith("__") or key in VERSION_KEYS) or not isinstance(value, str):
+                raise ForgeError(
+                    f"{where} {key} is not supported; name the virtual package: __NAME"
+                )
+            promised[key if key.startswith("__") else f"__{key}"] = value
+        return Platform(name, promised | {k: v for k, v in ASSUMED.items() if k not in promised})
+
+    def environments(self) -> dict[str, list[str]]:
+        """Environment name -> its requirements as match specs, features merged."""
+        features = self.data.get("feature", {})
+        result = {}
+        for name, value in {"default": [], **self.data.get("environments", {})}.items():
+            table = {"features": value} if isinstance(value, list) else value
+            alone = table.get("no-default-feature", False)
+            merged = {} if alone else dict(self.data["dependencies"])
+            for feature in table.get("features", []):
+                if feature not in features:
+                    raise ForgeError(f"{self.path}: {name} names no feature {feature}")
+                merged |= features[feature].get("dependencies", {})
+            result[name] = [match_spec(package, value) for package, value in merged.items()]
+        return result
+
+
+def match_spec(package: str, value: str | dict[str, str]) -> str:
+    """A pixi dependency as a match spec: `"1.2"` means `1.2.*`, a table may name a build.
+
+    Raises ForgeError for what is none.
+    """
+    version = value if isinstance(value, str) else value.get("version", "*")
+    build = "" if isinstance(value, str) else value.get("build", "")
+    if version[:1] not in "<>=!~*" and "*" not in version:
+        version += ".*"
+    try:
+        return str(MatchSpec(f"{package} {version} {build}".strip()))
+    except Exception as error:
+        raise ForgeError(f"{package} = {value!r} is no requirement: {error}") from None

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What goes wrong, and the exit code of each."""
+
+
+class ForgeError(Exception):
+    """A usage or configuration error. The message says what, where and what to do."""
+
+    exit_code = 2
+
+
+class BuildFailed(ForgeError):
+    """A build, a package test or an installation failed."""
+
+    exit_code = 1
+
+
+class Refused(ForgeError):
+    """What was asked for contradicts what is known, for example a download with another hash."""
+
+    exit_code = 1
+
+
+class NotAttempted(ForgeError):
+    """Something wanted could not be tried at all, for example an unreachable source."""
+
+    exit_code = 3

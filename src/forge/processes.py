@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Processes: how many compilers may run at once, and those that a killed build left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from forge.errors import ForgeError
+
+GIB_PER_JOB = 2.0  # one C++ or HIP compiler process of PyTorch's size at its peak
+
+
+def kill_leftovers(folder: Path) -> None:
+    """Kill processes whose working directory is inside `folder`.
+
+    A compiler started by a build that was killed with SIGKILL lives on and writes into the folder
+    that the next build uses. Whoever holds the lock is the only builder, so they are all stale.
+    """
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def max_jobs() -> int:
+    """Compiler processes a build may run: one per core, and GIB_PER_JOB of memory for each.
+
+    MAX_JOBS in the environment overrides it.
+    """
+    wanted = os.environ.get("MAX_JOBS")
+    if wanted is not None:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise ForgeError(f"MAX_JOBS={wanted!r} is not a positive number")
+        return int(wanted)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The folders of one checkout."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.errors import ForgeError
+from forge.locks import hold
+from forge.processes import kill_leftovers
+
+SUBDIRS = ("linux-64", "noarch")
+# Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
+# that a killed build of hours goes on. Empty where there is none.
+FORGE_CACHE = "FORGE_CACHE"
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folders of one checkout. `channel` is what users get; `build` can always be deleted."""
+
+    root: Path
+    channel: Path
+    build: Path
+
+    @classmethod
+    def at(cls, root: Path, output: Path | None = None) -> Project:
+        """The project at `root`, writing packages to `output` (default: ROOT/channel)."""
+        root = root.resolve()
+        if not (root / "variants.yaml").is_file():
+            raise ForgeError(f"{root} is no strix-forge checkout: it has no variants.yaml")
+        return cls(root, output.resolve() if output else root / "channel", root / "build")
+
+    @property
+    def logs(self) -> Path:
+        return self.build / "logs"
+
+    @property
+    def sources(self) -> Path:
+        return self.build / "sources"
+
+    @property
+    def staging(self) -> Path:
+        return self.build / "staging"
+
+    @property
+    def cache(self) -> Path:
+        return self.build / "cache"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only builder of the output folder, and of this checkout's build folder.
+
+        The kernel drops both locks with their holder, however that ends. Raises ForgeError when
+        another live process holds one, or a folder cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            for folder in (self.channel, self.build):
+                stack.enter_context(hold(folder, "building into"))
+            kill_leftovers(self.staging)
+            for leftover in self.staging.glob("tmp*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield

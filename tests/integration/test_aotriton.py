@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The aotriton recipe's own code on kernels of ours: compiled, killed, resumed, packed, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import aotriton_tree
+from support.project import CHECKOUT
+
+from forge.files import sha256_file
+
+RECIPE = CHECKOUT / "recipes" / "aotriton"
+sys.path.insert(0, str(RECIPE))
+import build_images  # noqa: E402
+import check_images  # noqa: E402
+
+PYTHON = CHECKOUT / "build/stacks/attention/.pixi/envs/default/bin/python"
+COUNT = len(aotriton_tree.NAMES) * len(aotriton_tree.TYPES)
+
+pytestmark = pytest.mark.usefixtures("attention_stack")
+
+
+class Build:
+    """A source tree, and the command that makes images of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.source = root, aotriton_tree.make(root / "source")
+        self.cache, self.images, self.number = root / "cache", root / "images", 0
+
+    def start(self, **environment: str) -> subprocess.Popen[str]:
+        self.number += 1
+        command = [PYTHON, RECIPE / "build_images.py", self.source, self.images]
+        command += ["--build", self.root / f"build{self.number}", "--jobs", "2"]
+        return subprocess.Popen(
+            [*command, "--commit", "c" * 40, "--tree", "d" * 40],
+            env=os.environ | {"TRITON_CACHE_DIR": str(self.cache)} | environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, code: int = 0, **environment: str) -> str:
+        child = self.start(**environment)
+        output = child.communicate()[0]
+        assert child.returncode == code, output
+        return output
+
+    def finished(self) -> list[Path]:
+        return list(self.cache.glob("*/*.hsaco"))
+
+    def objects(self) -> dict[str, str]:
+        files = (self.root / f"build{self.number}").rglob("*.hsaco")
+        return {file.name: sha256_file(file) for file in files}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+def test_images_and_upstreams_own_path(build: Build) -> None:
+    """The images pass the check, and one process per kernel makes the same code objects."""
+    assert f"kernels: {COUNT} compiled" in build.run()
+    found = check_images.check(build.images, COUNT)
+    assert set(found) == {(n, t) for n in aotriton_tree.NAMES for t in aotriton_tree.TYPES}
+    ours = build.objects()
+    rules = (build.root / "build1/Bare.compile").read_text().splitlines()
+    environment = os.environ | build_images.COMPILE_ENVIRONMENT
+    environment["TRITON_CACHE_DIR"] = str(build.root / "other")
+    for rule in rules[::3]:
+        arguments = build_images.compile_arguments(rule)
+        out = build.root / "one" / Path(arguments[4]).name
+        out.parent.mkdir(exist_ok=True)
+        arguments[4] = str(out)
+        compiler = build.source / "v3python/compile.py"
+        subprocess.run([PYTHON, compiler, *arguments], env=environment, check=True)
+        assert sha256_file(out) == ours[out.name]
+
+
+def test_no_path_of_the_build_in_a_kernel(build: Build) -> None:
+    build.run()
+    for file in (build.root / "build1").rglob("*.hsaco"):
+        assert str(build.root).encode() not in file.read_bytes()
+
+
+def test_killed_build_goes_on(build: Build) -> None:
+    """What a killed run had finished comes from the cache, into the same images."""
+    child = build.start()
+    while len(build.finished()) < COUNT // 2 and child.poll() is None:
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    done = len(build.finished())
+    assert child.returncode == -signal.SIGKILL and 0 < done < COUNT
+    output = build.run()
+    compiled, cached = map(int, re.search(r"(\d+) compiled.*, (\d+) from", output).groups())
+    assert compiled + cached == COUNT and cached >= done - 1  # one may have been half written
+    again = {file.name: sha256_file(file) for file in build.images.rglob("*.aks2")}
+    whole = Build(build.root / "whole")
+    whole.run()
+    assert again == {file.name: sha256_file(file) for file in whole.images.rglob("*.aks2")}
+    assert f"0 compiled, {COUNT} from the cache" in build.run()
+    # the environment of the next build has another path
+    other = build.root / "environment"
+    other.mkdir()
+    (other / "triton").symlink_to(next(PYTHON.parents[1].glob("lib/python*/site-packages/triton")))
+    assert f"0 compiled, {COUNT} from the cache" in build.run(PYTHONPATH=str(other))
+
+
+def test_kernel_that_does_not_compile(build: Build) -> None:
+    source = build.source / "tritonsrc/flash.py"
+    source.write_text(source.read_text().replace("value * 3", "value * nowhere"))
+    output = build.run(code=1)
+    assert re.search(r"bwd_kernel_dk_dv-\w+\.hsaco does not compile", output)
+    assert "Traceback" not in output.partition("does not compile")[0]
+    assert not build.images.exists()
+
+
+def test_process_that_dies(build: Build) -> None:
+    output = build.run(code=1, TEST_CRASH="bwd_kernel_dq")
+    assert "a process died" in output and str(build.cache) in output
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = Build(tmp_path_factory.mktemp("good"))
+    build.run()
+    return build.images
+
+
+def spoiled(images: Path, tmp_path: Path, change) -> str:
+    """The message of the check after `change` of one image's (name, LDS, code) entries."""
+    copy = tmp_path / "images"
+    subprocess.run(["cp", "-a", images, copy], check=True)
+    path = sorted(copy.rglob("bwd_kernel_dq/*.aks2"))[0]
+    entries = [(k.name, k.lds, k.code) for k in check_images.kernels(path.read_bytes())]
+    path.write_bytes(change(entries))
+    with pytest.raises(SystemExit) as caught:
+        check_images.check(copy, COUNT)
+    assert path.name in str(caught.value)
+    return str(caught.value)
+
+
+def flag(code: bytes, machine: int) -> bytes:
+    """A code object whose e_flags name another machine."""
+    return code[:48] + bytes([machine]) + code[49:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda e: aotriton_tree.image((e[0][0], 0, b"")), "is empty"),
+        (lambda e: aotriton_tree.image((e[0][0], 0, flag(e[0][2], 0x41))), "machine 0x41"),
+        (lambda e: aotriton_tree.image((e[0][0], 65537, e[0][2])), "65537 bytes of LDS"),
+        (lambda e: aotriton_tree.image((e[0][0], 0, b"text" * 20)), "is no ELF file"),
+        (lambda e: aotriton_tree.image((e[0][0], 0, Path("/bin/sh").read_bytes())), "is for EM_"),
+        (lambda e: aotriton_tree.image(*e)[:-9], "damaged"),
+        (lambda e: b"AKS3" + aotriton_tree.image(*e)[4:], "no AKS2 image"),
+        (lambda _: b"", "no AKS2 image"),
+    ],
+)
+def test_bad_image(good: Path, tmp_path: Path, change, message: str) -> None:
+    assert message in spoiled(good, tmp_path, change)
+
+
+def test_too_few_and_one_sided(good: Path, tmp_path: Path) -> None:
+    check_images.check(good, COUNT)
+    copy = tmp_path / "images"
+    subprocess.run(["cp", "-a", good, copy], check=True)
+    for path in copy.rglob("bwd_kernel_dq/*fp16*.aks2"):
+        path.unlink()
+    with pytest.raises(SystemExit) as caught:
+        check_images.check(copy, COUNT)
+    assert f"{COUNT - 1} kernels" in str(caught.value)
+    assert "no bwd_kernel_dq kernel for fp16" in str(caught.value)
+    next(copy.rglob("__signature__")).unlink()
+    with pytest.raises(SystemExit, match="no __signature__"):
+        check_images.check(copy, None)
+    with pytest.raises(SystemExit, match="no attn_fwd kernel"):
+        check_images.check(tmp_path / "nothing", None)
+
+
+def test_variant_is_core_or_full() -> None:
+    """Images and library read the same file, and another word is refused."""
+    for script in ("build_images.sh", "build_library.sh"):
+        assert '. "$RECIPE_DIR/kernels.sh"' in (RECIPE / script).read_text()
+    command = ["bash", "-c", f". {RECIPE}/kernels.sh && env"]
+    done = subprocess.run(
+        command, env={"AOTRITON_KERNELS": "most"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "most, not core or full" in done.stderr

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bad input and bad luck: one clear message, the right exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT, MiniProject
+
+from forge.channel.local import Channel, Record
+from forge.errors import ForgeError
+
+SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
+
+
+def test_failing_script(project: MiniProject) -> None:
+    project.recipe("alpha", script="seq 100\nsleep 1\necho the cause >&2\nexit 7\n")
+    project.recipe("beta", run=["alpha"])
+    project.recipe("delta")
+    done = project.forge("build-all", code=1)
+    log = project.root / "build" / "logs" / "alpha.log"
+    assert str(log) in done.stdout and "the cause" in log.read_text()
+    shown = [line for line in done.stdout.splitlines() if line.startswith("  | ")]
+    assert len(shown) == 40 and any("the cause" in line for line in shown)
+    assert "Script failed" in shown[-1], "the closing error must stand last"
+    assert "not attempted: beta: " in done.stderr and project.packages() == set()
+
+    done = project.forge("build-all", "--continue-on-failure", code=1)
+    assert "not attempted: beta: needs alpha" in done.stderr
+    assert {p.split("-")[0] for p in project.packages()} == {"delta"}
+
+
+def test_failing_package_test(project: MiniProject) -> None:
+    recipe = project.recipe("alpha", test="test -f share/nothing")
+    done = project.forge("build-all", code=1)
+    assert "test failed" in done.stdout and project.packages() == set()
+    text = (recipe / "recipe.yaml").read_text()
+    (recipe / "recipe.yaml").write_text(text.replace("share/nothing", "/dev/null -o -n x"))
+    project.forge("build-all")
+    assert len(project.packages()) == 1
+
+
+def test_test_packages_fails_on_a_package_that_no_longer_passes(
+    project: MiniProject, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()
+    project.recipe("alpha", test=f"test -f {mark}")
+    project.recipe("unbuilt", script="exit 1\n")
+    project.forge("build", "alpha")
+    project.forge("test-packages", "alpha")
+    assert "unbuilt" in project.forge("test-packages", "unbuilt", code=3).stderr
+    mark.unlink()
+    project.forge("test-packages", "alpha", code=1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda text: text + "\n  - [", "Failed to parse YAML"),
+        (lambda text: text.replace("build:", "bild:"), "field 'bild'"),
+        (lambda text: text.replace("content_digest", "other"), "add content_digest"),
+        (
+            lambda text: text.replace("source: []", "source: [{path: ., patches: [no.patch]}]"),
+            "no.patch, which does not exist",
+        ),
+        (lambda text: text.replace("source: []", "source: [{path: ./no}]"), "./no, which does not"),
+    ],
+)
+def test_malformed_recipe(project: MiniProject, broken: object, message: str) -> None:
+    recipe = project.recipe("alpha") / "recipe.yaml"
+    recipe.write_text(broken(recipe.read_text()))
+    for command in ("plan", "build-all"):
+        error = project.forge(command, code=2).stderr
+        assert message in error and str(recipe) in error and "Traceback" not in error
+
+
+def test_patch_that_does_not_apply(project: MiniProject) -> None:
+    recipe = project.recipe("alpha", source="[{path: files, patches: [a.patch]}]")
+    (recipe / "files").mkdir()
+    (recipe / "files" / "text").write_text("one\n")
+    (recipe / "a.patch").write_text("--- a/text\n+++ b/text\n@@ -1 +1 @@\n-two\n+three\n")
+    assert "patch" in project.forge("build-all", code=1).stdout.lower()
+
+
+def test_jobs_reach_the_build_script(project: MiniProject) -> None:
+    script = 'mkdir -p "$PREFIX/share"\necho jobs=$CPU_COUNT | tee "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    project.forge("build-all", MAX_JOBS="7")
+    assert "jobs=7" in (project.root / "build" / "logs" / "alpha.log").read_text()
+
+
+def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Path) -> None:
+    """A build of hours must not be lost to a test that failed for another reason."""
+    count = tmp_path / "count"
+    script = f'echo run >> {count}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{{name}}"\n'
+    project.recipe("alpha", script=script, test=f"test -f {tmp_path}/now")
+    project.forge("build-all", code=1)
+    (tmp_path / "now").touch()
+    project.forge("build-all")
+    assert count.read_text() == "run\n" and len(project.packages()) == 1
+
+
+def test_circle(project: MiniProject) -> None:
+    project.recipe("alpha", run=["beta"])
+    project.recipe("beta", run=["alpha"])
+    assert "circle" in project.forge("plan", code=2).stderr
+
+
+def test_usage(project: MiniProject) -> None:
+    project.recipe("alpha")
+    assert "there are: alpha" in project.forge("build", "nothing", code=2).stderr
+    assert "nowhere" in project.forge("lock", "nowhere", code=2).stderr
+    project.forge("build-all", "--base", "other", code=2)
+    project.forge("no-such-command", code=2)
+    assert "MAX_JOBS" in project.forge("build-all", code=2, MAX_JOBS="many").stderr
+    project.forge("build-all", "--package-format", "zip:1", code=2)
+    (project.root / "variants.yaml").write_text("pytorch: [")
+    assert "variants.yaml" in project.forge("plan", code=2).stderr
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never appeared"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def slow_build(project: MiniProject, tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """alpha is built, and beta's script is in the middle of its work."""
+    mark = tmp_path / "started"
+    project.recipe("alpha")
+    project.recipe("beta", run=["alpha"], script=SLOW.replace("{{mark}}", str(mark)))
+    child = subprocess.Popen(
+        project.command("build-all"), env=project.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_for(mark)
+    yield child
+    child.kill()
+    child.wait()
+
+
+def processes_in(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "cwd").startswith(str(folder)):
+                found.append((entry / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_second_build_is_turned_away(project: MiniProject, slow_build: subprocess.Popen) -> None:
+    error = project.forge("build-all", code=2).stderr
+    assert f"process {slow_build.pid} is building into {project.channel}" in error
+    # reading is not building
+    assert project.to_build() == {"beta"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_killed_build_is_completed(
+    project: MiniProject, slow_build: subprocess.Popen, how: signal.Signals
+) -> None:
+    slow_build.send_signal(how)
+    slow_build.wait(30)
+    if how != signal.SIGKILL:
+        assert slow_build.returncode == 130
+        assert "interrupted" in slow_build.stderr.read()
+    assert {p.split("-")[0] for p in project.packages()} == {"alpha"}
+    assert project.to_build() == {"beta"}
+
+    script = project.root / "recipes" / "beta" / "build.sh"
+    script.write_text(script.read_text().replace("sleep 60", ":"))
+    project.forge("build-all")
+    assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta"}
+    assert processes_in(project.root) == [], "a compiler of the killed build lives on"
+
+
+def test_killed_between_placing_and_indexing(project: MiniProject) -> None:
+    project.recipe("alpha")
+    project.forge("build-all")
+    undisturbed = project.packages()
+    index = project.channel / "noarch" / "repodata.json"
+    index.write_text('{"packages": {}, "packages.conda": {}}')
+    (project.channel / "noarch" / ".partial-alpha.conda").write_text("half")
+    assert "up to date" in project.forge("build-all").stdout
+    assert project.packages() == undisturbed
+    assert not list(project.channel.glob("*/.partial-*"))
+
+
+def test_deleted_package_is_built_again(project: MiniProject) -> None:
+    project.recipe("alpha")
+    project.forge("build-all")
+    (file,) = project.channel.glob("noarch/*.conda")
+    file.unlink()
+    project.forge("build-all")
+    assert project.packages() == {file.name}
+
+
+def test_damaged_index(project: MiniProject) -> None:
+    """Reading commands say so; the next build writes it anew from the packages, building none."""
+    project.recipe("alpha")
+    project.forge("build-all")
+    index = project.channel / "noarch" / "repodata.json"
+    whole = index.read_text()
+    index.write_text(whole[: len(whole) // 2])
+    error = project.forge("plan", code=2).stderr
+    assert str(index) in error and "build-all" in error
+    assert "up to date" in project.forge("build-all").stdout
+    assert project.to_build() == set()
+
+
+def test_no_compiler(project: MiniProject, tmp_path: Path) -> None:
+    """Said before anything is downloaded."""
+    (project.root / "build" / "host-base").unlink()
+    project.recipe("alpha")
+    error = project.forge("build-all", code=3, PATH=str(tmp_path)).stderr
+    assert "needs gcc and g++" in error and "apt-get" in error
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[object]:
+    """Mounts small file systems; only root may, and CI is root."""
+    made = []
+
+    def mount(name: str, options: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+        made.append(folder)
+        return folder
+
+    yield mount
+    for folder in made:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_read_only_channel(project: MiniProject, mounted: object) -> None:
+    project.recipe("alpha")
+    folder = mounted("readonly", "ro")
+    error = project.forge("build-all", "--output", str(folder), code=2).stderr
+    assert str(folder) in error and "--output" in error and "Traceback" not in error
+
+
+def test_full_disk(project: MiniProject, mounted: object) -> None:
+    """No room in the channel: said so, nothing half written, and done once there is room."""
+    script = 'mkdir -p "$PREFIX/share"\nhead -c 3000000 /dev/urandom > "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    folder = mounted("small", "size=2m")
+    done = project.forge("build-all", "--output", str(folder), code=1)
+    assert "No space left on device" in done.stdout and "Traceback" not in done.stdout
+    assert not list(folder.glob("*/*.conda")) and not list(folder.glob("*/.partial-*"))
+    subprocess.run(["mount", "-o", "remount,size=20m", folder], check=True)
+    project.forge("build-all", "--output", str(folder))
+    assert len(list(folder.glob("noarch/*.conda"))) == 1
+
+
+@pytest.mark.parametrize("size", ["60k", "2m"])
+def test_full_build_folder(project: MiniProject, mounted: object, size: str) -> None:
+    """No room for the log or the build itself: one message, and done once there is room."""
+    script = 'mkdir -p "$PREFIX/share"\nhead -c 3000000 /dev/urandom > "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    shared = {link.name: link.resolve() for link in (project.root / "build").iterdir()}
+    folder = mounted("build", f"size={size}")
+    for name, target in shared.items():
+        (folder / name).symlink_to(target)
+    done = project.forge("build-all", code=1)
+    said = done.stdout + done.stderr
+    assert "No space left on device" in said and "Traceback" not in said
+    assert project.packages() == set()
+    subprocess.run(["mount", "-o", "remount,size=50m", folder], check=True)
+    project.forge("build-all")
+    assert len(project.packages()) == 1
+
+
+def test_two_bases_do_not_mix(project: MiniProject) -> None:
+    project.recipe("alpha")
+    project.forge("build-all")
+    error = project.forge("build-all", "--base", "conda-forge", code=2).stderr
+    assert "other base" in error and "--output" in error
+
+
+def test_live_display_on_a_terminal(project: MiniProject) -> None:
+    """On a terminal one line is redrawn; the closing table and the exit code stay the same."""
+    import pty
+
+    project.recipe("alpha", script="echo working on it\nsleep 1\nexit 1\n")
+    command = f"exec {' '.join(project.command('build-all'))}"
+    chunks = []
+
+    def read(descriptor: int) -> bytes:
+        chunks.append(os.read(descriptor, 4096))
+        return chunks[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in project.environment.items():
+            patch.setenv(key, value)
+        patch.setenv("TERM", "xterm")
+        status = os.waitstatus_to_exitcode(pty.spawn(["sh", "-c", command], read))
+    screen = b"".join(chunks).decode(errors="replace")
+    assert status == 1 and "working on it" in screen and "\x1b[" in screen
+
+
+def test_launcher_refuses_an_old_python(tmp_path: Path) -> None:
+    fake = tmp_path / "python3"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o755)
+    launcher = CHECKOUT / "forge"
+    done = subprocess.run(
+        [launcher, "plan"], text=True, capture_output=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": str(fake), "FORGE_NO_PIXI": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2 and "CPython 3.11" in done.stderr
+
+
+def test_launcher_behind_a_link(tmp_path: Path) -> None:
+    """It finds its checkout, and makes nothing beside the link."""
+    root = CHECKOUT
+    (tmp_path / "pixi").write_text('#!/bin/sh\necho "pixi $*"\n')
+    (tmp_path / "pixi").chmod(0o755)
+    (tmp_path / "linked").symlink_to(root / "forge")
+    done = subprocess.run(
+        [tmp_path / "linked", "plan"], text=True, capture_output=True, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert f"--manifest-path {root}/pixi.toml plan" in done.stdout
+
+
+def test_launcher_runs_the_pixi_task(tmp_path: Path) -> None:
+    (tmp_path / "pixi").write_text('#!/bin/sh\necho "pixi $*"\n')
+    (tmp_path / "pixi").chmod(0o755)
+    root = CHECKOUT
+    done = subprocess.run(
+        [root / "forge", "build", "triton"], text=True, capture_output=True, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout == f"pixi run --manifest-path {root}/pixi.toml build triton\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"packages.conda": {"x.conda": {}}}', "{}"])
+def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
+    channel = Channel(tmp_path)
+    (tmp_path / "noarch").mkdir()
+    (tmp_path / "noarch" / "repodata.json").write_text(text)
+    with pytest.raises(ForgeError, match="repodata.json is damaged"):
+        channel.records()
+
+
+def test_damaged_note_of_a_digest_is_no_note(tmp_path: Path) -> None:
+    record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
+    (tmp_path / "forge").mkdir()
+    (tmp_path / "forge" / f"{record.dist}.json").write_text("{")
+    assert Channel(tmp_path).digest_of(record) is None

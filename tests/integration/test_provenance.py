@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Each package has a record and an SBOM, and a file that differs from its record is found out."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import random
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from rattler_build import assemble_package
+from support.project import MiniProject
+
+from forge.cli.provenance import verify_one
+from forge.errors import BuildFailed, ForgeError
+from forge.files import sha256_file
+from forge.provenance import records
+from forge.provenance.statement import dir_hash
+from forge.provenance.statement import statement as record_of
+from forge.provenance.verify import verify
+
+URL = "http://upstream.invalid/demo-1.0.tar.gz"
+PATCH_NAME = "patches/alpha/0001-more.patch"
+PATCH = """\
+From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+Subject: [PATCH] say more
+
+Upstream-Status: Backport https://upstream.invalid/pull/1
+Applies-To: alpha 1.0
+---
+--- a/text
++++ b/text
+@@ -1 +1 @@
+-upstream
++patched
+"""
+SCRIPT = """\
+mkdir -p "$PREFIX/share/{name}"
+cp text own "$PREFIX/share/{name}/"
+ln -s text "$PREFIX/share/{name}/link"
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
+    """alpha 1.0, from an archive, a patch and a folder of the repository; beta needs it."""
+    project = MiniProject(tmp_path_factory.mktemp("app"))
+    archive = project.root / "demo-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        info = tarfile.TarInfo("demo-1.0/text")
+        info.size = 9
+        tar.addfile(info, io.BytesIO(b"upstream\n"))
+    for name, text in ((PATCH_NAME, PATCH), ("src/alpha/own", "own\n")):
+        (project.root / name).parent.mkdir(parents=True)
+        (project.root / name).write_text(text)
+    source = [
+        {"url": URL, "sha256": sha256_file(archive), "patches": [f"../../{PATCH_NAME}"]},
+        {"path": "../../src/alpha"},
+    ]
+    folder = project.recipe("alpha", script=SCRIPT, source=json.dumps(source))
+    recipe = (folder / "recipe.yaml").read_text()
+    recipe = recipe.replace("  noarch: generic\n", "")  # noarch packages must not hold links
+    recipe = recipe.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
+    (folder / "recipe.yaml").write_text(recipe)
+    project.recipe("beta", run=["alpha"])
+    (project.root / "build" / "sources").unlink()
+    project.forge("sources", "add", str(archive))
+    project.forge("build-all", "--strict")
+    return project
+
+
+@pytest.fixture(scope="module")
+def package(app: MiniProject) -> Path:
+    (file,) = app.channel.glob("*/alpha-*.conda")
+    return file
+
+
+@pytest.fixture(scope="module")
+def record(package: Path) -> dict[str, Any]:
+    return records.read(records.beside(package)[1])
+
+
+def used(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    entries = record["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return [entry for entry in entries if entry["annotations"]["kind"] == kind]
+
+
+def test_statement(app: MiniProject, package: Path, record: dict[str, Any]) -> None:
+    """in-toto Statement v1, SLSA provenance v1: the required fields, and what they must say."""
+    assert record["_type"] == "https://in-toto.io/Statement/v1"
+    assert record["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert record["subject"] == [{"name": package.name, "digest": {"sha256": sha256_file(package)}}]
+    definition = record["predicate"]["buildDefinition"]
+    recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
+    assert definition["buildType"].startswith("urn:")
+    parameters = definition["externalParameters"]
+    assert parameters["recipe"]["name"] == "recipes/alpha/recipe.yaml"
+    assert parameters["recipe"]["digest"]["sha256"] == sha256_file(recipe)
+    assert parameters["base"] == "host" and parameters["packageFormat"] == "conda:3"
+    assert parameters["variant"]["content_digest"].startswith("host-")
+    assert [entry["name"] for entry in used(record, "recipe")] == [
+        "recipes/alpha/build.sh", "recipes/alpha/recipe.yaml",
+    ]  # fmt: skip
+    archive, folder = used(record, "source")
+    assert archive["uri"] == URL
+    assert archive["digest"]["sha256"] == sha256_file(app.root / "demo-1.0.tar.gz")
+    assert folder["name"] == "src/alpha"
+    line = f"{hashlib.sha256(b'own' + bytes([10])).hexdigest()}  own\n"
+    assert folder["digest"]["dirHash"] == hashlib.sha256(line.encode()).hexdigest()
+    (patch,) = used(record, "patch")
+    assert patch["digest"]["sha256"] == hashlib.sha256(PATCH.encode()).hexdigest()
+    assert patch["annotations"]["upstreamStatus"] == "Backport https://upstream.invalid/pull/1"
+    host = {entry["uri"]: entry["digest"]["sha256"] for entry in used(record, "host")}
+    (packaging,) = (app.root / "build" / "host-base").glob("*/packaging-*.conda")
+    (uri,) = [uri for uri in host if uri.startswith("pkg:conda/packaging@")]
+    assert host[uri] == sha256_file(packaging)
+    details = record["predicate"]["runDetails"]
+    assert details["builder"]["version"]["py-rattler-build"] == version("py-rattler-build")
+    assert details["metadata"]["startedOn"].endswith("Z")
+    assert str(app.root) not in json.dumps(record), "a path of this machine"
+
+
+def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
+    """By the shell command that in-toto's specification of dirHash gives."""
+    for name in ("b/z", "a", "b/c/d", "ab"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    shell = "find . -type f | cut -c3- | LC_ALL=C sort | xargs -r sha256sum | sha256sum"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert dir_hash(tmp_path) == done.stdout.split()[0]
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "x.pyc").touch()
+    assert dir_hash(tmp_path) == done.stdout.split()[0]
+
+
+def test_writing_again_gives_the_same_bytes(app: MiniProject, package: Path) -> None:
+    suffixes = (records.RECORD, records.SBOM)
+    files = [app.channel / "forge" / f"{package.stem}{suffix}" for suffix in suffixes]
+    before = [file.read_bytes() for file in files]
+    recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
+    records.write(app.channel, package, recipe, app.root, "host")
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_without_git_a_record_names_no_commit(
+    app: MiniProject, package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
+    assert used(record_of(package, recipe, app.root, "host"), "repository") == []
+
+
+def test_sbom_is_strictly_valid_cyclonedx(app: MiniProject, record: dict[str, Any]) -> None:
+    (file,) = (app.channel / "forge").glob("alpha-*.cdx.json")
+    text = file.read_text()
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(text) is None
+    assert validator.validate_str(text.replace('"components"', '"component"', 1)) is not None
+    data = json.loads(text)
+    root = data["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("alpha", "1.0")
+    assert root["hashes"] == [
+        {"alg": "SHA-256", "content": record["subject"][0]["digest"]["sha256"]}
+    ]
+    assert root["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
+    (patch,) = root["pedigree"]["patches"]
+    assert patch["type"] == "backport"
+    parts = {part["name"]: part for part in data["components"]}
+    assert parts.keys() == {"demo-1.0.tar.gz", "src/alpha", "packaging"}
+    assert parts["packaging"]["properties"] == [{"name": "strix-forge:spec", "value": ">=20"}]
+    (needs,) = [entry for entry in data["dependencies"] if entry["ref"] == root["bom-ref"]]
+    assert sorted(needs["dependsOn"]) == sorted(part["bom-ref"] for part in data["components"])
+
+
+def test_commands(app: MiniProject, package: Path) -> None:
+    """Exit 0 as recorded, 2 for no such package, 3 without a record."""
+    printed = app.forge("provenance", "alpha").stdout
+    assert json.loads(printed)["subject"][0]["name"] == package.name
+    said = app.forge("verify", *map(str, app.channel.glob("*/*.conda"))).stdout
+    assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as recorded") == 2
+    assert "3 files" in said and "1 x patch" in said and "2 x source" in said
+    assert "there are: alpha, beta" in app.forge("provenance", "gamma", code=2).stderr
+    (sbom,) = (app.channel / "forge").glob("beta-*.cdx.json")
+    sbom.unlink()
+    assert "forge rebuild beta" in app.forge("provenance", "beta", "--sbom", code=3).stderr
+
+
+def test_no_record(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 3, and what was checked nevertheless; 1 for a file that differs from its own list."""
+    other = tmp_path / package.name
+    shutil.copy(package, other)
+    assert verify_one(other, None) == 3
+    said = capsys.readouterr().out
+    assert "no record at" in said and "checked: 3 files" in said and "sha256" not in said
+    repacked(package, tmp_path, lambda where, _, old: b"evil" if where == "pkg-" else old)
+    assert verify_one(other, None) == 1
+    assert "info/paths.json says" in capsys.readouterr().out
+    other.write_bytes(b"")
+    assert verify_one(other, None) == 1
+    assert "checked: nothing" in capsys.readouterr().out
+
+
+def test_every_flipped_byte_is_found(package: Path, record: dict[str, Any], tmp_path: Path) -> None:
+    content, where = package.read_bytes(), random.Random(4)
+    damaged = tmp_path / package.name
+    for _ in range(60):
+        changed = bytearray(content)
+        position = where.randrange(len(content))
+        changed[position] ^= 1 << where.randrange(8)
+        damaged.write_bytes(changed)
+        assert "has sha256" in verify(damaged, record).wrong[0], f"byte {position}"
+    damaged.write_bytes(content[: len(content) // 2])
+    assert any("cannot be read" in line for line in verify(damaged, record).wrong)
+
+
+def test_every_damage_is_one_message(tmp_path: Path) -> None:
+    """Alone, without the record's hash: whatever zip, zstd, tar or JSON say of it."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a").write_text("a" * 200)
+    built = assemble_package(
+        "a", "1", "noarch", "0", tmp_path, files_dir=tmp_path / "files", noarch="generic"
+    ).path
+    content, found = built.read_bytes(), 0
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 0xFF
+        built.write_bytes(changed)
+        try:
+            found += bool(verify(built, None).wrong)
+        except BuildFailed:
+            found += 1
+    assert found > len(content) / 2
+
+
+def repacked(
+    package: Path, folder: Path, change: Callable[[str, str, bytes], bytes | None]
+) -> Path:
+    """A copy of a .conda with its files' contents changed, or left out; hashes are not updated."""
+    target = folder / package.name
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(target, "w") as new:
+        for item in old.namelist():
+            data = old.read(item)
+            if item.endswith(".tar.zst"):
+                data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+                out = io.BytesIO()
+                with (
+                    tarfile.open(fileobj=io.BytesIO(data)) as source,
+                    tarfile.open(fileobj=out, mode="w") as tar,
+                ):
+                    for member in source:
+                        if not member.isreg():
+                            tar.addfile(member)
+                            continue
+                        content = source.extractfile(member).read()
+                        content = change(item[:4], member.name, content)
+                        if content is not None:
+                            member.size = len(content)
+                            tar.addfile(member, io.BytesIO(content))
+                data = zstandard.ZstdCompressor().compress(out.getvalue())
+            new.writestr(item, data)
+    return target
+
+
+def test_repacked_without_change_is_whole(package: Path, tmp_path: Path) -> None:
+    assert verify(repacked(package, tmp_path, lambda *a: a[2]), None).wrong == []
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "content", "message"),
+    [
+        ("pkg-", "share/alpha/text", b"evil", "share/alpha/text has sha256"),
+        ("pkg-", "share/alpha/text", None, "listed in info/paths.json and not in the package"),
+        ("info", "info/paths.json", b'{"paths": []}', "not listed in info/paths.json"),
+        ("info", "info/paths.json", b"{", "info/paths.json is missing or unreadable"),
+        ("info", "info/recipe/build.sh", b"evil", "recipe recipes/alpha/build.sh: package says"),
+        ("info", "info/recipe/recipe.yaml", b"evil", "recipes/alpha/recipe.yaml: package has"),
+        ("info", "info/recipe/build.sh", None, "in the record, not in the package"),
+    ],
+)
+def test_changed_content_is_found(
+    package: Path, record: dict[str, Any], tmp_path: Path, section: str, name: str,
+    content: bytes | None, message: str,
+) -> None:  # fmt: skip
+    """Also by a record whose sha256 was made to fit the changed file."""
+    changed = repacked(
+        package, tmp_path, lambda where, n, old: content if (where, n) == (section, name) else old
+    )
+    forged = copy.deepcopy(record)
+    forged["subject"][0]["digest"]["sha256"] = sha256_file(changed)
+    wrong = verify(changed, forged).wrong
+    assert any(message in line for line in wrong), wrong
+    assert verify(package, record).wrong == []
+
+
+@pytest.mark.parametrize("change", ["source", "host", "recipe", "patch", "variant", "subject"])
+def test_changed_record_is_found(package: Path, record: dict[str, Any], change: str) -> None:
+    """One line that names what differs."""
+    forged = copy.deepcopy(record)
+    definition = forged["predicate"]["buildDefinition"]
+    if change == "variant":
+        definition["externalParameters"]["variant"]["content_digest"] = "host-0"
+    elif change == "subject":
+        forged["subject"][0]["name"] = "other-1.0-0.conda"
+    elif change == "patch":
+        definition["resolvedDependencies"].remove(used(forged, "patch")[0])
+    else:
+        used(forged, change)[0]["digest"]["sha256"] = "0" * 64
+    (wrong,) = verify(package, forged).wrong
+    assert {"subject": "other-1.0-0.conda", "patch": "not in the record"}.get(
+        change, change
+    ) in wrong
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"_type": 1}', '{"_type": "https://in-toto.io/Statement/v1"}']
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.provenance.json"
+    file.write_text(text)
+    with pytest.raises(ForgeError, match="is not the record of a package"):
+        records.read(file)
+    with pytest.raises(ForgeError, match="No such file"):
+        records.read(tmp_path / "absent")
+
+
+def test_variant_that_is_none(record: dict[str, Any], tmp_path: Path) -> None:
+    changed, file = copy.deepcopy(record), tmp_path / "x.provenance.json"
+    changed["predicate"]["buildDefinition"]["externalParameters"]["variant"] = []
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ForgeError, match="is not the record of a package"):
+        records.read(file)
+
+
+def test_other_predicate_is_refused(record: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "x.provenance.json"
+    file.write_text(json.dumps(record | {"predicateType": "https://slsa.dev/provenance/v0.2"}))
+    with pytest.raises(ForgeError, match="provenance/v0.2, not https"):
+        records.read(file)
+
+
+def test_swapped_and_renamed_file(app: MiniProject, package: Path, tmp_path: Path) -> None:
+    (beta,) = app.channel.glob("*/beta-*.conda")
+    wrong = verify(beta, records.read(records.beside(package)[1])).wrong
+    assert any("has sha256" in line for line in wrong)
+    assert any("which the record is of" in line for line in wrong)
+    swapped = tmp_path / package.name
+    shutil.copy(beta, swapped)
+    assert any("was it renamed" in line for line in verify(swapped, None).wrong)
+
+
+def test_rebuilt_with_another_recipe(
+    app: MiniProject, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new package against the old record: bytes, name, recipe and content digest differ."""
+    other = MiniProject(tmp_path)
+    for name in ("recipes", "patches", "src", "build/sources"):
+        shutil.copytree(app.root / name, tmp_path / name, dirs_exist_ok=name == "recipes")
+        if name == "src":
+            (tmp_path / "build" / "sources").unlink()
+    script = tmp_path / "recipes" / "alpha" / "build.sh"
+    script.write_text(script.read_text() + "echo more >> $PREFIX/share/alpha/text\n")
+    other.forge("build", "alpha")
+    (built,) = other.channel.glob("*/alpha-*.conda")
+    assert verify_one(built, records.beside(package)[1]) == 1
+    said = capsys.readouterr().out
+    for part in ("has sha256", package.name, "recipe recipes/alpha/build.sh", "content_digest"):
+        assert part in said

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stacks from a channel that a web server serves: portable locks, installs from them, revisions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import zstandard
+from rattler.index import index_fs
+from rattler_build import assemble_package
+from support.project import MiniProject
+from support.servers import QuietHandler, served
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.envs import Records, Workspace, at_revision
+from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.files import digest_tree
+
+MANIFEST = f"""\
+[workspace]
+name = "app"
+channels = ["{PUBLISHED}", "conda-forge"]
+platforms = [{{ name = "strix-halo", platform = "linux-64", __amdgpu_arch = "11.5.1" }}]
+
+[dependencies]
+alpha = "*"
+beta = "*"
+"""
+NOTHING = {subdir: b'{"packages": {}, "packages.conda": {}}' for subdir in ("linux-64", "noarch")}
+POSITIONS = 20  # in each of three packages
+
+
+def package(channel: Path, name: str, version: str, build: str = "h1234567_0", **more: list) -> str:
+    """Put a small package into a channel folder; returns its file name."""
+    content = channel.parent / "content" / name
+    (content / "share").mkdir(parents=True, exist_ok=True)
+    (content / "share" / name).write_text("".join(f"{name} {i**5:x}\n" for i in range(300)))
+    made = assemble_package(
+        name, version, "noarch", build, channel / "noarch", files_dir=content, noarch="generic",
+        license="MIT", timestamp=datetime(2026, 1, 1, tzinfo=UTC), **more,
+    )  # fmt: skip
+    made.path.chmod(0o644)
+    return made.path.name
+
+
+def index(channel: Path) -> None:
+    (channel / "linux-64").mkdir(exist_ok=True)
+    asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
+
+
+def workspace(folder: Path, channel: str, home: Path | None = None, **more) -> Workspace:
+    """The manifest in `folder`, with our packages from `channel` and nothing in conda-forge."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pixi.toml").write_text(MANIFEST)
+    records = {CONDA_FORGE: Records(CONDA_FORGE, NOTHING)} | more.pop("records", {})
+    replace = {PUBLISHED: channel, "conda-forge": CONDA_FORGE}
+    return Workspace.load(folder / "pixi.toml", home or folder, replace, records=records, **more)
+
+
+class Flipping(QuietHandler):
+    """/flip/N/PATH is PATH with the lowest bit of byte N wrong, the rest is as it is."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/flip/"):
+            return super().do_GET()
+        position, _, path = self.path.removeprefix("/flip/").partition("/")
+        body = bytearray(Path(self.directory, path).read_bytes())
+        body[int(position)] ^= 1
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # the installer hangs up at the first nonsense
+            self.wfile.write(body)
+        return None
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "channel"
+    (folder / "noarch").mkdir(parents=True)
+    package(folder, "alpha", "1.0")
+    package(folder, "beta", "1.0", depends=["alpha", "gamma >=1"])
+    package(folder, "gamma", "1.0")
+    index(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(channel: Path) -> Iterator[str]:
+    with served(channel, Flipping) as address:
+        yield address
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """A folder of conda-forge records: none at all."""
+    for subdir, text in NOTHING.items():
+        (tmp_path / "records" / subdir).mkdir(parents=True)
+        (tmp_path / "records" / subdir / "repodata.json").write_bytes(text)
+    return tmp_path / "records"
+
+
+def test_lock_and_install_through_a_web_server(url: str, records: Path, tmp_path: Path) -> None:
+    """The commands, on an empty package cache; a second install gives the same tree."""
+    project = MiniProject(tmp_path)
+    stack = project.root / "stacks" / "app"
+    stack.mkdir(parents=True)
+    (stack / "pixi.toml").write_text(MANIFEST)
+    served = {"FORGE_BASE": "conda-forge", "FORGE_CHANNEL": url}
+    project.forge("lock", "app", "--records", str(records), **served)
+    lock = (stack / "pixi.lock").read_text()
+    assert f"- conda: {url}/noarch/gamma-1.0-h1234567_0.conda" in lock
+    assert f"    - url: {url}/\n    - url: {CONDA_FORGE}/\n" in lock
+    assert "- name: strix-halo\n  subdir: linux-64\n" in lock and "__amdgpu_arch=11.5.1" in lock
+    assert "file:" not in lock and str(tmp_path) not in lock
+    trees, cache = [], tmp_path / "cache"
+    for _ in range(2):
+        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(stack / ".pixi", ignore_errors=True)
+        project.forge("install", "app", RATTLER_CACHE_DIR=str(cache), **served)
+        assert len(list(cache.glob("pkgs/*-1.0-h1234567_0*"))) >= 3, "the cache was not used"
+        trees.append(digest_tree(stack / ".pixi/envs/default"))
+    assert trees[0] == trees[1]
+    (stack / ".pixi/envs/default/share/beta").write_text("changed")
+    assert digest_tree(stack / ".pixi/envs/default") != trees[0]
+    show = project.forge("run", "app", "--", "sh", "-c", 'echo "$CONDA_PREFIX"', **served)
+    assert show.stdout.strip() == str(stack / ".pixi/envs/default")
+
+
+def positions(file: Path) -> list[int]:
+    size = file.stat().st_size
+    return sorted({size * i // (POSITIONS - 1) for i in range(POSITIONS - 1)} | {size - 1})
+
+
+def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) -> None:
+    """One bit wrong in what the server sends: nothing of that package is installed."""
+    good = workspace(tmp_path / "good", url)
+    good.lock()
+
+    def install(file: Path, position: int) -> tuple[str, str]:
+        flipped = f"{url}/flip/{position}/noarch/{file.name}"
+        chosen = workspace(tmp_path / file.stem / str(position), url)
+        text = good.lock_file.read_text()
+        chosen.lock_file.write_text(text.replace(f"{url}/noarch/{file.name}", flipped))
+        with pytest.raises(BuildFailed) as error:
+            chosen.install("default", chosen.folder / "cache")
+        assert not (chosen.prefix("default") / "share" / file.name.split("-")[0]).exists()
+        return flipped, str(error.value)
+
+    todo = [(file, n) for file in channel.glob("noarch/*.conda") for n in positions(file)]
+    assert len(todo) >= 50
+    with ThreadPoolExecutor(len(todo)) as pool:  # rattler tries some of them three times
+        for flipped, message in pool.map(lambda work: install(*work), todo):
+            assert message.startswith(flipped) and "\n" not in message, message
+    assert good.install("default", tmp_path / "cache") == 3
+
+
+def test_every_flipped_byte_of_a_file_is_found(channel: Path, tmp_path: Path) -> None:
+    """The same for a channel in a folder, where rattler's cache might hide it."""
+    local = tmp_path / "channel"
+    shutil.copytree(channel, local)
+    chosen = workspace(tmp_path / "app", local.as_uri(), tmp_path / "home")
+    chosen.lock()
+    assert chosen.install("default", tmp_path / "cache") == 3
+    for file in local.glob("noarch/*.conda"):
+        content = file.read_bytes()
+        for position in positions(file):
+            flipped = bytearray(content)
+            flipped[position] ^= 1
+            file.write_bytes(flipped)
+            with pytest.raises(BuildFailed, match=file.name):
+                chosen.install("default", tmp_path / "cache")
+        file.write_bytes(content)
+    assert chosen.install("default", tmp_path / "cache") == 3
+
+
+def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
+    """Nothing is downloaded then, so nothing that the server sends can matter."""
+    good = workspace(tmp_path / "good", url)
+    good.lock()
+    good.install("default", tmp_path / "cache")
+    chosen = workspace(tmp_path / "other", url)
+    wrong = good.lock_file.read_text().replace(f"{url}/noarch", f"{url}/flip/99/noarch")
+    chosen.lock_file.write_text(wrong)
+    assert chosen.install("default", tmp_path / "cache") == 3
+    trees = [digest_tree(w.prefix("default") / "share") for w in (good, chosen)]
+    assert trees[0] == trees[1]
+
+
+def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
+    """And what was installed in part, or is not what is locked now, is not run."""
+    chosen = workspace(tmp_path / "app", url)
+    chosen.lock()
+    text = chosen.lock_file.read_text()
+    chosen.lock_file.write_text(text.replace("noarch/alpha-1.0", "noarch/alpha-9.9"))
+    missing = r"/noarch/alpha-9\.9-h1234567_0\.conda cannot be fetched: .*404"
+    with pytest.raises(BuildFailed, match=missing):
+        chosen.install("default", tmp_path / "cache")
+    (chosen.prefix("default") / "conda-meta").mkdir(exist_ok=True)
+    with pytest.raises(ForgeError, match="is not what .* names .* run forge install app"):
+        chosen.run("default", ["true"])
+    chosen.lock_file.write_text(text)
+    chosen.install("default", tmp_path / "cache")
+    assert chosen.run("default", ["false"]) == 1
+    (chosen.prefix("default") / "conda-meta" / "alpha-1.0-h1234567_0.json").unlink()
+    with pytest.raises(ForgeError, match="installed in part"):
+        chosen.run("default", ["true"])
+
+
+def test_a_silent_channel_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotAttempted, match=r"does not answer: .*127\.0\.0\.1:9/.*refused") as error:
+        workspace(tmp_path, "http://127.0.0.1:9").lock()
+    assert "\n" not in str(error.value)
+
+
+def test_a_silent_channel_lists_no_names(tmp_path: Path) -> None:
+    """As forge lock asks on the host base, to leave out what is not there."""
+    with pytest.raises(NotAttempted, match="cannot be read: .*refused"):
+        workspace(tmp_path, "http://127.0.0.1:9/").package_names(PUBLISHED)
+
+
+def test_a_lock_for_every_machine_names_none(channel: Path, tmp_path: Path) -> None:
+    chosen = workspace(tmp_path / "app", channel.as_uri())
+    with pytest.raises(ForgeError, match=r"is for every machine, but file://.* --channel"):
+        chosen.lock()
+    bound = tmp_path / "bound"
+    shutil.copytree(channel, bound)
+    package(bound, "alpha", "2.0", "hostbound_h1234567_0")
+    index(bound)
+    with served(bound) as address:
+        with pytest.raises(ForgeError, match=r"alpha-2\.0-hostbound_.* made on the host base"):
+            workspace(tmp_path / "app", address).lock()
+        assert not (tmp_path / "app" / "pixi.lock").exists()
+        # for this machine alone it does
+        workspace(tmp_path / "app", address, tmp_path / "home").lock()
+
+
+@pytest.fixture(scope="module")
+def revised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A channel of three revisions: alpha 1.0, then 2.0, then 2.0 yanked and 3.0 added."""
+    folder = tmp_path_factory.mktemp("revised") / "channel"
+    (folder / "noarch").mkdir(parents=True)
+    log = []
+
+    def publish(added: list[str], yanked: list[str]) -> None:
+        index(folder)
+        number = len(log) + 1
+        for subdir in ("linux-64", "noarch"):
+            data = json.loads((folder / subdir / "repodata.json").read_text())
+            for gone in yanked:
+                data["packages.conda"].pop(gone, None)
+            (folder / subdir / "repodata.json").write_text(json.dumps(data))
+            kept = folder / "revisions" / str(number) / subdir / "repodata.json.zst"
+            kept.parent.mkdir(parents=True)
+            kept.write_bytes(zstandard.compress(json.dumps(data).encode()))
+            (folder / subdir / "repodata.json.zst").write_bytes(kept.read_bytes())
+        time = f"2026-11-{number:02}T12:00:00Z"
+        log.append({"revision": number, "time": time, "added": added, "yanked": yanked})
+        (folder / "revisions" / "log.json").write_text(json.dumps(log))
+
+    beta = package(folder, "beta", "1.0", depends=["alpha"])
+    publish([package(folder, "alpha", "1.0"), beta], [])
+    second = package(folder, "alpha", "2.0")
+    publish([second], [])
+    publish([package(folder, "alpha", "3.0")], [second])
+    shutil.rmtree(folder / "noarch" / "repodata_shards.msgpack.zst", ignore_errors=True)
+    for shards in folder.glob("*/repodata_shards*"):
+        shards.unlink()
+    return folder
+
+
+def alpha_of(chosen: Workspace) -> str:
+    chosen.lock()
+    (alpha,) = (r for r in chosen.locked("default") if r.name.normalized == "alpha")
+    return alpha.url
+
+
+@pytest.mark.parametrize("serve", [served, lambda folder: contextlib.nullcontext(folder.as_uri())])
+def test_lock_of_a_revision(revised: Path, tmp_path: Path, serve: Callable) -> None:
+    """Over http and from a folder; the files are where they always were."""
+    with serve(revised) as address:
+        home = tmp_path / "home"
+        now = alpha_of(workspace(tmp_path / "app", address, home))
+        assert now == f"{address}/noarch/alpha-3.0-h1234567_0.conda"
+        for revision, version in ((1, "1.0"), (2, "2.0"), (3, "3.0")):
+            known, until = at_revision(address, revision)
+            chosen = workspace(
+                tmp_path / "app", address, home, records={address: known}, until=until
+            )
+            assert alpha_of(chosen) == f"{address}/noarch/alpha-{version}-h1234567_0.conda"
+            assert until.isoformat() >= f"2026-11-{revision:02}"
+            assert chosen.install("default", tmp_path / "cache") == 2
+        with pytest.raises(ForgeError, match="has no revision 4; it has: 1, 2, 3"):
+            at_revision(address, 4)
+
+
+def test_others_count_until_the_revision(revised: Path, tmp_path: Path) -> None:
+    """conda-forge's side of an old revision's lock is not newer than the revision."""
+    with served(revised) as address:
+        known, until = at_revision(address, 1)
+        records = {}
+        for stamp, version in ((until.timestamp() - 9, "1.0"), (until.timestamp() + 9, "2.0")):
+            records[f"delta-{version}-0.conda"] = {
+                "name": "delta", "version": version, "build": "0", "build_number": 0,
+                "subdir": "noarch", "depends": [], "sha256": "0" * 64, "size": 1,
+                "timestamp": int(stamp * 1000),
+            }  # fmt: skip
+        theirs = {"packages": {}, "packages.conda": records}
+        theirs = Records(CONDA_FORGE, NOTHING | {"noarch": json.dumps(theirs).encode()})
+        chosen = workspace(
+            tmp_path, address, records={address: known, CONDA_FORGE: theirs}, until=until
+        )
+        manifest = MANIFEST.replace('alpha = "*"', 'alpha = "*"\ndelta = "*"')
+        chosen.manifest.path.write_text(manifest)
+        for moment, version in ((until, "1.0"), (None, "2.0")):
+            chosen = Workspace.load(
+                chosen.manifest.path, tmp_path, chosen.replace, records=chosen.records, until=moment
+            )
+            chosen.lock()
+            urls = {r.url for r in chosen.locked("default")}
+            assert f"{CONDA_FORGE}/noarch/delta-{version}-0.conda" in urls
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"{}"])
+def test_damaged_revision(revised: Path, tmp_path: Path, text: bytes) -> None:
+    shutil.copytree(revised / "revisions", tmp_path / "revisions")
+    kept = tmp_path / "revisions" / "1" / "noarch" / "repodata.json.zst"
+    kept.write_bytes(zstandard.compress(text))
+    with pytest.raises(ForgeError, match="noarch/repodata.json.zst is damaged"):
+        at_revision(str(tmp_path), 1)
+
+
+def test_revisions_that_are_not_there(channel: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="has no revision 1; it has: none"):
+        at_revision(channel.as_uri(), 1)
+    with served(channel) as address, pytest.raises(ForgeError, match="it has: none"):
+        at_revision(address, 1)
+    log, folder = tmp_path / "revisions" / "log.json", tmp_path / "revisions" / "1" / "linux-64"
+    folder.mkdir(parents=True)
+    for text, message in (
+        ("[{}]", "log.json is damaged"),
+        ('[{"revision": 1, "time": "today"}]', "'today' is no time"),
+        ('[{"revision": 1, "time": "2026-11-01"}]', "linux-64/repodata.json.zst is not there"),
+    ):
+        log.write_text(text)
+        with pytest.raises(ForgeError, match=message):
+            at_revision(tmp_path.as_uri(), 1)
+    (folder / "repodata.json.zst").write_bytes(b"no zstd")
+    with pytest.raises(ForgeError, match="repodata.json.zst is damaged"):
+        at_revision(tmp_path.as_uri(), 1)

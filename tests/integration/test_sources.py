@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources are fetched, checked and kept before a build, which then needs no network."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.project import MiniProject
+
+from forge.sources.cache import cache_key
+
+READ = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
+
+
+def archive(folder: Path, name: str, text: str) -> tuple[Path, str]:
+    """demo-1.0/text as NAME; returns the path and its sha256."""
+    path = folder / name
+    with tarfile.open(path, "w:gz") as tar:
+        info = tarfile.TarInfo("demo-1.0/text")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text.encode()))
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_cache_key() -> None:
+    """A key that rattler-build 0.73 itself gave a source in its cache."""
+    url = "http://127.0.0.1:18765/demo-1.0.tar.gz"
+    sha256 = "682d061b5f5b48149308d1076f53ccbd62f7ca90d1509c88adfeea6581ecd71c"
+    assert cache_key(url, sha256) == "9f5c11690e33fdb6"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, honours `Range: bytes=N-`, and writes down what was asked."""
+
+    def do_GET(self) -> None:
+        start = self.headers.get("Range", "bytes=0-")[6:-1]
+        self.server.asked.append((self.path, int(start)))
+        file = Path(self.translate_path(self.path))
+        if not file.is_file():
+            self.send_error(404)
+            return
+        data = file.read_bytes()[int(start) :]
+        self.send_response(206 if int(start) else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: self.server.cut])
+        self.server.cut = None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
+    """An upstream host on the loopback interface; `folder` is what it serves."""
+    folder = tmp_path / "upstream"
+    folder.mkdir()
+    handler = functools.partial(Handler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.folder, server.asked, server.cut = folder, [], None
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def private(project: MiniProject) -> MiniProject:
+    """A project with a source cache of its own."""
+    (project.root / "build" / "sources").unlink()
+    return project
+
+
+def source(url: str, sha256: str) -> str:
+    return json.dumps([{"url": url, "sha256": sha256}])
+
+
+def test_fetched_once_then_built_without_the_host(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """The build itself must not reach the host: it is gone when the build starts."""
+    _, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+    url = f"{upstream.url}/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.forge("sources", "fetch", "alpha")
+    upstream.asked.clear()
+    (upstream.folder / "demo-1.0.tar.gz").unlink()
+    private.forge("build-all", "--strict")
+    assert upstream.asked == []
+    assert len(private.packages()) == 1
+
+
+def test_all_sources_come_before_the_first_build(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """The first build takes the second one's source away; that is fetched already."""
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+    script = f'rm {path}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/a"\n'
+    private.recipe("alpha", script=script)
+    url = f"{upstream.url}/demo-1.0.tar.gz"
+    private.recipe("beta", run=["alpha"], source=source(url, sha256), script=READ)
+    private.forge("build-all", "--strict")
+    assert not path.exists() and len(private.packages()) == 2
+
+
+def test_interrupted_download_goes_on(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
+    folder = private.root / "build" / "sources" / sha256
+    folder.mkdir(parents=True)
+    (folder / f"{path.name}.partial").write_bytes(path.read_bytes()[:40])
+    private.forge("sources", "fetch")
+    assert upstream.asked == [(f"/{path.name}", 40)]
+    assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_connection_that_breaks_off(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    """What came is kept; the next run asks for the rest."""
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
+    upstream.cut = 30
+    assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
+    private.forge("build", "alpha")
+    assert upstream.asked == [(f"/{path.name}", 0), (f"/{path.name}", 30)]
+
+
+def test_wrong_sha256(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+    path, found = archive(upstream.folder, "demo-1.0.tar.gz", "changed\n")
+    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", "0" * 64), script=READ)
+    done = private.forge("build", "alpha", code=1)
+    assert found in done.stdout and "0" * 64 in done.stdout and path.name in done.stdout
+    assert private.packages() == set()
+
+
+def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> None:
+    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "by hand\n")
+    url = "http://upstream.invalid/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.recipe("beta", run=["alpha"])
+    private.recipe("delta")
+    done = private.forge("build-all")
+    assert f"not attempted: alpha: {url} cannot be reached" in done.stderr
+    assert "forge sources add FILE" in done.stderr and sha256 in done.stderr
+    assert "not attempted: beta: needs alpha" in done.stderr
+    assert {p.split("-")[0] for p in private.packages()} == {"delta"}
+    plan = private.plan()
+    assert {step["action"] for step in (plan["alpha"], plan["beta"])} == {"left"}
+    assert url in plan["alpha"]["reason"] and plan["beta"]["reason"] == "needs alpha"
+    private.forge("build-all", "--strict", code=3)
+    private.forge("build", "alpha", code=3)
+    private.forge("sources", "fetch", code=3)
+
+    (tmp_path / "wrong.tar.gz").write_text("something else")
+    assert (
+        "no recipe names"
+        in private.forge("sources", "add", str(tmp_path / "wrong.tar.gz"), code=2).stderr
+    )
+    private.forge("sources", "add", str(path))
+    private.forge("build-all", "--strict")
+    assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}
+
+
+def test_http_error(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+    private.recipe("alpha", source=source(f"{upstream.url}/no.tar.gz", "0" * 64))
+    assert "HTTP 404" in private.forge("build", "alpha", code=3).stderr
+
+
+def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
+    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "good\n")
+    url = "http://upstream.invalid/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.forge("sources", "add", str(path))
+    cached = private.root / "build" / "sources" / sha256 / path.name
+    cached.write_bytes(b"evil")
+    done = private.forge("build", "alpha", code=1)
+    assert "was changed since it was fetched" in done.stdout and private.packages() == set()
+
+
+def test_pypi_file_needs_a_package_url(private: MiniProject) -> None:
+    url = "${{ env.get('PYPI_SOURCES') }}/a.tar.gz"
+    private.recipe("alpha", source=source(url, "0" * 64))
+    assert "extra.purls" in private.forge("build", "alpha", code=1).stdout
+
+
+@pytest.mark.parametrize("missing", ["sha256", "url"])
+def test_unpinned_source_is_refused(private: MiniProject, missing: str) -> None:
+    entry = {"url": "http://upstream.invalid/a.tar.gz", "sha256": "0" * 64}
+    del entry[missing]
+    private.recipe("alpha", source=json.dumps([entry]))
+    done = private.forge("build", "alpha", code=1 if missing == "sha256" else 2)
+    assert "alpha" in done.stdout + done.stderr
+
+
+def test_mirrors_are_tried_in_turn(
+    private: MiniProject, upstream: http.server.ThreadingHTTPServer
+) -> None:
+    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from the mirror\n")
+    urls = ["http://upstream.invalid/demo-1.0.tar.gz", f"{upstream.url}/{path.name}"]
+    named = json.dumps([{"url": urls, "sha256": sha256}])
+    private.recipe("alpha", source=named, script=READ)
+    private.forge("build", "alpha")
+    assert upstream.asked == [(f"/{path.name}", 0)]
+    path.unlink()
+    private.recipe("beta", source=named.replace(sha256, "1" * 64), script=READ)
+    error = private.forge("build", "beta", code=3).stderr
+    assert f"{urls[0]}: " in error and f"{urls[1]}: HTTP 404" in error
+
+
+@pytest.mark.parametrize("rev", ["tag: v1", "branch: main", "rev: 0123abc"])
+def test_git_source_without_a_full_commit_is_refused(private: MiniProject, rev: str) -> None:
+    private.recipe("alpha", source='[{git: "https://example.com/a.git", %s}]' % rev)
+    assert "a full commit" in private.forge("sources", "list", code=2).stderr
+
+
+def test_git_source(private: MiniProject, tmp_path: Path) -> None:
+    """Fetched by commit, moved like a file, checked, and built when its host is gone."""
+    upstream = tmp_path / "upstream" / "demo.git"
+    commands = (
+        "git init -q demo && cd demo && echo first > text && git add . && git commit -qm first"
+        " && echo second > text && git commit -qam second && git rev-parse HEAD"
+        f" && git clone -q --bare . {upstream}"
+    )
+    identity = {f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER")
+                for what in ("NAME", "EMAIL")}  # fmt: skip
+    done = subprocess.run(
+        commands, shell=True, cwd=tmp_path, env=os.environ | identity, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    commit = done.stdout.strip()
+    named = '[{git: "%s", rev: %s, target_directory: got}]' % (upstream.as_uri(), commit)
+    script = READ.replace("cp text", "cp got/text")
+    private.recipe("alpha", source=named, script=script)
+    private.forge("sources", "fetch")
+    shutil.rmtree(upstream)
+    folder = tmp_path / "exported"
+    said = private.forge("sources", "export", str(folder)).stdout
+    assert said.strip().endswith(str(folder)), "it speaks of others where all are there"
+    shutil.rmtree(private.root / "build" / "sources")
+    assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
+    private.forge("sources", "import", str(folder))
+    assert f"commit {commit}" in private.forge("sources", "list").stdout
+    private.forge("build", "alpha")
+    assert private.packages()
+
+    moved = folder / commit / "demo.git"
+    for item in (moved / "objects").rglob("*"):
+        if item.is_file():
+            item.chmod(0o644)
+            item.write_bytes(item.read_bytes()[:-3] + b"bad")
+    shutil.rmtree(private.root / "build" / "sources")
+    refused = private.forge("sources", "import", str(folder), code=2).stderr
+    assert f"refused: {moved} is not an intact repository" in refused and commit in refused
+
+
+@pytest.fixture
+def exported(private: MiniProject, tmp_path: Path) -> Path:
+    """An exported folder with the source of alpha; beta's source was never fetched."""
+    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "moved\n")
+    url = "http://upstream.invalid/demo-1.0.tar.gz"
+    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.recipe("beta", source=source("http://upstream.invalid/b.tar.gz", "2" * 64))
+    private.forge("sources", "add", str(path))
+    folder = tmp_path / "exported"
+    done = private.forge("sources", "export", str(folder))
+    assert "1 of 2 sources" in done.stdout
+    subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=folder, check=True)
+    return folder
+
+
+def test_list_and_verify(private: MiniProject, exported: Path) -> None:
+    listed = private.forge("sources", "list").stdout
+    assert "alpha: whole: http" in listed and "beta: absent: http" in listed
+    private.forge("sources", "verify", "alpha")
+    private.forge("sources", "verify", code=3)
+    cached = next((private.root / "build" / "sources").glob("*/demo-1.0.tar.gz"))
+    cached.write_bytes(b"evil")
+    assert f"alpha: changed: {cached}" in private.forge("sources", "verify", code=1).stdout
+    again = private.forge("sources", "export", str(exported.parent / "again"), code=2)
+    assert "was changed since it was fetched" in again.stderr
+
+
+def test_import_and_build_without_a_network(
+    private: MiniProject, exported: Path, tmp_path: Path
+) -> None:
+    """On another checkout, in a network namespace that has no interface up."""
+    other = tmp_path / "other"
+    other.mkdir()
+    project = MiniProject(other)
+    (other / "build" / "sources").unlink()
+    for name in ("alpha", "beta"):
+        shutil.copytree(private.root / "recipes" / name, other / "recipes" / name)
+    project.forge("sources", "import", str(exported))
+    cut = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("not attempted: this machine lets nobody make a network namespace")
+    done = subprocess.run(
+        [*cut, *project.command("build", "alpha")], env=project.environment, check=False,
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name.split("-")[0] for name in project.packages()} == {"alpha"}
+
+
+def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> None:
+    """It says which file, what was expected and what was found, and takes the good ones."""
+    good = next(exported.glob("*/demo-1.0.tar.gz"))
+    bad = exported / "0bad" / good.name
+    bad.parent.mkdir()
+    bad.write_bytes(b"evil")
+    found, wanted = hashlib.sha256(b"evil").hexdigest(), good.parent.name
+    shutil.rmtree(private.root / "build" / "sources")
+    done = private.forge("sources", "import", str(exported), code=2)
+    assert f"refused: {bad} has sha256 {found}" in done.stderr and wanted in done.stderr
+    private.forge("sources", "verify", "alpha")
+    (exported.parent / "empty").mkdir()
+    private.forge("sources", "import", str(exported.parent / "empty"), code=2)

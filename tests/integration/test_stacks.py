@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stacks: solve, lock as pixi does, install exactly the lock, run activated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.project import MiniProject
+
+from forge.bases import PUBLISHED
+from forge.envs import match_spec
+from forge.files import sha256_file
+
+MANIFEST = f"""\
+[workspace]
+name = "app"
+channels = ["{PUBLISHED}", "conda-forge"]
+platforms = ["linux-64"]
+
+[dependencies]
+python = ">=3.11"
+alpha = "1.0.*"
+never-built = "*"
+
+[feature.more.dependencies]
+beta = {{ version = "1.0" }}
+
+[environments]
+more = ["more"]
+"""
+# The keys of one conda package in a version 7 lock file, in pixi's order.
+PACKAGE_KEYS = [
+    "conda", "noarch", "build_number", "subdir", "sha256", "md5", "depends", "constrains",
+    "channel", "track_features", "license", "license_family", "purls", "run_exports", "size",
+    "timestamp", "indexed_timestamp", "python_site_packages_path",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
+    """alpha and beta are built; never-built names a host that does not exist."""
+    project = MiniProject(tmp_path_factory.mktemp("app"))
+    project.recipe(
+        "alpha",
+        script='mkdir -p "$PREFIX/etc/conda/activate.d" "$PREFIX/bin"\n'
+        'echo "export ALPHA=on" > "$PREFIX/etc/conda/activate.d/alpha.sh"\n'
+        'printf \'#!/bin/sh\\necho "$PREFIX"\\n\' > "$PREFIX/bin/where"\n'
+        'chmod +x "$PREFIX/bin/where"\n',
+    )
+    project.recipe("beta", run=["alpha"])
+    source = '[{url: "http://upstream.invalid/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
+    project.recipe("never-built", source=source)
+    project.forge("build-all")
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(MANIFEST)
+    return project
+
+
+def lock_of(project: MiniProject) -> Path:
+    return project.root / "build" / "stacks" / "app" / "pixi.lock"
+
+
+def test_lock_install_run(app: MiniProject) -> None:
+    done = app.forge("lock", "app")
+    assert "left out never-built" in done.stdout
+    assert "does for its manifest" in app.forge("lock", "app", "--check").stdout
+    assert not (app.root / "stacks/app/pixi.lock").exists(), "a host-bound lock where pixi reads"
+    app.forge("install", "app")
+    app.forge("install", "app", "-e", "more")
+    run = app.forge("run", "app", "--", "sh", "-c", 'echo "$ALPHA $CONDA_PREFIX"; exit 3', code=3)
+    state, prefix = run.stdout.split()
+    assert state == "on" and Path(prefix).is_relative_to(app.root)
+    where = app.forge("run", "app", "--", "python", "-c", "import sys; print(sys.prefix)")
+    assert where.stdout.strip() == prefix
+    assert not list(Path(prefix).glob("share/beta"))
+    more = app.forge("run", "app", "-e", "more", "--", "sh", "-c", 'ls "$CONDA_PREFIX/share"')
+    assert "beta" in more.stdout
+
+
+def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:
+    """Field by field: order of sections, platform block, channels, package keys and hashes."""
+    app.forge("lock", "app")
+    text = lock_of(app).read_text()
+    top = re.findall(r"^(\w+):", text, re.M)
+    assert top == ["version", "platforms", "environments", "packages"]
+    assert text.startswith(
+        "version: 7\nplatforms:\n- name: linux-64\n  virtual-packages:\n  - __unix=0=0\n"
+        "  - __linux=4.18\n  - __glibc=2.28\n  - __archspec=0=x86_64\nenvironments:\n  default:\n"
+        "    channels:\n    - url: "
+    )
+    packages = text.split("\npackages:\n")[1]
+    entries = re.split(r"^- ", packages, flags=re.M)[1:]
+    for entry in entries:
+        keys = [k for k in re.findall(r"^(?:  )?([a-z_0-9]+):", entry, re.M)]
+        assert keys[0] == "conda" and keys == sorted(keys, key=PACKAGE_KEYS.index)
+        assert "sha256" in keys and "size" in keys
+    urls = [re.match(r"conda: (\S+)", entry)[1] for entry in entries]
+    for url in re.findall(r"^      - conda: (\S+)$", text, re.M):
+        assert url in urls
+    local = [entry for entry in entries if "/channel/noarch/alpha-" in entry]
+    file = Path(re.search(r"conda: (\S+)", local[0])[1])
+    assert f"sha256: {sha256_file(file)}" in local[0]
+
+
+def test_lock_is_reproducible(app: MiniProject) -> None:
+    app.forge("lock", "app")
+    first = lock_of(app).read_bytes()
+    app.forge("lock", "app")
+    assert lock_of(app).read_bytes() == first
+
+
+def test_path_with_a_space(tmp_path: Path) -> None:
+    project = MiniProject(tmp_path / "with space")
+    project.recipe("alpha")
+    project.forge("build-all")
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    kept = [line for line in MANIFEST.splitlines() if not line.startswith(("python", "never"))]
+    manifest.write_text("\n".join(kept).replace('["more"]', "[]"))
+    project.forge("lock", "app")
+    project.forge("install", "app")
+    project.forge("bundle", "app", "-o", str(tmp_path / "app.tar"))
+    run = project.forge("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/alpha/text"')
+    assert run.stdout.strip() == "alpha"
+
+
+def test_tampered_package_is_not_installed(app: MiniProject) -> None:
+    app.forge("lock", "app")
+    (file,) = app.channel.glob("noarch/beta-*.conda")
+    content = file.read_bytes()
+    file.write_bytes(content + b"x")
+    try:
+        error = app.forge("install", "app", "-e", "more", code=1).stderr
+        assert str(file) in error and "tampered" in error
+        assert "damaged" in app.forge("status").stdout
+        file.unlink()
+        assert "missing" in app.forge("install", "app", "-e", "more", code=1).stderr
+    finally:
+        file.write_bytes(content)
+
+
+def test_usage(app: MiniProject, tmp_path: Path) -> None:
+    assert "not locked" in MiniAppCopy(app, tmp_path).forge("install", "app", code=2).stderr
+    app.forge("lock", "app")
+    assert "no environment 'x'" in app.forge("install", "app", "-e", "x", code=2).stderr
+    error = app.forge("run", "app", "-e", "x", "--", "true", code=2).stderr
+    assert "app -e x is not installed: run forge install app -e x" in error
+    lock_of(app).write_text("version: [")
+    assert "not a lock file" in app.forge("install", "app", code=2).stderr
+
+
+def MiniAppCopy(app: MiniProject, folder: Path) -> MiniProject:
+    """The manifest in a project of its own, without a lock."""
+    project = MiniProject(folder)
+    project.recipe("alpha")
+    (folder / "stacks" / "app").mkdir(parents=True)
+    (folder / "stacks/app/pixi.toml").write_text(MANIFEST)
+    return project
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"1.0.*"', '"2.0.*"', "does not solve"),
+        ("[dependencies]", "[other]", "lacks"),
+        ("[dependencies]", "[dependencies", "not TOML"),
+        ('["more"]', '["less"]', "no feature less"),
+    ],
+)
+def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:
+    project = MiniAppCopy(app, tmp_path)
+    manifest = tmp_path / "stacks/app/pixi.toml"
+    manifest.write_text(MANIFEST.replace(old, new))
+    code = 1 if "solve" in message else 2
+    assert message in project.forge("lock", "app", code=code).stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "spec"),
+    [
+        ("*", "alpha *"),
+        ("1.2", "alpha 1.2.*"),
+        (">=1,<2", "alpha >=1,<2"),
+        ("==1.0", "alpha ==1.0"),
+        ({"version": "1.2", "build": "cpu*"}, "alpha 1.2.* cpu*"),
+    ],
+)
+def test_spec(value: object, spec: str) -> None:
+    assert match_spec("alpha", value) == spec
+
+
+def test_status_agrees_with_the_files(app: MiniProject) -> None:
+    import json
+
+    rows = json.loads(app.forge("status", "--json").stdout)["packages"]
+    assert {row["name"]: row["state"] for row in rows} == {
+        "alpha": "built", "beta": "built", "never-built": "not built",
+    }  # fmt: skip
+    for row in rows:
+        if row["file"]:
+            file = app.channel / row["file"]
+            assert (row["sha256"], row["size"]) == (sha256_file(file), file.stat().st_size)
+            assert file.name == f"{row['name']}-{row['version']}-{row['build']}.conda"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's real sources with our patches: platform detection and metadata, without installing it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from support.project import CHECKOUT, MiniProject
+
+from forge import bases
+from forge.errors import NotAttempted
+from forge.project import Project
+from forge.recipes.plan import RecipeSet, source_of
+from forge.sources.cache import PYPI_SOURCES, PYPI_URL, SourceCache
+
+os.environ[PYPI_SOURCES] = PYPI_URL
+CHECK = CHECKOUT / "recipes" / "vllm" / "check_detection.py"
+MANIFEST = """\
+[workspace]
+name = "detect"
+channels = ["conda-forge"]
+platforms = ["linux-64"]
+
+[dependencies]
+python = ">=3.11"
+pytorch = "*"
+packaging = "*"
+"""
+# PyPI's name -> conda-forge's, where they differ
+CONDA_NAMES = {
+    "opencv-python-headless": "py-opencv",
+    "huggingface-hub": "huggingface_hub",
+    "prometheus-client": "prometheus_client",
+    "typing-extensions": "typing_extensions",
+}
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What our patches touch of vLLM's sdist: as upstream made it, and patched."""
+    project = Project.at(CHECKOUT)
+    recipe = RecipeSet(project, bases.load(project, "conda-forge")).recipes["vllm"]
+    source = source_of(recipe, next(data for data in recipe.sources if "patches" in data))
+    try:
+        archive = SourceCache(project).fetch(source, lambda *_: None)
+    except NotAttempted as error:
+        pytest.skip(f"not attempted: {error}")
+    folder = tmp_path_factory.mktemp("vllm")
+    parts = tuple(
+        f"vllm-{recipe.version}/{part}" for part in ("vllm/", "requirements/", "setup.py")
+    )
+    with tarfile.open(archive) as tar:
+        wanted = [member for member in tar if member.name.startswith(parts)]
+        for name in ("upstream", "patched"):
+            tar.extractall(folder / name, wanted, filter="data")
+    upstream, patched = (
+        folder / name / f"vllm-{recipe.version}" for name in ("upstream", "patched")
+    )
+    for patch in sorted((CHECKOUT / "patches/vllm").glob("*.patch")):
+        subprocess.run(["git", "apply", "-p1", patch], cwd=patched, check=True)
+    return upstream, patched
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with the host base's torch."""
+    project = MiniProject(tmp_path_factory.mktemp("env"))
+    project.recipe("probe")
+    project.forge("build-all")
+    manifest = project.root / "stacks" / "detect" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(MANIFEST)
+    project.forge("lock", "detect")
+    project.forge("install", "detect")
+    run = project.forge("run", "detect", "--", "python", "-c", "import sys; print(sys.executable)")
+    return Path(run.stdout.strip())
+
+
+def detect(python: Path, source: Path, *cases: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, CHECK, "--source", source, *cases], capture_output=True, text=True, check=False
+    )
+
+
+def test_platform_detection(trees: tuple[Path, Path], python: Path) -> None:
+    done = detect(python, trees[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(": ok$", done.stdout, re.M)) == 12
+
+
+def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) -> None:
+    """The check fails without the patches, in the cases that they are for."""
+    done = detect(python, trees[0], "no driver", "no amdsmi", "amdsmi lists it")
+    assert done.returncode == 1
+    assert "no driver: ok" in done.stdout
+    assert "no amdsmi: says {'platform': 'UnspecifiedPlatform'" in done.stdout
+    assert "amdsmi lists it: says {'first': 'ROCM_ATTN'}" in done.stdout
+
+
+def requirements(tree: Path, name: str = "rocm.txt") -> dict[str, SpecifierSet]:
+    """What setup.py will write into a ROCm build's metadata, for Python 3.12 on x86-64 Linux."""
+    found = {}
+    for line in (tree / "requirements" / name).read_text().splitlines():
+        line = line.partition(" #")[0].strip()
+        if line.startswith("-r "):
+            found |= requirements(tree, line.split()[1])
+        elif line and not line.startswith("#"):
+            requirement = Requirement(line)
+            where = {"python_version": "3.12", "platform_machine": "x86_64"}
+            if requirement.marker is None or requirement.marker.evaluate(where):
+                pypi = canonicalize_name(requirement.name)
+                found[CONDA_NAMES.get(pypi, pypi)] = requirement.specifier
+    return found
+
+
+def differences(wanted: dict[str, SpecifierSet], recipe: list[str]) -> list[str]:
+    """Where the metadata and a recipe's run requirements do not say the same."""
+    run = dict((*spec.split(" ", 1), "")[:2] for spec in recipe)
+    return [
+        f"{name} {specifier}: the recipe has {run.get(name)}"
+        for name, specifier in wanted.items()
+        if name not in run or SpecifierSet(run[name].replace(" ", "")) != specifier
+    ]
+
+
+def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
+    """So that `pip check` is true: name by name, pin by pin, against the files setup.py reads."""
+    project = Project.at(CHECKOUT)
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"))
+    rendered = recipes.render(recipes.recipes["vllm"].path, "x")[0]["recipe"]
+    run = rendered["requirements"]["run"]
+    wanted = requirements(trees[1])
+    assert len(wanted) > 50 and differences(wanted, run) == []
+    # it can fail: upstream's own files name what no conda channel has
+    assert any("oss-harmony" in line for line in differences(requirements(trees[0]), run))
+    assert differences({"lark": SpecifierSet("==1.2.3")}, run)
+    extra = {spec.split(" ")[0] for spec in run} - set(wanted)
+    assert extra == {"python", "pytorch", "torchvision", "torchaudio", "triton", "amdsmi", "ninja"}

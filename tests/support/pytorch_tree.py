@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The pytorch recipe's programs as modules, and a source tree and tools for its build script."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from support.project import CHECKOUT
+
+RECIPE = CHECKOUT / "recipes" / "pytorch"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, RECIPE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pin, configuration, layout, binaries = map(
+    load, ("check_aotriton_pin", "check_configuration", "lay_out", "check_binaries")
+)
+
+PINNED = f"""\
+  if(DEFINED ENV{{PYTORCH_AOTRITON_COMMIT}})
+    set(__AOTRITON_CI_COMMIT "$ENV{{PYTORCH_AOTRITON_COMMIT}}")
+  else()
+    set(__AOTRITON_CI_COMMIT "{COMMIT}")
+  endif()
+"""
+
+NINJA = """\
+rule HIP_COMPILER
+  command = ccache /env/opt/rocm/lib/llvm/bin/clang++ $DEFINES $FLAGS -c $in
+build torch_hip.dir/sdp_utils.hip.o: HIP_COMPILER
+  DEFINES = -DUSE_FLASH_ATTENTION -DUSE_MEM_EFF_ATTENTION -DUSE_ROCM
+  FLAGS = --gcc-install-dir=/source/gcc -O3 --offload-arch=gfx1151 -I/env/opt/rocm/include
+build libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /source/aotriton/lib/libaotriton_v2.so
+"""
+LOG = """\
+-- Found system Eigen at /env/include/eigen3
+-- Using Preinstalled AOTriton at /source/aotriton
+""" + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
+
+FAKE_TOOLS = {
+    # pip, setup.py and hipify are Python programs; each leaves a line and fails when told to
+    "python": """\
+        case "$*" in
+            *check_*|*lay_out*) exec "$REAL_PYTHON" "$@" ;;
+            *) echo "python ${*//$SRC_DIR/SRC}" >> "$SRC_DIR/calls" ;;
+        esac
+        [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
+        [[ "$*" != *"pip install"* ]] || cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
+        """,
+    "cmake": """\
+        printf 'cmake' >> "$SRC_DIR/calls"; printf ' [%s]' "${@//$SRC_DIR/SRC}" >> "$SRC_DIR/calls"
+        echo >> "$SRC_DIR/calls"
+        if [[ $1 == -S ]]; then
+            mkdir -p build && cp ninja build/build.ninja && cat log
+        else
+            [[ ! -e $SRC_DIR/fail-compile ]]
+        fi
+        """,
+    "g++": """\
+        case "$*" in
+            -dumpmachine) echo x86_64-conda-linux-gnu ;;
+            -dumpfullversion) echo 14.3.0 ;;
+            -print-libgcc-file-name) echo "$BUILD_PREFIX/lib/gcc/libgcc.a" ;;
+            -print-prog-name=ld) echo "$BUILD_PREFIX/tools/ld" ;;
+            -print-file-name=libstdc++.so) echo "$BUILD_PREFIX/lib/libstdc++.so" ;;
+            *) printf -- '-: x.h \\\\\\n %s/c++/vector other\\n' "$BUILD_PREFIX" ;;
+        esac
+        """,
+}
+
+
+class Build:
+    """build.sh in an environment like rattler-build's, on a tree of the few files it touches."""
+
+    def __init__(self, root: Path) -> None:
+        self.source, self.prefix, tools = root / "bld/work", root / "bld/host", root / "tools"
+        site = self.prefix / "lib/python3.12/site-packages"
+        for folder in (site, self.prefix / "include", tools, root / "bld/build/lib/gcc"):
+            folder.mkdir(parents=True)
+        (root / "bld/build/lib/gcc/libgcc.a").touch()
+        for name, script in FAKE_TOOLS.items():
+            (tools / name).write_text(f"#!/bin/bash\nset -e\n{script}")
+            (tools / name).chmod(0o755)
+        self.write("cmake/External/aotriton.cmake", PINNED)
+        self.write("third_party/NNPACK/cmake/DownloadSix.cmake", "download")
+        self.write(".gitmodules", "x")
+        self.write("ninja", NINJA.replace("/env", str(self.prefix)))
+        self.write("log", LOG)
+        for part, names in layout.PARTS.items():
+            for name in names:
+                self.write(f"installed/{part}/{name.replace('*', 'libtorch')}", "x")
+        self.environment = {
+            "PATH": f"{tools}:{os.environ['PATH']}", "SRC_DIR": str(self.source),
+            "PREFIX": str(self.prefix), "BUILD_PREFIX": str(root / "bld/build"),
+            "SP_DIR": str(site), "PYTHON": "python", "RECIPE_DIR": str(RECIPE), "CPU_COUNT": "2",
+            "CXX": "g++", "CXXFLAGS": "-std=c++17 -fvisibility-inlines-hidden -O2",
+            "LDFLAGS": "-Wl,--as-needed -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
+            "CMAKE_ARGS": f"-DCMAKE_FIND_ROOT_PATH={self.prefix};/sysroot -DA=1",
+            "TORCH_VERSION": "2.13.0", "AOTRITON_COMMIT": COMMIT, "REAL_PYTHON": sys.executable,
+            "FORGE_CACHE": str(root / "cache"),
+        }  # fmt: skip
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def run(self, code: int = 0) -> tuple[str, list[str]]:
+        """What the script printed, and the calls of tools that it made in this run."""
+        (self.source / "calls").unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", RECIPE / "build.sh"], cwd=self.source, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert (done.returncode != 0) == (code != 0), done.stdout
+        calls = self.source / "calls"
+        return done.stdout, calls.read_text().splitlines() if calls.exists() else []

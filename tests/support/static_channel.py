@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Channels to publish in tests, and clients that look at what is published."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+
+import msgpack
+import rattler
+import zstandard
+from rattler import Channel as ChannelName
+from rattler import Gateway, LockFile, SourceConfig, VirtualPackage
+from rattler.lock import LockChannel, LockPlatform
+from rattler_build import assemble_package
+
+from forge.channel import places, verify
+from forge.channel.local import Channel
+from forge.project import SUBDIRS
+
+BUILD = "h1234567_0"
+
+
+class Source(Channel):
+    """A channel as the driver leaves it, with packages that are bound to no host."""
+
+    def make(
+        self,
+        name: str,
+        version: str = "1.0",
+        subdir: str = "noarch",
+        tests: int = 1,
+        licensed: bool = True,
+        build: str = BUILD,
+        text: str = "",
+        exports: dict[str, list[str]] | None = None,
+        **more: object,
+    ) -> str:
+        """Build a package of one file and add it; returns NAME-VERSION-BUILD."""
+        work = self.folder.parent / "work"
+        (work / subdir).mkdir(parents=True, exist_ok=True)
+        (work / "files").mkdir(exist_ok=True)
+        (work / "files" / name).write_text(text or name)
+        if exports:
+            (work / "files/info").mkdir()
+            (work / "files/info/run_exports.json").write_text(json.dumps(exports))
+        (work / "LICENSE").write_text("Permission is hereby granted\n")
+        about = {"license": "MIT", "license_files": [work / "LICENSE"]} if licensed else {}
+        package = assemble_package(
+            name, version, subdir, build, work / subdir, files_dir=work / "files",
+            noarch="generic" if subdir == "noarch" else None, **about | more,
+        )  # fmt: skip
+        self.add({package.path: tests}, {"content": name})
+        shutil.rmtree(work / "files")
+        return f"{name}-{version}-{build}"
+
+
+def findings(target: Path, *locks: Path, url: str | None = None) -> list[str]:
+    return verify.channel(places.Folder(target), list(locks), url)[1]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read()
+
+
+def unzstd(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+
+
+def view(url: str) -> int:
+    """One look of a client: the index in its three forms, and every file that each names.
+
+    Returns how many files it read; raises for anything that is missing, half there or different.
+    """
+    count = 0
+    for subdir in SUBDIRS:
+        base = f"{url}/{subdir}"
+        forms = [json.loads(fetch(f"{base}/repodata.json"))["packages.conda"]]
+        forms += [json.loads(unzstd(fetch(f"{base}/repodata.json.zst")))["packages.conda"]]
+        shards = msgpack.unpackb(unzstd(fetch(f"{base}/repodata_shards.msgpack.zst")))
+        forms += [{}]
+        for digest in shards["shards"].values():
+            raw = fetch(f"{base}/shards/{digest.hex()}.msgpack.zst")
+            assert hashlib.sha256(raw).digest() == digest
+            forms[2] |= msgpack.unpackb(unzstd(raw))["packages.conda"]
+        exports = json.loads(fetch(f"{base}/run_exports.json"))["packages.conda"]
+        named = {(n, r["sha256"]) for f in forms[:2] for n, r in f.items()}
+        named |= {(n, r["sha256"].hex()) for n, r in forms[2].items()}
+        for name, sha256 in named:
+            assert hashlib.sha256(fetch(f"{base}/{name}")).hexdigest() == sha256, name
+            count += 1
+        for name in exports.keys() - {name for name, _ in named}:
+            fetch(f"{base}/{name}")
+    return count
+
+
+def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = True) -> set[str]:
+    """What rattler takes for `specs` from a channel, through one form of its index."""
+    config = SourceConfig(sharded_enabled=sharded, zstd_enabled=zst, cache_action="no-cache")
+    gateway = Gateway(cache_dir=cache, default_config=config)
+    records = asyncio.run(
+        rattler.solve(
+            [ChannelName(url)], list(specs), gateway=gateway, platforms=["linux-64", "noarch"],
+            virtual_packages=VirtualPackage.detect(),
+        )
+    )  # fmt: skip
+    return {record.file_name.removesuffix(".conda") for record in records}
+
+
+def lock_of(url: str, path: Path, *specs: str) -> Path:
+    """A lock of `specs` from one channel."""
+    platform = LockPlatform("linux-64")
+    lock = LockFile([platform])
+    lock.set_channels("default", [LockChannel(f"{url}/")])
+    for record in asyncio.run(rattler.solve([url], list(specs), platforms=["linux-64", "noarch"])):
+        lock.add_conda_package("default", platform, record)
+    lock.to_path(path)
+    return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
