@@ -1,6 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`python -m forge`: the command line."""
+"""`python src/forge` or `python -m forge`: the command line."""
 
-from forge.cli.main import main
+import os
+import sys
+from pathlib import Path
+
+# `python src/forge` puts this folder first, where the package is not found. The driver's own child
+# processes find it by PYTHONPATH.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys([*before, sys.path[0]])))
+
+from forge.cli.main import main  # noqa: E402
 
 main()

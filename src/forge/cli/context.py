@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What one command works on: project, base, recipes and channel, and where it prints."""
+"""What a command works on: project, base, recipes and channel; and the options of every command."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
 
+import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
@@ -20,24 +28,63 @@ from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 # a low zstd level for local work; a release pays the time for a high one
 LOCAL_FORMAT = "conda:3"
 
-out, err = Console(soft_wrap=True), Console(soft_wrap=True, stderr=True)
+
+class Terminal(Console):
+    """A console that prints text as it is, and leaves a closed pipe to main()."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(soft_wrap=True, highlight=False, markup=False, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
 
-def say(text: str) -> None:
-    out.print(text, highlight=False, markup=False)
+out, err = Terminal(), Terminal(stderr=True)
 
 
-class Session:
+def base_name(word: str | None) -> BaseName:
+    """The value of --base, aliases included."""
+    try:
+        return BaseName(word or BaseName.AUTO)
+    except ValueError:
+        raise typer.BadParameter(f"{word!r} is not one of {', '.join(BaseName)}") from None
+
+
+def _shared(*names: str, **settings: Any) -> Any:
+    return Option(*names, rich_help_panel="Options before or after any command", **settings)
+
+
+BASE = _shared("--base", metavar="|".join(BaseName), parser=base_name, help="Base to build on.")
+OUTPUT = _shared("--output", help="Channel folder, if not channel/.")
+VARIANT = _shared("--variant", metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
+# the fields of Context that options set
+SHARED: dict[str, Any] = {
+    "base_name": Annotated[BaseName | None, BASE],
+    "output": Annotated[Path | None, OUTPUT],
+    "variants": Annotated[list[str] | None, VARIANT],
+}
+Packages = Annotated[list[str], Argument(help="Recipe names.")]
+Maybe = Annotated[list[str] | None, Argument(help="Recipe names (default: all).")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+@dataclass
+class Context:
     """The project, base and channel that a command works on, each made when first asked for."""
 
-    root = Path()
-    wanted_base = BaseName.AUTO
+    base_name: BaseName = field(default_factory=lambda: base_name(os.environ.get("FORGE_BASE")))
     output: Path | None = None
-    variants: tuple[str, ...] | list[str] = ()
-    quiet = False
+    variants: list[str] = field(default_factory=list)
+    root: Path = field(default_factory=lambda: Path(os.environ.get("FORGE_ROOT", CHECKOUT)))
+
+    def override(self, given: dict[str, Any]) -> Context:
+        """This context with the options that are given; variants add up."""
+        given["variants"] = [*self.variants, *(given["variants"] or ())]
+        return replace(self, **{name: value for name, value in given.items() if value})
 
     @cached_property
     def project(self) -> Project:
@@ -46,19 +93,19 @@ class Session:
     @cached_property
     def base(self) -> bases.Base:
         project = self.project
-        name, line = bases.choose(self.wanted_base)
-        if not self.quiet:
-            say(line)
+        name, line = bases.choose(self.base_name)
+        err.print(line)
         return bases.load(project, name, bases.parse_overrides(self.variants))
 
     @cached_property
     def recipes(self) -> RecipeSet:
-        given = self.hostbase.names() if self.hostbase else frozenset()
-        return RecipeSet(self.project, self.base, given)
+        """The recipes that are built on this base."""
+        provided = self.hostbase.names() if self.hostbase else frozenset()
+        return RecipeSet(self.project, self.base, provided)
 
     @cached_property
     def all_recipes(self) -> RecipeSet:
-        """Those that the base has by itself, too."""
+        """All recipes, including those of packages that the base provides."""
         return RecipeSet(self.project, self.base)
 
     @cached_property
@@ -69,17 +116,17 @@ class Session:
     def hostbase(self) -> HostBase | None:
         return HostBase(self.project, self.base) if self.base.folder else None
 
-    def known(self, names: list[str] | None, among: RecipeSet | None = None) -> set[str]:
-        """The recipe names asked for; raises ForgeError for an unknown one."""
+    def select(self, names: Iterable[str] | None, among: RecipeSet | None = None) -> set[str]:
+        """The named recipes, or all. Raises ForgeError for an unknown name."""
         among = among or self.recipes
-        recipes = among.recipes
-        unknown = sorted(set(names or []) - set(recipes))
-        if given := [name for name in unknown if name in among.given]:
-            raise ForgeError(f"{', '.join(given)} is not built: the base has it by itself")
+        wanted = set(names or among.recipes)
+        unknown = sorted(wanted - set(among.recipes))
+        if provided := [name for name in unknown if name in among.given]:
+            raise ForgeError(f"not built here: {', '.join(provided)}, provided by the base")
         if unknown:
-            known = ", ".join(recipes)
-            raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")
-        return set(names or recipes)
+            there = ", ".join(among.recipes)
+            raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {there}")
+        return wanted
 
     def stack(
         self,
@@ -97,15 +144,13 @@ class Session:
         manifest = self.project.root / "stacks" / name / "pixi.toml"
         if not manifest.is_file():
             stacks = self.project.root.glob("stacks/*/pixi.toml")
-            known = ", ".join(sorted(stack.parent.name for stack in stacks))
-            raise ForgeError(f"there is no stack {name!r}; there are: {known}")
+            there = ", ".join(sorted(stack.parent.name for stack in stacks))
+            raise ForgeError(f"no stack {name!r}; there are: {there}")
         if revision is not None and not channel:
-            raise ForgeError("--revision is one of a published channel: name it with --channel")
-        if records:
-            self.wanted_base = BaseName.CONDA_FORGE
+            raise ForgeError("--revision needs --channel: only published channels have revisions")
         ours = _as_url(channel) if channel else self.project.channel.as_uri()
         theirs = self.base.channel
-        replace = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
+        substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         known, until = {}, None
         if records:
             known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
@@ -113,22 +158,14 @@ class Session:
             known[ours], until = at_revision(ours, revision)
         served = channel and not self.hostbase
         folder = manifest.parent if served else self.project.build / "stacks" / name
-        return Workspace.load(manifest, folder, replace, records=known, until=until)
+        return Workspace.load(manifest, folder, substitutes, records=known, until=until)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
         root = self.project.root
         known = {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
-        replace = {"conda-forge": CONDA_FORGE}
-        return Workspace.load(root / "pixi.toml", root, replace, name="--root", records=known)
-
-    def known_records(self) -> Path | None:
-        """Records of conda-forge in this checkout, where it does not answer itself."""
-        if bases.choose(self.wanted_base)[0] == BaseName.CONDA_FORGE:
-            return None
-        known = self.project.root / "tests" / "data" / "conda-forge"
-        say(f"conda-forge is not asked, or silent: solving from the records in {known}")
-        return known
+        substitutes = {"conda-forge": CONDA_FORGE}
+        return Workspace.load(root / "pixi.toml", root, substitutes, name="--root", records=known)
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the host base is made now if it is not current."""
@@ -146,4 +183,29 @@ def _as_url(channel: str) -> str:
     return place.url if isinstance(place, places.Web) else place.path.as_uri()
 
 
-session = Session()
+def takes_context(function: Callable[..., None]) -> Callable[..., None]:
+    """A command, or a group's callback, whose first parameter is the Context.
+
+    Adds the shared options, because click takes those of a group only before a command's name.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    _, *own = inspect.signature(function).parameters.values()
+
+    @functools.wraps(function)
+    def run(typer_context: typer.Context, **values: Any) -> None:
+        given = {name: values.pop(name) for name in SHARED}
+        typer_context.obj = (typer_context.obj or Context()).override(given)
+        function(typer_context.obj, **values)
+
+    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    parameters = [keyword("typer_context", annotation=typer.Context)]
+    parameters += [keyword(p.name, annotation=hints[p.name], default=p.default) for p in own]
+    parameters += [keyword(name, annotation=SHARED[name], default=None) for name in SHARED]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
+    """Register a function whose first parameter is the Context as a command of `app`."""
+    return lambda function: app.command(name, **settings)(takes_context(function))

@@ -2,7 +2,7 @@
 """The command line: `./forge CMD` or `pixi run CMD`.
 
 Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 2 usage or
-configuration, 3 something wanted could not be attempted, 130 interrupted.
+configuration, 3 something wanted could not be attempted, 130 interrupted, 141 output closed.
 """
 
 from __future__ import annotations
@@ -10,56 +10,38 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
+import tomllib
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from forge.bases import BaseName
-from forge.cli import building, provenance, publishing, stacks, upkeep
-from forge.cli.context import err, session
+from forge.cli import building, checks, provenance, publishing, sources, stacks, upkeep
+from forge.cli.context import CHECKOUT, Context, err, out, takes_context
 from forge.errors import ForgeError
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
-INTERRUPTED = 130
-GLOBAL_OPTIONS = ("--base", "--output", "--variant")
+INTERRUPTED, CLOSED_PIPE = 130, 141
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for part in (building, stacks, publishing, provenance, upkeep):
+for part in (building, stacks, publishing, provenance, sources, upkeep, checks):
     app.add_typer(part.app)
 
 
+def print_version(wanted: bool) -> None:
+    if wanted:
+        project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+        out.print(f"strix-forge {project['version']}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, Option("--version", is_eager=True, callback=print_version)]
+
+
 @app.callback()
-def options(
-    base: Annotated[BaseName, typer.Option(envvar="FORGE_BASE", help="Build on.")] = BaseName.AUTO,
-    output: Annotated[Path | None, typer.Option(help="Channel folder, if not channel/.")] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE instead of what variants.yaml says.")
-    ] = None,
-    root: Annotated[Path, typer.Option(envvar="FORGE_ROOT", hidden=True)] = Path(),
-) -> None:
-    """Build, lock, install and check the strix-forge packages.
-
-    --base, --output and --variant may stand before or after the command.
-    """
-    session.root, session.wanted_base, session.output = root, base, output
-    session.variants = variant or []
-
-
-def globals_first(arguments: list[str]) -> list[str]:
-    """Options that typer takes before the command only, moved there from anywhere before `--`."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    first, rest, todo = [], [], arguments[:end]
-    while todo:
-        word = todo.pop(0)
-        if word.startswith(tuple(f"{name}=" for name in GLOBAL_OPTIONS)):
-            first.append(word)
-        elif word in GLOBAL_OPTIONS:
-            first += [word, *todo[:1]]
-            del todo[:1]
-        else:
-            rest.append(word)
-    return first + rest + arguments[end:]
+@takes_context
+def options(forge: Context, version: Version = False) -> None:
+    """Build, lock, install and check the strix-forge packages."""
 
 
 class Interrupted(BaseException):
@@ -70,27 +52,36 @@ def interrupt(*_: object) -> None:
     raise Interrupted
 
 
-def main() -> None:
+def run() -> int:
     """Run the command line; every foreseen error is one message and an exit code."""
+    try:
+        app(prog_name="forge")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except Interrupted:
+        err.print("interrupted; run the same command again to go on")
+        return INTERRUPTED
+    except ForgeError as error:
+        err.print(f"error: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        return CLOSED_PIPE
+    except OSError as error:  # a full or failing disk, wherever it shows first
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"error: {where}{error.strerror}; fix that and run the same command again")
+        return 1
+    return 0
+
+
+def main() -> None:
+    """The entry point of `./forge`."""
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL
-    code = 0
+    code = run()
     try:
-        app(globals_first(sys.argv[1:]), prog_name="forge")
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 0
-    except Interrupted:
-        err.print("interrupted; run the same command again to go on")
-        code = INTERRUPTED
-    except ForgeError as error:
-        err.print(f"error: {error}", highlight=False, markup=False)
-        code = error.exit_code
-    except OSError as error:  # a full or failing disk, wherever it shows first
-        where = error.filename or session.project.build
-        err.print(f"error: {where}: {error.strerror}; mend that and run the same command again")
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough: nothing to report
+        code = code or CLOSED_PIPE
     # py-rattler sometimes aborts while Python shuts down, after the work is done
     os._exit(code)

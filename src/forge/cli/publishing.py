@@ -9,25 +9,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from forge.channel import places, revisions, verify
 from forge.channel.places import FORMS
 from forge.channel.publish import StaticChannel
 from forge.channel.uploads import Destination, destination
-from forge.cli.context import say, session
+from forge.cli.context import Context, Json, out, command
 from forge.errors import ForgeError
 
 app = typer.Typer()
-channel_app = typer.Typer(help="A channel that is published.", no_args_is_help=True)
+channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
 app.add_typer(channel_app, name="channel")
 
-Where = Annotated[str, typer.Argument(help="Folder or URL of the channel.")]
-Builds = Annotated[list[str] | None, typer.Option(help="NAME-VERSION-BUILD, repeatable.")]
+Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
+Builds = Annotated[list[str] | None, Option(help="NAME-VERSION-BUILD, repeatable.")]
 
 
-@app.command()
+@command(app)
 def publish(
-    to: Annotated[str, typer.Option(help=f"{FORMS}.")],
+    forge: Context,
+    to: Annotated[str, Option(help=f"{FORMS}.")],
     yank: Builds = None,
     restore: Builds = None,
 ) -> None:
@@ -38,55 +40,54 @@ def publish(
     target = destination(to)
     if isinstance(target, Destination) and (yank or restore):
         raise ForgeError("only a folder's builds can be yanked here; use the server's own way")
-    with session.project.lock():
+    with forge.project.lock():
         if isinstance(target, Destination):
-            sent, count = target.publish(session.channel)
-            say(f"{sent} packages uploaded, {count} in {to}")
+            sent, count = target.publish(forge.channel)
+            out.print(f"{sent} packages uploaded, {count} in {to}")
             return
-        revision = StaticChannel(target).publish(session.channel, yank or (), restore or ())
-    say(f"{target}: {revision or 'nothing new'}")
+        revision = StaticChannel(target).publish(forge.channel, yank or (), restore or ())
+    out.print(f"{target}: {revision or 'nothing new'}")
 
 
-@channel_app.command("yank")
+@command(channel_app, "yank")
 def yank_builds(
-    folder: Annotated[Path, typer.Argument(help="Folder of the channel.", file_okay=False)],
-    builds: Annotated[list[str], typer.Argument(help="NAME-VERSION-BUILD.")],
-    restore: Annotated[bool, typer.Option("--restore", help="Take the mark off again.")] = False,
+    forge: Context,
+    folder: Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)],
+    builds: Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")],
+    restore: Annotated[bool, Option("--restore", help="Take the mark off again.")] = False,
 ) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
     if not (folder / "noarch" / "repodata.json").is_file():
         raise ForgeError(f"{folder} is no channel folder")
     channel = StaticChannel(folder.resolve())
     revision = channel.publish(None, *((), builds) if restore else (builds,))
-    say(f"{folder}: {revision or 'nothing new'}")
+    out.print(f"{folder}: {revision or 'nothing new'}")
 
 
-@channel_app.command("log")
-def log(
-    channel: Where,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-) -> None:
+@command(channel_app, "log")
+def log(forge: Context, channel: Where, as_json: Json = False) -> None:
     """Print the revisions of a published channel, newest first."""
     entries = revisions.read(places.parse(channel))
     if as_json:
-        say(json.dumps([asdict(entry) for entry in entries], indent=1))
+        print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     if not entries:
         raise ForgeError(f"{channel} has no {revisions.LOG}: forge publish makes one")
     for entry in reversed(entries):
-        say(f"{entry.time} {entry}")
+        out.print(f"{entry.time} {entry}")
         for sign, files in (("+", entry.added), ("-", entry.yanked), ("^", entry.restored)):
             for file in files:
-                say(f"  {sign} {file}")
+                out.print(f"  {sign} {file}")
 
 
-@channel_app.command("verify")
+@command(channel_app, "verify")
 def verify_channel(
+    forge: Context,
     channel: Where,
     lock: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A stack's pixi.lock.")
+        list[Path] | None, Option(exists=True, dir_okay=False, help="A stack's pixi.lock.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="What the locks call the channel.")] = None,
+    url: Annotated[str | None, Option(help="What the locks call the channel.")] = None,
 ) -> None:
     """Hold every file against its record, and every form of the index against the others.
 
@@ -95,7 +96,7 @@ def verify_channel(
     place = places.parse(channel)
     index, findings = verify.channel(place, lock or [], url)
     for finding in findings:
-        say(finding)
+        out.print(finding)
     orphans = "" if place.packages() is not None else ", orphans cannot be seen over HTTP"
-    say(f"{place}: {len(index.records)} packages, {len(findings)} findings{orphans}")
+    out.print(f"{place}: {len(index.records)} packages, {len(findings)} findings{orphans}")
     raise typer.Exit(1 if findings else 0)

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from forge.bases import PUBLISHED
-from forge.cli.context import say, session
+from forge import bases
+from forge.bases import PUBLISHED, BaseName
+from forge.cli.context import Context, out, command
 from forge.errors import ForgeError
 
 app = typer.Typer()
 
-Environment = Annotated[str, typer.Option("--environment", "-e", help="Environment of the stack.")]
+# what follows the first argument goes to another program, even if it looks like an option of ours
+PASS_ON = {"allow_interspersed_args": False}
+Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
 Served = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--channel",
         metavar="URL",
         envvar="FORGE_CHANNEL",
@@ -26,90 +31,105 @@ Served = Annotated[
 ]
 
 
-@app.command()
+@command(app)
 def lock(
-    stack: Annotated[str | None, typer.Argument(help="One of stacks/.")] = None,
-    root: Annotated[bool, typer.Option("--root", help="The build tools, pixi.toml.")] = False,
+    forge: Context,
+    stack: Annotated[str | None, Argument(help="A folder of stacks/.")] = None,
+    root: Annotated[bool, Option("--root", help="The build tools, pixi.toml.")] = False,
     channel: Served = None,
-    revision: Annotated[
-        int | None, typer.Option(help="The channel as it was at this revision.")
-    ] = None,
+    revision: Annotated[int | None, Option(help="The channel as it was at this revision.")] = None,
     records: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Take conda-forge's records from DIR/SUBDIR/repodata.json."
-        ),
+        Path | None, Option(metavar="DIR", help="Read conda-forge's repodata from DIR/SUBDIR.")
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="With --root: the newest of all, not what is locked.")
+        bool, Option("--update", help="With --root: move to the newest versions.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if the lock is not up to date.")
+        bool, Option("--check", help="Write nothing; fail if the lock is not up to date.")
     ] = False,
 ) -> None:
-    """Solve the environments of a stack, or the build tools', and write the lock file.
+    """Solve the environments of a stack, or of the build tools, and write the lock file.
 
     With --channel the lock is for every machine and is written beside the stack's manifest.
-    Without, or on the host base, it is for this machine and lies in build/stacks. On the
-    host base a package of ours that the channel lacks is left out, and named.
+    Without it, or on the host base, the lock is for this machine and lies in build/stacks. On the
+    host base, packages of ours that the channel lacks are left out and named.
     """
     if root == bool(stack):
-        raise ForgeError("name one: a stack, or --root")
+        raise ForgeError("name either a stack or --root")
     if update and not root:
         raise ForgeError("--update is for --root: a stack is solved anew each time")
     if root and revision is not None:
-        raise ForgeError("--revision is one of the channel that a stack is locked against")
+        raise ForgeError("--revision is for the channel that a stack is locked against")
     if stack:
-        chosen = session.stack(stack, channel, revision, records)
+        if records:
+            forge = replace(forge, base_name=BaseName.CONDA_FORGE)
+        chosen = forge.stack(stack, channel, revision, records)
     else:
-        chosen = session.build_tools(None if check else records or session.known_records())
+        chosen = forge.build_tools(None if check else records or known_records(forge))
     unbuilt: set[str] = set()
-    if stack and not channel and not session.channel.is_indexed():
-        with session.project.lock():
-            session.channel.reconcile()
-    if stack and session.hostbase:
-        unbuilt = set(session.recipes.owner) - chosen.package_names(PUBLISHED)
+    if stack and not channel and not forge.channel.is_indexed():
+        with forge.project.lock():
+            forge.channel.reconcile()
+    if stack and forge.hostbase:
+        unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     if check:
         problems = chosen.outdated(unbuilt.__contains__)
         for problem in problems:
-            say(problem)
-        say(f"{chosen.lock_file} {'is outdated' if problems else 'does for its manifest'}")
+            out.print(problem)
+        out.print(f"{chosen.lock_file} is {'outdated' if problems else 'up to date'}")
         raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
     counts, left_out = chosen.lock(unbuilt.__contains__, keep=root and not update)
     for name in left_out:
-        say(f"left out {name}: the channel lacks it (forge build {name} says why)")
+        out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
     for environment, count in counts.items():
-        say(f"{environment}: {count} packages")
+        out.print(f"{environment}: {count} packages")
     same = chosen.lock_file.read_bytes() == before
-    say(f"{chosen.lock_file} {'stays as it was' if same else 'is written'}")
+    out.print(f"{chosen.lock_file}: {'unchanged' if same else 'written'}")
 
 
-@app.command()
-def install(stack: str, environment: Environment = "default", channel: Served = None) -> None:
+def known_records(forge: Context) -> Path | None:
+    """The checkout's own conda-forge records; None where conda-forge itself can be asked."""
+    if bases.choose(forge.base_name)[0] == BaseName.CONDA_FORGE:
+        return None
+    folder = forge.project.root / "tests" / "data" / "conda-forge"
+    out.print(f"conda-forge does not answer, or is not to be asked: solving from {folder}")
+    return folder
+
+
+@command(app)
+def install(
+    forge: Context, stack: str, environment: Environment = "default", channel: Served = None
+) -> None:
     """Install an environment of a stack exactly as its lock file says.
 
     With --channel that is the lock beside its manifest; without, the one in build/stacks.
     """
-    chosen = session.stack(stack, channel)
-    say(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
+    chosen = forge.stack(stack, channel)
+    out.print(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@command(app, context_settings=PASS_ON)
 def run(
+    forge: Context,
     stack: str,
-    command: Annotated[list[str], typer.Argument(help="Command and arguments, after --.")],
+    words: Annotated[list[str], Argument(metavar="COMMAND...", help="May follow --.")],
     environment: Environment = "default",
     channel: Served = None,
 ) -> None:
     """Run a command in an installed environment, activated."""
-    session.quiet = True
-    raise typer.Exit(session.stack(stack, channel).run(environment, command))
+    words = words[1:] if words[0] == "--" else words
+    raise typer.Exit(forge.stack(stack, channel).run(environment, words))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def validate(context: typer.Context, channel: Served = None) -> None:
-    """Check attention in the installed attention stack; arguments go to strix-validate."""
-    session.quiet = True
-    command = ["strix-validate", *(context.args or ["attention"])]
-    raise typer.Exit(session.stack("attention", channel).run("default", command))
+@command(app, context_settings=PASS_ON)
+def validate(
+    forge: Context,
+    words: Annotated[
+        list[str] | None, Argument(metavar="ARGS...", help="(default: attention)")
+    ] = None,
+    channel: Served = None,
+) -> None:
+    """Check attention in the installed attention stack; ARGS go to strix-validate."""
+    command_line = ["strix-validate", *(words or ["attention"])]
+    raise typer.Exit(forge.stack("attention", channel).run("default", command_line))
