@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.project import CHECKOUT, MiniProject, forge
+from support.project import CHECKOUT, MiniProject, copy_checkout, forge
 
 from forge import bases
 from forge.project import Project
@@ -17,7 +17,7 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker for the tests of a file, and one, from the start, for those of this checkout."""
+    """One worker for the tests of a file, and one, from the start, for those of the copy."""
     for item in items:
         kind = item.path.relative_to(Path(__file__).parent).parts[0]
         item.add_marker(getattr(pytest.mark, kind))
@@ -49,13 +49,20 @@ def recipes() -> RecipeSet:
 
 
 @pytest.fixture(scope="session")
-def built() -> str:
-    """Every package that this machine can build, in the checkout's channel."""
-    return forge("build-all")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout with every package that this machine can build; made once a run."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "checkout"
+    with FileLock(CHECKOUT / "build" / ".tests"):
+        if not root.exists():
+            copy_checkout(root)
+        forge("build-all", root=root)
+    return root
 
 
 @pytest.fixture(scope="session")
-def attention_stack(built: str) -> None:
-    """The attention stack, locked and installed in the checkout's build folder."""
-    forge("lock", "attention")
-    forge("install", "attention")
+def attention_stack(built: Path) -> Path:
+    """The same copy, with the attention stack locked and installed."""
+    forge("lock", "attention", root=built)
+    forge("install", "attention", root=built)
+    return built

@@ -13,31 +13,30 @@ from pathlib import Path
 
 import pytest
 from support import aotriton_tree
-from support.project import CHECKOUT
+from support.project import CHECKOUT, need_pyelftools
 
 from forge.files import sha256_file
 
 RECIPE = CHECKOUT / "recipes" / "aotriton"
 sys.path.insert(0, str(RECIPE))
+need_pyelftools()
 import build_images  # noqa: E402
 import check_images  # noqa: E402
 
-PYTHON = CHECKOUT / "build/stacks/attention/.pixi/envs/default/bin/python"
+PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
 COUNT = len(aotriton_tree.NAMES) * len(aotriton_tree.TYPES)
-
-pytestmark = pytest.mark.usefixtures("attention_stack")
 
 
 class Build:
     """A source tree, and the command that makes images of it."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.source = root, aotriton_tree.make(root / "source")
+    def __init__(self, root: Path, python: Path) -> None:
+        self.python, self.root, self.source = python, root, aotriton_tree.make(root / "source")
         self.cache, self.images, self.number = root / "cache", root / "images", 0
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
         self.number += 1
-        command = [PYTHON, RECIPE / "build_images.py", self.source, self.images]
+        command = [self.python, RECIPE / "build_images.py", self.source, self.images]
         command += ["--build", self.root / f"build{self.number}", "--jobs", "2"]
         return subprocess.Popen(
             [*command, "--commit", "c" * 40, "--tree", "d" * 40],
@@ -60,8 +59,8 @@ class Build:
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
-    return Build(tmp_path)
+def build(tmp_path: Path, attention_stack: Path) -> Build:
+    return Build(tmp_path, attention_stack / PYTHON)
 
 
 def test_images_and_upstreams_own_path(build: Build) -> None:
@@ -79,7 +78,7 @@ def test_images_and_upstreams_own_path(build: Build) -> None:
         out.parent.mkdir(exist_ok=True)
         arguments[4] = str(out)
         compiler = build.source / "v3python/compile.py"
-        subprocess.run([PYTHON, compiler, *arguments], env=environment, check=True)
+        subprocess.run([build.python, compiler, *arguments], env=environment, check=True)
         assert sha256_file(out) == ours[out.name]
 
 
@@ -102,14 +101,16 @@ def test_killed_build_goes_on(build: Build) -> None:
     compiled, cached = map(int, re.search(r"(\d+) compiled.*, (\d+) from", output).groups())
     assert compiled + cached == COUNT and cached >= done - 1  # one may have been half written
     again = {file.name: sha256_file(file) for file in build.images.rglob("*.aks2")}
-    whole = Build(build.root / "whole")
+    whole = Build(build.root / "whole", build.python)
     whole.run()
     assert again == {file.name: sha256_file(file) for file in whole.images.rglob("*.aks2")}
     assert f"0 compiled, {COUNT} from the cache" in build.run()
     # the environment of the next build has another path
     other = build.root / "environment"
     other.mkdir()
-    (other / "triton").symlink_to(next(PYTHON.parents[1].glob("lib/python*/site-packages/triton")))
+    (other / "triton").symlink_to(
+        next(build.python.parents[1].glob("lib/python*/site-packages/triton"))
+    )
     assert f"0 compiled, {COUNT} from the cache" in build.run(PYTHONPATH=str(other))
 
 
@@ -128,8 +129,8 @@ def test_process_that_dies(build: Build) -> None:
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build = Build(tmp_path_factory.mktemp("good"))
+def good(tmp_path_factory: pytest.TempPathFactory, attention_stack: Path) -> Path:
+    build = Build(tmp_path_factory.mktemp("good"), attention_stack / PYTHON)
     build.run()
     return build.images
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forge import bases, cli
 from forge.bases import BaseName
-from forge.cli.context import Session
+from forge.cli.context import Context
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
@@ -76,8 +76,8 @@ def test_base_option_may_stand_anywhere(project: MiniProject, place: str) -> Non
         "after": ["plan", "--base", "conda-forge"],
         "joined": ["plan", "--base=conda-forge"],
     }[place]
-    out = project.forge(*arguments).stdout
-    assert "base: conda-forge" in out and "hostbound" not in out
+    done = project.forge(*arguments)
+    assert "base: conda-forge" in done.stderr and "hostbound" not in done.stdout
 
 
 def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
@@ -85,10 +85,10 @@ def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
     project.recipe("beta")
     base = bases.load(Project.at(project.root), BaseName.CONDA_FORGE)
     recipes = RecipeSet(Project.at(project.root), base, {"beta"})
-    with pytest.raises(ForgeError, match="beta is not built: the base has it by itself"):
-        Session().known(["alpha", "beta"], recipes)
+    with pytest.raises(ForgeError, match="beta is not built here: provided by the base"):
+        Context().select(["alpha", "beta"], recipes)
     with pytest.raises(ForgeError, match="no recipe gamma; there are: alpha"):
-        Session().known(["gamma"], recipes)
+        Context().select(["gamma"], recipes)
 
 
 def test_help_names_the_defaults() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT
+from support.project import CHECKOUT, need_pyelftools
 
 CHECKS = CHECKOUT / "recipes" / "checks"
 AMDSMI = CHECKOUT / "recipes" / "amdsmi" / "__init__.py"
@@ -52,6 +52,7 @@ def run(script: Path, *arguments: str | Path, **options: object) -> subprocess.C
 
 def test_binaries_of_a_package(tmp_path: Path) -> None:
     """A package is searched without importing it; an absent one is no success."""
+    need_pyelftools()
     check = CHECKOUT / "recipes" / "pytorch" / "check_binaries.py"
     package = tmp_path / "compiled"
     (package / "deep").mkdir(parents=True)

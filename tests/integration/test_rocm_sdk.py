@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from support import sdk_tree
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, MiniProject, need_pyelftools
 
 from forge.files import sha256_file
 
 RECIPE = CHECKOUT / "recipes" / "rocm-sdk"
 sys.path.insert(0, str(RECIPE))
+need_pyelftools()
 import tree  # noqa: E402
 
 DROPPED = {

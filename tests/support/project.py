@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A miniature project: the real bases and driver, tiny recipes, its own channel and build folder.
 
-What is slow to make is shared with the checkout: the host base and the fetched sources.
+Also copies of the checkout. What is slow to make is shared with it: the host base and the fetched
+sources.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -48,10 +51,7 @@ class MiniProject:
         shutil.copy(CHECKOUT / "variants.yaml", root)
         shutil.copytree(CHECKOUT / "bases", root / "bases")
         (root / "recipes").mkdir()
-        (root / "build").mkdir()
-        for shared in ("host-base", "sources"):
-            (CHECKOUT / "build" / shared).mkdir(parents=True, exist_ok=True)
-            (root / "build" / shared).symlink_to(CHECKOUT / "build" / shared)
+        share_build(root)
 
     @property
     def channel(self) -> Path:
@@ -75,16 +75,11 @@ class MiniProject:
         return folder
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "forge", *arguments]
+        return driver(CHECKOUT, *arguments)
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {
-            "FORGE_ROOT": str(self.root),
-            "FORGE_BASE": "host",
-            "PYTHONPATH": str(CHECKOUT / "src"),
-            "COLUMNS": "200",
-        }
+        return driver_environment(self.root) | {"COLUMNS": "200"}
 
     def forge(
         self, *arguments: str, code: int = 0, **environment: str
@@ -107,11 +102,55 @@ class MiniProject:
         return {file.name for file in self.channel.glob("*/*.conda")}
 
 
+def share_build(root: Path) -> None:
+    """Make ROOT/build, with the checkout's host base and sources in it."""
+    (root / "build").mkdir()
+    for shared in ("host-base", "sources"):
+        (CHECKOUT / "build" / shared).mkdir(parents=True, exist_ok=True)
+        (root / "build" / shared).symlink_to(CHECKOUT / "build" / shared)
+
+
+def copy_checkout(root: Path) -> None:
+    """Copy what git tracks or would track to `root`, and link the packages of channel/ there.
+
+    So that what the checkout has built need not be built again, and nothing is written to it.
+    """
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+    channel = [file for file in (CHECKOUT / "channel").rglob("*") if file.name != ".lock"]
+    files = [CHECKOUT / name for name in names.split("\0") if name] + channel
+    for file in filter(Path.is_file, files):
+        target = root / file.relative_to(CHECKOUT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".conda":
+            target.hardlink_to(file)
+        elif not target.exists():
+            shutil.copy2(file, target, follow_symlinks=False)
+    share_build(root)
+
+
+def driver(root: Path, *arguments: str) -> list[str]:
+    """The command line of the driver in `root`, run by the interpreter of the tests."""
+    return [sys.executable, str(root / "src" / "forge"), *arguments]
+
+
+def driver_environment(root: Path) -> dict[str, str]:
+    """The environment for a driver that works on `root`, on the host base."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "PATH": path}
+
+
 def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
-    """Run the checkout's launcher and require its exit code; returns what it printed."""
+    """Run the driver of a checkout and require its exit code; returns what it printed."""
     done = subprocess.run(
-        [root / "forge", *arguments], text=True, capture_output=True, check=False,
-        env=os.environ | {"FORGE_BASE": "host", "FORGE_NO_PIXI": "1"},
+        driver(root, *arguments), text=True, capture_output=True, check=False,
+        env=driver_environment(root),
     )  # fmt: skip
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def need_pyelftools() -> None:
+    """Skip what follows without pyelftools: the recipes' own checks read ELF files with it."""
+    why = "pixi.lock lacks pyelftools: pixi.toml says why; .ci/run has it"
+    pytest.importorskip("elftools", reason=why, exc_type=ImportError)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from support.project import CHECKOUT
+from support.project import CHECKOUT, need_pyelftools
 
 RECIPE = CHECKOUT / "recipes" / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -23,6 +23,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
+need_pyelftools()
 pin, configuration, layout, binaries = map(
     load, ("check_aotriton_pin", "check_configuration", "lay_out", "check_binaries")
 )

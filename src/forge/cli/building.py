@@ -14,7 +14,7 @@ from forge.build import rebuild as reproduce
 from forge.build import runner
 from forge.build.runner import FAILED, LEFT, Result
 from forge.channel.local import Record
-from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, err, out, command
+from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.files import sha256_file
 from forge.recipes.plan import Step, sources_of
 

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from forge.build.runner import Display
-from forge.cli.context import Context, err, out, command
+from forge.cli.context import Context, command, err, out
 from forge.upkeep import patches
 
 app = typer.Typer()

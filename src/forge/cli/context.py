@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -33,17 +33,8 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 LOCAL_FORMAT = "conda:3"
 
 
-class Terminal(Console):
-    """A console that prints text as it is, and leaves a closed pipe to main()."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(soft_wrap=True, highlight=False, markup=False, **options)
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
-
-
-out, err = Terminal(), Terminal(stderr=True)
+_terminal = functools.partial(Console, soft_wrap=True, highlight=False, markup=False)
+out, err = _terminal(), _terminal(stderr=True)
 
 
 def base_name(word: str | None) -> BaseName:
@@ -58,7 +49,8 @@ def _shared(*names: str, **settings: Any) -> Any:
     return Option(*names, rich_help_panel="Options before or after any command", **settings)
 
 
-BASE = _shared("--base", metavar="|".join(BaseName), parser=base_name, help="Base to build on.")
+NAMES = "auto|conda-forge|host"
+BASE = _shared("--base", metavar=NAMES, parser=base_name, help="Base to build on.")
 OUTPUT = _shared("--output", help="Channel folder, if not channel/.")
 VARIANT = _shared("--variant", metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
 # the fields of Context that options set
@@ -122,7 +114,7 @@ class Context:
         wanted = set(names or among.recipes)
         unknown = sorted(wanted - set(among.recipes))
         if provided := [name for name in unknown if name in among.given]:
-            raise ForgeError(f"not built here: {', '.join(provided)}, provided by the base")
+            raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
         if unknown:
             there = ", ".join(among.recipes)
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {there}")

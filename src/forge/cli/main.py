@@ -57,6 +57,8 @@ def run() -> int:
     try:
         app(prog_name="forge")
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # click and rich make 1 of it
+            return CLOSED_PIPE
         return stop.code if isinstance(stop.code, int) else 0
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
@@ -64,8 +66,6 @@ def run() -> int:
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:
-        return CLOSED_PIPE
     except OSError as error:  # a full or failing disk, wherever it shows first
         where = f"{error.filename}: " if error.filename else ""
         err.print(f"error: {where}{error.strerror}; fix that and run the same command again")
@@ -81,7 +81,7 @@ def main() -> None:
     code = run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough: nothing to report
+    except BrokenPipeError:
         code = code or CLOSED_PIPE
     # py-rattler sometimes aborts while Python shuts down, after the work is done
     os._exit(code)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.cli.context import Context, out, command
+from forge.cli.context import Context, command, out
 from forge.errors import ForgeError, NotAttempted
 from forge.provenance import records
 from forge.provenance.verify import verify as hold_against

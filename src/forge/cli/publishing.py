@@ -15,7 +15,7 @@ from forge.channel import places, revisions, verify
 from forge.channel.places import FORMS
 from forge.channel.publish import StaticChannel
 from forge.channel.uploads import Destination, destination
-from forge.cli.context import Context, Json, out, command
+from forge.cli.context import Context, Json, command, out
 from forge.errors import ForgeError
 
 app = typer.Typer()

@@ -11,7 +11,7 @@ import typer
 from typer import Argument
 
 from forge.build.runner import Display
-from forge.cli.context import Context, Maybe, err, out, command
+from forge.cli.context import Context, Maybe, command, err, out
 from forge.errors import ForgeError, NotAttempted
 from forge.recipes.plan import sources_of
 from forge.sources.cache import Source, SourceCache

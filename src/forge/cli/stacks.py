@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from forge import bases
 from forge.bases import PUBLISHED, BaseName
-from forge.cli.context import Context, out, command
+from forge.cli.context import Context, command, out
 from forge.errors import ForgeError
 
 app = typer.Typer()
@@ -93,7 +93,7 @@ def known_records(forge: Context) -> Path | None:
     if bases.choose(forge.base_name)[0] == BaseName.CONDA_FORGE:
         return None
     folder = forge.project.root / "tests" / "data" / "conda-forge"
-    out.print(f"conda-forge does not answer, or is not to be asked: solving from {folder}")
+    out.print(f"conda-forge is unreachable or not requested: solving from the records in {folder}")
     return folder
 
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from forge.bases import BaseName
 from forge.build.runner import Display
-from forge.cli.context import Context, Json, Maybe, err, out, command
+from forge.cli.context import Context, Json, Maybe, command, err, out
 from forge.errors import ForgeError
 from forge.upkeep import feedstock as feedstocks
 from forge.upkeep import pins, relations

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line: where options may stand, what is passed on, how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.project import CHECKOUT, MiniProject, driver, driver_environment
+from typer.testing import CliRunner
+
+from forge.bases import BaseName
+from forge.cli import main
+from forge.cli.context import Context, Maybe, command, takes_context
+
+
+@pytest.fixture(autouse=True)
+def no_base_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_BASE", raising=False)
+
+
+@pytest.fixture
+def contexts() -> tuple[typer.Typer, list[Context]]:
+    """A command line like the real one, and the contexts that its one command received."""
+    app, received = typer.Typer(), []
+
+    @app.callback()
+    @takes_context
+    def options(forge: Context) -> None:
+        pass
+
+    @command(app)
+    def show(forge: Context, words: Maybe = None) -> None:
+        received.append(forge)
+
+    return app, received
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--base host --output x --variant a=1 --variant b=2 show word",
+        "show --base host --output x --variant a=1 --variant b=2 word",
+        "show word --base=host --output=x --variant=a=1 --variant=b=2",
+        "--base host --variant a=1 show --output x word --variant b=2",
+        "--base conda-forge --output y --variant a=1 show --base host --output x --variant b=2",
+    ],
+)
+def test_shared_options_before_and_after_the_command(
+    contexts: tuple[typer.Typer, list[Context]], line: str
+) -> None:
+    app, received = contexts
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    (forge,) = received
+    assert forge.base_name == BaseName.HOST and forge.output == Path("x")
+    assert forge.variants == ["a=1", "b=2"]
+
+
+def test_base_from_the_environment(
+    contexts: tuple[typer.Typer, list[Context]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, received = contexts
+    monkeypatch.setenv("FORGE_BASE", "conda-forge")
+    for line in ("show", "--base host show", "show --base host"):
+        assert CliRunner().invoke(app, line.split()).exit_code == 0
+    names = [forge.base_name for forge in received]
+    assert names == [BaseName.CONDA_FORGE, BaseName.HOST, BaseName.HOST]
+    monkeypatch.setenv("FORGE_BASE", "other")
+    done = CliRunner().invoke(app, ["show"])
+    assert done.exit_code == 2 and "auto, conda-forge, host" in done.output
+
+
+def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Context]]) -> None:
+    for line in ("--base other show", "show --base other"):
+        done = CliRunner().invoke(contexts[0], line.split())
+        assert done.exit_code == 2 and "'other' is not one of auto" in done.output
+
+
+class Stack:
+    """A stand-in for an installed stack: records what it is to run."""
+
+    def __init__(self) -> None:
+        self.ran: list[Any] = []
+
+    def run(self, environment: str, words: list[str]) -> int:
+        self.ran += [environment, words]
+        return 0
+
+
+PASSED_ON = {
+    "validate": ["attention"],
+    "validate report r.json --output page.html": ["report", "r.json", "--output", "page.html"],
+    "validate --base host report --base x": ["report", "--base", "x"],
+    "validate attention --help": ["attention", "--help"],
+    "run attention -- tool --base x": ["tool", "--base", "x"],
+    "run attention tool -- --variant": ["tool", "--", "--variant"],
+    "run --base host -e default attention tool --output o": ["tool", "--output", "o"],
+    "run attention -- tool --channel c -e gpu": ["tool", "--channel", "c", "-e", "gpu"],
+}
+
+
+@pytest.mark.parametrize("line", PASSED_ON)
+def test_options_of_another_program_are_passed_on(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, outputs = Stack(), []
+
+    def find(forge: Context, name: str, channel: str | None) -> Stack:
+        outputs.append((forge.output, channel))
+        return stack
+
+    monkeypatch.setattr(Context, "stack", find)
+    done = CliRunner().invoke(main.app, line.split())
+    assert done.exit_code == 0, done.output
+    words = PASSED_ON[line]
+    words = ["strix-validate", *words] if line.startswith("validate") else words
+    assert stack.ran == ["default", words] and outputs == [(None, None)]
+
+
+def test_pytest_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(words)
+        return subprocess.CompletedProcess(words, 5)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    done = CliRunner().invoke(main.app, ["test", "-x", "-k", "a or b", "--output", "o", "-n0"])
+    assert done.exit_code == 5
+    assert ran[0][-6:] == ["-x", "-k", "a or b", "--output", "o", "-n0"]
+
+
+def test_version_is_that_of_pyproject() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    done = subprocess.run(driver(CHECKOUT, "--version"), check=True, capture_output=True, text=True)
+    assert done.stdout == f"strix-forge {project['version']}\n"
+
+
+@pytest.mark.parametrize("line", ["plan", "plan --json", "status", "--help"])
+def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
+    project = MiniProject(tmp_path / "project")
+    for number in range(3):
+        project.recipe(f"recipe{number}")
+    child = subprocess.Popen(
+        driver(CHECKOUT, "--base", "conda-forge", *line.split()),
+        env=driver_environment(project.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    child.stdout.close()
+    said = child.stderr.read().decode()
+    assert child.wait() == main.CLOSED_PIPE
+    assert "Error" not in said and "error" not in said and "Traceback" not in said
+
+
+def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
+    """Tests call them without the options of the whole."""
+    from forge.cli import sources
+
+    done = CliRunner().invoke(sources.sources_app, ["import", str(tmp_path)])
+    assert "holds no exported sources" in str(done.exception)

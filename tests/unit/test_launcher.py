@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`./forge` and pixi: each command line in the documentation reaches the driver unchanged."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from forge.cli.main import app
+
+COMMANDS = get_command(app).commands
+PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *CHECKOUT.glob("docs/*.md")]
+PAGES += CHECKOUT.glob("stacks/*/README.md")
+MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+
+
+def shown() -> list[str]:
+    """The arguments of every `./forge` in the code blocks of the pages."""
+    lines = set()
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                parts = re.split(r"\s(?:&&|[|]{1,2}|;)\s", re.sub(r"(^|\s)#.*", "", line))
+                lines |= {part.strip() for part in parts if part.strip().startswith("./forge ")}
+    return sorted(line.removeprefix("./forge ") for line in lines)
+
+
+LINES = shown()
+FORMS = ["--help", "--version", "--base host plan", "--variant k=v build-all", "plan --base=host",
+         "run attention -- tool --flag 'two words' '$HOME' '*' '{{x}}'", ""]  # fmt: skip
+
+
+@pytest.fixture
+def pixi(tmp_path: Path) -> dict[str, str]:
+    """An environment with a pixi that prints its arguments, one a line."""
+    (tmp_path / "pixi").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "pixi").chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+
+def launch(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [CHECKOUT / "forge", *words]
+    return subprocess.run(command, text=True, capture_output=True, check=False, env=environment)
+
+
+def expected(words: list[str]) -> str:
+    root = str(CHECKOUT)
+    driver = ["--", "python", f"{root}/src/forge", *words]
+    return "\n".join(["run", "--locked", "--manifest-path", f"{root}/pixi.toml", *driver, ""])
+
+
+def test_pages_show_commands() -> None:
+    assert len(LINES) > 20, LINES
+
+
+@pytest.mark.parametrize("line", [*LINES, *FORMS])
+def test_every_line_reaches_the_driver(pixi: dict[str, str], line: str) -> None:
+    words = shlex.split(line)
+    done = launch(words, pixi)
+    assert done.stdout == expected(words) and done.returncode == 0
+
+
+def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
+    """The launcher finds its checkout, and makes nothing beside the link."""
+    (tmp_path / "linked").symlink_to(CHECKOUT / "forge")
+    command = [tmp_path / "linked", "plan"]
+    done = subprocess.run(command, text=True, capture_output=True, check=True, env=pixi)
+    assert done.stdout == expected(["plan"])
+    assert {path.name for path in tmp_path.iterdir()} == {"pixi", "linked"}
+
+
+def understood(words: list[str]) -> bool:
+    """Whether the driver knows a line, up to what it passes on; --help keeps it from running."""
+    stops = [words.index(stop) + 1 for stop in ("run", "test", "validate") if stop in words]
+    return CliRunner().invoke(app, [*words[: min(stops, default=None)], "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_is_understood(line: str) -> None:
+    words = shlex.split(line)
+    assert words[0] in COMMANDS or words[0].startswith("-")
+    assert understood(words)
+
+
+@pytest.mark.parametrize("line", ["biuld flash-attn", "plan --jsn", "patches chek"])
+def test_wrong_lines_are_not(line: str) -> None:
+    assert not understood(line.split())
+
+
+def test_without_pixi_the_python_must_do(pixi: dict[str, str]) -> None:
+    unfit = {"FORGE_PYTHON_BIN": "/bin/false"}
+    for environment in ({"PATH": "/usr/bin:/bin"}, pixi | {"FORGE_NO_PIXI": "1"}):
+        done = launch(["plan"], environment | unfit)
+        assert done.returncode == 2 and "CPython 3.11" in done.stderr and not done.stdout
+
+
+def test_every_command_has_a_described_task_of_one_line() -> None:
+    """So `pixi run CMD ARGS` is `./forge CMD ARGS`. A task without `args` takes them all."""
+    tasks = {name: task for name, task in MANIFEST["tasks"].items() if name[0] != "_"}
+    assert set(tasks) == set(COMMANDS)
+    for name, task in tasks.items():
+        assert task["cmd"] == f"python src/forge {name}" and task["description"]
+        assert set(task) == {"cmd", "description"}
+
+
+def test_every_task_that_pages_show_exists() -> None:
+    tasks = set(MANIFEST["tasks"])
+    tasks |= {name for feature in MANIFEST["feature"].values() for name in feature.get("tasks", {})}
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"\bpixi run (?:-e \w+ )?([a-z][a-z-]*)", text))
+    # those of the stacks, which are workspaces of their own
+    for stack in CHECKOUT.glob("stacks/*/pixi.toml"):
+        tasks |= set(tomllib.loads(stack.read_text())["tasks"])
+    assert named and named <= tasks
+
+
+def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
+    """Neither PYTHONPATH nor FORGE_ROOT is needed, and modules beside the caller are not taken."""
+    (tmp_path / "typer.py").write_text("raise RuntimeError")
+    command = [sys.executable, CHECKOUT / "src" / "forge", "patches", "lint", "--base", "host"]
+    environment = {key: value for key, value in os.environ.items() if "FORGE" not in key}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [*command, "--help"], cwd=tmp_path, env=environment, text=True, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
