@@ -18,6 +18,8 @@ app = typer.Typer()
 patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help=True)
 app.add_typer(patches_app, name="patches")
 
+Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
+Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
 # a file's tests share a worker, because they share what their fixtures made
 PARALLEL = ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = {
@@ -31,9 +33,7 @@ LINTERS = {
 
 
 @command(app, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def test(
-    forge: Context, words: Annotated[list[str] | None, Argument(metavar="ARGS...")] = None
-) -> None:
+def test(forge: Context, words: Words = None) -> None:
     """Run the tests of this repository; ARGS go to pytest."""
     tests = [sys.executable, "-m", "pytest", *PARALLEL, *(words or [])]
     raise typer.Exit(subprocess.run(tests, cwd=forge.project.root, check=False).returncode)
@@ -73,10 +73,7 @@ def patches_lint(forge: Context) -> None:
 
 
 @command(patches_app)
-def check(
-    forge: Context,
-    strict: Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")] = False,
-) -> None:
+def check(forge: Context, strict: Strict = False) -> None:
     """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
     states = set()
     with Display(out) as display:

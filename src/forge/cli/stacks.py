@@ -19,34 +19,29 @@ app = typer.Typer()
 
 # what follows the first argument goes to another program, even if it looks like an option of ours
 PASS_ON = {"allow_interspersed_args": False}
+Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
-Served = Annotated[
-    str | None,
-    Option(
-        "--channel",
-        metavar="URL",
-        envvar="FORGE_CHANNEL",
-        help="Where our packages are served, if not in channel/.",
-    ),
-]
+URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
+Served = Annotated[str | None, URL]
+Revision = Annotated[int | None, Option(help="The channel as it was at this revision.")]
+Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
+Root = Annotated[bool, Option("--root", help="The build tools, pixi.toml.")]
+Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
+Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]
+Words = Annotated[list[str], Argument(metavar="COMMAND...", help="May follow --.")]
+Maybe = Annotated[list[str] | None, Argument(metavar="ARGS...", help="(default: attention)")]
 
 
 @command(app)
 def lock(
     forge: Context,
-    stack: Annotated[str | None, Argument(help="A folder of stacks/.")] = None,
-    root: Annotated[bool, Option("--root", help="The build tools, pixi.toml.")] = False,
+    stack: Name = None,
+    root: Root = False,
     channel: Served = None,
-    revision: Annotated[int | None, Option(help="The channel as it was at this revision.")] = None,
-    records: Annotated[
-        Path | None, Option(metavar="DIR", help="Read conda-forge's repodata from DIR/SUBDIR.")
-    ] = None,
-    update: Annotated[
-        bool, Option("--update", help="With --root: move to the newest versions.")
-    ] = False,
-    check: Annotated[
-        bool, Option("--check", help="Write nothing; fail if the lock is not up to date.")
-    ] = False,
+    revision: Revision = None,
+    records: Repodata = None,
+    update: Update = False,
+    check: Check = False,
 ) -> None:
     """Solve the environments of a stack, or of the build tools, and write the lock file.
 
@@ -113,7 +108,7 @@ def install(
 def run(
     forge: Context,
     stack: str,
-    words: Annotated[list[str], Argument(metavar="COMMAND...", help="May follow --.")],
+    words: Words,
     environment: Environment = "default",
     channel: Served = None,
 ) -> None:
@@ -123,13 +118,7 @@ def run(
 
 
 @command(app, context_settings=PASS_ON)
-def validate(
-    forge: Context,
-    words: Annotated[
-        list[str] | None, Argument(metavar="ARGS...", help="(default: attention)")
-    ] = None,
-    channel: Served = None,
-) -> None:
+def validate(forge: Context, words: Maybe = None, channel: Served = None) -> None:
     """Check attention in the installed attention stack; ARGS go to strix-validate."""
     command_line = ["strix-validate", *(words or ["attention"])]
     raise typer.Exit(forge.stack("attention", channel).run("default", command_line))

@@ -22,15 +22,23 @@ from forge.upkeep.draft import every_source
 app = typer.Typer()
 
 
+Target = Annotated[Path, Option("--folder", "-o", help="Target.", file_okay=False)]
+Package = Annotated[str, Argument(help="Recipe name.")]
+MaybeOne = Annotated[str | None, Argument(help="Recipe name.")]
+Every = Annotated[bool, Option("--all", help="Every recipe, into FOLDER/NAME-feedstock.")]
+Maintainers = Annotated[list[str] | None, Option(help="GitHub name, in place of ours.")]
+Version = Annotated[str | None, Argument(help="Default: the newest release.")]
+With = Annotated[list[str] | None, Option("--with", help="PKG=VERSION to move at the same time.")]
+Force = Annotated[bool, Option("--force", help="Even if packages would not fit together.")]
+
+
 @command(app)
 def feedstock(
     forge: Context,
-    folder: Annotated[Path, Option("--folder", "-o", help="Target.", file_okay=False)],
-    package: Annotated[str | None, Argument(help="Recipe name.")] = None,
-    every: Annotated[
-        bool, Option("--all", help="Every recipe, into FOLDER/NAME-feedstock.")
-    ] = False,
-    maintainer: Annotated[list[str] | None, Option(help="GitHub name, in place of ours.")] = None,
+    folder: Target,
+    package: MaybeOne = None,
+    every: Every = False,
+    maintainer: Maintainers = None,
 ) -> None:
     """Write a recipe as a feedstock for `conda-smithy rerender`, or update one's recipe/.
 
@@ -60,14 +68,10 @@ def package_version(word: str) -> tuple[str, str]:
 @command(app)
 def bump(
     forge: Context,
-    package: Annotated[str, Argument(help="Recipe name.")],
-    version: Annotated[str | None, Argument(help="Default: the newest release.")] = None,
-    together: Annotated[
-        list[str] | None, Option("--with", help="PKG=VERSION to move at the same time.")
-    ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Even if packages would not fit together.")
-    ] = False,
+    package: Package,
+    version: Version = None,
+    together: With = None,
+    force: Force = False,
 ) -> None:
     """Move a package to another release: recipe, hashes, shared pins, README, stacks, CHANGELOG.
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`forge lint`, and the copy of the checkout that tests build in."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT, MiniProject, copy_checkout
+from typer.testing import CliRunner
+
+from forge.cli import checks
+from forge.cli.main import app
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ({}, 0),
+        ({"mypy": 1}, 1),
+        ({"zizmor": None}, 3),
+        ({"ruff": 1, "zizmor": None}, 1),
+    ],
+)
+def test_lint_says_what_each_linter_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, int | None], code: int
+) -> None:
+    """None: the linter is not installed, which does not count as clean."""
+    project = MiniProject(tmp_path / "project")
+    project.recipe("alpha")
+    ran: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(words)
+        if (outcome := outcomes.get(words[0], 0)) is None:
+            raise FileNotFoundError
+        return subprocess.CompletedProcess(words, outcome)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    done = CliRunner().invoke(app, ["lint", "--base", "conda-forge"])
+    assert done.exit_code == code, done.output
+    assert ran == list(checks.LINTERS.values()) and "patches: clean" in done.output
+    for name, outcome in outcomes.items():
+        says = "not run: zizmor is not installed" if outcome is None else "findings"
+        assert f"{name}" in done.output and says in done.output
+
+
+def test_a_patch_with_a_fault_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = MiniProject(tmp_path / "project")
+    project.recipe("alpha")
+    (project.root / "patches" / "alpha").mkdir(parents=True)
+    (project.root / "patches" / "alpha" / "0001-x.patch").write_text("no head\n---\n")
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0))
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    for command in (["lint"], ["patches", "lint"]):
+        done = CliRunner().invoke(app, [*command, "--base", "conda-forge"])
+        assert done.exit_code == 1 and "1 patches, " in done.output and "0001-x" in done.output
+
+
+def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
+    """Only packages are shared, which nobody writes to."""
+    root = tmp_path / "copy"
+    copy_checkout(root)
+    names = {path.relative_to(root).parts[0] for path in root.iterdir()}
+    assert {"src", "recipes", "pyproject.toml", "forge", "build"} <= names and ".git" not in names
+    assert {path.name for path in (root / "build").iterdir()} == {"host-base", "sources"}
+    for path in root.rglob("*"):
+        shared = path.is_file() and "build" not in path.relative_to(root).parts[:1]
+        if shared and path.stat().st_nlink > 1:
+            assert path.suffix == ".conda"
+    ours = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
+    assert {file.name for file in (root / "channel").glob("*/*.conda")} == ours
+    assert not (root / "channel" / ".lock").exists()
