@@ -10,8 +10,9 @@ import pytest
 from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
-from forge import bases, cli
+from forge import bases
 from forge.bases import BaseName
+from forge.cli import main
 from forge.cli.context import Context
 from forge.errors import ForgeError
 from forge.project import Project
@@ -94,5 +95,5 @@ def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
 def test_help_names_the_defaults() -> None:
     """Rich takes words in brackets for markup and drops them."""
     for arguments in ([], ["lock"]):
-        shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
+        shown = CliRunner().invoke(main.app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
         assert "if not" in shown and "channel/" in shown

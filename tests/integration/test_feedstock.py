@@ -166,7 +166,7 @@ def test_refuses_what_reaches_out_of_the_recipe(project: MiniProject, tmp_path: 
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None:
-    command = ["--root", str(CHECKOUT), "feedstock", *arguments, "-o", str(tmp_path / "new")]
+    command = ["feedstock", *arguments, "-o", str(tmp_path / "new")]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ForgeError) and result.exception.exit_code == 2
     assert str(result.exception).startswith(message)
@@ -174,7 +174,7 @@ def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None
 
 
 def test_all_leaves_out_what_conda_forge_refuses(tmp_path: Path) -> None:
-    command = ["--root", str(CHECKOUT), "feedstock", "--all", "-o", str(tmp_path)]
+    command = ["feedstock", "--all", "-o", str(tmp_path)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0
     written = {path.name.removesuffix("-feedstock") for path in tmp_path.iterdir()}

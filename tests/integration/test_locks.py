@@ -104,7 +104,7 @@ def test_structure_is_that_of_pixi() -> None:
     assert lock["version"] == 7
     minimal = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
     assert lock["platforms"] == [{"name": "linux-64", "virtual-packages": minimal}]
-    assert sorted(lock["environments"]) == list(lock["environments"]) == ["default", "lint"]
+    assert sorted(lock["environments"]) == list(lock["environments"]) == ["default", "lint", "pack"]
     used = set()
     for environment in lock["environments"].values():
         assert list(environment) == ["channels", "packages"]

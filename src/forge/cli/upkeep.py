@@ -45,7 +45,7 @@ def feedstock(
     --all leaves out what conda-forge would refuse; a named recipe is written regardless.
     """
     if bool(package) == every:
-        raise ForgeError("name either one recipe or --all")
+        raise ForgeError("name one recipe, or --all")
     recipes = replace(forge, base_name=BaseName.CONDA_FORGE).all_recipes
     for name in sorted(forge.select([package] if package else None, recipes)):
         target = folder / f"{name}-feedstock" if every else folder
