@@ -97,7 +97,8 @@ PASSED_ON = {
     "validate --base host report --base x": ["report", "--base", "x"],
     "validate attention --help": ["attention", "--help"],
     "run attention -- tool --base x": ["tool", "--base", "x"],
-    "run attention tool -- --variant": ["tool", "--", "--variant"],
+    "run attention -e default -- tool --variant -- x": ["tool", "--variant", "--", "x"],
+    "run attention tool --variant v": ["tool", "--variant", "v"],
     "run --base host -e default attention tool --output o": ["tool", "--output", "o"],
     "run attention -- tool --channel c -e gpu": ["tool", "--channel", "c", "-e", "gpu"],
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from forge import bases
 from forge.bases import PUBLISHED, BaseName
@@ -28,7 +29,7 @@ Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from 
 Root = Annotated[bool, Option("--root", help="The build tools, pixi.toml.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
 Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]
-Words = Annotated[list[str], Argument(metavar="COMMAND...", help="May follow --.")]
+Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]
 Maybe = Annotated[list[str] | None, Argument(metavar="ARGS...", help="(default: attention)")]
 
 
@@ -104,7 +105,15 @@ def install(
     out.print(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
 
 
-@command(app, context_settings=PASS_ON)
+class Run(TyperCommand):
+    """Takes options of ours up to `--`, or without it up to the first word of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@command(app, cls=Run)
 def run(
     forge: Context,
     stack: str,
@@ -113,7 +122,6 @@ def run(
     channel: Served = None,
 ) -> None:
     """Run a command in an installed environment, activated."""
-    words = words[1:] if words[0] == "--" else words
     raise typer.Exit(forge.stack(stack, channel).run(environment, words))
 
 
