@@ -122,11 +122,17 @@ def copy_checkout(root: Path) -> None:
     for file in filter(Path.is_file, files):
         target = root / file.relative_to(CHECKOUT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".conda":
-            target.hardlink_to(file)
-        elif not target.exists():
-            shutil.copy2(file, target, follow_symlinks=False)
+        if not target.exists():
+            link_package(file, target)
     share_build(root)
+
+
+def link_package(source: str | Path, target: str | Path) -> None:
+    """Link a package, which nobody writes to; copy any other file."""
+    if Path(source).suffix == ".conda":
+        Path(target).hardlink_to(source)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def driver(root: Path, *arguments: str) -> list[str]:
