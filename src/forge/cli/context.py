@@ -12,8 +12,8 @@ from rich.console import Console
 from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
 from forge.build.runner import Builder, Display
-from forge.channel import places
 from forge.channel.local import Channel
+from forge.channel.location import Location
 from forge.envs import Records, Workspace, at_revision
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
@@ -103,7 +103,7 @@ class Session:
             raise ForgeError("--revision is one of a published channel: name it with --channel")
         if records:
             self.wanted_base = BaseName.CONDA_FORGE
-        ours = _as_url(channel) if channel else self.project.channel.as_uri()
+        ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel
         replace = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         known, until = {}, None
@@ -139,11 +139,6 @@ class Session:
             with builder.display as display:
                 self.hostbase.make(display.say, display.download, builder.run_job)
         return builder
-
-
-def _as_url(channel: str) -> str:
-    place = places.parse(channel)
-    return place.url if isinstance(place, places.Web) else place.path.as_uri()
 
 
 session = Session()

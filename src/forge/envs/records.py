@@ -13,7 +13,8 @@ from pathlib import Path
 import zstandard
 from rattler import Channel, PackageName, RepoDataRecord, SparseRepoData
 
-from forge.channel import places, revisions
+from forge.channel import revisions
+from forge.channel.location import Location
 from forge.envs.bindings import Subdir
 from forge.errors import ForgeError
 from forge.project import SUBDIRS
@@ -70,8 +71,8 @@ def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
     That is the revision's time, or when its last record was indexed: a publish does that later.
     Raises ForgeError when the channel has no such revision, NotAttempted when it does not answer.
     """
-    place = places.parse(channel)
-    log = {entry.revision: entry for entry in revisions.read(place)}
+    location = Location(channel)
+    log = {entry.revision: entry for entry in revisions.read(location)}
     if revision not in log:
         known = ", ".join(map(str, sorted(log))) or "none"
         raise ForgeError(f"{channel} has no revision {revision}; it has: {known}")
@@ -84,7 +85,7 @@ def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
     repodata = {}
     for subdir in SUBDIRS:
         name = revisions.index_path(revision, subdir)
-        packed = place.read(name)
+        packed = location.read(name)
         if packed is None:
             raise ForgeError(f"{channel}/{name} is not there; forge channel verify looks further")
         repodata[subdir] = unpack(packed, f"{channel}/{name}")
