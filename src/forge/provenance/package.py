@@ -57,13 +57,14 @@ class Package:
                 zstandard.ZstdDecompressor().stream_reader(packed) as stream,
                 tarfile.open(fileobj=stream, mode="r|") as tar,
             ):
-                return {
-                    member.name: take(
-                        member, tar.extractfile(member) or io.BytesIO(member.linkname.encode())
-                    )
-                    for member in tar
-                    if not member.isdir()
-                }
+                found = {}
+                for member in tar:
+                    if not member.isdir():
+                        content = tar.extractfile(member) if member.isreg() else None
+                        found[member.name] = take(
+                            member, content or io.BytesIO(member.linkname.encode())
+                        )
+                return found
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None
         except Exception as error:  # each layer has its own errors, and zipfile wrong ones too
