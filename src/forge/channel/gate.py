@@ -12,8 +12,8 @@ from forge.errors import BuildFailed, ForgeError
 from forge.files import sha256_file
 from forge.provenance.package import Package
 
+# the sha256 of SUBDIR/FILE if it is already published, else None
 PublishedHash = Callable[[str], str | None]
-"""The sha256 of SUBDIR/FILE if it is already published, else None."""
 
 LICENSES = "info/licenses/"
 
@@ -42,11 +42,8 @@ def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
 def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iterator[str]:
     """Why a package may not be published, and what to do about each reason."""
     path = channel.path(record)
-    if not path.exists():
-        yield "is indexed but missing; run ./forge build-all"
-        return
-    if sha256_file(path) != record.sha256:
-        yield "differs from its record in the index; rebuild it"
+    if not path.exists() or sha256_file(path) != record.sha256:
+        yield "is missing or differs from its record in the index; rebuild it"
         return
     try:
         package = Package(path)

@@ -95,7 +95,7 @@ class StaticChannel:
         self._require_complete(files, index)
         changed = bool(added or yank or restore)
         if changed:
-            log.append(Revision(len(log) + 1, *map(sorted, (added, yank, restore))))
+            log.append(Revision(len(log) + 1, sorted(added), sorted(yank), sorted(restore)))
         elif not (log and index.findings):
             return None
         self._stage(files, (yanked | yank) - restore, index)
@@ -207,8 +207,9 @@ class StaticChannel:
         for subdir in SUBDIRS:
             for shard in (self.staging / subdir).glob("shards/*"):
                 _move(shard, self.folder / subdir / "shards" / shard.name)
-            index = shutil.copy(self.staging / subdir / "repodata.json.zst", self.staging / "index")
-            _move(index, self.folder / revisions.index_path(log[-1].revision, subdir))
+            copy = self.staging / "index"
+            shutil.copyfile(self.staging / subdir / "repodata.json.zst", copy)
+            _move(copy, self.folder / revisions.index_path(log[-1].revision, subdir))
         self._write_log(log)
         for name in (*verify.FORMS, "repodata.json"):
             for subdir in SUBDIRS:

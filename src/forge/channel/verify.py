@@ -172,7 +172,7 @@ def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
         for package in chain(*environment.packages_by_platform().values()):
             if package.location.startswith(prefix):
                 name = package.location.removeprefix(prefix)
-                locked[name] = package.hashes.sha256.hex() if package.hashes else ""
+                locked[name] = ((package.hashes and package.hashes.sha256) or b"").hex()
     for name, sha256 in locked.items():
         if name not in index.records:
             yield f"{path}: locks {name}, which is not in the index"
