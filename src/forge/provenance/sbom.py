@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
-from cyclonedx.model import HashType, Property, XsUri
+from cyclonedx.model import HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model import component as model
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -61,7 +61,8 @@ def _kind(entry: Descriptor) -> str:
 
 
 def _hashes(digest: dict[str, str]) -> list[HashType]:
-    return [HashType.from_composite_str(f"sha256:{v}") for k, v in digest.items() if k == "sha256"]
+    sha256 = digest.get("sha256")
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
 
 
 def _patch(entry: Descriptor) -> model.Patch:
