@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sources are fetched first, verified and kept, so that a build never downloads.
 
-There are two kinds: `url:` of an upstream server, and `${{ env.get("PYPI_SOURCES") }}/FILE`, a file
-of PyPI that the recipe's `extra.purls` names by package URL. The latter comes from the index that
-pip is configured for, so a mirror or a wheel folder serves us as well.
+`url: ${{ env.get("PYPI_SOURCES") }}/FILE` is a file of PyPI, whose package URL is in `extra.purls`. It
+comes from the index that pip is configured for, so a mirror or a wheel folder serves us as well.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from forge.sources import git
 from forge.sources.download import Downloader, HTTPError, Progress
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# Where rendered recipes see PyPI's files. A build never opens it: rattler-build finds them in its
-# cache. A rebuild has no cache that could be filled, hence a path relative to the process.
+# Where rendered recipes see PyPI's files. A build finds them in rattler-build's cache instead; a
+# rebuild has no cache that could be filled, hence a path relative to the process.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 ARCHIVES = tuple(ext for _, extensions, _ in shutil.get_unpack_formats() for ext in extensions)
 
@@ -37,10 +36,9 @@ if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
 
 @dataclass(frozen=True)
 class Source:
-    """One file that a recipe names, or one git commit. `purl` is set for a file of PyPI.
+    """A file that a recipe names (of PyPI: with `purl`), or a git commit (with an empty `sha256`).
 
-    `mirrors` are further URLs of the same bytes, tried in turn. A git source has `commit` set and
-    `sha256` empty.
+    `mirrors` are further URLs of the same bytes, tried in turn.
     """
 
     url: str
@@ -55,7 +53,6 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """What names its content: sha256 or commit."""
         return self.sha256 or self.commit
 
     @property
@@ -64,10 +61,7 @@ class Source:
 
 
 class SourceCache:
-    """Sources by content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`.
-
-    Whatever has its final name is complete.
-    """
+    """Complete sources by content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`."""
 
     def __init__(self, project: Project) -> None:
         self.folder = project.sources
@@ -146,9 +140,8 @@ class SourceCache:
         return "whole" if _digest(path) == source.digest else "changed"
 
     def export(self, sources: list[Source], folder: Path) -> int:
-        """Copy those of `sources` that are cached to FOLDER, laid out as in the cache.
+        """Copy those of `sources` that are cached to FOLDER, with a SHA256SUMS of the files.
 
-        Writes a SHA256SUMS for sha256sum -c; git repositories prove themselves.
         Returns their number. Raises ForgeError for one that was changed in the cache.
         """
         present = [source for source in sources if self.path(source).exists()]

@@ -47,10 +47,7 @@ def pip_settings() -> dict[str, str]:
 
 
 class Downloader:
-    """Gets files by URL, and finds those of PyPI by package URL.
-
-    Proxy, certificates, credentials, indexes and wheel folders are those that pip would use.
-    """
+    """Finds and downloads files with the indexes, credentials, proxy and certificates of pip."""
 
     def __init__(self) -> None:
         pip = pip_settings()
@@ -82,10 +79,7 @@ class Downloader:
         self._indexes = list(self._finder.sources)
 
     def files_of(self, project: str) -> list[Package]:
-        """Every file of a project on pip's indexes and in its wheel folders, yanked ones too.
-
-        Raises NotAttempted when there is none, with each index's reason.
-        """
+        """Every file of a project, yanked or not. Raises NotAttempted with each index's reason."""
         found: list[Package] = []
         reasons: list[str] = []
 
@@ -106,10 +100,7 @@ class Downloader:
         return found
 
     def locate(self, url: str, purl: PackageURL | None) -> Link:
-        """The link to a file: its URL or, by package URL, what pip's index has under its name.
-
-        Raises NotAttempted when the index does not offer the file.
-        """
+        """The link to a file: its URL or, with a package URL, pip's. Raises NotAttempted."""
         if not purl:
             return Link(url)
         for file in self.files_of(purl.name):
@@ -118,10 +109,7 @@ class Downloader:
         raise NotAttempted("pip's index does not offer it")
 
     def download(self, link: Link, partial: Path, progress: Progress) -> None:
-        """Download a file, resuming where `partial` ends.
-
-        Raises NotAttempted with the server's reason, ForgeError when `partial` cannot be written.
-        """
+        """Download a file, resuming where `partial` ends. Raises NotAttempted with the reason."""
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         url = link.url_without_fragment

@@ -7,7 +7,6 @@ rendered, downloaded and hashed before any file of the checkout is written.
 
 from __future__ import annotations
 
-import json
 import lzma
 import re
 import shutil
@@ -79,9 +78,9 @@ def bump(
         after = every_source(draft).recipes
         moved = {n for n, r in after.items() if r.version != recipes.recipes[n].version}
         for name in sorted(moved | chosen):
-            old, new_recipe = recipes.recipes[name], after[name]
-            _pin(cache, old, new_recipe, progress)
-            result.moves.append(f"{name} {old.version} -> {new_recipe.version}")
+            _pin(cache, recipes.recipes[name], after[name], progress)
+            outcome = f" -> {after[name].version}" if name in moved else ": files verified"
+            result.moves.append(f"{name} {recipes.recipes[name].version}{outcome}")
         result.to_do = list(to_do(project, every_source(draft), moved, progress))
         edited = [path for path in _files(draft) if path.read_bytes() != before[path]]
         for path in edited:
@@ -109,10 +108,9 @@ def _draft(project: Project, folder: Path) -> Project:
 
 
 def _files(project: Project) -> list[Path]:
-    """The files that a bump may write, in the order of writing.
+    """The files that a bump may write, in the order of writing: what holds a version comes last.
 
-    What holds a version comes last, after the hashes that belong to it. So a bump that is killed in
-    between finds the old version when it is run again, and completes.
+    A bump that was killed in between then finds the old version, and completes.
     """
     found = sorted(project.root.glob("recipes/*/recipe.yaml"))
     by_key = [path for path in found if KEY.search(read_text(path))]
@@ -120,10 +118,7 @@ def _files(project: Project) -> list[Path]:
 
 
 def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | None:
-    """The release to move to: the wanted one or the newest; None if the recipe has the newest.
-
-    Raises ForgeError for a version that upstream does not have or has yanked.
-    """
+    """The release to move to: the wanted one or the newest; None if the recipe has the newest."""
     place = upstream.listed_at(recipe)
     if not place:
         raise ForgeError(f"{recipe.name} has no upstream of its own: {_why_none(recipe)}")
@@ -152,10 +147,10 @@ def _why_none(recipe: Recipe) -> str:
 
 
 def set_version(project: Project, recipe: Recipe, new: str) -> None:
-    """Write a version where a recipe has it: its context, or the key of variants.yaml named there.
+    """Write a version where a recipe has it: its context or variants.yaml, and `extra.purls`.
 
-    A key of the recipe's own name (triton) follows. Conditions on the old version become conditions
-    on the new one, unless the recipe has some for it (rocm-sdk keeps a release to go back to).
+    Conditions on the old version become conditions on the new one, unless the recipe has some for
+    it already (rocm-sdk keeps a release to go back to).
     """
     path = project.root / "recipes" / recipe.name / "recipe.yaml"
     text, old = path.read_text(), re.escape(recipe.version)
@@ -180,10 +175,7 @@ def set_version(project: Project, recipe: Recipe, new: str) -> None:
 
 
 def _pin(cache: SourceCache, old: Recipe, new: Recipe, progress: Progress) -> None:
-    """Download the files that `new` names, and write their sha256 into it.
-
-    Raises Refused when a file has another sha256 than the one that we have for it.
-    """
+    """Write the sha256 of its files into `new`. Raises Refused for a file that was replaced."""
     kept = {source.origin for source in sources_of(new)}
     stale = {source.sha256 for source in sources_of(old) if source.origin not in kept}
     for source in sources_of(new):
@@ -199,10 +191,7 @@ def _pin(cache: SourceCache, old: Recipe, new: Recipe, progress: Progress) -> No
 
 
 def _download(cache: SourceCache, source: Source, progress: Progress) -> str:
-    """Download a file, keep it under its sha256, and return that.
-
-    Raises Refused for a file that is damaged, or has another sha256 than pip's index states.
-    """
+    """Download a file, keep it under its sha256, and return that. Raises Refused if damaged."""
     # nothing of an earlier try is used: bytes of two files would give the sha256 of neither
     folder = cache.folder / "bump"
     shutil.rmtree(folder, ignore_errors=True)
@@ -227,8 +216,7 @@ def _download(cache: SourceCache, source: Source, progress: Progress) -> str:
 
 
 def is_whole(archive: Path) -> bool:
-    """Whether a wheel or archive reads to its end: without a stated length, a download cut off
-    looks complete."""
+    """Whether it reads to its end: a download without a stated length may end anywhere."""
     if zipfile.is_zipfile(archive):  # its directory is its end
         return True
     try:
@@ -251,7 +239,7 @@ def to_do(
         if finding.split("/")[1] in moved:
             yield finding
     for name, recipe in chosen.items():
-        rendered = json.dumps(recipes.render(recipe.path, "none"))
+        rendered = str(recipes.render(recipe.path, "none"))
         for commit in sorted(set(re.findall(r"\b[0-9a-f]{40}\b", rendered))):
             yield f"recipes/{name} uses {commit}: is it right for {recipe.version}?"
         if key := KEY.search(recipe.path.read_text()):

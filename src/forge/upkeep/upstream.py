@@ -56,10 +56,7 @@ def listed_at(recipe: Recipe) -> str:
 
 
 def releases(downloader: Downloader, recipe: Recipe) -> list[Release]:
-    """Every release of a recipe's upstream, oldest first.
-
-    Raises NotAttempted when upstream cannot be reached.
-    """
+    """Every release of a recipe's upstream, oldest first. Raises NotAttempted."""
     projects = [purl.name for purl in purls_of(recipe) if purl.type == "pypi"]
     if projects:
         found = _on_index(downloader, projects[0])
