@@ -27,6 +27,7 @@ from forge.sources.download import Progress
 
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Applies-To", "Remove-When", "Verified", "Last-Update")
+NAME, DATE = r"\d{4}-[a-z0-9-]+\.patch", r"\d{4}-\d\d-\d\d"
 WORDS_OF_WHY = 15
 VERIFIED = "verified.yaml"
 
@@ -50,25 +51,21 @@ def lint_file(path: Path, text: str) -> list[str]:
     """What is wrong with one patch: its name, its git head, its trailers."""
     head, _, diff = text.partition("\n---\n")
     found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", head, re.M))
-    wrong = [f"no {name}" for name in ("From", "Date", "Subject", *TRAILERS) if name not in found]
-    if not re.match(r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n", text):
-        wrong.append("not in git format-patch form")
-    if not found.get("Subject", "").startswith("[PATCH] "):
-        wrong.append("the subject does not start with [PATCH]")
-    if found.get("Upstream-Status", "").split(" ")[0] not in STATUSES:
-        wrong.append(f"Upstream-Status is not one of {', '.join(STATUSES)}")
-    if not found.get("Applies-To", "").startswith(f"{path.parent.name} "):
-        wrong.append("Applies-To is not PACKAGE VERSION")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", found.get("Last-Update", "")):
-        wrong.append("Last-Update is not a date")
-    if not re.match(r"\d{4}-[a-z0-9-]+\.patch$", path.name):
-        wrong.append("the file name is not NNNN-subject.patch")
     body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
-    if len(body.split()) < WORDS_OF_WHY:
-        wrong.append("the body does not say why")
-    if not diff.strip():
-        wrong.append("no diff")
-    return wrong
+    package, status = path.parent.name, found.get("Upstream-Status", "").split(" ")[0]
+    form = r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n"
+    checks: dict[str, object] = {
+        "not in git format-patch form": re.match(form, text),
+        "the subject does not start with [PATCH]": found.get("Subject", "").startswith("[PATCH] "),
+        f"Upstream-Status is not one of {', '.join(STATUSES)}": status in STATUSES,
+        "Applies-To is not PACKAGE VERSION": found.get("Applies-To", "").startswith(f"{package} "),
+        "Last-Update is not a date": re.fullmatch(DATE, found.get("Last-Update", "")),
+        "the file name is not NNNN-subject.patch": re.fullmatch(NAME, path.name),
+        "the body does not say why": len(body.split()) >= WORDS_OF_WHY,
+        "no diff": diff.strip(),
+    }
+    wrong = [f"no {name}" for name in ("From", "Date", "Subject", *TRAILERS) if name not in found]
+    return wrong + [what for what, right in checks.items() if not right]
 
 
 def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
@@ -122,8 +119,7 @@ def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> I
 def _apply(archive: Path, files: list[Path]) -> str:
     """git's error about the first patch that does not apply, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, "tree")
-        _unpack_touched(archive, tree, files)
+        tree = _unpack_touched(archive, Path(folder, "tree"), files)
         subprocess.run(["git", "init", "-q", tree], check=True)
         for path in files:
             command = ["git", "-C", str(tree), "apply", "-p1", str(path)]
@@ -133,25 +129,17 @@ def _apply(archive: Path, files: list[Path]) -> str:
     return ""
 
 
-def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> None:
-    """Unpack what patches touch, where `unpack` would put it: a few files of pytorch's 100,000."""
+def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> Path:
+    """Unpack what patches touch, a few files of pytorch's 100,000; returns the top folder."""
     if not tarfile.is_tarfile(archive):
         unpack(archive, tree)
-        return
+        return tree
     names = {name for path in files for name in touched(read_text(path))}
-    found, tops = {}, set()
     with tarfile.open(archive) as tar:
-        for member in tar:
-            path = member.name.removeprefix("./")
-            top, _, below = path.partition("/")
-            tops.add(top)
-            if names & {path, below} and (stream := tar.extractfile(member)):
-                found[path] = (stream.read(), member.mode)
-    for path, (data, mode) in found.items():
-        file = tree / (path.partition("/")[2] if len(tops) == 1 else path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        file.chmod(mode & 0o777)
+        paths = {member: member.name.removeprefix("./") for member in tar}
+        tops = {path.partition("/")[0] for path in paths.values()}
+        tar.extractall(tree, [m for m, p in paths.items() if names & {p, p.partition("/")[2]}])
+    return tree / tops.pop() if len(tops) == 1 else tree
 
 
 def touched(text: str) -> set[str]:
