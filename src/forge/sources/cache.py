@@ -76,8 +76,7 @@ class SourceCache:
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Bring a source into the cache, resuming an interrupted download.
 
-        Raises NotAttempted when none of its URLs can be reached, ForgeError when its sha256 differs
-        from the recipe's.
+        Raises NotAttempted if no URL of it can be reached, ForgeError for another sha256.
         """
         path = self.path(source)
         if path.exists():
@@ -98,10 +97,7 @@ class SourceCache:
             return partial.replace(path)
 
     def download(self, source: Source, partial: Path, progress: Progress) -> str:
-        """Download a source from its first URL that answers.
-
-        Returns the sha256 that pip's index states for it, or nothing. Raises NotAttempted.
-        """
+        """Download from the first URL that answers; returns the sha256 that pip's index states."""
         reasons = []
         for url in (source.url, *source.mirrors):
             try:
@@ -135,15 +131,12 @@ class SourceCache:
     def state(self, source: Source) -> str:
         """`absent`, `partial`, `whole`, or `changed` if its bytes are no longer the recipe's."""
         path = self.path(source)
-        if not path.exists():
-            return "partial" if _partial(path).exists() else "absent"
-        return "whole" if _digest(path) == source.digest else "changed"
+        if path.exists():
+            return "whole" if _digest(path) == source.digest else "changed"
+        return "partial" if _partial(path).exists() else "absent"
 
     def export(self, sources: list[Source], folder: Path) -> int:
-        """Copy those of `sources` that are cached to FOLDER, with a SHA256SUMS of the files.
-
-        Returns their number. Raises ForgeError for one that was changed in the cache.
-        """
+        """Copy the cached ones of `sources` to FOLDER, with a SHA256SUMS; returns their number."""
         present = [source for source in sources if self.path(source).exists()]
         for source in present:
             _copy(self._verified(source), folder / source.digest / source.file_name)
@@ -152,13 +145,11 @@ class SourceCache:
         return len(present)
 
     def prefill(self, source: Source, folder: Path) -> None:
-        """Put a source where rattler-build looks before it downloads (`OUTPUT/src_cache`).
+        """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
 
-        The layout is rattler-build 0.73's (crates/rattler_build_source_cache).
-        Raises ForgeError if the source was changed since it was fetched.
+        Its layout: crates/rattler_build_source_cache. The times only serve its clean-up.
         """
         path, key = self._verified(source), cache_key(source.url, source.digest)
-        # the times only serve rattler-build's own clean-up
         entry = dict.fromkeys(("last_accessed", "created"), "2026-01-01T00:00:00Z")
         entry["url"] = source.url
         folder.mkdir(parents=True, exist_ok=True)
