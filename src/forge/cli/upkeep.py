@@ -19,9 +19,9 @@ from forge.cli.context import err, out, say, session
 from forge.errors import ForgeError, NotAttempted
 from forge.recipes.plan import RecipeSet, sources_of
 from forge.sources.cache import Source, SourceCache
+from forge.upkeep import bump as bumping
 from forge.upkeep import feedstock as feedstocks
-from forge.upkeep import patches, pins, relations
-from forge.upkeep.draft import every_source
+from forge.upkeep import patches
 
 app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
@@ -139,7 +139,10 @@ def lint() -> None:
 def check(
     strict: Annotated[bool, typer.Option(help="Exit 3 for a source out of reach.")] = False,
 ) -> None:
-    """Apply every patch to its source, without fuzz. What cannot be fetched is told, not passed."""
+    """Apply every patch to its source, without fuzz.
+
+    Unfetchable sources are reported, not counted as passing.
+    """
     states = set()
     with Display(out) as display:
         found = patches.check(session.project, session.all_recipes.recipes, display.download)
@@ -208,21 +211,18 @@ def bump(
     together: Annotated[
         list[str] | None, typer.Option("--with", help="PKG=VERSION to move in the same go.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Although relations would be broken.")] = False,
 ) -> None:
-    """Move a package to another release: recipe, hashes, shared pins, README, stacks, CHANGELOG.
+    """Move a recipe to another release: version, hashes, package URLs, build number.
 
-    Refuses what upstream's own statements speak against, and a file that upstream replaced.
+    Refuses a file that upstream replaced. Lists what is left to do.
     """
     wanted = {package: version} | dict(map(package_version, together or []))
-    session.known(list(wanted), every_source(session.project))
+    recipes = bumping.every_source(session.project)
+    session.known(list(wanted), recipes)
     with session.project.lock(), Display(out) as display:
-        done = pins.bump(session.project, wanted, display.download, force)
+        done = bumping.bump(session.project, recipes, wanted, display.download)
     for line in done.moves:
         say(line)
-    for relation in done.relations:
-        tell = say if relation.state == relations.HOLDS else complain
-        tell(f"{relation.state}: {relation.text}")
     for line in done.to_do:
         complain(f"to do: {line}")
     for path in done.changed:
@@ -233,11 +233,11 @@ def bump(
 def outdated(packages: Maybe = None, as_json: Json = False) -> None:
     """The newest release of every package, where upstream lists it.
 
-    Exit 1 when something is newer, 3 when nothing is but not everybody could be asked.
+    Exit 1 when something is newer, 3 when nothing is but some upstreams were unreachable.
     """
-    recipes = every_source(session.project)
+    recipes = bumping.every_source(session.project)
     known = session.known(packages, recipes)
-    rows = list(pins.outdated(recipes, [name for name in recipes.recipes if name in known]))
+    rows = list(bumping.outdated(recipes, [name for name in recipes.recipes if name in known]))
     if as_json:
         print(json.dumps([asdict(row) | {"outdated": row.outdated} for row in rows], indent=2))
     else:
