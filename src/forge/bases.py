@@ -35,6 +35,14 @@ class BaseName(StrEnum):
     CONDA_FORGE = "conda-forge"
     HOST = "host"
 
+    @classmethod
+    def _missing_(cls, value: object) -> BaseName | None:
+        """`embedded` is what HOST was called before; the next release drops it."""
+        if value != "embedded":
+            return None
+        print("the base embedded is called host now; the next release drops it", file=sys.stderr)
+        return cls.HOST
+
 
 @dataclass(frozen=True)
 class Base:
@@ -49,9 +57,9 @@ class Base:
     build_prefix: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
-        """What build_recipes has to be told of this base, for content `digest` and build `number`.
+        """The arguments of build_recipes for this base, a content `digest` and a build `number`.
 
-        One place for rendering and building, because what is planned has to be what is built.
+        Rendering and building share them, because what is planned must be what is built.
         """
         return {
             "variant_config": self.variant_files,
@@ -62,10 +70,7 @@ class Base:
         }
 
     def dists(self) -> dict[str, list[str]]:
-        """Name -> dists of a base that lives on this machine; empty for a remote one.
-
-        What conda-forge holds is not ours to track: the solver and the lock decide there.
-        """
+        """Name -> dists of a base on this machine; empty for conda-forge, where the solver decides."""
         if self.folder is None:
             return {}
         result: dict[str, list[str]] = {}
@@ -77,7 +82,7 @@ class Base:
 def choose(name: BaseName) -> tuple[str, str]:
     """Resolve `auto`; returns the base's name and one line that says which and why."""
     if name is not BaseName.AUTO:
-        return name.value, f"base: {name.value} (asked for)"
+        return name.value, f"base: {name.value} (requested)"
     url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
     try:
         request = urllib.request.Request(url, method="HEAD")
@@ -99,10 +104,10 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
-def load(project: Project, name: str, wanted: Mapping[str, list[str]] | None = None) -> Base:
-    """The base `name` with its variants; `wanted` values replace those of the files.
+def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
+    """The base `name` with its variants; `replaced` values stand for those of the files.
 
-    Raises ForgeError if a variants file is not readable or `wanted` has a key that none has.
+    Raises ForgeError if a variants file is not readable or `replaced` has a key that none has.
     """
     files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
     host = name == BaseName.HOST.value
@@ -119,10 +124,10 @@ def load(project: Project, name: str, wanted: Mapping[str, list[str]] | None = N
         variants = VariantConfig.from_files([str(file) for file in files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(map(str, files))} is not readable: {error}") from None
-    unknown = set(wanted or {}) - set(variants)
+    unknown = set(replaced or {}) - set(variants)
     if unknown:
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
-    overrides |= wanted or {}
+    overrides |= replaced or {}
     return Base(
         name=name,
         channel=folder.as_uri() if folder else CONDA_FORGE,

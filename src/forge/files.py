@@ -56,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def place(source: Path, target: Path) -> None:
+def move_whole(source: Path, target: Path) -> None:
     """Move a file to `target` so that `target` is never seen half written.
 
     Raises ForgeError when there is no room or no permission; `source` is then still there.

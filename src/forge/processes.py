@@ -31,10 +31,10 @@ def max_jobs() -> int:
 
     MAX_JOBS in the environment overrides it.
     """
-    wanted = os.environ.get("MAX_JOBS")
-    if wanted is not None:
-        if not wanted.isdigit() or int(wanted) < 1:
-            raise ForgeError(f"MAX_JOBS={wanted!r} is not a positive number")
-        return int(wanted)
+    jobs = os.environ.get("MAX_JOBS")
+    if jobs is not None:
+        if not jobs.isdigit() or int(jobs) < 1:
+            raise ForgeError(f"MAX_JOBS={jobs!r} is not a positive number")
+        return int(jobs)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))

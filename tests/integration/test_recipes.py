@@ -13,7 +13,8 @@ from support.project import CHECKOUT
 from forge import bases
 from forge.channel.local import CONTENT_HASH
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 os.environ[PYPI_SOURCES] = PYPI_URL

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.build.engine JOB.json`.
 
-A child of its own because build_recipes is silent, holds the GIL for hours and may abort; the
-parent follows its log and outlives it. JOB.json: {"action": "build", "test" or "rebuild", and its
-arguments}.
+A separate process because rattler-build prints nothing of a script, holds the GIL for hours and
+may abort. JOB.json: {"action": "build", "test" or "rebuild", and its arguments}.
 """
 
 from __future__ import annotations
@@ -13,24 +12,14 @@ import json
 import os
 import signal
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from rattler_build import Package
-from rattler_build.cli_api import build_recipes
+
+from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
-
-
-def build(**arguments: Any) -> None:
-    """build_recipes with these arguments, without its tests, keeping its folder and so its log.
-
-    It is deprecated, but its announced successor runs a staging output's script once per output;
-    py-rattler-build is pinned for that reason.
-    """
-    warnings.simplefilter("ignore", DeprecationWarning)
-    build_recipes(**arguments, test="skip", keep_build=True)
 
 
 def test(packages: list[str], channel: list[str]) -> None:
@@ -61,13 +50,22 @@ def rebuild(package: str, output_dir: str, folder: str) -> None:
     Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
 
 
+def run(action: str, **arguments: Any) -> None:
+    """Run one job. A build skips the tests, and keeps its folder because the log is in there."""
+    if action == "build":
+        build_recipes(**arguments, test="skip", keep_build=True)
+    elif action == "test":
+        test(**arguments)
+    else:
+        rebuild(**arguments)
+
+
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     status = 0
     try:
-        {"build": build, "test": test, "rebuild": rebuild}[job.pop("action")](**job)
+        run(**json.loads(Path(sys.argv[1]).read_text()))
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
         status = 1

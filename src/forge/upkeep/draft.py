@@ -15,7 +15,8 @@ from forge import bases
 from forge.errors import ForgeError, Refused
 from forge.files import read_text, write_text
 from forge.project import Project
-from forge.recipes.plan import Recipe, RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, sources_of
 
 VARIANTS = "variants.yaml"
 COPIED = ("README.md", "CHANGELOG.md", "stacks", "recipes", "patches", VARIANTS)

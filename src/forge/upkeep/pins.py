@@ -17,7 +17,8 @@ from packaging.version import InvalidVersion, Version
 
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.project import Project
-from forge.recipes.plan import Recipe, RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, sources_of
 from forge.sources import git as git_sources
 from forge.sources.cache import Progress, SourceCache
 from forge.upkeep import patches, relations

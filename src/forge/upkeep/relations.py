@@ -23,7 +23,8 @@ from rattler import MatchSpec, Version, VersionSpec
 
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import read_text
-from forge.recipes.plan import Recipe, RecipeSet, package_name, purls_of, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, package_name, purls_of, sources_of
 from forge.sources.cache import Progress, Source, SourceCache
 from forge.upkeep import upstream
 
