@@ -22,7 +22,7 @@ def kill_leftovers(folder: Path) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+                if (entry / "cwd").readlink().is_relative_to(folder):
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
@@ -31,8 +31,7 @@ def max_jobs() -> int:
 
     MAX_JOBS in the environment overrides it.
     """
-    jobs = os.environ.get("MAX_JOBS")
-    if jobs is not None:
+    if jobs := os.environ.get("MAX_JOBS"):
         if not jobs.isdigit() or int(jobs) < 1:
             raise ForgeError(f"MAX_JOBS={jobs!r} is not a positive number")
         return int(jobs)

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from forge.recipes.render import build_recipes
 PR_SET_PDEATHSIG = 1
 
 
+def build(**arguments: Any) -> None:
+    """Build without tests, and keep the build folder, which has the log."""
+    build_recipes(**arguments, test="skip", keep_build=True)
+
+
 def test(packages: list[str], channel: list[str]) -> None:
     """Run the tests inside each package; raises RuntimeError that names those that failed."""
     failed = []
@@ -30,11 +36,10 @@ def test(packages: list[str], channel: list[str]) -> None:
             print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
             try:
                 result = package.run_test(index, channel=channel)
-                print(*result.output, sep="\n", flush=True)
-                passed = result.success
+                passed, output = result.success, result.output
             except Exception as error:
-                print(error, flush=True)
-                passed = False
+                passed, output = False, [str(error)]
+            print(*output, sep="\n", flush=True)
             failed += [] if passed else [f"{package.name} test {index + 1}"]
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
@@ -50,25 +55,19 @@ def rebuild(package: str, output_dir: str, folder: str) -> None:
     Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
 
 
-def run(action: str, **arguments: Any) -> None:
-    """Run one job. A build skips the tests, and keeps its folder because the log is in there."""
-    if action == "build":
-        build_recipes(**arguments, test="skip", keep_build=True)
-    elif action == "test":
-        test(**arguments)
-    else:
-        rebuild(**arguments)
+ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test, "rebuild": rebuild}
 
 
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    status = 0
+    status = 1
     try:
-        run(**json.loads(Path(sys.argv[1]).read_text()))
+        job = json.loads(Path(sys.argv[1]).read_text())
+        ACTIONS[job.pop("action")](**job)
+        status = 0
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
-        status = 1
     sys.stdout.flush()
     os._exit(status)
 

@@ -31,10 +31,11 @@ def check(builder: Builder, steps: list[Step]) -> list[Result]:
 def _check(builder: Builder, step: Step) -> None:
     """Raises BuildFailed when a package differs, or NotAttempted when it cannot be rebuilt here."""
     name, project = step.recipe.name, builder.project
-    packages = [builder.channel.path(output) for output in step.outputs]
     output, log = project.staging / name, project.logs / f"{name}.rebuild.log"
-    build_folders = {package: _build_folder(package) for package in packages}
-    for package, folder in build_folders.items():
+    folders: dict[Path, Path] = {}  # where each package was built
+    for package in map(builder.channel.path, step.outputs):
+        configuration = Package(package).rendered["build_configuration"]
+        folder = folders[package] = Path(configuration["directories"]["build_dir"])
         if not folder.is_relative_to(output):
             raise NotAttempted(
                 f"{package.name} was built in {folder}. A package records that path, so only a "
@@ -44,7 +45,7 @@ def _check(builder: Builder, step: Step) -> None:
     existed = output.exists()
     folder = _lay_out(builder, step, output / "rebuild")
     differences = []
-    for package in packages:
+    for package in folders:
         builder.display.phase(f"{package.stem}: building again")
         for leftover in output.glob(f"{package.stem}-rebuilt-*.conda"):  # of a killed check
             leftover.unlink()
@@ -66,14 +67,10 @@ def _check(builder: Builder, step: Step) -> None:
         else:
             rebuilt.unlink()
     # what a failed build left there stays
-    for leftover in [folder, *build_folders.values()] if existed else [output]:
+    for leftover in [folder, *folders.values()] if existed else [output]:
         shutil.rmtree(leftover, ignore_errors=True)
     if differences:
         raise BuildFailed("\n  ".join(differences))
-
-
-def _build_folder(package: Path) -> Path:
-    return Path(Package(package).rendered["build_configuration"]["directories"]["build_dir"])
 
 
 def _lay_out(builder: Builder, step: Step, folder: Path) -> Path:

@@ -66,7 +66,7 @@ class Builder:
         def require(name: str) -> None:
             needed = [n for n in sorted(recipes.direct_needs(name)) if n in results]
             unbuilt = [n for n in needed if results[n].state in (FAILED, NOT_ATTEMPTED)]
-            if reason := recipes.missing(name) or unbuilt and f"needs {', '.join(unbuilt)}":
+            if reason := recipes.missing(name) or (unbuilt and f"needs {', '.join(unbuilt)}"):
                 raise NotAttempted(reason)
 
         for name, result in todo.items():  # all sources first, so that no build waits for a host
@@ -129,14 +129,11 @@ class Builder:
             shutil.rmtree(output, ignore_errors=True)
             for source in sources_of(step.recipe):
                 self.sources.prefill(source, output / "src_cache")
-            job = {
-                "action": "build",
-                "recipes": [str(step.recipe.path)],
+            job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
+                "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
-                "output_dir": str(output),
                 "package_format": self.package_format,
-                **self.base.arguments(step.digest_value, step.outputs[0].number),
-            }
+            }  # fmt: skip
             self.run_job(job, log)
             built = set(output.glob("*/*.conda"))
             if built != expected:
@@ -145,8 +142,8 @@ class Builder:
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
         for package in expected:  # before it enters: a package without a record is not built again
-            recipe, root = step.recipe.path, self.project.root
-            records.write(self.channel.folder, package, recipe, root, self.base.name)
+            where = self.channel.folder, package, step.recipe.path, self.project.root
+            records.write(*where, self.base.name)
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
         self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)

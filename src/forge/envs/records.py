@@ -43,12 +43,10 @@ class Records:
         repodata = {}
         for subdir in SUBDIRS:
             plain, packed = (folder / subdir / f"repodata.json{end}" for end in ("", ".zst"))
-            if plain.is_file():
-                repodata[subdir] = plain.read_bytes()
-            elif packed.is_file():
-                repodata[subdir] = unpack(packed.read_bytes(), str(packed))
-            else:
+            if not (plain.is_file() or packed.is_file()):
                 raise ForgeError(f"{folder} holds no records: there is no {packed} and no {plain}")
+            data = plain if plain.is_file() else packed
+            repodata[subdir] = unpack(data.read_bytes(), str(data))
         return cls(channel, repodata)
 
     # What rattler asks of a source of records (its protocol RepoDataSource)
@@ -91,9 +89,11 @@ def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
     return Records(channel, repodata), max(times)
 
 
-def unpack(packed: bytes, name: str) -> bytes:
-    """zstd-compressed bytes, unpacked."""
+def unpack(data: bytes, name: str) -> bytes:
+    """JSON that may be compressed with zstd. Raises ForgeError when that is damaged."""
+    if name.endswith("json"):
+        return data
     try:
-        return zstandard.ZstdDecompressor().decompressobj().decompress(packed)
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     except zstandard.ZstdError as error:
         raise ForgeError(f"{name} is damaged: {error}") from None

@@ -106,11 +106,8 @@ class Workspace:
         return counts
 
     def _gateway(self) -> rattler.Gateway:
-        """Asks for whole indices, but of conda-forge for the part that is needed.
-
-        rattler takes "304 Not Modified" without a date for an error when it asks for a part
-        (shards), and Python's own web server answers so. Channels other than conda-forge are small.
-        """
+        # rattler takes "304 Not Modified" without a date for an error when it asks for a part of an
+        # index (shards), and Python's own web server answers so. Only conda-forge's index is large.
         whole = SourceConfig(sharded_enabled=False)
         small = [url for url in self.channels() if url != CONDA_FORGE]
         return rattler.Gateway(per_channel_config=dict.fromkeys(small, whole))
@@ -118,15 +115,11 @@ class Workspace:
     def _solve(
         self, environment: str, specs: list[str], kept: list[RepoDataRecord]
     ) -> list[RepoDataRecord]:
+        sources = [self.records.get(url, url) for url in self.channels()]
         solution = rattler.solve(
-            [self.records.get(url, url) for url in self.channels()],
-            specs,
-            self._gateway(),
-            platforms=ALL_SUBDIRS,
-            virtual_packages=self.manifest.platform().virtual_packages(),
-            locked_packages=kept,
-            exclude_newer=self.until,
-        )
+            sources, specs, self._gateway(), platforms=ALL_SUBDIRS, locked_packages=kept,
+            virtual_packages=self.manifest.platform().virtual_packages(), exclude_newer=self.until,
+        )  # fmt: skip
         try:
             records = asyncio.run(solution)
         except Exception as error:
@@ -177,20 +170,16 @@ class Workspace:
             if path and not path.exists():
                 raise BuildFailed(f"{path} is locked but missing: run forge lock {self.name}")
             if path and sha256_file(path) != sha256:
-                raise BuildFailed(
-                    f"{path} differs from its locked sha256 {sha256}. "
-                    f"If it was rebuilt run forge lock {self.name}; else it was tampered with"
-                )
+                advice = f"If it was rebuilt run forge lock {self.name}; else it was tampered with"
+                raise BuildFailed(f"{path} differs from its locked sha256 {sha256}. {advice}")
         try:
             asyncio.run(rattler.install(records, prefix, cache_dir=cache, show_progress=False))
         except Exception as error:
             file = re.match(r"failed to fetch (\S+)", str(error))
             urls = [record.url for record in records if file and record.file_name == file[1]]
             what = urls[0] if urls else f"cannot install into {prefix}"
-            raise BuildFailed(
-                f"{what}: {_one_line(error)}. {self.lock_file} is not installed; run the same "
-                "command again, and if it persists, contact the channel's operator"
-            ) from None
+            advice = "Run the same command again; if it persists, contact the channel's operator"
+            raise BuildFailed(f"{what}: {_one_line(error)}. {advice}") from None
         return len(records)
 
     def run(self, environment: str, command: list[str]) -> int:
@@ -205,10 +194,8 @@ class Workspace:
         installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
         names = {record.file_name for record in self.locked(environment)}
         if installed != {re.sub(r"\.(conda|tar\.bz2)$", "", name) for name in names}:
-            raise ForgeError(
-                f"{prefix} is not what {self.lock_file} names (locked anew, or installed in part): "
-                f"run forge install {self.name}"
-            )
+            why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
+            raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
         script = activate(prefix, ActivationVariables(None, path)).script
         # the caller's own PYTHONPATH would put its modules before the environment's

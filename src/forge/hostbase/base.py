@@ -54,15 +54,10 @@ class HostBase:
         os.environ["FORGE_GLIBC_VERSION"] = platform.libc_ver()[1] or "0"
         os.environ["FORGE_GCC_VERSION"] = _gcc_version()
         inputs = [
-            digest_tree(self.recipe),
-            CODE,
-            self.requirements,
-            importlib.metadata.version("py-rattler-build"),
-            sys.version,
-            sha256_file(Path(python)),
-            os.environ["FORGE_GCC_VERSION"],
-            os.environ["FORGE_GLIBC_VERSION"],
-        ]
+            digest_tree(self.recipe), CODE, self.requirements,
+            importlib.metadata.version("py-rattler-build"), sys.version, sha256_file(Path(python)),
+            os.environ["FORGE_GCC_VERSION"], os.environ["FORGE_GLIBC_VERSION"],
+        ]  # fmt: skip
         self.key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
     @property
@@ -143,10 +138,8 @@ class HostBase:
                 tag = "cuda_" if name == "torch" else tag
             wheels.append((source, tag))
         if cuda:
-            say(
-                "host base: pip offers only the CUDA build of torch here; with its "
-                f"{cuda} NVIDIA packages that is a download of {gib:.1f} GiB"
-            )
+            size = f"with its {cuda} NVIDIA packages that is a download of {gib:.1f} GiB"
+            say(f"host base: pip offers only the CUDA build of torch here; {size}")
         return wheels
 
     def _pip_report(self) -> list[dict[str, Any]]:
@@ -159,11 +152,9 @@ class HostBase:
             ]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
-                raise NotAttempted(
-                    f"pip cannot resolve {self.recipe / 'requirements.in'}: "
-                    f"{' '.join(lines) or done.stderr.strip()}"
-                )
+                errors = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
+                why = " ".join(errors) or done.stderr.strip()
+                raise NotAttempted(f"pip cannot resolve {self.recipe}/requirements.in: {why}")
             entries: list[dict[str, Any]] = json.loads(out.read_text())["install"]
             return entries
 
@@ -175,14 +166,10 @@ class HostBase:
         say(f"host base: CPython {platform.python_version()} and the compilers")
         output, log = self.project.staging / "host-base", self.project.logs / "host-base.log"
         shutil.rmtree(output, ignore_errors=True)
-        job = {
-            "action": "build",
-            "recipes": [str(self.recipe / "recipe.yaml")],
-            "channel": [],
-            "output_dir": str(output),
-            "package_format": "conda:1",
-            **self.base.arguments(f"host-{self.key}", None),
-        }
+        job = self.base.arguments(f"host-{self.key}", None) | {
+            "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
+            "output_dir": str(output), "package_format": "conda:1",
+        }  # fmt: skip
         run(job, log)
         packages = sorted(output.glob("linux-64/*.conda"))
         paths = [str(package) for package in packages]

@@ -31,8 +31,8 @@ BUILD, UP_TO_DATE, SKIPPED = "build", "up-to-date", "skipped"
 class Step:
     """What `plan` decided for one recipe.
 
-    `digest` is what the content digest is made of. `outputs` are Records when nothing is to be
-    done; `superseded` tells that older builds are in the channel.
+    `digest` is what the content digest is made of. `outputs` are Records when up to date;
+    `superseded` tells that older builds are in the channel.
     """
 
     recipe: Recipe
@@ -101,9 +101,9 @@ class RecipeSet:
             data = rendered["recipe"]
             build, name = data["build"]["string"], data["package"]["name"]
             if not (CONTENT_HASH.search(build) and build.startswith(tag)):
+                form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
                 raise ForgeError(
-                    f"{step.recipe.path}: the build string {build!r} of {name} must be "
-                    "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
+                    f"{step.recipe.path}: {name}'s build string {build!r} is not {form}"
                 )
             subdir = rendered["build_configuration"]["target_platform"]
             outputs.append(Output(name, str(data["package"]["version"]), build, subdir))
@@ -111,7 +111,8 @@ class RecipeSet:
 
     def _decide(self, step: Step, records: list[Record], channel: Channel, rebuild: bool) -> None:
         outputs = self._outputs(step)
-        newest = [r for output in outputs if (r := _newest(output, records))]
+        families = [[r for r in records if r.family == output.family] for output in outputs]
+        newest = [max(builds, key=lambda r: r.number) for builds in families if builds]
         number = max((record.number for record in newest), default=-1)
         if number >= 0 and number != outputs[0].number:
             outputs = self._outputs(step, number)
@@ -133,8 +134,7 @@ class RecipeSet:
         return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
 
     def levels(self) -> dict[str, int]:
-        """The level of each recipe: those of one level can be built side by side, after the
-        levels before."""
+        """The level of each recipe, which needs recipes of lower levels only."""
         level: dict[str, int] = {}
         for name in self.recipes:
             level[name] = 1 + max((level[other] for other in self.direct_needs(name)), default=-1)
@@ -166,12 +166,6 @@ class RecipeSet:
             if {self.owner[n] for n in recipe.needs if n in self.owner} & result:
                 result.add(name)
         return result
-
-
-def _newest(output: Output, records: list[Record]) -> Record | None:
-    """The record of the highest build number among the builds that `output` would supersede."""
-    family = [record for record in records if record.family == output.family]
-    return max(family, key=lambda record: record.number, default=None)
 
 
 def _difference(before: dict[str, str] | None, now: dict[str, str]) -> str:

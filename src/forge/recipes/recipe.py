@@ -57,10 +57,8 @@ class Recipe:
                 for specs in test.get("requirements", {}).values():
                     tests_need |= set(map(package_name, specs))
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
-                raise ForgeError(
-                    f"{path}: add {DIGEST_KEY} to build.variant.use_keys of every output; "
-                    "without it an edited recipe would not be rebuilt"
-                )
+                why = "without it an edited recipe would not be rebuilt"
+                raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
         names = {data["package"]["name"] for data in outputs}
         recipe = cls(
             name=path.parent.name,

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The one way to rattler-build's `build_recipes`, for rendering and for building.
 
-It prints what it renders, and it is deprecated. Waited for upstream, in py-rattler-build:
-1. a render that takes build_num and build_string_prefix and returns the outputs;
-2. a build that runs the script of a staging output once, not once per output, as `run_build`,
-   the announced successor, does in 0.73.
-With both, this module goes and the pin on py-rattler-build's version with it.
+It is deprecated, and prints what it renders to file descriptor 1, past sys.stdout. py-rattler-build
+still lacks a render that takes build_num and build_string_prefix and returns the outputs, and a
+build that runs the script of a staging output once: `run_build`, the announced successor, runs it
+once per output (0.73). With both, this module goes, and the limit on py-rattler-build's version.
 """
 
 from __future__ import annotations
@@ -39,25 +38,16 @@ def render(path: Path, base: Base, digest: str, number: int | None = None) -> li
     """
     sys.stdout.flush()
     saved = os.dup(1)
-    # rattler-build prints past sys.stdout, so the file descriptor itself is redirected
     with tempfile.TemporaryFile() as capture:
         os.dup2(capture.fileno(), 1)
         try:
+            Stage0Recipe.from_file(path)  # says where a recipe is invalid; build_recipes does not
             build_recipes([path], **base.arguments(digest, number), render_only=True)
         except Exception as error:
-            raise ForgeError(f"{path} does not render: {_parse_error(path) or error}") from None
+            raise ForgeError(f"{path} does not render: {error}") from None
         finally:
             os.dup2(saved, 1)
             os.close(saved)
         capture.seek(0)
         outputs: list[dict[str, Any]] = json.load(capture)
         return outputs
-
-
-def _parse_error(path: Path) -> str:
-    """The parse error of an invalid recipe: build_recipes says only that it failed to parse."""
-    try:
-        Stage0Recipe.from_file(path)
-    except Exception as error:
-        return str(error)
-    return ""
