@@ -117,7 +117,7 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
         folder, tag = project.build / "host-base", HOST_BOUND
     overrides["base_tag"] = [tag]
     try:
-        variants = VariantConfig.from_files(files)
+        variants = VariantConfig.from_files([*files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
     unknown = set(replaced or {}) - set(variants)
