@@ -10,5 +10,8 @@ from typing import Any
 
 import rattler
 
+from forge.project import SUBDIRS
+
 Subdir: Any = getattr(rattler, "Subdir", None) or rattler.Platform
 BuildString: Any = getattr(rattler, "BuildString", str)
+ALL_SUBDIRS: Any = SUBDIRS  # the bindings' types spell each name out

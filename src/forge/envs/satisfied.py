@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
-from rattler import LockFile, MatchSpec, RepoDataRecord
+import rattler
+from rattler import LockFile, PackageName, RepoDataRecord
 
+from forge.envs.bindings import ALL_SUBDIRS
 from forge.envs.manifest import PLATFORM, Manifest
 from forge.errors import ForgeError
 
@@ -18,6 +22,19 @@ def read_lock(path: Path) -> LockFile:
         return LockFile.from_path(path)
     except Exception as error:
         raise ForgeError(f"{path} is not a lock file: {error}") from None
+
+
+class Locked:
+    """The packages of a lock as the only source of the solver."""
+
+    def __init__(self, records: list[RepoDataRecord]) -> None:
+        self.records = records
+
+    async def fetch_package_records(self, platform: Any, name: PackageName) -> list[RepoDataRecord]:
+        return [r for r in self.records if r.subdir == str(platform) and r.name == name]
+
+    def package_names(self, platform: Any) -> list[str]:
+        return [r.name.normalized for r in self.records if r.subdir == str(platform)]
 
 
 def unsatisfied(
@@ -36,38 +53,20 @@ def unsatisfied(
         urls = [str(channel).rstrip("/") for channel in environment.channels()]
         if urls != [channel.rstrip("/") for channel in channels]:
             yield f"{name}: locked for the channels {', '.join(urls)}"
-        if len(environment.platforms()) != 1:
-            names = ", ".join(solved.name for solved in environment.platforms()) or "none"
-            yield f"{name}: locked for other platforms than {platform.name}: {names}"
+        solved = environment.platforms()
+        platforms = [(p.name, str(p.subdir), sorted(p.virtual_packages)) for p in solved]
+        if platforms != [(platform.name, PLATFORM, sorted(platform.lines))]:
+            yield f"{name}: locked for other platforms than {platform.name}: {platforms}"
             continue
-        (solved,) = environment.platforms()
-        if (solved.name, str(solved.subdir), sorted(solved.virtual_packages)) != (
-            platform.name, PLATFORM, sorted(platform.lines)
-        ):  # fmt: skip
-            yield f"{name}: locked for the platform {solved.name} {solved.virtual_packages}"
-        records = environment.conda_repodata_records_for_platform(solved) or []
-        for line in sorted(set(_packages(declared[name], records, platform.promised))):
-            yield f"{name}: {line}"
-
-
-def _packages(
-    specs: list[str], records: list[RepoDataRecord], promised: dict[str, str]
-) -> Iterator[str]:
-    """Requirements that no locked package satisfies, and packages that nothing requires."""
-    by_name = {record.name.normalized: record for record in records}
-    reached, todo = set(), [(spec, "pixi.toml") for spec in specs]
-    while todo:
-        text, source = todo.pop()
-        spec = MatchSpec(text)
-        name = spec.name.normalized if spec.name else text.split()[0]
-        record = by_name.get(name)
-        if name.startswith("__"):
-            if name not in promised:
-                yield f"{text} (of {source}) is not promised by the platform"
-        elif record is None or not spec.matches(record):
-            yield f"{text} (of {source}) is not locked"
-        elif name not in reached:
-            reached.add(name)
-            todo += [(depends, record.file_name) for depends in record.depends]
-    for name in by_name.keys() - reached:
-        yield f"{name} is locked, but nothing requires it"
+        records = environment.conda_repodata_records_for_platform(solved[0]) or []
+        solution = rattler.solve(
+            [Locked(records)], declared[name], rattler.Gateway(), platforms=ALL_SUBDIRS,
+            virtual_packages=platform.virtual_packages(),
+        )  # fmt: skip
+        try:
+            needed = {record.name.normalized for record in asyncio.run(solution)}
+        except Exception as error:
+            yield f"{name}: what is locked does not satisfy it: {str(error).strip()}"
+            continue
+        for package in sorted({record.name.normalized for record in records} - needed):
+            yield f"{name}: {package} is locked, but nothing requires it"

@@ -12,7 +12,6 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import rattler
@@ -21,15 +20,12 @@ from rattler.shell import ActivationVariables, activate
 
 from forge.bases import CONDA_FORGE
 from forge.channel.local import HOST_BOUND
-from forge.envs.bindings import Subdir
+from forge.envs.bindings import ALL_SUBDIRS, Subdir
 from forge.envs.manifest import PLATFORM, Manifest
 from forge.envs.records import Records
 from forge.envs.satisfied import read_lock, unsatisfied
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import sha256_file
-from forge.project import SUBDIRS
-
-ALL_SUBDIRS: Any = SUBDIRS  # the bindings' types spell each name out
 
 
 @dataclass(frozen=True)
