@@ -122,7 +122,7 @@ def processes_in(folder: Path) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and os.readlink(entry / "cwd").startswith(str(folder)):
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
                 found.append((entry / "cmdline").read_text())
         except OSError:
             continue

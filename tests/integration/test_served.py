@@ -209,7 +209,7 @@ def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=missing):
         chosen.install("default", tmp_path / "cache")
     (chosen.prefix("default") / "conda-meta").mkdir(exist_ok=True)
-    with pytest.raises(ForgeError, match="is not what .* names .* run forge install app"):
+    with pytest.raises(ForgeError, match=r"is not what .* names .* run forge install app"):
         chosen.run("default", ["true"])
     chosen.lock_file.write_text(text)
     chosen.install("default", tmp_path / "cache")
@@ -227,7 +227,7 @@ def test_a_silent_channel_is_named(tmp_path: Path) -> None:
 
 def test_a_silent_channel_lists_no_names(tmp_path: Path) -> None:
     """As forge lock asks on the host base, to leave out what is not there."""
-    with pytest.raises(NotAttempted, match="cannot be read, a channel does not answer: .*refused"):
+    with pytest.raises(NotAttempted, match=r"cannot be read, a channel does not answer: .*refused"):
         workspace(tmp_path, "http://127.0.0.1:9/").package_names(PUBLISHED)
 
 
@@ -337,7 +337,7 @@ def test_damaged_revision(revised: Path, tmp_path: Path, text: bytes) -> None:
     shutil.copytree(revised / "revisions", tmp_path / "revisions")
     kept = tmp_path / "revisions" / "1" / "noarch" / "repodata.json.zst"
     kept.write_bytes(zstandard.compress(text))
-    with pytest.raises(ForgeError, match="noarch/repodata.json.zst is damaged"):
+    with pytest.raises(ForgeError, match=r"noarch/repodata.json.zst is damaged"):
         at_revision(str(tmp_path), 1)
 
 
@@ -357,5 +357,5 @@ def test_revisions_that_are_not_there(channel: Path, tmp_path: Path) -> None:
         with pytest.raises(ForgeError, match=message):
             at_revision(tmp_path.as_uri(), 1)
     (folder / "repodata.json.zst").write_bytes(b"no zstd")
-    with pytest.raises(ForgeError, match="repodata.json.zst is damaged"):
+    with pytest.raises(ForgeError, match=r"repodata.json.zst is damaged"):
         at_revision(tmp_path.as_uri(), 1)

@@ -89,7 +89,7 @@ def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:
     packages = text.split("\npackages:\n")[1]
     entries = re.split(r"^- ", packages, flags=re.M)[1:]
     for entry in entries:
-        keys = [k for k in re.findall(r"^(?:  )?([a-z_0-9]+):", entry, re.M)]
+        keys = re.findall(r"^(?:  )?([a-z_0-9]+):", entry, re.M)
         assert keys[0] == "conda" and keys == sorted(keys, key=PACKAGE_KEYS.index)
         assert "sha256" in keys and "size" in keys
     urls = [re.match(r"conda: (\S+)", entry)[1] for entry in entries]

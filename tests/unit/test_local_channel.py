@@ -16,7 +16,7 @@ def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
     channel = Channel(tmp_path)
     (tmp_path / "noarch").mkdir()
     (tmp_path / "noarch" / "repodata.json").write_text(text)
-    with pytest.raises(ForgeError, match="repodata.json is damaged"):
+    with pytest.raises(ForgeError, match=r"repodata.json is damaged"):
         channel.records()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.build.engine JOB.json`.
 
-A separate process because rattler-build prints nothing of a script, holds the GIL for hours and
-may abort. JOB.json: {"action": "build", "test" or "rebuild", and its arguments}.
+JOB.json: {"action": "build", "test" or "rebuild", and its arguments}. A child of its own because
+rattler-build holds the GIL for hours and may abort.
 """
 
 from __future__ import annotations
