@@ -56,7 +56,7 @@ def _check(builder: Builder, step: Step) -> None:
             if UNREACHED not in str(error):
                 raise
             origins = ", ".join(source.origin for source in sources_of(step.recipe))
-            raise NotAttempted(f"a rebuild fetches again, and cannot reach one of {origins}") from None
+            raise NotAttempted(f"a rebuild fetches again, cannot reach one of {origins}") from None
         (rebuilt,) = output.glob(f"{package.stem}-rebuilt-*.conda")
         if lines := compare(package, rebuilt):
             kept = project.build / "rebuilt" / package.name
