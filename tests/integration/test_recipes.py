@@ -13,7 +13,8 @@ from support.project import CHECKOUT
 from forge import bases
 from forge.channel.local import CONTENT_HASH
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 os.environ[PYPI_SOURCES] = PYPI_URL
@@ -44,7 +45,9 @@ def test_renders(recipes: RecipeSet, name: str) -> None:
 def test_no_recipe_knows_its_base() -> None:
     for path in CHECKOUT.glob("recipes/*/*"):
         if path.is_file():
-            assert not re.search("host base|hostgcc|hostgxx|hostbound|bases/host", path.read_text()), path
+            assert not re.search(
+                "host base|hostgcc|hostgxx|hostbound|bases/host", path.read_text()
+            ), path
 
 
 def test_order_puts_dependencies_first(recipes: RecipeSet) -> None:

@@ -237,7 +237,7 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     assert "not attempted: beta: needs alpha" in done.stderr
     assert {p.split("-")[0] for p in private.packages()} == {"delta"}
     plan = private.plan()
-    assert {step["action"] for step in (plan["alpha"], plan["beta"])} == {"left"}
+    assert {step["action"] for step in (plan["alpha"], plan["beta"])} == {"skipped"}
     assert url in plan["alpha"]["reason"] and plan["beta"]["reason"] == "needs alpha"
     private.forge("build-all", "--strict", code=3)
     private.forge("build", "alpha", code=3)

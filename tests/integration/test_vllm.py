@@ -18,7 +18,8 @@ from support.project import CHECKOUT, MiniProject
 from forge import bases
 from forge.errors import NotAttempted
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, source_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import source_of
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, SourceCache
 
 os.environ[PYPI_SOURCES] = PYPI_URL

@@ -14,7 +14,8 @@ from support.project import CHECKOUT, MiniProject
 from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import SourceCache
 from forge.upkeep import bump, patches
 

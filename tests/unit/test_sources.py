@@ -15,7 +15,7 @@ from support.project import MiniProject
 from forge.errors import ForgeError, NotAttempted
 from forge.files import write_text
 from forge.project import Project
-from forge.recipes.plan import sources_of
+from forge.recipes.recipe import sources_of
 from forge.sources import cache, download
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
 from forge.upkeep.bump import every_source

@@ -14,7 +14,7 @@ from typing import Any
 from rattler.index import index_fs
 
 from forge.errors import BuildFailed, ForgeError
-from forge.files import place, sha256_file, write_text
+from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS
 
 # Marks packages that hold parts of one machine, or were built against them.
@@ -90,8 +90,8 @@ class Channel:
                 )
             yield record
 
-    def path(self, record: Record) -> Path:
-        return self.folder / record.subdir / record.file_name
+    def path(self, output: Output) -> Path:
+        return self.folder / output.subdir / output.file_name
 
     def reconcile(self) -> None:
         """Make the index name exactly the files that are there.
@@ -146,7 +146,7 @@ class Channel:
             note = {"digest": digest, "tests": tests, "sha256": sha256_file(package)}
             path = self.folder / "forge" / f"{package.stem}.json"
             write_text(path, json.dumps(note, indent=1))
-            place(package, self.folder / package.parent.name / package.name)
+            move_whole(package, self.folder / package.parent.name / package.name)
         self.index()
 
     def digest_of(self, record: Record) -> dict[str, str] | None:

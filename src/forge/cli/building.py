@@ -11,12 +11,13 @@ import typer
 
 from forge.build import rebuild as reproduce
 from forge.build import runner as build
-from forge.build.runner import FAILED, LEFT, Result
+from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, err, out, say, session
 from forge.files import sha256_file
 from forge.provenance.records import RECORD, SBOM
-from forge.recipes.plan import Step, sources_of
+from forge.recipes.plan import SKIPPED, Step
+from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
@@ -53,13 +54,13 @@ def report(results: list[Result], wanted: set[str] | None, lenient: bool) -> int
     """Print the closing table and what was not attempted; returns the exit code."""
     out.print(build.table(results), soft_wrap=False, crop=False)
     say(f"logs: {session.project.logs}")
-    left = [r for r in results if r.state == LEFT]
-    for result in left:
+    missed = [r for r in results if r.state == NOT_ATTEMPTED]
+    for result in missed:
         text = f"not attempted: {result.step.recipe.name}: {result.detail}"
         err.print(text, highlight=False, markup=False)
     if any(r.state == FAILED for r in results):
         return 1
-    missed = [r for r in left if wanted is None or r.step.recipe.name in wanted]
+    missed = [r for r in missed if wanted is None or r.step.recipe.name in wanted]
     return 3 if missed and not lenient else 0
 
 
@@ -121,10 +122,10 @@ def plan(
     as_json: Json = False,
     matrix: Annotated[bool, typer.Option("--matrix", help="A job matrix for each level.")] = False,
 ) -> None:
-    """The build order, and why each package would be built or skipped.
+    """The build order, and why each package would be built, or is up to date or skipped.
 
-    `left` is what the last run could not attempt, or what the base cannot give; the next run
-    tries it again.
+    Skipped is what the last run could not attempt, or what needs something that the base does not
+    provide; the next run tries again.
     """
     session.quiet = as_json or matrix
     steps = session.recipes.plan(session.channel)
@@ -133,15 +134,12 @@ def plan(
         for line in matrix_lines(steps, levels):
             print(line)
         return
-    rows, hopeless = [], set()
+    rows: list[dict[str, Any]] = []
+    skipped = build.skipped(session.project, session.recipes, steps)
     for step in steps:
-        left = build.why_not_attempted(session.project, session.recipes, step)
-        if step.wanted and not left:
-            lacking = sorted(session.recipes.direct_needs(step.recipe.name) & hopeless)
-            left = f"needs {', '.join(lacking)}" if lacking else ""
-        hopeless |= {step.recipe.name} if left else set()
-        verb = "left" if left else "build" if step.wanted else "skip"
-        row = {"recipe": step.recipe.name, "action": verb, "reason": left or step.reason}
+        name, reason = step.recipe.name, skipped.get(step.recipe.name)
+        action = SKIPPED if reason else step.action
+        row: dict[str, Any] = {"recipe": name, "action": action, "reason": reason or step.reason}
         row |= {"version": step.recipe.version, "outputs": [o.dist for o in step.outputs]}
         needs = sorted(session.recipes.direct_needs(step.recipe.name))
         row |= {"level": levels[step.recipe.name], "needs": needs}
@@ -158,9 +156,9 @@ def plan(
         say("host base: would be made first")
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
-            say(f"{number:2} {row['action']:5} {dist}: {row['reason']}")
-    for name in session.recipes.given:
-        say(f"   given {name}: the {session.base.name} base has it")
+            say(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
+    for name in session.recipes.provided:
+        say(f"   provided   {name}: by the {session.base.name} base")
 
 
 def matrix_lines(steps: list[Step], levels: dict[str, int]) -> Iterator[str]:

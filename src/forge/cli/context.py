@@ -11,10 +11,13 @@ from rich.console import Console
 
 from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
-from forge.build.runner import Builder, Display
+from forge.build.display import Display
+from forge.build.runner import Builder
 from forge.channel.local import Channel
 from forge.channel.location import Location
-from forge.envs import Records, Workspace, at_revision
+from forge.envs.manifest import Manifest
+from forge.envs.records import Records, at_revision
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
@@ -53,12 +56,12 @@ class Session:
 
     @cached_property
     def recipes(self) -> RecipeSet:
-        given = self.hostbase.names() if self.hostbase else frozenset()
-        return RecipeSet(self.project, self.base, given)
+        provided = self.hostbase.names() if self.hostbase else frozenset()
+        return RecipeSet(self.project, self.base, provided)
 
     @cached_property
     def all_recipes(self) -> RecipeSet:
-        """Those that the base has by itself, too."""
+        """All recipes, including those of packages that the base provides."""
         return RecipeSet(self.project, self.base)
 
     @cached_property
@@ -74,8 +77,8 @@ class Session:
         among = among or self.recipes
         recipes = among.recipes
         unknown = sorted(set(names or []) - set(recipes))
-        if given := [name for name in unknown if name in among.given]:
-            raise ForgeError(f"{', '.join(given)} is not built: the base has it by itself")
+        if provided := [name for name in unknown if name in among.provided]:
+            raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
         if unknown:
             known = ", ".join(recipes)
             raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {known}")
@@ -97,8 +100,8 @@ class Session:
         manifest = self.project.root / "stacks" / name / "pixi.toml"
         if not manifest.is_file():
             stacks = self.project.root.glob("stacks/*/pixi.toml")
-            known = ", ".join(sorted(stack.parent.name for stack in stacks))
-            raise ForgeError(f"there is no stack {name!r}; there are: {known}")
+            names = ", ".join(sorted(stack.parent.name for stack in stacks))
+            raise ForgeError(f"there is no stack {name!r}; there are: {names}")
         if revision is not None and not channel:
             raise ForgeError("--revision is one of a published channel: name it with --channel")
         if records:
@@ -106,21 +109,22 @@ class Session:
         ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel
         replace = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        known, until = {}, None
+        known: dict[str, Records] = {}
+        until = None
         if records:
             known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
         if revision is not None:
             known[ours], until = at_revision(ours, revision)
         served = channel and not self.hostbase
         folder = manifest.parent if served else self.project.build / "stacks" / name
-        return Workspace.load(manifest, folder, replace, records=known, until=until)
+        return Workspace(name, Manifest.load(manifest), folder, replace, known, until)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
         root = self.project.root
         known = {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
         replace = {"conda-forge": CONDA_FORGE}
-        return Workspace.load(root / "pixi.toml", root, replace, name="--root", records=known)
+        return Workspace("--root", Manifest.load(root / "pixi.toml"), root, replace, known)
 
     def known_records(self) -> Path | None:
         """Records of conda-forge in this checkout, where it does not answer itself."""

@@ -70,14 +70,14 @@ def lock(
     if stack and session.hostbase:
         unbuilt = set(session.recipes.owner) - chosen.package_names(PUBLISHED)
     if check:
-        problems = chosen.outdated(unbuilt.__contains__)
+        problems = chosen.outdated(unbuilt)
         for problem in problems:
             say(problem)
-        say(f"{chosen.lock_file} {'is outdated' if problems else 'does for its manifest'}")
+        say(f"{chosen.lock_file} {'is outdated' if problems else 'is up to date'}")
         raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
-    counts, left_out = chosen.lock(unbuilt.__contains__, keep=root and not update)
-    for name in left_out:
+    counts = chosen.lock(unbuilt, keep=root and not update)
+    for name in sorted(unbuilt & chosen.manifest.names()):
         say(f"left out {name}: the channel lacks it (forge build {name} says why)")
     for environment, count in counts.items():
         say(f"{environment}: {count} packages")

@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 
 from forge import bases
-from forge.build.runner import Display
+from forge.build.display import Display
 from forge.cli.context import err, out, say, session
 from forge.errors import ForgeError, NotAttempted
-from forge.recipes.plan import RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 from forge.upkeep import bump as bumping
 from forge.upkeep import feedstock as feedstocks

@@ -28,7 +28,8 @@ from forge.envs.manifest import match_spec
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import read_text, sha256_file, write_text
 from forge.project import Project
-from forge.recipes.plan import Recipe, RecipeSet, package_name, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, package_name, sources_of
 from forge.sources.cache import Source, SourceCache
 from forge.sources.download import Downloader, Progress
 from forge.upkeep import patches, upstream

@@ -22,7 +22,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from forge.bases import DIGEST_KEY
 from forge.errors import ForgeError
-from forge.recipes.plan import Recipe, RecipeSet, sources_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, sources_of
 
 PYPI_PREFIX = re.compile(r"\$\{\{ *env\.get\(.PYPI_SOURCES.\) *\}\}/")
 BASE_TAG = "${{ base_tag }}"

@@ -21,7 +21,7 @@ import yaml
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.project import Project
-from forge.recipes.plan import Recipe, source_of
+from forge.recipes.recipe import Recipe, source_of
 from forge.sources.cache import SourceCache, unpack
 from forge.sources.download import Progress
 

@@ -16,7 +16,7 @@ from unearth import Link
 from unearth.collector import LinkCollectError, fetch_page, parse_html_page
 
 from forge.errors import NotAttempted
-from forge.recipes.plan import Recipe, purls_of, sources_of
+from forge.recipes.recipe import Recipe, purls_of, sources_of
 from forge.sources import git
 from forge.sources.download import Downloader, HTTPError
 

@@ -3,56 +3,54 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
+import contextlib
+from email.message import Message
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request
 
 import pytest
 from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
-from forge import bases, cli
+from forge import bases
 from forge.bases import BaseName
 from forge.cli.context import Session
+from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    """Answers HEAD with the server's `status`."""
-
-    def do_HEAD(self) -> None:
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
-    ("status", "name", "why"),
-    [(200, "conda-forge", "its repodata answers"), (503, "host", "does not answer")],
+    ("error", "name", "why"),
+    [
+        (None, "conda-forge", "its repodata answers"),
+        (HTTPError("", 503, "busy", Message(), None), "host", "does not answer: busy"),
+        (URLError("refused"), "host", "does not answer: refused"),
+    ],
 )
-def test_auto(monkeypatch: pytest.MonkeyPatch, status: int, name: str, why: str) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        server.status = status
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/conda-forge"
-        monkeypatch.setattr(bases, "CONDA_FORGE", url)
-        found, line = bases.choose(BaseName.AUTO)
-        server.shutdown()
-        thread.join()
-    assert found == name and why in line and "\n" not in line
+def test_auto(monkeypatch: pytest.MonkeyPatch, error: OSError | None, name: str, why: str) -> None:
+    def answer(request: Request, timeout: float) -> contextlib.nullcontext[None]:
+        assert request.full_url.startswith(bases.CONDA_FORGE) and request.method == "HEAD"
+        if error:
+            raise error
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(bases.urllib.request, "urlopen", answer)
+    chosen, line = bases.choose(BaseName.AUTO)
+    assert chosen == name and why in line and "\n" not in line
 
 
-def test_auto_with_nothing_listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases, "CONDA_FORGE", "http://127.0.0.1:9/conda-forge")
-    name, line = bases.choose(BaseName.AUTO)
-    assert name == "host" and "refused" in line
+def test_the_former_name_of_the_host_base(capsys: pytest.CaptureFixture[str]) -> None:
+    assert BaseName("embedded") is BaseName.HOST
+    said = capsys.readouterr()
+    assert "called host now" in said.err and said.err.count("\n") == 1 and not said.out
+    with pytest.raises(ValueError, match="other"):
+        BaseName("other")
 
 
-def test_asked_for_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases.urllib.request, "urlopen", None)
     assert bases.choose(BaseName.CONDA_FORGE)[0] == "conda-forge"
 
@@ -69,7 +67,8 @@ def test_bases_differ_in_channel_and_variants_only() -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "after", "joined"])
-def test_base_option_may_stand_anywhere(project: MiniProject, place: str) -> None:
+def test_base_option_may_stand_anywhere(tmp_path: Path, place: str) -> None:
+    project = MiniProject(tmp_path)
     project.recipe("alpha")
     arguments = {
         "before": ["--base", "conda-forge", "plan"],
@@ -80,12 +79,13 @@ def test_base_option_may_stand_anywhere(project: MiniProject, place: str) -> Non
     assert "base: conda-forge" in out and "hostbound" not in out
 
 
-def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
+def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:
+    project = MiniProject(tmp_path)
     project.recipe("alpha")
     project.recipe("beta")
     base = bases.load(Project.at(project.root), BaseName.CONDA_FORGE)
     recipes = RecipeSet(Project.at(project.root), base, {"beta"})
-    with pytest.raises(ForgeError, match="beta is not built: the base has it by itself"):
+    with pytest.raises(ForgeError, match="beta is not built here: provided by the base"):
         Session().known(["alpha", "beta"], recipes)
     with pytest.raises(ForgeError, match="no recipe gamma; there are: alpha"):
         Session().known(["gamma"], recipes)
@@ -94,5 +94,5 @@ def test_what_the_base_has_is_no_unknown_name(project: MiniProject) -> None:
 def test_help_names_the_defaults() -> None:
     """Rich takes words in brackets for markup and drops them."""
     for arguments in ([], ["lock"]):
-        shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
+        shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
         assert "if not" in shown and "channel/" in shown

@@ -31,7 +31,8 @@ from support.project import CHECKOUT
 from forge import bases
 from forge.envs.manifest import Manifest, Platform
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, package_name
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import package_name
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 os.environ[PYPI_SOURCES] = PYPI_URL
