@@ -18,7 +18,7 @@ from importlib.resources import files
 import torch
 
 from strix_validate import sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
 from strix_validate.tiers import run_each
 
 #: (batch, heads, seqlen, head_dim) of the published table.
@@ -153,7 +153,7 @@ def _measure(route: str, size: str, mask: str, device: str) -> dict:
     try:
         # a refusal is told apart here, and another backend than the named one is a failure
         out, operators = sdpa.call(function, *leaves, is_causal=causal)
-        assert sdpa.kind_of(operators) == route, f"{sdpa.kind_of(operators)} ran, not {route}"
+        require(sdpa.kind_of(operators) == route, f"{sdpa.kind_of(operators)} ran, not {route}")
         torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
         if device == "cuda":
             found["memory_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
@@ -237,7 +237,7 @@ def _speedup(options: Options, measure: Callable[..., dict], size: str, mask: st
         for direction in ("forward", "backward")
     }
     if size in ("large", "xlarge"):
-        assert found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math"
+        require(found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
     return found
 
 
