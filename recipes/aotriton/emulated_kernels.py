@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""AOTriton's attention kernels (0.12) from its images: how their arguments lie, and runs of them.
+"""Runs AOTriton's attention kernels (0.12) under emulation: argument layouts and launches.
 
 Triton folds arguments that are constant for a functional, so the same kernel has several layouts.
-The order is that of AOTriton's tritonsrc; which optional groups a code object has is found by the
-sizes and kinds in its own metadata.
+The order is that of AOTriton's tritonsrc; the sizes and kinds in a code object's own metadata show
+which optional groups it has.
 """
 
 from itertools import combinations
 
 import numpy as np
-
-from strix_emulate.api import Buffer, Launch, Options, launch
+from strix_emulate.api import Buffer, Launch, launch
 from strix_emulate.errors import EmulatorError
 from strix_emulate.loader import Kernel
 
 #: flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647
-#: One workgroup per this many rows: the smallest block that is tuned; kernels leave the rest alone.
+#: Rows per workgroup: the smallest tuned block; surplus workgroups of other kernels do nothing.
 SMALLEST_BLOCK = 16
 _SHAPE = "Num_head_q:i Num_head_k:i {seqlens}cu_q:p cu_k:p {between}Max_q:i Max_k:i ss_q:p ss_k:p"
 _FORWARD_SHAPE = _SHAPE.format(seqlens="Num_seqlens:i ", between="")
@@ -41,17 +40,17 @@ _KINDS = {("global_buffer", 8): "p", ("by_value", 4): "4", ("by_value", 8): "l"}
 
 
 def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
-    """Values by name in the order that this code object wants.
+    """The values, by name, in the order that this code object expects.
 
     Raises:
-        EmulatorError: no layout that is known fits, as with a bias.
+        EmulatorError: no known layout fits, as with a bias.
     """
     if kernel.name not in LAYOUTS:
         raise EmulatorError(f"{kernel.name}: not one of {', '.join(LAYOUTS)}")
     parts = LAYOUTS[kernel.name].replace("[", "|[").replace("]", "|").split("|")
     groups = [(part.startswith("["), part.strip("[ ").split()) for part in parts if part.strip()]
     optional = [i for i, (may_lack, _) in enumerate(groups) if may_lack]
-    # Triton appends two scratch pointers, LLVM what it hides
+    # Triton appends two scratch pointers, LLVM the hidden arguments
     visible = [a for a in kernel.arguments if not a.kind.startswith("hidden")][:-2]
     declared = [_KINDS.get((a.kind, a.size), "?") for a in visible]
     for count in range(len(optional), -1, -1):
@@ -66,7 +65,7 @@ def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
                     values.get(name[:-2]) if name[-1] == "p" else values[name[:-2]]
                     for name in names
                 ]
-    raise EmulatorError(f"{kernel.name}: its {len(declared)} arguments fit no layout that is known")
+    raise EmulatorError(f"{kernel.name}: its {len(declared)} arguments fit no known layout")
 
 
 def _values(q, k, v, causal: bool, scale: float) -> dict:
@@ -93,7 +92,7 @@ def _strides(name: str, array) -> dict:
     return {f"{name}z": z, f"{name}h": h, f"{name}{row}": m}
 
 
-def forward(kernel: Kernel, q, k, v, causal: bool, scale: float, options: Options | None = None):
+def forward(kernel: Kernel, q, k, v, causal: bool, scale: float):
     """attn_fwd: q, k, v as (batch, heads, rows, width); float16, or bfloat16 as uint16.
 
     Returns:
@@ -106,21 +105,19 @@ def forward(kernel: Kernel, q, k, v, causal: bool, scale: float, options: Option
     # persistent kernels take their tiles from a counter
     takes_tiles = any(x is values["counter"] for x in given)
     grid = (4,) if takes_tiles else _grid(q.shape)
-    return out, lse, launch(kernel, grid, given, options=options)
+    return out, lse, launch(kernel, grid, given)
 
 
-def preprocess(
-    kernel: Kernel, out, grad, options: Options | None = None
-) -> tuple[np.ndarray, Launch]:
+def preprocess(kernel: Kernel, out, grad) -> tuple[np.ndarray, Launch]:
     """bwd_preprocess: the sum over the width of out * grad, float32 (batch, heads, rows)."""
     delta = np.zeros(out.shape[:3], np.float32)
     values = {"Out": Buffer(out, "in"), "DO": Buffer(grad, "in"), "D": Buffer(delta, "out")}
     values |= {"Num_seqlens": 0, "Max_q": out.shape[2], "Hdim_vo": out.shape[3]}
     given = arguments(kernel, values | _strides("o", out) | _strides("do", grad), False)
-    return delta, launch(kernel, _grid(out.shape), given, options=options)
+    return delta, launch(kernel, _grid(out.shape), given)
 
 
-def backward(kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: float, options=None):
+def backward(kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: float):
     """bwd_kernel_dk_dv or bwd_kernel_dq: ((dk, dv) or (dq,), the launch)."""
     values = _values(q, k, v, causal, scale) | _strides("do", grad)
     values |= {"DO": Buffer(grad, "in"), "L": Buffer(lse, "in"), "D": Buffer(delta, "in")}
@@ -129,9 +126,7 @@ def backward(kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: flo
     for name, array in made.items():
         values |= {name.upper(): Buffer(array, "out")} | _strides(name, array)
     shape = (*q.shape[:1], (k if of_keys else q).shape[1], (k if of_keys else q).shape[2])
-    return tuple(made.values()), launch(
-        kernel, _grid(shape), arguments(kernel, values, causal), options=options
-    )
+    return tuple(made.values()), launch(kernel, _grid(shape), arguments(kernel, values, causal))
 
 
 def _grid(shape) -> tuple[int, int, int]:

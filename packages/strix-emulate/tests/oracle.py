@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A second, slow reading of the ISA document: one lane, plain Python integers and fractions.
+"""A second, slow reading of the ISA document: one lane, in Python integers and fractions.
 
 It shares no code with the machine. Each entry is a mnemonic with the kinds of its operands and a
 function on bit patterns; floating point is exact rational arithmetic, rounded once.
@@ -67,7 +67,7 @@ def add(a: int, b: int, form: tuple) -> int:
 
 def multiply(a: int, b: int, form: tuple) -> int:
     (x, nx), (y, ny) = value(a, form), value(b, form)
-    if "nan" in (x, y) or {x, y} & {"inf", "-inf"} and 0 in (x, y):
+    if "nan" in (x, y) or ({x, y} & {"inf", "-inf"} and 0 in (x, y)):
         return NAN[form]
     if isinstance(x, str) or isinstance(y, str):
         return encode("-inf" if nx != ny else "inf", form)
@@ -261,7 +261,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_perm_b32": perm,
         "v_bfe_u32": lambda a, b, c: bfe(a, b, c, False),
         "v_bfe_i32": lambda a, b, c: bfe(a, b, c, True),
-        "v_bfi_b32": lambda a, b, c: a & b | ~a & c, 
+        "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
         "v_mad_u32_u24": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
         "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + signed(c),
         "v_max3_i32": lambda a, b, c: max(map(signed, (a, b, c))),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does a fault in a kernel show? Single instructions are deleted, and the launch judged again."""
+"""Does a fault in a kernel show? Deletes single instructions and judges the launch again."""
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from strix_emulate import waits
@@ -67,10 +68,39 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
     every merge of control flow. Those of stores (vscnt) order only memory that other waves read.
     """
     found = [ins.address for ins in instructions if ins.name in WAITS]
-    with waits.watched() as retired:
+    with _watched() as retired:
         judge(instructions)
     busy = [address for address in found if address in retired]
     return busy, len(found) - len(busy)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[set[int]]:
+    """Collects the addresses of waits that had something to wait for."""
+    retired: set[int] = set()
+    at = 0
+    wait, compile_wait = waits.wait, waits.compile_wait
+
+    def counted(g, counter, allowed):
+        if len(g.queues[counter]) > allowed:
+            retired.add(at)
+        wait(g, counter, allowed)
+
+    def compiled(ins):
+        run = compile_wait(ins)
+
+        def located(g):
+            nonlocal at
+            at = ins.address
+            run(g)
+
+        return located
+
+    waits.wait, waits.compile_wait = counted, compiled
+    try:
+        yield retired
+    finally:
+        waits.wait, waits.compile_wait = wait, compile_wait
 
 
 def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:
