@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
 # GCC laid out as clang expects it. Clang looks for headers, libraries and ld relative to libgcc's
-# folder, and conda keeps them elsewhere; so that folder is recreated here, full of links. The HIP compiler takes it by
-# --gcc-install-dir, and then uses the same libstdc++ and linker as $CXX.
+# folder, and conda keeps them elsewhere; so that folder is recreated here, full of links. With it as
+# --gcc-install-dir, the HIP compiler uses the same libstdc++ and linker as $CXX.
 
 gcc_target=$("$CXX" -dumpmachine) gcc_version=$("$CXX" -dumpfullversion)
 gcc_view="$SRC_DIR/gcc/lib/gcc/$gcc_target/$gcc_version"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2034  # build.sh reads these
-# torch's build options. Each is passed to CMake as -D, and to setup.py through the environment. The -D are needed: in 2.13 CMake's own forwarding takes the environment for one list,
-# so that a value with a semicolon (CMAKE_ARGS has one) can swallow others (pytorch/pytorch#190800).
+# torch's build options. Each is passed to CMake as -D, and to setup.py through the environment. The
+# -D are needed: in 2.13 CMake's own forwarding takes the environment for one list, so that a value
+# with a semicolon (CMAKE_ARGS has one) can swallow others (pytorch/pytorch#190800).
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
 export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
