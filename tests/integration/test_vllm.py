@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tarfile
@@ -20,9 +19,8 @@ from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import source_of
-from forge.sources.cache import PYPI_SOURCES, PYPI_URL, SourceCache
+from forge.sources.cache import SourceCache
 
-os.environ[PYPI_SOURCES] = PYPI_URL
 CHECK = CHECKOUT / "recipes" / "vllm" / "check_detection.py"
 MANIFEST = """\
 [workspace]

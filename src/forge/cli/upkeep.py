@@ -13,15 +13,12 @@ from typing import Annotated
 
 import typer
 
-from forge import bases
 from forge.build.display import Display
 from forge.cli.context import err, out, say, session
 from forge.errors import ForgeError, NotAttempted
-from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 from forge.upkeep import bump as bumping
-from forge.upkeep import feedstock as feedstocks
 from forge.upkeep import patches
 
 app = typer.Typer()
@@ -152,36 +149,6 @@ def check(
             detail = f": {result.detail}" if result.detail else ""
             display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
     raise typer.Exit(1 if "fails" in states else 3 if strict and "not attempted" in states else 0)
-
-
-@app.command()
-def feedstock(
-    folder: Annotated[Path, typer.Option("--folder", "-o", help="Where to.", file_okay=False)],
-    package: Annotated[str | None, typer.Argument(help="Recipe name.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every recipe: FOLDER/NAME-feedstock.")
-    ] = False,
-    maintainer: Annotated[
-        list[str] | None, typer.Option(help="GitHub name, in place of ours.")
-    ] = None,
-) -> None:
-    """Write a recipe as a feedstock that `conda-smithy rerender` takes, or its recipe/ anew.
-
-    --all leaves out what conda-forge would refuse; named, that is written all the same.
-    """
-    if bool(package) == every:
-        raise ForgeError("name one recipe, or --all")
-    project = session.project
-    base = bases.load(project, bases.BaseName.CONDA_FORGE, bases.parse_overrides(session.variants))
-    recipes = RecipeSet(project, base)
-    for name in sorted(session.known([package] if package else None, recipes)):
-        target = folder / f"{name}-feedstock" if every else folder
-        recipe = recipes.recipes[name]
-        if why := feedstocks.refusal(recipe):
-            complain(f"{name}: {why}{', so it is left out' if every else ''}")
-        if not (why and every):
-            feedstocks.write(recipes, recipe, target, maintainer or ())
-            say(f"{name}: {target}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

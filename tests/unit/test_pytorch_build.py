@@ -1,46 +1,36 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the pytorch recipe builds: its script and its layout of the packages.
+"""The pytorch recipe's build script, its checks, and its layout of the packages.
 
-The build itself takes hours and an SDK; here the script runs on a source tree and tools made up for
-the test.
+The build takes hours and an SDK; here the script runs on a made-up source tree with made-up tools.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from rattler_build import Package
-from support.project import MiniProject
-from support.pytorch_tree import LOG, RECIPE, Build, layout
+from support.pytorch_tree import (
+    COMMIT,
+    LOG,
+    NINJA,
+    PINNED,
+    RECIPE,
+    Build,
+    configuration,
+    installed_torch,
+    layout,
+    pin,
+)
 
 # --- the layout of the packages
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> tuple[Path, Path]:
-    """site-packages/torch as torch's own build leaves it, and the prefix."""
-    prefix = tmp_path / "env"
-    torch = prefix / "lib/python3.12/site-packages/torch"
-    for name in [
-        "__init__.py", "bin/torch_shm_manager", "bin/protoc", "lib/libtorch.so", "lib/libdnnl.a",
-        "lib/libtorch_python.so", "lib/libaotriton_v2.so", "lib/aotriton.images/image",
-        "include/google/any.h", "share/cmake/dnnl/dnnl-config.cmake",
-        *(f"include/{name}/header.h" for name in layout.PARTS["include"]),
-        *(f"share/cmake/{name}/{name}Config.cmake" for name in layout.PARTS["share/cmake"]),
-    ]:  # fmt: skip
-        path = torch / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    # as CMake copies it from aotriton-devel: a relative link that leads nowhere here
-    (torch / "include/aotriton").symlink_to("../../../include/aotriton")
-    (prefix / "include").mkdir()
-    return torch, prefix
+    return installed_torch(tmp_path / "env")
 
 
 def test_layout(installed: tuple[Path, Path]) -> None:
@@ -52,7 +42,7 @@ def test_layout(installed: tuple[Path, Path]) -> None:
     assert (torch / "share/cmake/Torch").is_dir() and (torch / "include/google/any.h").exists()
     # what $ORIGIN/.. is for a library found through torch/lib
     assert (torch / "lib").is_symlink() and Path(f"{torch}/lib/..").resolve() == prefix
-    assert not os.path.isabs(os.readlink(torch / "lib"))
+    assert not (torch / "lib").readlink().is_absolute()
     left = {path.name for path in prefix.rglob("*")}
     assert not {"libdnnl.a", "protoc", "aotriton", "aotriton.images", "dnnl"} & left
     assert not any("aotriton" in name for name in left)
@@ -77,65 +67,76 @@ def test_layout_sees_a_path_of_the_build(installed: tuple[Path, Path]) -> None:
         layout.lay_out(*installed, Path("/source"))
 
 
-FAKE_INSTALL = """\
-set -e
-cp -r fake "$SP_DIR/torch"
-touch "$SP_DIR/torch/_C.cpython.so"
-mkdir -p "$PREFIX/bin"
-touch "$PREFIX/bin/torchrun" "$PREFIX/bin/torchfrtrace"
-python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
-"""
+# --- the commit of AOTriton
 
 
-def test_outputs_divide_what_is_installed(
-    installed: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The recipe's own globs, in a real build: each file is in one package, none in two."""
-    outputs = yaml.safe_load((RECIPE / "recipe.yaml").read_text())["outputs"]
-    files = {o["package"]["name"]: o["build"]["files"] for o in outputs[1:3]}
-    project = MiniProject(tmp_path_factory.mktemp("outputs"))
-    folder = project.root / "recipes/mini"
-    folder.mkdir()
-    shutil.copy(RECIPE / "lay_out.py", folder)
-    (folder / "build.sh").write_text(FAKE_INSTALL)
-    shutil.copytree(installed[0], project.root / "fake/fake", symlinks=True)
-    digest = {"use_keys": ["content_digest"]}
-    staging = {
-        "staging": {"name": "made"},
-        "source": {"path": "../../fake"},
-        "build": {"script": {"file": "build.sh"}},
-        "requirements": {"host": ["python"]},
-    }
-    packages = [
-        {
-            "package": {"name": f"mini-{name}"},
-            "inherit": "made",
-            "build": {"files": globs, "variant": digest},
-            "about": {"license": "MIT"},
-        }
-        for name, globs in files.items()
-    ]
-    recipe = {
-        "schema_version": 1,
-        "recipe": {"name": "mini", "version": "1.0"},
-        "build": {"number": 0, "variant": digest},
-        "outputs": [staging, *packages],
-    }
-    (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    project.forge("build-all")
+def test_right_pin() -> None:
+    assert pin.wrong(PINNED, COMMIT) == ""
+    assert pin.wrong(f"set(__AOTRITON_CI_COMMIT {COMMIT})\n", COMMIT) == ""
 
-    held = {}
-    for path in project.channel.glob("linux-64/*.conda"):
-        (name,) = [name for name in files if path.name.startswith(f"mini-{name}-")]
-        held[name] = {str(entry) for entry in Package.from_file(str(path)).files}
-    torch = next(name.split("torch/")[0] for name in held["pytorch"] if name.endswith("_init__.py"))
-    assert not held["libtorch"] & held["pytorch"]
-    assert {name for name in held["libtorch"] if name.startswith("lib/")} == {"lib/libtorch.so"}
-    assert {"include/ATen/header.h", "bin/torch_shm_manager"} <= held["libtorch"]
-    assert {
-        "bin/torchrun", "bin/torchfrtrace", "lib/libtorch_python.so", f"{torch}torch/lib",
-        f"{torch}torch/_C.cpython.so", f"{torch}torch/include/ATen",
-    } <= held["pytorch"]  # fmt: skip
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PINNED.replace("0123", "ffff", 1), "builds"),
+        (PINNED.replace(COMMIT, "0.12b"), "not a full commit"),
+        (PINNED + PINNED, "2 lines"),
+        ("set(__AOTRITON_VER 0.12b)\n", "0 lines"),
+        (f"# set(__AOTRITON_CI_COMMIT {COMMIT})\n", "0 lines"),
+    ],
+)
+def test_wrong_pin(text: str, why: str) -> None:
+    assert why in pin.wrong(text, COMMIT)
+
+
+def test_pin_from_the_command_line(tmp_path: Path) -> None:
+    """What build.sh sees: the reason and a status, no traceback."""
+    command = [sys.executable, RECIPE / "check_aotriton_pin.py", tmp_path / "aotriton.cmake"]
+    done = subprocess.run([*command, COMMIT], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "does not exist" in done.stderr
+    (tmp_path / "aotriton.cmake").write_text(PINNED)
+    assert subprocess.run([*command, COMMIT], capture_output=True, check=False).returncode == 0
+    done = subprocess.run([*command, "f" * 40], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and COMMIT in done.stderr and "Traceback" not in done.stderr
+
+
+# --- the configuration
+
+
+def test_right_configuration() -> None:
+    assert configuration.wrong(NINJA, LOG, "/env") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("--   USE_ROCM : ON", "--   USE_ROCM : OFF", "USE_ROCM is OFF"),
+        ("--   USE_ROCM : ON", "", "USE_ROCM is not in the summary"),
+        ("USE_FLASH_ATTENTION : ON", "USE_FLASH_ATTENTION : ", "USE_FLASH_ATTENTION is "),
+        ("USE_CUDA : OFF", "USE_CUDA : 1", "USE_CUDA is 1"),
+        ("Using Preinstalled AOTriton at", "Using AOTriton Runtime from", "does not come from our"),
+        ("Found system Eigen", "Did not find system Eigen", "would be cloned"),
+        ("gfx1151 ", "gfx1151 --offload-arch=gfx1100 ", "device code for"),
+        ("--offload-arch=gfx1151", "", "device code for nothing"),
+        ("-DUSE_FLASH_ATTENTION ", "", "-DUSE_FLASH_ATTENTION"),
+        ("libaotriton_v2.so", "libother.so", "linked with libaotriton"),
+        ("--gcc-install-dir=/source/gcc", "", "conda's GCC"),
+        ("LINK torch_hip.dir", "LINK fbgemm.a libfbgemm_genai.a torch_hip.dir", "fbgemm_genai"),
+        ("LINK torch_hip.dir", "LINK a/mslk.dir/x.o torch_hip.dir", "mslk is built"),
+        (
+            "build libtorch",
+            "build a/aotriton_runtime-stamp/aotriton_runtime-download: X\nbuild libtorch",
+            "aotriton_runtime would be downloaded",
+        ),
+        ("-I/env/opt/rocm/include", "-I/opt/rocm/include", "outside the environment"),
+        ("/env/opt/rocm/lib/llvm/bin/clang++", "/usr/bin/clang++", "the HIP compiler"),
+    ],
+)
+def test_wrong_configuration(old: str, new: str, why: str) -> None:
+    ninja, log = NINJA.replace(old, new), LOG.replace(old, new)
+    assert (ninja, log) != (NINJA, LOG)
+    (reason,) = configuration.wrong(ninja, log, "/env")
+    assert why in reason
 
 
 # --- the build script
@@ -165,7 +166,8 @@ def test_build(build: Build) -> None:
     assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
     links = {"include/c++/14.3.0": "c++", "bin": "tools", "lib": "lib"}
     for link, folder in links.items():
-        assert os.readlink(view / target / link) == f"{build.environment['BUILD_PREFIX']}/{folder}"
+        expected = Path(build.environment["BUILD_PREFIX"], folder)
+        assert (view / target / link).readlink() == expected
     assert not (build.source / ".gitmodules").exists()
     assert (build.source / "third_party/NNPACK/cmake/DownloadSix.cmake").read_text() == ""
     assert (build.prefix / "lib/libtorch.so").exists()
