@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from support.project import CHECKOUT, MiniProject, copy_checkout, forge
 from forge import bases
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
-from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +41,6 @@ def project(tmp_path: Path, host_base: None) -> MiniProject:
 @pytest.fixture(scope="session")
 def recipes() -> RecipeSet:
     """This checkout's recipes as the conda-forge base renders them."""
-    os.environ[PYPI_SOURCES] = PYPI_URL
     project = Project.at(CHECKOUT)
     return RecipeSet(project, bases.load(project, "conda-forge"))
 

@@ -2,7 +2,7 @@
 set -euo pipefail
 
 export AITER_TRITON_ONLY=1
-# otherwise setup.py fetches a Triton of its own
+# otherwise setup.py downloads another Triton
 export AITER_USE_SYSTEM_TRITON=1
 export PREBUILD_KERNELS=0
 # the archive has no git history to read the version from

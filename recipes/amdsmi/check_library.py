@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch and amdsmi load beside each other, and libamd_smi is the one of this environment."""
+"""Package test: torch and amdsmi load together, and libamd_smi is from this environment."""
 
 import sys
 from pathlib import Path
@@ -7,15 +7,17 @@ from pathlib import Path
 import torch  # noqa: F401  before amdsmi, as in use
 
 from amdsmi import AmdSmiException, amdsmi_get_processor_handles, amdsmi_init, amdsmi_shut_down
+from checks.loaded_from import foreign, loaded
+from checks.verdict import require
 
-files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-found = sorted({file for file in files if "libamd_smi" in file})
+found = [file for file in loaded() if "libamd_smi" in file.name]
 print("loaded:", *found)
-assert found, "no libamd_smi is loaded"
-assert all(Path(file).resolve().is_relative_to(Path(sys.prefix).resolve()) for file in found)
+require(found, "libamd_smi is not loaded")
+outside = foreign(found, Path(sys.prefix))
+require(not outside, f"libamd_smi is not from this environment: {outside}")
 
 if not Path("/dev/kfd").exists():
-    print("SKIPPED: the query of a GPU, because /dev/kfd is not there; nothing ran on gfx1151")
+    print("SKIPPED: GPU query, because /dev/kfd does not exist; nothing ran on gfx1151")
 else:
     try:
         amdsmi_init()

@@ -88,7 +88,7 @@ def fix_path_of_triton() -> None:
 def start_worker(source: str) -> None:
     """Makes upstream's modules importable and lets Triton tell what its cache held."""
     os.environ.update(COMPILE_ENVIRONMENT)
-    sys.path[:0] = [source, os.path.join(os.environ["TRITON_CACHE_DIR"], "python")]
+    sys.path[:0] = [source, f"{os.environ['TRITON_CACHE_DIR']}/python"]
     from triton import knobs
 
     def listener(*, cache_hit: bool, **_: object) -> None:

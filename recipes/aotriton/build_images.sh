@@ -2,7 +2,7 @@
 set -euo pipefail
 . "$RECIPE_DIR/kernels.sh"
 
-# outlives this folder: a killed build of hours goes on from its last kernel
+# outlives the build folder: a killed build resumes after its last finished kernel
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
 python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" \
     --build "$SRC_DIR/build" --jobs "$CPU_COUNT" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"

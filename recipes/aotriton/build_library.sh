@@ -2,7 +2,7 @@
 set -euo pipefail
 . "$RECIPE_DIR/kernels.sh"
 
-# what CMake would ask git, which an archive does not have
+# an archive has no git history for CMake to ask
 export AOTRITON_CI_SUPPLIED_SHA1=$AOTRITON_COMMIT AOTRITON_GIT_TREESHA1=$AOTRITON_TREE
 export ROCM_PATH=$PREFIX/opt/rocm
 # AOTRITON_INHERIT_SYSTEM_SITE_TRITON: its virtual environment sees the packages that are installed
@@ -23,10 +23,10 @@ cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
 # upstream's CMake also looks in /opt/rocm
 grep "^hip_DIR:PATH=$PREFIX/" build/CMakeCache.txt
 ninja -C build -j"$CPU_COUNT" install
-# not install/strip: CMake may take llvm-strip, which also removes the version string in .comment
+# not install/strip: CMake may choose llvm-strip, which removes the version string in .comment
 "${STRIP:-strip}" --strip-unneeded "$PREFIX"/lib/libaotriton_v2.so.*.*
 
-# which kernel the library asks for, by its own dispatch code; what it never calls stays unresolved
+# which kernel the library's own dispatch code asks for; functions never called stay unresolved
 objects=build/v3src/CMakeFiles/aotriton_v2.dir
 ${CXX:-g++} -std=c++20 -no-pie -D__HIP_PLATFORM_AMD__ -Iinclude -Ibuild/include -Ibuild/v3src \
     -I"$ROCM_PATH/include" "$RECIPE_DIR/check_dispatch.cc" \
@@ -34,7 +34,7 @@ ${CXX:-g++} -std=c++20 -no-pie -D__HIP_PLATFORM_AMD__ -Iinclude -Ibuild/include 
     -Wl,--unresolved-symbols=ignore-all -o check_dispatch
 ./check_dispatch "$AOTRITON_KERNELS"
 
-# PyTorch's CMake copies all of the prefix that it is given: this one holds AOTriton alone
+# PyTorch's CMake copies the whole prefix it is given: this one holds nothing but AOTriton
 mkdir -p "$PREFIX/opt/aotriton/lib" "$PREFIX/opt/aotriton/include"
 for library in "$PREFIX"/lib/libaotriton_v2.so*; do
     ln -s "../../../lib/${library##*/}" "$PREFIX/opt/aotriton/lib/"

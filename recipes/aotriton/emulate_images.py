@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: some of the shipped attention kernels executed under emulation, against float64.
+"""Package test: executes some of the shipped attention kernels under emulation, against float64.
 
     emulate_images.py FOLDER
 
-FOLDER is aotriton.images. One kernel of each image of head dimension 64, fp16, causal or not,
-without padding, dropout and bias: forward, then the backward kernels. Without a disassembler
-nothing is executed, and it says so.
+FOLDER is aotriton.images. Runs one kernel of each image of head dim 64, fp16, causal or not,
+without padding, dropout and bias: forward, then the backward kernels. Without a disassembler it
+executes nothing and says so.
 """
 
 import sys
 from pathlib import Path
 
+import emulated_kernels
 import numpy as np
-from strix_emulate import aotriton, llvm, loader
+from strix_emulate import llvm, loader
 from strix_emulate.errors import DisassemblerError
 
 ROWS, WIDTH, SCALE = 70, 64, 0.125
-# attention in fp16 is off by some 1e-3; a wrong row, scale or mask by 0.1 and more
+# fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
 BOUND = 5e-3
 CAUSAL_TYPES = {False: "0", True: "3"}
 
@@ -58,12 +59,12 @@ def main() -> None:
     for causal, kind in CAUSAL_TYPES.items():
         # the fields of a name stand in another order forward and backward
         forward = kernel(folder, "attn_fwd", f"F_F_{kind}_0")
-        out, lse, _ = aotriton.forward(forward, q, k, v, causal, SCALE)
-        delta, _ = aotriton.preprocess(kernel(folder, "bwd_preprocess", "F"), out, grad)
+        out, lse, _ = emulated_kernels.forward(forward, q, k, v, causal, SCALE)
+        delta, _ = emulated_kernels.preprocess(kernel(folder, "bwd_preprocess", "F"), out, grad)
         got = {"out": out, "lse": lse}
         for name, gradients in (("bwd_kernel_dk_dv", ("dk", "dv")), ("bwd_kernel_dq", ("dq",))):
             code = kernel(folder, name, f"{kind}_F_F_0")
-            made, _ = aotriton.backward(code, q, k, v, grad, lse, delta, causal, SCALE)
+            made, _ = emulated_kernels.backward(code, q, k, v, grad, lse, delta, causal, SCALE)
             got |= dict(zip(gradients, made, strict=True))
         for name, right in reference(q, k, v, grad, causal).items():
             error = float(np.abs(got[name] - right).max())

@@ -1,5 +1,5 @@
-# What the variant aotriton_kernels means, for images and library alike: both read it, and kernels
-# that one of them does not know would be missing or never asked for. A head dimension between two
+# What the variant aotriton_kernels means. Images and library both read it: a kernel that only one
+# of them knows would be missing or never used. A head dimension between two
 # of these runs padded in the next larger kernel; above the last, and in fp32, `core` refuses.
 case $AOTRITON_KERNELS in
     core)

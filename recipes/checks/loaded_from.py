@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Imports modules and checks that what the loader brought in is of this environment.
+"""Import modules and check that every library the loader brought in is from this environment.
 
-    python loaded_from.py MODULE...
+    python -m checks.loaded_from MODULE...
 
-A library of the machine's own ROCm, or any other that only the build machine has, fails it. The C
-library alone is the machine's by design.
+A library of the machine's own ROCm, or one that only the build machine has, fails the check. Only
+glibc comes from the machine by design.
 """
 
 import importlib
@@ -12,30 +12,42 @@ import re
 import sys
 from pathlib import Path
 
-C_LIBRARY = re.compile(
-    r"(ld-linux-x86-64|lib(c|m|dl|pthread|rt|util|resolv|nss_\w+))(-[\d.]+)?\.so"
+from checks.verdict import require
+
+GLIBC = re.compile(
+    r"(ld-linux-x86-64|lib(c|m|dl|pthread|rt|util|resolv|nss_\w+))(-[\d.]+)?\.so(\.\d+)?"
 )
 
 
-def foreign(maps: str, prefix: Path) -> list[str]:
-    """The shared libraries in a /proc/PID/maps text that are neither below `prefix` nor glibc's."""
+def is_glibc(name: str) -> bool:
+    """Whether a shared library's file name is one of glibc's."""
+    return GLIBC.fullmatch(name) is not None
+
+
+def libraries(maps: str) -> list[Path]:
+    """The shared libraries in the text of a /proc/PID/maps."""
     files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line}
-    return sorted(
-        file
-        for file in files
-        if re.search(r"\.so(\.|$)", file)
-        and not Path(file).resolve().is_relative_to(prefix.resolve())
-        and not C_LIBRARY.match(Path(file).name)
-    )
+    return [Path(file) for file in sorted(files) if re.search(r"\.so(\.|$)", file)]
 
 
-def main(modules: list[str]) -> int:
+def loaded() -> list[Path]:
+    """The shared libraries that this process has loaded."""
+    return libraries(Path("/proc/self/maps").read_text())
+
+
+def foreign(files: list[Path], prefix: Path) -> list[Path]:
+    """Those of `files` that are neither below `prefix` nor glibc's."""
+    home = prefix.resolve()
+    return [f for f in files if not (f.resolve().is_relative_to(home) or is_glibc(f.name))]
+
+
+def main(modules: list[str]) -> None:
     for module in modules:
         importlib.import_module(module)
-    wrong = foreign(Path("/proc/self/maps").read_text(), Path(sys.prefix))
-    print(f"{', '.join(modules)}: loaded", *(f"from outside: {file}" for file in wrong), sep="\n")
-    return int(bool(wrong))
+    outside = foreign(loaded(), Path(sys.prefix))
+    require(not outside, "\n".join(f"loaded from outside: {file}" for file in outside))
+    print(f"{', '.join(modules)}: every library is from this environment")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -6,7 +6,7 @@ rm -r hopper flash_attn/cute csrc
 
 # `auto` means ROCm only with a ROCm torch in the host environment; any torch serves here
 export BUILD_TARGET=rocm
-# the pure Python build: without it setup.py wants hipcc
+# the pure Python build; otherwise setup.py requires hipcc
 export FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE
 # otherwise setup.py first tries to download a wheel, and fails on a torch without torch.version.hip
 export FLASH_ATTENTION_FORCE_BUILD=TRUE

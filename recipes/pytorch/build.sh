@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Stages in order, each marked when done: entered again by hand (build_env.sh), the script goes on at
-# the stage that failed, and ninja at the file. A new build folder finds its objects in ccache.
+# Stages in order, each marked when done: run again by hand (build_env.sh), the script resumes at the
+# stage that failed, and ninja at the file. A new build folder finds its objects in ccache.
 set -euo pipefail
 # shellcheck source=recipes/pytorch/options.sh
 source "$RECIPE_DIR/options.sh"
 
 prepare() {
     python "$RECIPE_DIR/check_aotriton_pin.py" cmake/External/aotriton.cmake "$AOTRITON_COMMIT"
-    # with this file CMake wants every submodule to look whole, also those that nothing uses
+    # with this file CMake requires every submodule to be complete, even unused ones
     rm -f .gitmodules
     # NNPACK would download six, which the host environment has
     : > third_party/NNPACK/cmake/DownloadSix.cmake
-    # Below the source tree, because CMake writes the folder of any other library into RPATH. A prefix
-    # of its own, because torch installs the whole of its lib and include.
+    # Below the source tree, because CMake writes the folder of any other library into RPATH. A separate
+    # prefix, because torch installs everything in its lib and include.
     ln -sfn "$PREFIX/opt/aotriton" "$AOTRITON_INSTALLED_PREFIX"
     make_gcc_view
     python tools/amd_build/build_amd.py
 }
 
 configure() {
-    # shellcheck disable=SC2086  # conda gives CMAKE_ARGS as words
+    # shellcheck disable=SC2086  # conda's CMAKE_ARGS are words
     cmake -S . -B build -G Ninja $CMAKE_ARGS "${options[@]/#/-D}" 2>&1 | tee configure.log
     python "$RECIPE_DIR/check_configuration.py" build configure.log "$PREFIX"
 }
@@ -30,7 +30,7 @@ compile() {
 }
 
 install() {
-    # setup.py finds everything built and only makes the Python package of it
+    # everything is built; setup.py only makes the Python package
     python -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
     python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
     python -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash \

@@ -3,8 +3,8 @@
 
 usage: check_aotriton_pin.py cmake/External/aotriton.cmake COMMIT
 
-AOTriton's headers and its library's version change from commit to commit while file names stay, and
-with AOTRITON_INSTALLED_PREFIX torch's build asks for no version: a mismatch would show at run time.
+AOTriton's headers and library change from commit to commit under the same file names, and with
+AOTRITON_INSTALLED_PREFIX torch's build checks no version: a mismatch would only show at run time.
 """
 
 import re
@@ -15,12 +15,12 @@ PIN = re.compile(r'^\s*set\(\s*__AOTRITON_CI_COMMIT\s+"?([^"\s)]+)"?\s*\)', re.M
 
 
 def wrong(text: str, commit: str) -> str:
-    """What is wrong with the pin in `text`, the content of aotriton.cmake, or nothing."""
+    """What is wrong with the pin in `text`, the content of aotriton.cmake, or an empty string."""
     pins = [pin for pin in PIN.findall(text) if not pin.startswith("$ENV{")]
     if len(pins) != 1:
         return f"has {len(pins)} lines set(__AOTRITON_CI_COMMIT ...) with a commit, expected one"
     if not re.fullmatch("[0-9a-f]{40}", pins[0]):
-        return f"pins {pins[0]!r}, which is no full commit"
+        return f"pins {pins[0]!r}, which is not a full commit"
     if pins[0] != commit:
         return (
             f"pins AOTriton {pins[0]}, but recipes/aotriton builds {commit}: see `aotriton` and "
@@ -34,7 +34,7 @@ if __name__ == "__main__":
         sys.exit(__doc__.split("\n\n")[1])
     path, commit = Path(sys.argv[1]), sys.argv[2]
     if not path.is_file():
-        sys.exit(f"{path} does not exist: torch's source has changed its layout")
+        sys.exit(f"{path} does not exist: torch has moved it")
     if reason := wrong(path.read_text(), commit):
         sys.exit(f"{path} {reason}")
     print(f"{path} pins AOTriton {commit}")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fail right after CMake, not hours later, if torch is not configured as meant.
+"""Fail right after CMake, not hours later, if torch is not configured as intended.
 
 usage: check_configuration.py BUILD_FOLDER CONFIGURE_LOG PREFIX
 
-torch's CMake turns off what it cannot find and goes on. What will be compiled is read from
-build.ninja, which nothing overrides.
+torch's CMake turns off what it does not find and goes on. build.ninja says what will be compiled.
 """
 
 import re
@@ -30,35 +29,37 @@ TRUE = {"ON", "1", "YES", "TRUE", "Y"}
 
 
 def wrong(ninja: str, log: str, prefix: str) -> list[str]:
-    """What is wrong, given build.ninja, CMake's output and the host prefix."""
+    """What is wrong, by build.ninja, CMake's output and the host prefix."""
     found = []
-    told = dict(re.findall(r"^--\s+(\w+)\s*: *(\S*)$", log, re.M))
-    for name, wanted in SUMMARY.items():
-        if (told.get(name, "").upper() in TRUE) != (wanted == "ON") or name not in told:
-            found.append(f"{name} is {told.get(name, 'not in the summary')}, wanted {wanted}")
+    summary = dict(re.findall(r"^--\s+(\w+)\s*: *(\S*)$", log, re.M))
+    for name, expected in SUMMARY.items():
+        value = summary.get(name, "not in the summary")
+        if name not in summary or (value.upper() in TRUE) != (expected == "ON"):
+            found.append(f"{name} is {value}, expected {expected}")
     if "Using Preinstalled AOTriton at" not in log:
         found.append(
-            "AOTriton is not taken from our package (no line 'Using Preinstalled AOTriton')"
+            "AOTriton does not come from our package (no line 'Using Preinstalled AOTriton')"
         )
     if "Found system Eigen at" not in log:
-        found.append("Eigen is not taken from the environment, so it would be cloned")
+        found.append("Eigen does not come from the environment, so it would be cloned")
 
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {ARCH}:
-        found.append(f"device code for {sorted(architectures) or 'nothing'}, wanted {ARCH} alone")
-    for macro in ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION"):
-        if f"-D{macro}" not in ninja:
-            found.append(f"nothing is compiled with -D{macro}")
+        found.append(f"device code for {sorted(architectures) or 'nothing'}, expected {ARCH} only")
+    macros = ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION")
+    found += [f"nothing is compiled with -D{m}" for m in macros if f"-D{m}" not in ninja]
     if "libaotriton_v2.so" not in ninja:
         found.append("nothing is linked with libaotriton_v2.so")
     if "--gcc-install-dir=" not in ninja:
         found.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
-    for name in ("fbgemm_genai", "mslk"):
-        if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja):
-            found.append(f"{name} is built, and has no kernel for {ARCH}")
+    found += [
+        f"{name} is built, and has no kernel for {ARCH}"
+        for name in ("fbgemm_genai", "mslk")
+        if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja)
+    ]
     # ExternalProject marks each of its downloads with a stamp
-    for stamp in sorted(set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja))):
-        found.append(f"{stamp} would be downloaded during the build")
+    stamps = sorted(set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja)))
+    found += [f"{stamp} would be downloaded during the build" for stamp in stamps]
     ours = f"{prefix}/opt/rocm"
     if outside := re.search(r"\S*/opt/rocm\S*", ninja.replace(ours, "")):
         found.append(f"a ROCm outside the environment is used: {outside[0]}")
@@ -73,11 +74,11 @@ if __name__ == "__main__":
     # CMake divides build.ninja: rules.ninja holds the compilers
     parts = [*Path(sys.argv[1]).glob("*.ninja"), *Path(sys.argv[1]).glob("CMakeFiles/*.ninja")]
     if not parts:
-        sys.exit(f"{sys.argv[1]} holds no build.ninja: CMake did not finish")
+        sys.exit(f"{sys.argv[1]} has no build.ninja: CMake did not finish")
     text = "\n".join(part.read_text() for part in parts)
     reasons = wrong(text, Path(sys.argv[2]).read_text(), sys.argv[3])
     for reason in reasons:
         print(f"configuration: {reason}", file=sys.stderr)
     if reasons:
         sys.exit(1)
-    print(f"configuration: {ARCH} alone, with our AOTriton, nothing to download")
+    print(f"configuration: {ARCH} only, with our AOTriton, nothing to download")

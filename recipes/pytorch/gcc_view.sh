@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# GCC as clang expects it. From the folder of libgcc clang goes up to headers, libraries and ld, which
-# conda has elsewhere; so that folder is a real one here, full of links. The HIP compiler takes it by
-# --gcc-install-dir, and then uses the same libstdc++ and linker as $CXX.
+# GCC laid out as clang expects it. Clang looks for headers, libraries and ld relative to libgcc's
+# folder, and conda keeps them elsewhere; so that folder is recreated here, full of links. With it as
+# --gcc-install-dir, the HIP compiler uses the same libstdc++ and linker as $CXX.
 
 gcc_target=$("$CXX" -dumpmachine) gcc_version=$("$CXX" -dumpfullversion)
 gcc_view="$SRC_DIR/gcc/lib/gcc/$gcc_target/$gcc_version"
@@ -16,7 +16,7 @@ make_gcc_view() {
     ln -sfn "$(dirname "$("$CXX" -print-file-name=libstdc++.so)")" "$root/lib"
 }
 
-# The folder where $CXX finds a header of its own.
+# The folder where $CXX finds one of its own headers.
 header_folder() {
     local -a files
     read -ra files < <(echo "#include <$1>" | "$CXX" -x c++ -M - | tr -d '\\\n')

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2034  # build.sh reads these
-# What torch is built with. Each option is given to CMake as -D, and to setup.py, which reads the
-# environment. The -D are needed: in 2.13 CMake's own forwarding takes the environment for one list,
-# so that a value with a semicolon (CMAKE_ARGS has one) can swallow others (pytorch/pytorch#190800).
+# torch's build options. Each is passed to CMake as -D, and to setup.py through the environment. The
+# -D are needed: in 2.13 CMake's own forwarding takes the environment for one list, so that a value
+# with a semicolon (CMAKE_ARGS has one) can swallow others (pytorch/pytorch#190800).
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
 export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
@@ -19,11 +19,11 @@ switches=(
     USE_FLASH_ATTENTION=ON USE_MEM_EFF_ATTENTION=ON
     # Composable Kernel's attention and products, and MSLK (what FBGEMM GenAI became): gfx9 only
     USE_ROCM_CK_SDPA=OFF USE_ROCM_CK_GEMM=OFF USE_MSLK=OFF
-    # hipSOLVER does what MAGMA did
+    # hipSOLVER replaces MAGMA
     USE_MAGMA=OFF
     USE_KINETO=ON USE_GLOO=ON USE_NCCL=ON USE_SYSTEM_NCCL=ON USE_MPI=OFF
     USE_NUMA=OFF USE_ITT=OFF USE_NUMPY=ON USE_MKLDNN=ON
-    # not in the archive: it would be cloned
+    # not in the archive: CMake would clone it
     USE_SYSTEM_EIGEN_INSTALL=ON
     # extensions of several packages share one pybind11
     USE_SYSTEM_PYBIND11=ON
@@ -53,7 +53,7 @@ options=(
 CXXFLAGS=${CXXFLAGS//-std=c++[0-9][0-9]/}
 CXXFLAGS=${CXXFLAGS//-fvisibility-inlines-hidden/}
 export LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
-# headers that the SDK's own headers include without saying where they are
+# headers that the SDK's own headers include without their folder
 export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib/rocm_sysdeps/include"
 # with the source tree not among the roots, CMake does not find the oneDNN in it
 CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR;}

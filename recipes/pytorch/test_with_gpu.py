@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention, convolution and a matrix product on the GPU, against fp64 on the CPU.
 
-The whole check of attention is `strix-validate attention`, in strix-validate's own package test:
-it needs pytorch, so it cannot be a test of it.
+Attention is checked in full by `strix-validate attention`. It is a test of strix-validate, which
+needs pytorch and so cannot be a test of it.
 """
 
-import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-if not os.path.exists("/dev/kfd"):
-    print("NOT RUN: this machine has no /dev/kfd. Nothing was checked on a GPU.")
+from checks.elf import ARCH
+from checks.verdict import CheckFailed, require
+
+if not Path("/dev/kfd").exists():
+    print("SKIPPED: /dev/kfd does not exist; nothing ran on gfx1151")
     sys.exit()
-assert torch.cuda.is_available(), "there is /dev/kfd, but torch sees no GPU"
+require(torch.cuda.is_available(), "/dev/kfd exists, but torch sees no GPU")
 properties = torch.cuda.get_device_properties(0)
-assert properties.gcnArchName.split(":")[0] == "gfx1151", properties.gcnArchName
+arch = properties.gcnArchName
+require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, and the package is for {ARCH}")
 
-BOUND = {torch.float16: 5e-3, torch.bfloat16: 4e-2}  # relative error, some 4 roundings of the type
+# relative error, about 4 roundings of the type
+BOUND = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+SINGLE = 1e-3
 
 
-def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative error in the maximum norm, NaN counted as infinite."""
-    difference = (got.cpu().double() - wanted).abs().max() / wanted.abs().max()
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error in the maximum norm; NaN counts as infinite."""
+    difference = (got.cpu().double() - expected).abs().max() / expected.abs().max()
     return float(torch.nan_to_num(difference, nan=torch.inf))
 
 
@@ -42,14 +48,15 @@ for dim in (64, 128):
     inputs = [torch.randn(2, 4, 333, dim, dtype=torch.float64) for _ in range(3)]
     for dtype, bound in BOUND.items():
         rounded = [x.to(dtype).double() for x in inputs]
-        wanted = attention(rounded, SDPBackend.MATH, "cpu", torch.float64)
+        expected = attention(rounded, SDPBackend.MATH, "cpu", torch.float64)
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             got = attention(inputs, backend, "cuda", dtype)
-            errors = [error(*pair) for pair in zip(got, wanted, strict=True)]
-            print(f"{backend.name} {dtype} head dim {dim}: {max(errors):.2e}")
-            assert max(errors) < bound, errors
+            errors = [error(*pair) for pair in zip(got, expected, strict=True)]
+            case = f"{backend.name} {dtype} head dim {dim}: {max(errors):.2e}"
+            require(max(errors) < bound, f"{case}, bound {bound}")
+            print(case)
 
-# gfx11 has no such kernel: it must be refused, not answered with what lies in memory
+# gfx11 has no such kernel: torch must refuse, not return whatever is in memory
 wide = [torch.randn(1, 1, 64, 512, device="cuda", dtype=torch.float16) for _ in range(3)]
 for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
     try:
@@ -57,12 +64,15 @@ for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             F.scaled_dot_product_attention(*wide)
     except RuntimeError:
         continue
-    raise AssertionError(f"{backend.name} accepts head dim 512")
+    raise CheckFailed(f"{backend.name} accepts head dim 512")
 
 image, weight = torch.randn(2, 8, 32, 32), torch.randn(16, 8, 3, 3)
 got = F.conv2d(image.cuda(), weight.cuda(), padding=1)
-assert error(got, F.conv2d(image.double(), weight.double(), padding=1)) < 1e-3
+off = error(got, F.conv2d(image.double(), weight.double(), padding=1))
+require(off < SINGLE, f"conv2d: {off:.2e}, bound {SINGLE}")
 a, b = torch.randn(256, 512), torch.randn(512, 128)
-assert error(a.cuda() @ b.cuda(), a.double() @ b.double()) < 1e-3
-assert torch.backends.cuda.preferred_blas_library() == torch._C._BlasBackend.Cublaslt
-print(f"on {properties.name}, {properties.gcnArchName}: all passed")
+off = error(a.cuda() @ b.cuda(), a.double() @ b.double())
+require(off < SINGLE, f"matrix product: {off:.2e}, bound {SINGLE}")
+blas = torch.backends.cuda.preferred_blas_library()
+require(blas == torch._C._BlasBackend.Cublaslt, f"the default BLAS is {blas}, not hipBLASLt")
+print(f"on {properties.name}, {arch}: all passed")

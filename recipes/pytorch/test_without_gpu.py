@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What an installed torch must say and do on a machine without a GPU.
+"""Package test: what torch must report and do on a machine without a GPU.
 
 usage: test_without_gpu.py ROCM_VERSION
 """
@@ -10,28 +10,37 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from checks.elf import ARCH
+from checks.loaded_from import loaded
+from checks.verdict import require
+
 PREFIX = Path(sys.prefix).resolve()
 
-# A configure step that found no SDK gives a torch that imports and has no GPU code.
-assert torch.version.cuda is None and torch.version.hip, torch.version.hip
-assert torch.version.rocm.startswith(sys.argv[1]), (torch.version.rocm, sys.argv[1])
-# torch.cuda.get_arch_list() is empty where there is no device
-assert torch._C._cuda_getArchFlags().split() == ["gfx1151"], torch._C._cuda_getArchFlags()
-assert torch.backends.cuda.is_flash_attention_available()
-assert torch.distributed.is_nccl_available() and torch.distributed.is_gloo_available()
+# A configure step that found no SDK yields a torch that imports but has no GPU code.
+version = torch.version
+require(version.hip and not version.cuda, f"HIP {version.hip}, CUDA {version.cuda}")
+require(version.rocm.startswith(sys.argv[1]), f"ROCm {version.rocm}, expected {sys.argv[1]}")
+# torch.cuda.get_arch_list() is empty without a device
+flags = torch._C._cuda_getArchFlags()
+require(flags.split() == [ARCH], f"compiled for {flags!r}, expected {ARCH} only")
+require(torch.backends.cuda.is_flash_attention_available(), "built without flash attention")
+require(torch.distributed.is_nccl_available(), "built without NCCL (RCCL)")
+require(torch.distributed.is_gloo_available(), "built without Gloo")
 
-maps = Path("/proc/self/maps").read_text().split()
-loaded = {Path(word) for word in maps if "/libaotriton_v2.so" in word}
-assert [path.parent for path in loaded] == [PREFIX / "lib"], loaded
+found = [file for file in loaded() if file.name.startswith("libaotriton_v2.so")]
+folders = [file.parent for file in found]
+require(folders == [PREFIX / "lib"], f"libaotriton_v2 is loaded from {folders}, not {PREFIX}/lib")
 images = PREFIX / "lib" / "aotriton.images" / "amd-gfx115x"
-assert any(images.rglob("*")), f"{images} is empty: attention would have no kernels"
+require(any(images.rglob("*")), f"{images} is empty: attention would have no kernels")
 
-# Complex dot products return in another way from each BLAS; a wrong guess gives zero.
+# BLAS libraries return complex dot products in different ways; a wrong guess gives zero.
 z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128)
-assert torch.dot(z, z).item() == (1 + 2j) ** 2 + (3 - 1j) ** 2
-assert torch.from_numpy(np.arange(3.0)).numpy().sum() == 3
+dot, expected = torch.dot(z, z).item(), (1 + 2j) ** 2 + (3 - 1j) ** 2
+require(dot == expected, f"complex dot product is {dot}, expected {expected}")
+total = torch.from_numpy(np.arange(3.0)).numpy().sum()
+require(total == 3, f"a NumPy array comes back changed: its sum is {total}, expected 3")
 
-# The probe of the CPU's vector units runs a program of its own, which must find torch's libraries.
+# torch probes the CPU's vector units with a program that must find torch's libraries.
 compiled = torch.compile(lambda x: torch.sin(x) + x)
 x = torch.linspace(0, 1, 1000)
 torch.testing.assert_close(compiled(x), torch.sin(x) + x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lays TheRock's distribution out under opt/rocm, and divides it among the packages.
+"""Lay TheRock's distribution out under opt/rocm and divide it among the packages.
 
     tree.py stage SOURCE PREFIX COMMIT   the whole tree, once
     tree.py keep PREFIX PART LICENSES    what one package gets of it, and every licence text
@@ -20,18 +20,17 @@ import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
+from checks import elf
 
 ROOT = "opt/rocm"
 MANIFEST = "share/therock/therock_manifest.json"
 SUMS = "share/therock/SHA256SUMS"
 TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "share"}
 LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
-# AMD's build machine shows through in CMake files, and CMake refuses include folders that are not
+# a path of AMD's build machine in CMake files; CMake refuses include folders that do not exist
 RUNNER = re.compile(r'/home/runner/[^;"]*?/lib/rocm_sysdeps/lib/pkgconfig/\.\./\.\./')
 SYSDEPS = "lib/rocm_sysdeps/lib"
-# The folders that these libraries search, where conda's C++ runtime has to be found.
+# where AMD's libraries look for the C++ runtime, and have to find conda's
 RUNTIME_LINKS = [f"{SYSDEPS}/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
 RUNTIME_LINKS += [f"lib/llvm/lib/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
 
@@ -71,7 +70,7 @@ PARTS = ("core", "libraries", "devel")
 
 
 class Refused(SystemExit):
-    """The tree is not what the rules were written for; the message says where."""
+    """The tree is not what the rules were written for."""
 
 
 def part_of(name: str, is_link: bool) -> str:
@@ -86,7 +85,7 @@ def part_of(name: str, is_link: bool) -> str:
         for part, pattern in RULES:
             if fnmatchcase(name, pattern):
                 return part
-    raise Refused(f"{name}: no rule of tree.py says which package it belongs to")
+    raise Refused(f"{name}: no rule in tree.py assigns it to a package")
 
 
 def files_below(root: Path) -> dict[str, Path]:
@@ -101,13 +100,13 @@ def files_below(root: Path) -> dict[str, Path]:
 
 
 def check_manifest(tree: Path, commit: str) -> None:
-    """Refuses a tree that was not built from the TheRock commit that the recipe names."""
+    """Raises Refused unless the tree was built from the TheRock commit that the recipe names."""
     try:
         found = json.loads((tree / MANIFEST).read_text())["the_rock_commit"]
     except (OSError, ValueError, KeyError) as error:
-        raise Refused(f"{MANIFEST} is no TheRock manifest: {error!r}") from None
+        raise Refused(f"{MANIFEST} is not a TheRock manifest: {error!r}") from None
     if found != commit:
-        raise Refused(f"{MANIFEST} names TheRock {found}, the recipe {commit}")
+        raise Refused(f"{MANIFEST} names TheRock commit {found}, the recipe {commit}")
 
 
 def needed(path: Path) -> set[str]:
@@ -115,18 +114,13 @@ def needed(path: Path) -> set[str]:
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF":
             return set()
-        stream.seek(0)
-        try:
-            dynamic = ELFFile(stream).get_section_by_name(".dynamic")
-            return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} if dynamic else set()
-        except ELFError as error:
-            raise Refused(f"{path} is a broken ELF file: {error}") from None
+    return set(elf.dynamic(path).needed)
 
 
 def prune(tree: Path) -> list[str]:
-    """Removes what is dropped, then bundled system libraries that nothing left over loads.
+    """Removes what is dropped, then bundled system libraries that none of the rest loads.
 
-    The latter were there for the debugger and the tests: gmp, mpfr, ncurses and the like.
+    The debugger and the tests needed those: gmp, mpfr, ncurses and the like.
     """
     gone = []
 
@@ -136,8 +130,9 @@ def prune(tree: Path) -> list[str]:
 
     links = [(n, p) for n, p in files_below(tree).items() if p.is_symlink()]
     for name, path in links:
-        if os.path.isabs(os.readlink(path)) or not path.exists():
-            raise Refused(f"{name} is a link to {os.readlink(path)}, which is not in the tree")
+        target = path.readlink()
+        if target.is_absolute() or not path.exists():
+            raise Refused(f"{name} is a link to {target}, which is not in the tree")
     for name, path in files_below(tree).items():
         if part_of(name, path.is_symlink()) == "drop":
             remove(name, path)
@@ -160,7 +155,7 @@ def prune(tree: Path) -> list[str]:
 
 
 def mend_cmake(tree: Path) -> list[str]:
-    """Replaces AMD's build machine's paths in CMake files; returns the changed ones."""
+    """Replaces paths of AMD's build machine in CMake files; returns the names of changed files."""
     changed = []
     for name, path in files_below(tree).items():
         if path.suffix == ".cmake" and not path.is_symlink():
@@ -177,18 +172,18 @@ def link_runtime(tree: Path, prefix: Path) -> None:
     for name in RUNTIME_LINKS:
         path = tree / name
         if path.exists() or path.is_symlink():
-            raise Refused(f"{name} is there already; its rule in tree.py is out of date")
+            raise Refused(f"{name} already exists; its rule in tree.py is out of date")
         path.symlink_to(os.path.relpath(prefix / "lib" / path.name, path.parent))
 
 
 def collect_licenses(tree: Path, target: Path) -> int:
-    """Copies every licence text to `target`; returns how many. Refuses a tree without any."""
+    """Copies every licence text to `target`; returns how many. Raises Refused if there is none."""
     texts = [(n, p) for n, p in files_below(tree).items() if LICENSE.match(p.name)]
     for name, path in texts:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / name)
     if not texts:
-        raise Refused("the tree holds no licence text, so nothing of it may be given on")
+        raise Refused("the tree has no licence text, and redistribution requires one")
     return len(texts)
 
 
@@ -198,7 +193,7 @@ def sha256(path: Path) -> str:
 
 
 def stage(source: Path, prefix: Path, commit: str) -> None:
-    """Makes PREFIX/opt/rocm of an unpacked distribution and says what was done to it."""
+    """Turns an unpacked distribution into PREFIX/opt/rocm and prints what changed."""
     check_manifest(source, commit)
     tree = prefix / ROOT
     tree.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +220,7 @@ def keep(prefix: Path, part: str, licenses: Path) -> None:
             path.unlink()
         count += owner == part
     if not count:
-        raise Refused(f"nothing of the tree belongs to {part}")
+        raise Refused(f"no file of the tree belongs to {part}")
     print(f"{part}: {count} files, {texts} licence texts")
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Compiler, device libraries and gfx1151 come with the activation of rocm-sdk-devel.
-# hipcc's clang otherwise takes the headers of the machine's own GCC
+# The activation of rocm-sdk-devel sets compiler, device libraries and gfx1151.
+# Without this, hipcc's clang takes the headers of the machine's own GCC
 HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
 export HIPCC_COMPILE_FLAGS_APPEND
@@ -10,7 +10,7 @@ export MAX_JOBS="$CPU_COUNT"
 
 # TheRock's switches
 export USE_ROCM=1 USE_CUDA=0 USE_OPENMP=1
-# an NVIDIA decoder, and readers that upstream dropped in favour of torchcodec
+# an NVIDIA decoder, and readers that torchcodec replaced
 export BUILD_CUDA_CTC_DECODER=0 BUILD_SOX=0 USE_FFMPEG=0
 export BUILD_VERSION="$PKG_VERSION"
 

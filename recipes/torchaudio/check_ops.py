@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torchaudio's own operators: on the CPU, and the same on the GPU where there is one."""
+"""Package test: torchaudio's operators on the CPU, and the same on the GPU if there is one."""
 
 import torch
 from torchaudio.functional import forced_align, lfilter, melscale_fbanks
+
+from checks.verdict import require
 
 torch.manual_seed(0)
 wave = torch.rand(1, 1000) - 0.5
@@ -17,12 +19,14 @@ torch.testing.assert_close(filtered[0], torch.tensor(expected), rtol=1e-4, atol=
 log_probs = torch.rand(1, 20, 5).log_softmax(-1)
 targets = torch.tensor([[1, 2, 3]])
 aligned, _ = forced_align(log_probs, targets)
-assert [int(t) for t in aligned[0].unique_consecutive() if t] == [1, 2, 3]
-assert melscale_fbanks(201, 0.0, 8000.0, 80, 16000).shape == (201, 80)
+tokens = [int(t) for t in aligned[0].unique_consecutive() if t]
+require(tokens == [1, 2, 3], f"forced_align gives {tokens}, expected [1, 2, 3]")
+shape = tuple(melscale_fbanks(201, 0.0, 8000.0, 80, 16000).shape)
+require(shape == (201, 80), f"melscale_fbanks gives {shape}, expected (201, 80)")
 print("CPU: lfilter, forced_align and melscale_fbanks")
 
 if not torch.cuda.is_available():
-    print("SKIPPED: the GPU half, because torch sees no GPU here; nothing ran on gfx1151")
+    print("SKIPPED: GPU half, because torch sees no GPU; nothing ran on gfx1151")
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
     torch.testing.assert_close(on_gpu, filtered, rtol=1e-4, atol=1e-5)

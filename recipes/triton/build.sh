@@ -3,7 +3,7 @@ set -euo pipefail
 
 "$PYTHON" -m pip install --no-deps --no-index --no-build-isolation --no-compile ./*.whl
 
-# NVIDIA's tools, headers and libraries: 230 MB under a licence of their own, of no use here. The
+# NVIDIA's tools, headers and libraries: 230 MB under NVIDIA's licence, unused here. The
 # backend's Python files stay, because triton imports every backend that its metadata names.
 rm -r "$SP_DIR"/triton/backends/nvidia/{bin,include,lib}
 # LLVM's test tool, which only triton's own test suite calls

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Compiler, device libraries and gfx1151 come with the activation of rocm-sdk-devel.
-# CMake's name for HIP's flags; clang otherwise takes the headers of the machine's own GCC
+# The activation of rocm-sdk-devel sets compiler, device libraries and gfx1151.
+# CMake reads HIP's flags from here; without them clang takes the headers of the machine's own GCC
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 export HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 # setup.py splits it on blanks

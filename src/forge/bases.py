@@ -35,6 +35,14 @@ class BaseName(StrEnum):
     CONDA_FORGE = "conda-forge"
     HOST = "host"
 
+    @classmethod
+    def _missing_(cls, value: object) -> BaseName | None:
+        """`embedded` is what HOST was called before; the next release drops it."""
+        if value != "embedded":
+            return None
+        print("the base embedded is called host now; the next release drops it", file=sys.stderr)
+        return cls.HOST
+
 
 @dataclass(frozen=True)
 class Base:
@@ -49,10 +57,7 @@ class Base:
     build_prefix: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
-        """What build_recipes has to be told of this base, for content `digest` and build `number`.
-
-        One place for rendering and building, because what is planned has to be what is built.
-        """
+        """What build_recipes is called with, to render and to build: both must be the same."""
         return {
             "variant_config": self.variant_files,
             "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
@@ -62,10 +67,7 @@ class Base:
         }
 
     def dists(self) -> dict[str, list[str]]:
-        """Name -> dists of a base that lives on this machine; empty for a remote one.
-
-        What conda-forge holds is not ours to track: the solver and the lock decide there.
-        """
+        """Name -> dists of a base on this machine; empty for conda-forge: the solver decides."""
         if self.folder is None:
             return {}
         result: dict[str, list[str]] = {}
@@ -77,15 +79,15 @@ class Base:
 def choose(name: BaseName) -> tuple[str, str]:
     """Resolve `auto`; returns the base's name and one line that says which and why."""
     if name is not BaseName.AUTO:
-        return name.value, f"base: {name.value} (asked for)"
+        return name.value, f"base: {name.value} (requested)"
     url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
-            return (BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)")
+            return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
     except OSError as error:
         why = getattr(error, "reason", error)
-        return (BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})")
+        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})"
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
@@ -99,36 +101,29 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
-def load(project: Project, name: str, wanted: Mapping[str, list[str]] | None = None) -> Base:
-    """The base `name` with its variants; `wanted` values replace those of the files.
+def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
+    """The base `name` with its variants; `replaced` values stand for those of the files.
 
-    Raises ForgeError if a variants file is not readable or `wanted` has a key that none has.
+    Raises ForgeError if a variants file is not readable or `replaced` has a key that none has.
     """
-    files = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
-    host = name == BaseName.HOST.value
-    tag = HOST_BOUND if host else ""
-    overrides = {"base_tag": [tag]}
-    folder = None
-    if host:
+    paths = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
+    files, folder, tag = [str(path) for path in paths], None, ""
+    overrides: dict[str, list[str]] = {}
+    if name == BaseName.HOST.value:
         # The host base has exactly one Python: the one that runs this.
         major, minor = sys.version_info[:2]
         overrides["python"] = [f"{major}.{minor}.* *_cpython"]
         overrides["python_min"] = [f"{major}.{minor}"]
-        folder = project.build / "host-base"
+        folder, tag = project.build / "host-base", HOST_BOUND
+    overrides["base_tag"] = [tag]
     try:
-        variants = VariantConfig.from_files([str(file) for file in files])
+        variants = VariantConfig.from_files([*files])
     except Exception as error:
-        raise ForgeError(f"{' or '.join(map(str, files))} is not readable: {error}") from None
-    unknown = set(wanted or {}) - set(variants)
+        raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
+    unknown = set(replaced or {}) - set(variants)
     if unknown:
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
-    overrides |= wanted or {}
-    return Base(
-        name=name,
-        channel=folder.as_uri() if folder else CONDA_FORGE,
-        folder=folder,
-        variants=variants.merge(VariantConfig(overrides)),
-        variant_files=[str(file) for file in files],
-        overrides=overrides,
-        build_prefix=tag,
-    )
+    overrides |= replaced or {}
+    channel = folder.as_uri() if folder else CONDA_FORGE
+    variants = variants.merge(VariantConfig(overrides))
+    return Base(name, channel, folder, variants, files, overrides, tag)

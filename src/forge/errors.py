@@ -15,12 +15,12 @@ class BuildFailed(ForgeError):
 
 
 class Refused(ForgeError):
-    """What was asked for contradicts what is known, for example a download with another hash."""
+    """A request contradicts the facts, for example a download with another hash."""
 
     exit_code = 1
 
 
 class NotAttempted(ForgeError):
-    """Something wanted could not be tried at all, for example an unreachable source."""
+    """Something could not be tried at all, for example because a source is unreachable."""
 
     exit_code = 3

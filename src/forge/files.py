@@ -31,7 +31,7 @@ def digest_tree(folder: Path) -> str:
         if any(part == "__pycache__" or part.endswith(".egg-info") for part in relative.parts):
             continue
         if path.is_symlink():
-            line = f"{relative} link {os.readlink(path)}\n"
+            line = f"{relative} link {path.readlink()}\n"
         elif path.is_file():
             line = f"{relative} {path.stat().st_mode & 0o100:o} {sha256_file(path)}\n"
         else:
@@ -56,10 +56,10 @@ def write_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def place(source: Path, target: Path) -> None:
+def move_whole(source: Path, target: Path) -> None:
     """Move a file to `target` so that `target` is never seen half written.
 
-    Raises ForgeError when there is no room or no permission; `source` is then still there.
+    Raises BuildFailed when there is no room or no permission; `source` is then still there.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
@@ -75,7 +75,6 @@ def place(source: Path, target: Path) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise BuildFailed(
-            f"cannot write {target}: {error.strerror}. Free space or fix permissions, then run "
-            f"the same command again; {source} is kept"
+            f"cannot write {target}: {error.strerror}. Mend that and run the same command again"
         ) from None
     source.unlink()

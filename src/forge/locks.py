@@ -6,17 +6,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forge.errors import ForgeError
 
 
 @contextlib.contextmanager
-def hold(folder: Path, doing: str) -> Iterator[None]:
+def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
 
-    Raises ForgeError when another live process is, or the folder cannot be written.
+    While another live process is, wait for it if `say` is there to announce that, else raise
+    ForgeError. Raises ForgeError also when the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,10 +31,12 @@ def hold(folder: Path, doing: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = lock.read(32).strip() or "unknown"
-            raise ForgeError(
-                f"process {holder} is {doing} {folder}. Wait for it, or choose another folder"
-            ) from None
+            holder = f"process {lock.read(32).strip() or 'unknown'} is {doing} {folder}."
+            if say is None:
+                raise ForgeError(f"{holder} Wait for it, or choose another folder") from None
+            say(f"{holder} Waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.seek(0)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

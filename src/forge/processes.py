@@ -22,7 +22,7 @@ def kill_leftovers(folder: Path) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+                if (entry / "cwd").readlink().is_relative_to(folder):
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
@@ -31,10 +31,9 @@ def max_jobs() -> int:
 
     MAX_JOBS in the environment overrides it.
     """
-    wanted = os.environ.get("MAX_JOBS")
-    if wanted is not None:
-        if not wanted.isdigit() or int(wanted) < 1:
-            raise ForgeError(f"MAX_JOBS={wanted!r} is not a positive number")
-        return int(wanted)
+    if jobs := os.environ.get("MAX_JOBS"):
+        if not jobs.isdigit() or int(jobs) < 1:
+            raise ForgeError(f"MAX_JOBS={jobs!r} is not a positive number")
+        return int(jobs)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))

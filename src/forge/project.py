@@ -32,7 +32,7 @@ class Project:
         """The project at `root`, writing packages to `output` (default: ROOT/channel)."""
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
-            raise ForgeError(f"{root} is no strix-forge checkout: it has no variants.yaml")
+            raise ForgeError(f"{root} is not a strix-forge checkout: it has no variants.yaml")
         return cls(root, output.resolve() if output else root / "channel", root / "build")
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The aotriton recipe's own code on kernels of ours: compiled, killed, resumed, packed, checked."""
+"""The aotriton recipe's own code on small kernels: compiled, killed, resumed, packed, checked."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from support import aotriton_tree
-from support.project import CHECKOUT, need_pyelftools
+from support.recipe_checks import RECIPES, load
 
 from forge.files import sha256_file
 
-RECIPE = CHECKOUT / "recipes" / "aotriton"
-sys.path.insert(0, str(RECIPE))
-need_pyelftools()
-import build_images  # noqa: E402
-import check_images  # noqa: E402
+pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
+RECIPE = RECIPES / "aotriton"
+check_images = load("aotriton", "check_images")
+build_images = load("aotriton", "build_images")
 
 PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
 COUNT = len(aotriton_tree.NAMES) * len(aotriton_tree.TYPES)
@@ -108,9 +106,8 @@ def test_killed_build_goes_on(build: Build) -> None:
     # the environment of the next build has another path
     other = build.root / "environment"
     other.mkdir()
-    (other / "triton").symlink_to(
-        next(build.python.parents[1].glob("lib/python*/site-packages/triton"))
-    )
+    triton = next(build.python.parents[1].glob("lib/python*/site-packages/triton"))
+    (other / "triton").symlink_to(triton)
     assert f"0 compiled, {COUNT} from the cache" in build.run(PYTHONPATH=str(other))
 
 
@@ -126,73 +123,3 @@ def test_kernel_that_does_not_compile(build: Build) -> None:
 def test_process_that_dies(build: Build) -> None:
     output = build.run(code=1, TEST_CRASH="bwd_kernel_dq")
     assert "a process died" in output and str(build.cache) in output
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory, attention_stack: Path) -> Path:
-    build = Build(tmp_path_factory.mktemp("good"), attention_stack / PYTHON)
-    build.run()
-    return build.images
-
-
-def spoiled(images: Path, tmp_path: Path, change) -> str:
-    """The message of the check after `change` of one image's (name, LDS, code) entries."""
-    copy = tmp_path / "images"
-    subprocess.run(["cp", "-a", images, copy], check=True)
-    path = sorted(copy.rglob("bwd_kernel_dq/*.aks2"))[0]
-    entries = [(k.name, k.lds, k.code) for k in check_images.kernels(path.read_bytes())]
-    path.write_bytes(change(entries))
-    with pytest.raises(SystemExit) as caught:
-        check_images.check(copy, COUNT)
-    assert path.name in str(caught.value)
-    return str(caught.value)
-
-
-def flag(code: bytes, machine: int) -> bytes:
-    """A code object whose e_flags name another machine."""
-    return code[:48] + bytes([machine]) + code[49:]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda e: aotriton_tree.image((e[0][0], 0, b"")), "is empty"),
-        (lambda e: aotriton_tree.image((e[0][0], 0, flag(e[0][2], 0x41))), "machine 0x41"),
-        (lambda e: aotriton_tree.image((e[0][0], 65537, e[0][2])), "65537 bytes of LDS"),
-        (lambda e: aotriton_tree.image((e[0][0], 0, b"text" * 20)), "is no ELF file"),
-        (lambda e: aotriton_tree.image((e[0][0], 0, Path("/bin/sh").read_bytes())), "is for EM_"),
-        (lambda e: aotriton_tree.image(*e)[:-9], "damaged"),
-        (lambda e: b"AKS3" + aotriton_tree.image(*e)[4:], "no AKS2 image"),
-        (lambda _: b"", "no AKS2 image"),
-    ],
-)
-def test_bad_image(good: Path, tmp_path: Path, change, message: str) -> None:
-    assert message in spoiled(good, tmp_path, change)
-
-
-def test_too_few_and_one_sided(good: Path, tmp_path: Path) -> None:
-    check_images.check(good, COUNT)
-    copy = tmp_path / "images"
-    subprocess.run(["cp", "-a", good, copy], check=True)
-    for path in copy.rglob("bwd_kernel_dq/*fp16*.aks2"):
-        path.unlink()
-    with pytest.raises(SystemExit) as caught:
-        check_images.check(copy, COUNT)
-    assert f"{COUNT - 1} kernels" in str(caught.value)
-    assert "no bwd_kernel_dq kernel for fp16" in str(caught.value)
-    next(copy.rglob("__signature__")).unlink()
-    with pytest.raises(SystemExit, match="no __signature__"):
-        check_images.check(copy, None)
-    with pytest.raises(SystemExit, match="no attn_fwd kernel"):
-        check_images.check(tmp_path / "nothing", None)
-
-
-def test_variant_is_core_or_full() -> None:
-    """Images and library read the same file, and another word is refused."""
-    for script in ("build_images.sh", "build_library.sh"):
-        assert '. "$RECIPE_DIR/kernels.sh"' in (RECIPE / script).read_text()
-    command = ["bash", "-c", f". {RECIPE}/kernels.sh && env"]
-    done = subprocess.run(
-        command, env={"AOTRITON_KERNELS": "most"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1 and "most, not core or full" in done.stderr

@@ -149,23 +149,6 @@ def test_build_takes_what_the_package_needs(project: MiniProject) -> None:
     assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta"}
 
 
-def test_environment_does_not_enter_the_hash(project: MiniProject, tmp_path: Path) -> None:
-    """`env.get` names the place of PyPI's files; the build string must not depend on it."""
-    from rattler_build import RenderConfig, Stage0Recipe, VariantConfig
-
-    source = '[{url: "${{ env.get(\'PYPI_SOURCES\') }}/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
-    recipe = project.recipe("alpha", source=source) / "recipe.yaml"
-    builds = set()
-    for place in ("file:///one", "file:///two"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYPI_SOURCES", place)
-            config = VariantConfig({"content_digest": ["x"]})
-            (variant,) = Stage0Recipe.from_file(recipe).render(config, RenderConfig())
-            assert variant.recipe.to_dict()["source"][0]["url"] == f"{place}/a.tar.gz"
-            builds.add(variant.recipe.build.string)
-    assert len(builds) == 1
-
-
 def test_explicit_build_string_carries_the_tag(project: MiniProject) -> None:
     recipe = project.recipe("alpha") / "recipe.yaml"
     text = recipe.read_text()

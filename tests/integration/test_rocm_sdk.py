@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import sdk_tree
-from support.project import CHECKOUT, MiniProject, need_pyelftools
+from support.project import MiniProject
+from support.recipe_checks import RECIPES, load, run
 
 from forge.files import sha256_file
 
-RECIPE = CHECKOUT / "recipes" / "rocm-sdk"
-sys.path.insert(0, str(RECIPE))
-need_pyelftools()
-import tree  # noqa: E402
+pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
+RECIPE = RECIPES / "rocm-sdk"
+tree = load("rocm-sdk", "tree")
 
 DROPPED = {
     "bin/rocgdb", "bin/rocgdb-py3.12", "bin/test_hip_api", "clients/run",
@@ -43,7 +42,7 @@ def stage(source: Path, tmp_path: Path, commit: str = sdk_tree.COMMIT) -> Path:
 
 def test_stage(source: Path, tmp_path: Path) -> None:
     before = {n: sha256_file(p) for n, p in tree.files_below(source).items() if p.is_file()}
-    links = {n: os.readlink(p) for n, p in tree.files_below(source).items() if p.is_symlink()}
+    links = {n: p.readlink() for n, p in tree.files_below(source).items() if p.is_symlink()}
     staged = tree.files_below(stage(source, tmp_path))
     gone = set(before) - set(staged)
     assert gone == DROPPED
@@ -55,7 +54,7 @@ def test_stage(source: Path, tmp_path: Path) -> None:
     assert set(staged) - set(before) == {*tree.RUNTIME_LINKS, tree.SUMS}
     for name, target in links.items():
         if name not in DROPPED:
-            assert os.readlink(staged[name]) == target
+            assert staged[name].readlink() == target
     for name in tree.RUNTIME_LINKS:
         library = tmp_path / "prefix" / "lib" / Path(name).name
         library.parent.mkdir(exist_ok=True)
@@ -86,12 +85,12 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
 
 def other_commit(source: Path) -> str:
     (source / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40}))
-    return f"names TheRock {'0' * 40}, the recipe {sdk_tree.COMMIT}"
+    return f"names TheRock commit {'0' * 40}, the recipe {sdk_tree.COMMIT}"
 
 
 def no_manifest(source: Path) -> str:
     (source / tree.MANIFEST).unlink()
-    return "is no TheRock manifest"
+    return "is not a TheRock manifest"
 
 
 def dangling(source: Path) -> str:
@@ -113,12 +112,12 @@ def unexpected(source: Path) -> str:
 def broken(source: Path) -> str:
     path = source / "lib/librocblas.so.5.0"
     path.write_bytes(path.read_bytes()[:70])
-    return "librocblas.so.5.0 is a broken ELF file"
+    return "librocblas.so.5.0 is not a readable ELF file"
 
 
 def own_runtime(source: Path) -> str:
     (source / tree.RUNTIME_LINKS[0]).touch()
-    return "is there already"
+    return "already exists"
 
 
 @pytest.mark.parametrize(
@@ -137,45 +136,68 @@ def test_unlicensed_is_refused(source: Path, tmp_path: Path) -> None:
         tree.keep(tmp_path / "prefix", "core", tmp_path / "licenses")
 
 
-@pytest.mark.parametrize("shell", ["bash", "sh"])
-@pytest.mark.parametrize("had", [{}, {"ROCM_PATH": "/mine", "CMAKE_PREFIX_PATH": "/a;b c"}])
-def test_activation_restores_what_it_changed(tmp_path: Path, shell: str, had: dict) -> None:
-    """Also under `set -eu`, and with a sysroot, for which the compiler gets flags."""
-    prefix = tmp_path / "a prefix"
-    (prefix / "x86_64-conda-linux-gnu/sysroot").mkdir(parents=True)
-    scripts = [
-        RECIPE / "activation" / f"{part}-{when}.sh"
-        for part, when in [
-            ("core", "activate"), ("devel", "activate"),
-            ("devel", "deactivate"), ("core", "deactivate"),
-        ]
-    ]  # fmt: skip
-    sources = [f'. "{script}"\nenv -0 > {tmp_path}/{n}' for n, script in enumerate(scripts)]
-    start = {"PATH": os.environ["PATH"], "HOME": "/home/me", "CONDA_PREFIX": str(prefix)} | had
-    program = "set -eu\n" + "\n".join(sources)
-    subprocess.run([shell, "-c", program], env=start, check=True)
-    seen = [_environment(tmp_path / str(n)) for n in range(4)]
-    assert seen[0]["AMD_COMGR_CACHE_DIR"].startswith("/home/me/.cache/comgr/rocm-")
-    rocm = f"{prefix}/opt/rocm"
-    assert seen[1]["ROCM_PATH"] == rocm and seen[1]["PATH"].startswith(f"{rocm}/bin:")
-    assert seen[1]["CMAKE_PREFIX_PATH"].endswith(had.get("CMAKE_PREFIX_PATH", rocm))
-    assert f"--sysroot={prefix}" in seen[1]["HIPCC_COMPILE_FLAGS_APPEND"]
-    forbidden = {"HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "HIP_VISIBLE_DEVICES"}
-    assert not forbidden & set(seen[1])
-    assert seen[3] == start
+@pytest.fixture
+def installed(source: Path, tmp_path: Path) -> Path:
+    """The prefix with every package installed, and conda's C++ runtime."""
+    stage(source, tmp_path)
+    prefix = tmp_path / "prefix"
+    for name in tree.RUNTIME_LINKS:
+        (prefix / "lib").mkdir(exist_ok=True)
+        (prefix / "lib" / Path(name).name).touch()
+    return prefix
 
 
-def _environment(file: Path) -> dict[str, str]:
-    pairs = dict(p.split("=", 1) for p in file.read_text().split("\0") if p)
-    return {k: v for k, v in pairs.items() if k not in ("PWD", "SHLVL", "_", "OLDPWD")}
+def check_package(prefix: Path):
+    return run(RECIPE / "check_package.py", "all", PREFIX=prefix)
 
 
-def test_users_own_cache_folder_stays(tmp_path: Path) -> None:
-    scripts = [RECIPE / "activation" / f"core-{w}.sh" for w in ("activate", "deactivate")]
-    program = "".join(f'. "{script}"\necho "$AMD_COMGR_CACHE_DIR"\n' for script in scripts)
-    start = {"HOME": "/home/me", "AMD_COMGR_CACHE_DIR": "/mine"}
-    done = subprocess.run(["sh", "-c", program], env=start, capture_output=True, text=True)
-    assert done.stdout.split() == ["/mine", "/mine"]
+def test_check_of_an_installed_package(installed: Path) -> None:
+    done = check_package(installed)
+    assert done.returncode == 0 and "nothing missing" in done.stdout, done.stderr
+
+
+def changed_file(prefix: Path) -> str:
+    (prefix / tree.ROOT / "bin/hipcc").write_text("#!/bin/false\n")
+    return "bin/hipcc is not the file that was staged"
+
+
+def lost_file(prefix: Path) -> str:
+    (prefix / tree.ROOT / "bin/hipcc").unlink()
+    return "missing {'bin/hipcc'}"
+
+
+def stray_file(prefix: Path) -> str:
+    (prefix / tree.ROOT / "bin/stray").touch()
+    return "unexpected {'bin/stray'}"
+
+
+def lost_link(prefix: Path) -> str:
+    (prefix / tree.ROOT / tree.RUNTIME_LINKS[0]).unlink()
+    return "libstdc++.so.6 is a dangling link"
+
+
+def dangling_link(prefix: Path) -> str:
+    (prefix / tree.ROOT / "lib/libhip.so").symlink_to("nowhere")
+    return "dangling links: ['lib/libhip.so']"
+
+
+def lost_library(prefix: Path) -> str:
+    """One that was never staged, so that only its dependents tell."""
+    name = "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1"
+    (prefix / tree.ROOT / name).unlink()
+    sums = prefix / tree.ROOT / tree.SUMS
+    lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
+    sums.write_text("\n".join(lines))
+    return "needs librocm_sysdeps_elf.so.1, which is not installed"
+
+
+@pytest.mark.parametrize(
+    "spoil", [changed_file, lost_file, stray_file, lost_link, dangling_link, lost_library]
+)
+def test_check_of_a_spoiled_package(installed: Path, spoil: Callable) -> None:
+    message = spoil(installed)
+    done = check_package(installed)
+    assert done.returncode == 1 and message in done.stderr, done.stderr
 
 
 def host_library(name: str) -> str:
@@ -192,7 +214,7 @@ def sdk_project(project: MiniProject, tmp_path: Path) -> MiniProject:
     project.recipe("libstdcxx", script=host_library("libstdc++.so.6"))
     project.recipe("libgcc", script=host_library("libgcc_s.so.1"))
     target = project.root / "recipes" / "rocm-sdk"
-    subprocess.run(["cp", "-a", RECIPE, target], check=True)
+    subprocess.run(["cp", "-a", RECIPE, RECIPES / "checks", target.parent], check=True)
     (project.root / "LICENSE").write_text("BSD\n")
     archive = sdk_tree.pack(
         sdk_tree.make(tmp_path / "tree"), tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz"

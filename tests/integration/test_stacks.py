@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from support.lock_format import PACKAGE_KEYS
 from support.project import MiniProject
 
 from forge.bases import PUBLISHED
-from forge.envs import match_spec
 from forge.files import sha256_file
 
 MANIFEST = f"""\
@@ -30,12 +31,6 @@ beta = {{ version = "1.0" }}
 [environments]
 more = ["more"]
 """
-# The keys of one conda package in a version 7 lock file, in pixi's order.
-PACKAGE_KEYS = [
-    "conda", "noarch", "build_number", "subdir", "sha256", "md5", "depends", "constrains",
-    "channel", "track_features", "license", "license_family", "purls", "run_exports", "size",
-    "timestamp", "indexed_timestamp", "python_site_packages_path",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +89,7 @@ def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:
     packages = text.split("\npackages:\n")[1]
     entries = re.split(r"^- ", packages, flags=re.M)[1:]
     for entry in entries:
-        keys = [k for k in re.findall(r"^(?:  )?([a-z_0-9]+):", entry, re.M)]
+        keys = re.findall(r"^(?:  )?([a-z_0-9]+):", entry, re.M)
         assert keys[0] == "conda" and keys == sorted(keys, key=PACKAGE_KEYS.index)
         assert "sha256" in keys and "size" in keys
     urls = [re.match(r"conda: (\S+)", entry)[1] for entry in entries]
@@ -142,7 +137,7 @@ def test_tampered_package_is_not_installed(app: MiniProject) -> None:
 
 
 def test_usage(app: MiniProject, tmp_path: Path) -> None:
-    assert "not locked" in MiniAppCopy(app, tmp_path).forge("install", "app", code=2).stderr
+    assert "not locked" in unlocked_copy(app, tmp_path).forge("install", "app", code=2).stderr
     app.forge("lock", "app")
     assert "no environment 'x'" in app.forge("install", "app", "-e", "x", code=2).stderr
     error = app.forge("run", "app", "-e", "x", "--", "true", code=2).stderr
@@ -151,7 +146,7 @@ def test_usage(app: MiniProject, tmp_path: Path) -> None:
     assert "not a lock file" in app.forge("install", "app", code=2).stderr
 
 
-def MiniAppCopy(app: MiniProject, folder: Path) -> MiniProject:
+def unlocked_copy(app: MiniProject, folder: Path) -> MiniProject:
     """The manifest in a project of its own, without a lock."""
     project = MiniProject(folder)
     project.recipe("alpha")
@@ -170,30 +165,14 @@ def MiniAppCopy(app: MiniProject, folder: Path) -> MiniProject:
     ],
 )
 def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:
-    project = MiniAppCopy(app, tmp_path)
+    project = unlocked_copy(app, tmp_path)
     manifest = tmp_path / "stacks/app/pixi.toml"
     manifest.write_text(MANIFEST.replace(old, new))
     code = 1 if "solve" in message else 2
     assert message in project.forge("lock", "app", code=code).stderr
 
 
-@pytest.mark.parametrize(
-    ("value", "spec"),
-    [
-        ("*", "alpha *"),
-        ("1.2", "alpha 1.2.*"),
-        (">=1,<2", "alpha >=1,<2"),
-        ("==1.0", "alpha ==1.0"),
-        ({"version": "1.2", "build": "cpu*"}, "alpha 1.2.* cpu*"),
-    ],
-)
-def test_spec(value: object, spec: str) -> None:
-    assert match_spec("alpha", value) == spec
-
-
 def test_status_agrees_with_the_files(app: MiniProject) -> None:
-    import json
-
     rows = json.loads(app.forge("status", "--json").stdout)["packages"]
     assert {row["name"]: row["state"] for row in rows} == {
         "alpha": "built", "beta": "built", "never-built": "not built",

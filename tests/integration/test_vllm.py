@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tarfile
@@ -18,10 +17,10 @@ from support.project import CHECKOUT, MiniProject
 from forge import bases
 from forge.errors import NotAttempted
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, source_of
-from forge.sources.cache import PYPI_SOURCES, PYPI_URL, SourceCache
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import source_of
+from forge.sources.cache import SourceCache
 
-os.environ[PYPI_SOURCES] = PYPI_URL
 CHECK = CHECKOUT / "recipes" / "vllm" / "check_detection.py"
 MANIFEST = """\
 [workspace]

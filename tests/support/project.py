@@ -14,8 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 NOARCH = """\
@@ -154,9 +152,3 @@ def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     )  # fmt: skip
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def need_pyelftools() -> None:
-    """Skip what follows without pyelftools: the recipes' own checks read ELF files with it."""
-    why = "pixi.lock lacks pyelftools: pixi.toml says why; .ci/run has it"
-    pytest.importorskip("elftools", reason=why, exc_type=ImportError)

@@ -3,29 +3,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
-from support.project import CHECKOUT, need_pyelftools
+from support.recipe_checks import RECIPES, load
 
-RECIPE = CHECKOUT / "recipes" / "pytorch"
+RECIPE = RECIPES / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RECIPE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-need_pyelftools()
-pin, configuration, layout, binaries = map(
-    load, ("check_aotriton_pin", "check_configuration", "lay_out", "check_binaries")
+pin, configuration, layout = (
+    load("pytorch", name) for name in ("check_aotriton_pin", "check_configuration", "lay_out")
 )
 
 PINNED = f"""\
@@ -79,6 +69,25 @@ FAKE_TOOLS = {
         esac
         """,
 }
+
+
+def installed_torch(prefix: Path) -> tuple[Path, Path]:
+    """site-packages/torch as torch's own build leaves it, and the prefix."""
+    torch = prefix / "lib/python3.12/site-packages/torch"
+    for name in [
+        "__init__.py", "bin/torch_shm_manager", "bin/protoc", "lib/libtorch.so", "lib/libdnnl.a",
+        "lib/libtorch_python.so", "lib/libaotriton_v2.so", "lib/aotriton.images/image",
+        "include/google/any.h", "share/cmake/dnnl/dnnl-config.cmake",
+        *(f"include/{name}/header.h" for name in layout.PARTS["include"]),
+        *(f"share/cmake/{name}/{name}Config.cmake" for name in layout.PARTS["share/cmake"]),
+    ]:  # fmt: skip
+        path = torch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    # as CMake copies it from aotriton-devel: a relative link that leads nowhere here
+    (torch / "include/aotriton").symlink_to("../../../include/aotriton")
+    (prefix / "include").mkdir()
+    return torch, prefix
 
 
 class Build:

@@ -18,8 +18,9 @@ from rattler import Gateway, LockFile, SourceConfig, VirtualPackage
 from rattler.lock import LockChannel, LockPlatform
 from rattler_build import assemble_package
 
-from forge.channel import places, verify
+from forge.channel import verify
 from forge.channel.local import Channel
+from forge.channel.location import Location
 from forge.project import SUBDIRS
 
 BUILD = "h1234567_0"
@@ -60,7 +61,7 @@ class Source(Channel):
 
 
 def findings(target: Path, *locks: Path, url: str | None = None) -> list[str]:
-    return verify.channel(places.Folder(target), list(locks), url)[1]
+    return verify.channel(Location(target), list(locks), url)[1]
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -12,9 +12,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.commands import understood
 from support.project import CHECKOUT
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from forge.cli.main import app
 
@@ -79,22 +79,11 @@ def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"pixi", "linked"}
 
 
-def understood(words: list[str]) -> bool:
-    """Whether the driver knows a line, up to what it passes on; --help keeps it from running."""
-    stops = [words.index(stop) + 1 for stop in ("run", "test", "validate") if stop in words]
-    return CliRunner().invoke(app, [*words[: min(stops, default=None)], "--help"]).exit_code == 0
-
-
 @pytest.mark.parametrize("line", LINES)
 def test_every_line_is_understood(line: str) -> None:
     words = shlex.split(line)
     assert words[0] in COMMANDS or words[0].startswith("-")
     assert understood(words)
-
-
-@pytest.mark.parametrize("line", ["biuld flash-attn", "plan --jsn", "patches chek"])
-def test_wrong_lines_are_not(line: str) -> None:
-    assert not understood(line.split())
 
 
 def test_without_pixi_the_python_must_do(pixi: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ def test_copy():
 
 @pytest.mark.parametrize("wait", ["s_waitcnt vmcnt(0)\n", "s_waitcnt lgkmcnt(0)\n"])
 def test_missing_wait(wait):
-    with pytest.raises(Trap, match="pending.*no wait"):
+    with pytest.raises(Trap, match=r"pending.*no wait"):
         execute(GOOD.replace(wait, ""))
 
 
@@ -106,7 +106,7 @@ def test_lds_race(missing):
 
 def test_lds_write_after_read_race():
     again = EXCHANGE.replace(STORE, "ds_store_b32 v1, v2\n" + STORE)
-    with pytest.raises(Trap, match="race.*a read"):
+    with pytest.raises(Trap, match=r"race.*a read"):
         execute(again)
 
 
@@ -125,7 +125,7 @@ def test_same_value_from_several_waves_is_no_race():
 
 
 def test_reads_of_what_nothing_wrote():
-    with pytest.raises(Trap, match="uninitialised.*LDS"):
+    with pytest.raises(Trap, match=r"uninitialised.*LDS"):
         execute(LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE)
     with pytest.raises(Trap, match="uninitialised"):
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
@@ -144,7 +144,7 @@ def test_store_to_an_input():
 
 def test_barrier_that_not_all_reach():
     body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1\ns_barrier\ns_endpgm\n"
-    with pytest.raises(Trap, match="barrier.*not all waves"):
+    with pytest.raises(Trap, match=r"barrier.*not all waves"):
         execute(body)
     assert execute(body, threads=32).sum() == 0
 
@@ -173,7 +173,7 @@ def test_endless_loop():
 
 def test_unknown_instruction_traps_when_reached():
     body = LOAD + "s_branch 2\nimage_bvh_intersect_ray v[2:5], v[2:12], s[4:7]\n"
-    with pytest.raises(Trap, match="unknown.*cannot execute"):
+    with pytest.raises(Trap, match=r"unknown.*cannot execute"):
         execute(body.replace("s_branch 2\n", "") + "s_endpgm\n")
     with pytest.raises(Trap, match="cannot execute `s_getpc_b64"):
         execute("s_getpc_b64 s[4:5]\ns_endpgm\n")

@@ -2,8 +2,10 @@
 """Single instructions against what the ISA document says, mostly where emulators went wrong."""
 
 import numpy as np
+import oracle
 import pytest
-from strix_emulate import decode, floats, oracle, selftest
+import selftest
+from strix_emulate import decode, floats
 from strix_emulate.decode import EXEC, VCC
 from strix_emulate.errors import Trap
 from strix_emulate.waves import LANES, SCALARS, constant

@@ -2,9 +2,10 @@
 """Whole kernels, compiled by Triton there and then, and faults planted in them."""
 
 import fixtures
+import mutate
 import numpy as np
 import pytest
-from strix_emulate import mutate, statistics
+from strix_emulate import statistics
 from strix_emulate.api import Buffer, Options, launch
 
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import fixtures
@@ -78,7 +79,7 @@ def test_another_gpu():
     other, _ = fixtures.compile_kernel(
         fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1100"
     )
-    with pytest.raises(LoadError, match="another GPU.*0x41.*gfx1151 is 0x4a"):
+    with pytest.raises(LoadError, match=r"another GPU.*0x41.*gfx1151 is 0x4a"):
         loader.parse(other, "other")
 
 
@@ -127,6 +128,8 @@ def test_command_line(elf, tmp_path):
     said = command("run", kernel, "--grid", "2", *given, code=0)
     assert '"executed"' in said and (np.load(tmp_path / "o.npy") == x + y).all()
     assert '"wmma_share"' in command("stats", kernel, code=0)
+    listing = command("disassemble", kernel, code=0).splitlines()
+    assert listing[0].split()[0] == "0x0" and listing[-1].endswith("s_endpgm")
     # one message each: out of bounds, damaged file, missing file, bad arguments
     assert "bounds" in command("run", kernel, "--grid", "4", *given[:-1], "3000", code=1)
     kernel.write_bytes(elf[: len(elf) // 2])
@@ -137,6 +140,10 @@ def test_command_line(elf, tmp_path):
     assert "--arg" in command("run", kernel, "--grid", "2", "--arg", "in=none.npy", code=2)
 
 
+def test_version():
+    assert command("--version", code=0).strip() == f"strix-emulate {version('strix-emulate')}"
+
+
 def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)
@@ -145,7 +152,7 @@ def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
 
 
 def test_old_llvm_is_refused(monkeypatch):
-    monkeypatch.setattr(llvm, "LEAST_VERSION", 1000)
+    monkeypatch.setattr(llvm, "MINIMUM_VERSION", 1000)
     llvm._found.cache_clear()
     try:
         with pytest.raises(llvm.DisassemblerError, match="which misreads gfx1151 code"):

@@ -1,91 +1,109 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `emulated` against stand-ins for strix-emulate: right, wrong, silent and broken."""
+"""The tier `emulated`, with stand-ins for what the child process answers, and once for real."""
 
-import json
-import sys
+import importlib.util
+from dataclasses import replace
 
 import pytest
-from strix_validate.checks import Options, State
+import torch
+from strix_emulate import llvm
+from strix_emulate.errors import DisassemblerError
+from strix_validate import gpu_free
+from strix_validate.checks import CannotRun, Options, State
+from strix_validate.gpu_free import Answer, Answers, ChildError, Executed
 from strix_validate.run import run
 from strix_validate.tiers import emulated
 
-CASES = """
-from collections import namedtuple
-def cases():
-    return [namedtuple("Case", "name")(name) for name in ("one", "two")]
-"""
+NAMES = ("d64-float16", "varlen")
+DONE = (Executed("attn_fwd", "0123abcd", 1000, 0.5), Executed("attn_bwd", "4567cdef", 2000, 0.5))
 
 
-def answer(name: str, error: float = 1e-4, fault: str = "", kernels: int = 2) -> dict:
-    return {
-        "case": {"name": name},
-        "errors": {"out": [error, 1e-3], "dq": [1e-4, 1e-3]},
-        "kernels": [["attn", "0123abcd", 1000, 0.5]] * kernels,
-        "fault": fault,
-    }
+def right(name: str) -> Answer:
+    _, expected = emulated._problem(emulated.SHAPES[name])
+    return Answer(expected(torch.float16), executed=DONE)
+
+
+def tier():
+    return run(["emulated"], Options(), [f"emulated/{name}" for name in NAMES]).checks
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """Installs a strix_emulate that prints `answers`, or `text`, and exits with `code`."""
+def answered(monkeypatch):
+    """Runs the tier with these answers, or this exception, from the child process."""
+    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
 
-    def install(answers=(), text=None, code=0, said=""):
-        package = tmp_path / "strix_emulate"
-        package.mkdir(exist_ok=True)
-        (package / "__init__.py").touch()
-        (package / "attention.py").write_text(CASES)
-        out = json.dumps(list(answers)) if text is None else text
-        (package / "__main__.py").write_text(
-            f"import sys; print({out!r}); print({said!r}, file=sys.stderr); sys.exit({code})"
-        )
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        for name in ("strix_emulate", "strix_emulate.attention"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        return run(["emulated"], Options()).checks
+    def install(*answers, error=None):
+        def stand_in(calls, mode):
+            assert mode == "emulate" and len(calls) == len(NAMES)
+            if error:
+                raise error
+            return Answers("built-in", list(answers))
+
+        monkeypatch.setattr(gpu_free, "run", stand_in)
+        return {check.id.removeprefix("emulated/"): check for check in tier()}
 
     return install
 
 
-def test_right(stand_in):
-    found = stand_in([answer("one"), answer("two")])
-    assert [check.state for check in found] == [State.PASSED] * 2
-    assert found[0].id == "emulated/one" and found[0].measured["out"]["bound"] == 1e-3
+def test_right(answered):
+    found = answered(*map(right, NAMES))
+    assert [check.state for check in found.values()] == [State.PASSED] * 2
+    measured = found["varlen"].measured
+    assert measured["dq"]["error"] <= measured["dq"]["bound"]
+    assert measured["kernels"]["1-attn_bwd"] == {"code": "4567cdef", "wave_instructions": 2000}
+    assert found["varlen"].reason == "flash-attn's kernels: built-in."
+
+
+def spoil(name: str, tensor: str, value: float) -> Answer:
+    answer = right(name)
+    changed = answer.tensors[tensor].clone()
+    changed.view(-1)[7] += value
+    return replace(answer, tensors=answer.tensors | {tensor: changed})
 
 
 @pytest.mark.parametrize(
     ("spoilt", "reason"),
     [
-        (answer("one", error=1e-2), "out: 1.00e-02 > 1.00e-03"),
-        (answer("one", error=float("nan")), "out: nan"),
-        (answer("one", fault="race at 0x10"), "race at 0x10"),
-        (answer("one", kernels=0), "no kernel was executed"),
+        (spoil("varlen", "out", 0.01), "wrong: out"),
+        (spoil("varlen", "dk", float("nan")), "wrong: dk"),
+        (Answer(error=("Trap", "race at 0x10"), executed=DONE), "Trap: race at 0x10"),
+        (replace(right("varlen"), executed=()), "no kernel was executed"),
     ],
 )
-def test_wrong(stand_in, spoilt, reason):
-    found = {check.id: check for check in stand_in([spoilt, answer("two")], code=1)}
-    assert found["emulated/one"].state is State.FAILED and reason in found["emulated/one"].reason
-    assert found["emulated/two"].state is State.PASSED
+def test_wrong(answered, spoilt, reason):
+    found = answered(right("d64-float16"), spoilt)
+    assert found["varlen"].state is State.FAILED and reason in found["varlen"].reason
+    assert found["d64-float16"].state is State.PASSED
 
 
-def test_silent_about_a_case(stand_in):
-    found = {check.id: check.state for check in stand_in([answer("one")])}
-    assert found == {"emulated/one": State.PASSED, "emulated/two": State.FAILED}
+def test_broken_child(answered):
+    found = answered(error=ChildError("exit status 1: gone"))
+    assert {check.state for check in found.values()} == {State.FAILED}
+    assert "gone" in found["varlen"].reason
 
 
-def test_broken(stand_in):
-    found = stand_in(text="Traceback", code=1, said="Error: gone")
-    assert {check.state for check in found} == {State.FAILED} and "gone" in found[0].reason
+def test_without_a_disassembler_it_is_skipped(answered):
+    found = answered(error=CannotRun("no disassembler for gfx1151; install libLLVM 22"))
+    assert {check.state for check in found.values()} == {State.SKIPPED}
+    unexpected = answered(error=CannotRun("no idea"))
+    assert {check.state for check in unexpected.values()} == {State.FAILED}
 
 
-def test_no_disassembler(stand_in):
-    found = stand_in(text="", code=3, said="no libLLVM 22")
-    assert {check.state for check in found} == {State.SKIPPED}
-    unexpected = stand_in(text="", code=3, said="no idea")
-    assert {check.state for check in unexpected} == {State.FAILED}
+def test_without_flash_attn_it_is_skipped(monkeypatch):
+    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: None)
+    assert {check.state for check in tier()} == {State.SKIPPED}
 
 
-def test_not_installed(monkeypatch):
-    monkeypatch.setattr(emulated, "_installed", lambda: False)
-    (found,) = run(["emulated"], Options()).checks
-    assert found.state is State.SKIPPED and found.id == "emulated"
+@pytest.mark.skipif(
+    importlib.util.find_spec("flash_attn") is None, reason="flash_attn is not installed"
+)
+def test_code_objects_are_executed(monkeypatch):
+    try:
+        llvm.find()
+    except DisassemblerError as error:
+        pytest.skip(str(error))
+    (check,) = run(["emulated"], Options(), ["emulated/ragged"]).checks
+    assert check.state is State.PASSED and len(check.measured["kernels"]) >= 3, check
+    monkeypatch.setenv(llvm.VARIABLE, "/nowhere/libLLVM.so")
+    (check,) = run(["emulated"], Options(), ["emulated/ragged"]).checks
+    assert check.state is State.SKIPPED, check

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The harness must be able to fail: broken implementations are fed in, and all must be caught.
+"""The harness can fail: it is fed broken implementations and must catch them all.
 
 Each fault is planted where a kernel would have it: behind scaled_dot_product_attention, or in what
-flash-attn returns. The last test prints the tally.
+flash-attn returns. The last test prints the tally. test_optimized.py runs this file without
+assertions.
 """
 
 import itertools
@@ -108,7 +109,8 @@ NUMERICS = {
 
 def plant(name, result):
     caught[name] = result.state is State.FAILED
-    assert caught[name], f"{name} was not caught"
+    if not caught[name]:
+        pytest.fail(f"{name} was not caught")
 
 
 @pytest.mark.parametrize("name", NUMERICS)
@@ -274,5 +276,6 @@ def test_tally(capsys):
     planted = len(NUMERICS) + len(BEHAVIOUR) + len(FLASH) + 1
     with capsys.disabled():
         print(f"\n{planted} planted, {sum(caught.values())} caught")
+        print(f"assertions removed: {not __debug__}")
     if len(caught) == planted:  # the whole file was run
         assert all(caught.values()) and planted >= 12

@@ -68,7 +68,7 @@ def test_a_right_server_passes(examine):
         ("slow-backend", {"attention-backend"}, "ROCM_ATTN"),
         ("silent", {"attention-backend"}, "names no attention backend"),
         ("stays", {"stop"}, "after SIGTERM"),
-        ("orphan", {"stop"}, "left behind"),
+        ("orphan", {"stop"}, "left a process behind"),
         ("dies", {"start", "attention-backend", "completion", "streaming", "stop"},
          "Engine core initialization failed"),
         ("crash", {"offline-repeats", "offline-logits", "completion", "streaming"},

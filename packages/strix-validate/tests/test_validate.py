@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The validator must tell right from wrong, and must not take "not run" for "passed".
+"""The validator tells right from wrong, and does not take "not run" for "passed".
 
-Runs inside the package's test environment (recipes/strix-validate), where it is installed.
+Runs in the package's test environment (recipes/strix-validate), where it is installed.
 """
 
 import importlib.util
@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed, and the validator imports it", allow_module_level=True)
+    pytest.skip("torch is not installed; these tests need it", allow_module_level=True)
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -212,7 +213,11 @@ def test_without_torch_it_says_so():
     assert "torch" in done.stderr and "nothing could be checked" in done.stderr
     done = run("list", script=("-c", code))
     assert done.returncode == 0 and "doctor/kernel" in done.stdout
-    assert "tier attention is left out: torch is not installed" in done.stderr
+    assert "tier attention is not listed: torch is not installed" in done.stderr
+
+
+def test_version():
+    assert run("--version").stdout.strip() == f"strix-validate {version('strix-validate')}"
 
 
 def test_list_names_every_check_once():

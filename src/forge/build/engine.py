@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.build.engine JOB.json`.
 
-A child of its own because build_recipes is silent, holds the GIL for hours and may abort; the
-parent follows its log and outlives it. JOB.json: {"action": "build", "test" or "rebuild", and its
-arguments}.
+JOB.json: {"action": "build", "test" or "rebuild", and its arguments}. A child of its own because
+rattler-build holds the GIL for hours and may abort.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ import json
 import os
 import signal
 import sys
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rattler_build import Package
-from rattler_build.cli_api import build_recipes
+
+from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
 
 
 def build(**arguments: Any) -> None:
-    """build_recipes with these arguments, without its tests, keeping its folder and so its log.
-
-    It is deprecated, but its announced successor runs a staging output's script once per output;
-    py-rattler-build is pinned for that reason.
-    """
-    warnings.simplefilter("ignore", DeprecationWarning)
+    """Build without tests, and keep the build folder, which has the log."""
     build_recipes(**arguments, test="skip", keep_build=True)
 
 
@@ -41,11 +36,10 @@ def test(packages: list[str], channel: list[str]) -> None:
             print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
             try:
                 result = package.run_test(index, channel=channel)
-                print(*result.output, sep="\n", flush=True)
-                passed = result.success
+                passed, output = result.success, result.output
             except Exception as error:
-                print(error, flush=True)
-                passed = False
+                passed, output = False, [str(error)]
+            print(*output, sep="\n", flush=True)
             failed += [] if passed else [f"{package.name} test {index + 1}"]
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
@@ -61,16 +55,19 @@ def rebuild(package: str, output_dir: str, folder: str) -> None:
     Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
 
 
+ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test, "rebuild": rebuild}
+
+
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-    status = 0
+    status = 1
     try:
-        {"build": build, "test": test, "rebuild": rebuild}[job.pop("action")](**job)
+        job = json.loads(Path(sys.argv[1]).read_text())
+        ACTIONS[job.pop("action")](**job)
+        status = 0
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
-        status = 1
     sys.stdout.flush()
     os._exit(status)
 

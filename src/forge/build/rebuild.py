@@ -8,60 +8,43 @@ package. What it lacks is laid out around it: the repository's patches and folde
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
-from forge.provenance.compare import compare
-from forge.provenance.package import Package
-from forge.errors import BuildFailed, ForgeError, NotAttempted
-from forge.files import place
+from forge.build.runner import Builder, Result
+from forge.errors import BuildFailed, NotAttempted
+from forge.files import move_whole
+from forge.provenance.package import Package, compare
+from forge.recipes.plan import Step
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import PYPI_URL
-from forge.build.runner import FAILED, LEFT, Builder, Result
-from forge.recipes.plan import Step, sources_of
 
 IDENTICAL = "identical"
-UNREACHED = "Failed to download from URL"  # rattler-build 0.73's words
+UNREACHED = "Failed to download from URL"  # rattler-build's words, 0.72 and 0.73
 
 
 def check(builder: Builder, steps: list[Step]) -> list[Result]:
     """Rebuild the packages of current steps, one after another, and compare them."""
-    results = [
-        Result(step, LEFT, f"{step.reason}; run: forge build {step.recipe.name}") for step in steps
-    ]
-    for result in results:
-        if result.step.wanted:
-            continue
-        start = time.monotonic()
-        try:
-            _check(builder, result.step)
-            result.state, result.detail = IDENTICAL, ""
-        except NotAttempted as error:
-            result.detail = str(error)
-        except ForgeError as error:
-            builder.display.say(f"{result.step.recipe.name}: {error}")
-            result.state = FAILED
-        result.seconds = time.monotonic() - start
-    return results
+    return builder.for_current(steps, IDENTICAL, lambda step: _check(builder, step))
 
 
 def _check(builder: Builder, step: Step) -> None:
     """Raises BuildFailed when a package differs, or NotAttempted when it cannot be rebuilt here."""
     name, project = step.recipe.name, builder.project
-    packages = [builder.channel.path(output) for output in step.outputs]
-    output = project.staging / name
-    places = {package: _build_folder(package) for package in packages}
-    for package, place_of in places.items():
-        if not place_of.is_relative_to(output):
+    output, log = project.staging / name, project.logs / f"{name}.rebuild.log"
+    folders: dict[Path, Path] = {}  # where each package was built
+    for package in map(builder.channel.path, step.outputs):
+        configuration = Package(package).rendered["build_configuration"]
+        folder = folders[package] = Path(configuration["directories"]["build_dir"])
+        if not folder.is_relative_to(output):
             raise NotAttempted(
-                f"{package.name} was built in {place_of}. A package records that path, so only a "
+                f"{package.name} was built in {folder}. A package records that path, so only a "
                 f"checkout that builds below it can rebuild it; forge rebuild {name} makes one here"
             )
-    log = project.logs / f"{name}.rebuild.log"
     log.unlink(missing_ok=True)
     existed = output.exists()
     folder = _lay_out(builder, step, output / "rebuild")
     differences = []
-    for package in packages:
+    for package in folders:
         builder.display.phase(f"{package.stem}: building again")
         for leftover in output.glob(f"{package.stem}-rebuilt-*.conda"):  # of a killed check
             leftover.unlink()
@@ -72,25 +55,19 @@ def _check(builder: Builder, step: Step) -> None:
             if UNREACHED not in str(error):
                 raise
             origins = ", ".join(source.origin for source in sources_of(step.recipe))
-            raise NotAttempted(
-                f"a rebuild fetches sources again, and cannot reach one of {origins}"
-            ) from None
+            raise NotAttempted(f"a rebuild fetches again, cannot reach one of {origins}") from None
         (rebuilt,) = output.glob(f"{package.stem}-rebuilt-*.conda")
         if lines := compare(package, rebuilt):
             kept = project.build / "rebuilt" / package.name
-            place(rebuilt, kept)
+            move_whole(rebuilt, kept)
             differences += [f"{package.name} differs from its rebuild, kept at {kept}", *lines]
         else:
             rebuilt.unlink()
     # what a failed build left there stays
-    for leftover in [folder, *places.values()] if existed else [output]:
+    for leftover in [folder, *folders.values()] if existed else [output]:
         shutil.rmtree(leftover, ignore_errors=True)
     if differences:
         raise BuildFailed("\n  ".join(differences))
-
-
-def _build_folder(package: Path) -> Path:
-    return Path(Package(package).rendered["build_configuration"]["directories"]["build_dir"])
 
 
 def _lay_out(builder: Builder, step: Step, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What leaves this machine: the gate in front of it, where it goes, and how that is checked later.
+"""Channels: the local one that builds go to, and the published one that users install from.
 
-Read in this order: gate (what may go), static (a folder that any web server serves), revisions (its
-history), uploads (prefix.dev and anaconda.org), verify (a channel held against its own records).
-`places` reads a channel from a folder or over HTTP.
+Read in this order: local, gate (what may be published), publish (a static folder) with revisions
+(its history), uploads (prefix.dev and anaconda.org), verify. `location` reads a channel from a
+folder or a URL.
 """

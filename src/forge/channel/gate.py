@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What may be published. Every answer is read from the package itself or from its build's note."""
+"""What may be published, decided from each package itself and from the note of its build."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -13,17 +12,16 @@ from forge.errors import BuildFailed, ForgeError
 from forge.files import sha256_file
 from forge.provenance.package import Package
 
+# the sha256 of SUBDIR/FILE if it is already published, else None
 PublishedHash = Callable[[str], str | None]
-"""The sha256 under which SUBDIR/FILE is published already, or None."""
 
 LICENSES = "info/licenses/"
 
 
 def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
-    """The packages of a channel by SUBDIR/FILE, all of them fit to be published.
+    """The packages of a channel by SUBDIR/FILE, all fit to be published.
 
-    Raises ForgeError that names every package that is not, and why; then none is to go. Raises it
-    for an empty channel, too.
+    Raises ForgeError for an empty channel, and with every reason if any package is unfit.
     """
     records = channel.records()
     if not records:
@@ -32,32 +30,30 @@ def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
             "name another folder with --output"
         )
     refused = [
-        f"{channel.path(record)} {reason}"
+        f"  {channel.path(record)} {reason}"
         for record in records
         for reason in refusals(channel, record, published)
     ]
     if refused:
-        raise ForgeError("nothing is published:\n" + "\n".join(f"  {line}" for line in refused))
+        raise ForgeError("\n".join(["nothing is published:", *refused]))
     return {f"{record.subdir}/{record.file_name}": record for record in records}
 
 
 def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iterator[str]:
-    """Why a package may not be published, each with what to do; nothing when it may."""
+    """Why a package may not be published, and what to do about each reason."""
     path = channel.path(record)
-    if not path.exists():
-        yield "is in the index but not there; ./forge build-all makes it again"
-        return
-    if sha256_file(path) != record.sha256:
-        yield "differs from its record in the index; rebuild it"
+    if not path.exists() or sha256_file(path) != record.sha256:
+        yield "is missing or differs from its record in the index; rebuild it"
         return
     try:
-        build, expression, texts = _read(path)
+        package = Package(path)
+        build, expression = package.index["build"], package.index.get("license") or ""
     except (BuildFailed, KeyError) as error:
         yield f"cannot be read: {error}; rebuild it"
         return
     if build.startswith(HOST_BOUND):
         yield (
-            "is host-bound (made on the host base) and is never published. Build on the "
+            "is host-bound (built on the host base), so it is never published. Build on the "
             "conda-forge base into an empty folder: --base conda-forge --output DIR"
         )
         return
@@ -66,30 +62,22 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
         yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
     elif tests == 0:
         yield "has no tests; add some to its recipe"
-    yield from _unlicensed(expression, texts)
+    if not _is_public(expression):
+        yield f"has the licence {expression or 'nothing'!r}: about.license must be an SPDX one"
+    # redistribution requires a licence text
+    if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
+        yield f"has no licence text in {LICENSES}: name it in about.license_file"
     known = published(f"{record.subdir}/{record.file_name}")
     if known not in (None, record.sha256):
         yield (
-            f"is already published with other content (sha256 {known}). A published name keeps "
-            "its bytes: build with the next build number"
+            f"is already published with other content (sha256 {known}). Published files never "
+            "change: build with the next build number"
         )
 
 
-def _read(path: Path) -> tuple[str, str, list[bytes]]:
-    """Build string, licence expression and licence texts, as the package's own info folder says."""
-    package = Package(path)
-    texts = [text for name, text in package.info.items() if name.startswith(LICENSES)]
-    return str(package.index["build"]), str(package.index.get("license") or ""), texts
-
-
-def _unlicensed(expression: str, texts: list[bytes]) -> Iterator[str]:
-    """As rocm-sdk's build has it: without a licence text nothing may be given on."""
+def _is_public(expression: str) -> bool:
+    """Whether a licence is an SPDX expression; LicenseRef-X is SPDX's name for a private one."""
     try:
-        canonical = canonicalize_license_expression(expression)
+        return "LicenseRef-" not in canonicalize_license_expression(expression)
     except InvalidLicenseExpression:
-        canonical = ""
-    # LicenseRef-X is SPDX's way to say that a licence is none of the public ones
-    if not canonical or "LicenseRef-" in canonical:
-        yield f"says {expression or 'nothing'!r} for its licence: about.license has to be SPDX's"
-    if not any(text.strip() for text in texts):
-        yield f"has no licence text in {LICENSES}: name it in about.license_file"
+        return False

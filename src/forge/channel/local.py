@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rattler import IndexJson
 from rattler.index import index_fs
 
 from forge.errors import BuildFailed, ForgeError
-from forge.files import place, sha256_file, write_text
+from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS
 
 # Marks packages that hold parts of one machine, or were built against them.
@@ -63,14 +62,6 @@ class Record(Output):
     size: int
 
 
-class DamagedIndex(ForgeError):
-    """A repodata.json that cannot be read. Nothing is lost: the packages hold all of it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is damaged; ./forge build-all writes it anew")
-        self.path = path
-
-
 class Channel:
     """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
 
@@ -90,7 +81,7 @@ class Channel:
             packages = json.loads(path.read_bytes())["packages.conda"].items()
             records = {name: Record(*(data[field] for field in fields)) for name, data in packages}
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise DamagedIndex(path) from None
+            raise ForgeError(f"{path} is damaged; ./forge build-all rewrites it") from None
         for file_name, record in records.items():
             if record.file_name != file_name:
                 raise ForgeError(
@@ -99,8 +90,8 @@ class Channel:
                 )
             yield record
 
-    def path(self, record: Record) -> Path:
-        return self.folder / record.subdir / record.file_name
+    def path(self, output: Output) -> Path:
+        return self.folder / output.subdir / output.file_name
 
     def reconcile(self) -> None:
         """Make the index name exactly the files that are there.
@@ -111,15 +102,13 @@ class Channel:
         """
         for partial in self.folder.glob("*/.partial-*"):
             partial.unlink()
-        indexed = set()
-        for subdir in SUBDIRS:
-            try:
-                indexed |= {(record.subdir, record.file_name) for record in self._subdir(subdir)}
-            except DamagedIndex as error:
-                error.path.unlink()
-        files = self.folder.glob("*/*.conda")
-        present = {(file.parent.name, file.name) for file in files}
-        if indexed != present or not self.is_indexed():
+        try:
+            indexed = {self.path(record) for record in self.records()}
+        except ForgeError:  # nothing is lost: the packages hold all of it
+            indexed = set()
+            for index in self.folder.glob("*/repodata.json"):
+                index.unlink()
+        if indexed != set(self.folder.glob("*/*.conda")) or not self.is_indexed():
             self.index()
 
     def is_indexed(self) -> bool:
@@ -157,7 +146,7 @@ class Channel:
             note = {"digest": digest, "tests": tests, "sha256": sha256_file(package)}
             path = self.folder / "forge" / f"{package.stem}.json"
             write_text(path, json.dumps(note, indent=1))
-            place(package, self.folder / package.parent.name / package.name)
+            move_whole(package, self.folder / package.parent.name / package.name)
         self.index()
 
     def digest_of(self, record: Record) -> dict[str, str] | None:
@@ -175,8 +164,3 @@ class Channel:
             return json.loads(note.read_text()) if note.exists() else {}
         except ValueError:  # what is damaged is unknown
             return {}
-
-
-def is_host_bound(package: Path) -> bool:
-    """Whether a package was made on the host base, by its own metadata, not by its name."""
-    return str(IndexJson.from_package_archive(package).build).startswith(HOST_BOUND)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The history of a published channel: `revisions/log.json`, and the index of each revision.
 
-The log is what a publish decides, written before the index is switched: it says which files the
-channel has and which of them are yanked, and a publish that was killed is completed from it.
+A publish writes its decision to the log before it switches the index. The log says which files
+the channel has and which of them are yanked, so the next publish can complete a killed one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
-from forge.channel.places import Folder, Web
+from forge.channel.location import Location
 from forge.errors import ForgeError
 
 LOG = "revisions/log.json"
@@ -28,32 +28,31 @@ class Revision:
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def __str__(self) -> str:
-        changes = ((self.added, "added"), (self.yanked, "yanked"), (self.restored, "restored"))
-        counts = [f"{len(files)} {word}" for files, word in changes if files]
+        changes = {"added": self.added, "yanked": self.yanked, "restored": self.restored}
+        counts = [f"{len(files)} {word}" for word, files in changes.items() if files]
         return f"revision {self.revision}: {', '.join(counts)}"
 
 
 def index_path(revision: int, subdir: str) -> str:
-    """Where the index as it was at a revision lies in the channel."""
+    """Where the channel keeps the index of a revision."""
     return f"revisions/{revision}/{subdir}/repodata.json.zst"
 
 
-def read(place: Folder | Web) -> list[Revision]:
-    """The revisions of a channel, oldest first; none where it has no log."""
-    text = place.read(LOG)
+def read(location: Location) -> list[Revision]:
+    """The revisions of a channel, oldest first; none if it has no log."""
+    text = location.read(LOG)
     try:
         return [] if text is None else [Revision(**entry) for entry in json.loads(text)]
     except (ValueError, TypeError):
-        raise ForgeError(f"{place}/{LOG} is damaged; take it back from a copy") from None
+        raise ForgeError(f"{location}/{LOG} is damaged; restore it from a copy") from None
 
 
 def dump(log: list[Revision]) -> str:
-    order = ("revision", "time", "added", "yanked", "restored")
-    return json.dumps([{key: asdict(entry)[key] for key in order} for entry in log], indent=1)
+    return json.dumps([asdict(entry) for entry in log], indent=1)
 
 
 def state(log: list[Revision]) -> tuple[set[str], set[str]]:
-    """The files that the channel has after its last revision, and those of them that are yanked."""
+    """The files of the channel after its last revision, and which of them are yanked."""
     files: set[str] = set()
     yanked: set[str] = set()
     for entry in log:

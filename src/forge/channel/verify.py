@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Hold a channel against its own records: files, every form of the index, revisions and locks."""
+"""Check a channel against its own records: files, every form of the index, revisions and locks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import zstandard
 from rattler.lock import LockFile
 
 from forge.channel import revisions
-from forge.channel.places import Digest, Folder, Unreadable, Web
+from forge.channel.location import Location, Unreadable
 from forge.errors import ForgeError
 from forge.project import SUBDIRS
 
-Place = Folder | Web
+PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"
-# What decides a solve and an installation, and what every form of the index holds.
+# What decides a solve and an installation; every form of the index has these fields.
 ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size")
 
 
@@ -29,7 +30,7 @@ ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "si
 class Index:
     """What a channel's repodata.json files say. Files are SUBDIR/FILE.
 
-    `findings` tells where other forms of the index say something else.
+    `findings` lists where other forms of the index or the log disagree.
     """
 
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -37,101 +38,90 @@ class Index:
     findings: list[str] = field(default_factory=list)
 
 
-def channel(place: Place, locks: list[Path], url: str | None = None) -> tuple[Index, list[str]]:
+class Hasher:
+    """Takes a file in chunks and keeps none of them."""
+
+    def __init__(self) -> None:
+        self.sha256, self.size = hashlib.sha256(), 0
+
+    def write(self, chunk: bytes) -> None:
+        self.sha256.update(chunk)
+        self.size += len(chunk)
+
+
+def channel(
+    location: Location, locks: list[Path], url: str | None = None
+) -> tuple[Index, list[str]]:
     """Verify a channel, and that each of `locks` can be installed from it.
 
     `url` is what the locks call the channel; by default its URL, or for a folder the first channel
-    of each lock. Returns its index and one line for every finding. Raises Unreadable when there is
-    no index to start from.
+    of each lock. Returns its index and one line per finding. Raises Unreadable if it has no index.
     """
-    if all(place.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
-        raise Unreadable(f"{place} is no channel: it has no repodata.json, so nothing was checked")
-    index = read_index(place)
-    found = [*index.findings, *_files(place, index)]
+    if all(location.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
+        raise Unreadable(f"{location} has no repodata.json, so nothing was checked")
+    index = read_index(location)
+    findings = [*index.findings, *_files(location, index)]
     for lock in locks:
-        found += _locked(lock, url or (place.url if isinstance(place, Web) else None), index)
-    return index, found
+        findings += _locked(lock, url or ("" if location.folder else location.url), index)
+    return index, findings
 
 
-def read_index(place: Place) -> Index:
-    """Read repodata.json of both subdirs and hold its other forms and the log against it."""
-    index, log = Index(), revisions.read(place)
+def read_index(location: Location) -> Index:
+    """Read repodata.json of both subdirs, and check its other forms and the log against it."""
+    index, log = Index(), revisions.read(location)
     for subdir in SUBDIRS:
-        name = f"{subdir}/repodata.json"
-        data = _json(place.read(name))
-        if data is None:
-            index.findings.append(f"{name}: missing or damaged")
+        data = _load(location, f"{subdir}/repodata.json")
+        if not data:
+            index.findings.append(f"{subdir}/repodata.json: missing or damaged")
             continue
         index.records |= {f"{subdir}/{file}": r for file, r in _records(data).items()}
         index.removed |= {f"{subdir}/{file}" for file in data.get("removed", [])}
-        index.findings += _forms(place, subdir, data, bool(log))
+        index.findings += _forms(location, subdir, data, required=bool(log))
     if log:
-        index.findings += _history(place, log, index)
+        index.findings += _history(location, log, index)
     return index
 
 
-def hashes(place: Place) -> dict[str, str]:
-    """The sha256 of every file that the plain repodata.json of both subdirs name."""
+def hashes(location: Location) -> dict[str, str]:
+    """The sha256 of every file in the plain repodata.json of both subdirs."""
     return {
         f"{subdir}/{file}": record.get("sha256", "")
         for subdir in SUBDIRS
-        for file, record in _records(_json(place.read(f"{subdir}/repodata.json")) or {}).items()
+        for file, record in _records(_load(location, f"{subdir}/repodata.json") or {}).items()
     }
 
 
-def shard_files(place: Place, subdir: str) -> dict[str, str]:
-    """File name of each shard that the shard index names -> the package's name."""
-    data = _unpack(place.read(f"{subdir}/{SHARDS}")) or {"shards": {}}
-    return {f"{digest.hex()}.msgpack.zst": name for name, digest in data["shards"].items()}
-
-
-def _forms(place: Place, subdir: str, data: dict, required: bool) -> Iterator[str]:
-    """Every other form of one subdir's index. Our own channels have all of them."""
-    expected = _essence(_records(data)), set(data.get("removed", []))
-    for file in ("repodata.json.zst", SHARDS, "repodata_from_packages.json", "run_exports.json"):
+def _forms(location: Location, subdir: str, data: dict, required: bool) -> Iterator[str]:
+    """Check the other forms of one subdir's index; `required` if all of them must be there."""
+    for file, view in FORMS.items():
         name = f"{subdir}/{file}"
-        raw = place.read(name)
-        if raw is None:
-            if required:
-                yield f"{name}: missing"
-            continue
-        if file == SHARDS:
-            yield from _shards(place, subdir, expected)
-            continue
-        found = _json(_decompressed(raw) if file.endswith(".zst") else raw)
-        if found is None:
+        form = _load(location, name)
+        if form is None and required:
+            yield f"{name}: missing"
+        elif form == {}:
             yield f"{name}: damaged"
-        elif file == "run_exports.json":
-            if set(_records(found)) != set(expected[0]):
-                yield f"{name}: names other files than repodata.json"
-            if _json(_decompressed(place.read(f"{name}.zst"))) != found:
-                yield f"{name}.zst: missing, or other than {file}"
-        elif file == "repodata_from_packages.json":
-            # before patches: the dependencies may be others, the files may not
-            if _hashes(_records(found)) != _hashes(_records(data)):
-                yield f"{name}: disagrees with repodata.json"
-        elif found != data:
+        elif form and file == SHARDS:
+            yield from _shards(location, subdir, form, data)
+        elif form and view(form) != view(data):
             yield f"{name}: disagrees with repodata.json"
 
 
-def _shards(place: Place, subdir: str, expected: tuple[dict, set[str]]) -> Iterator[str]:
-    files = shard_files(place, subdir)
-    records: dict[str, dict] = {}
-    removed: set[str] = set()
-    for file, package in files.items():
-        name = f"{subdir}/shards/{file}"
-        raw = place.read(name)
-        if raw is None or hashlib.sha256(raw).hexdigest() != file.split(".")[0]:
+def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterator[str]:
+    merged: dict[str, Any] = {"packages.conda": {}, "removed": []}
+    for package, digest in index["shards"].items():
+        name = f"{subdir}/shards/{digest.hex()}.msgpack.zst"
+        raw = location.read(name)
+        if raw is None or hashlib.sha256(raw).digest() != digest:
             yield f"{name}: {'missing' if raw is None else 'damaged'} (shard of {package})"
             continue
-        shard = _unpack(raw) or {}
-        records |= _records(shard)
-        removed |= set(shard.get("removed", []))
-    if (_essence(records), removed) != expected:
+        shard = _parse(name, raw)
+        merged["packages.conda"] |= _records(shard)
+        merged["removed"] += shard.get("removed", [])
+    if _essence(merged) != _essence(data):
         yield f"{subdir}/{SHARDS}: disagrees with repodata.json"
 
 
-def _history(place: Place, log: list[revisions.Revision], index: Index) -> Iterator[str]:
+def _history(location: Location, log: list[revisions.Revision], index: Index) -> Iterator[str]:
     if revisions.state(log) != (set(index.records), index.removed):
         yield (
             f"{revisions.LOG}: revision {log[-1].revision} is not what the index holds; "
@@ -140,57 +130,55 @@ def _history(place: Place, log: list[revisions.Revision], index: Index) -> Itera
     for entry in log:
         for subdir in SUBDIRS:
             name = revisions.index_path(entry.revision, subdir)
-            data = _json(_decompressed(place.read(name)))
-            if data is None:
+            data = _load(location, name)
+            if not data:
                 yield f"{name}: missing or damaged"
             elif lost := {f"{subdir}/{file}" for file in _records(data)} - set(index.records):
-                yield f"{name}: names {min(lost)}, which the index does not"
+                yield f"{name}: lists {min(lost)}, which the index does not"
 
 
-def _files(place: Place, index: Index) -> Iterator[str]:
+def _files(location: Location, index: Index) -> Iterator[str]:
     for name, record in sorted(index.records.items()):
         if not {"sha256", "size"} <= record.keys():
-            yield f"{name}: its record has no sha256 or no size to hold it against"
+            yield f"{name}: its record has no sha256 or no size, so it cannot be checked"
             continue
+        file = Hasher()
         try:
-            found = place.digest(name)
+            exists = location.stream(name, file)
         except (Unreadable, OSError) as error:
             yield f"{name}: {error}"
             continue
-        expected = Digest(record["sha256"], record.get("md5", ""), record["size"])
-        if found is None:
+        if not exists:
             yield f"{name}: missing"
-        elif found.size != expected.size:
-            yield f"{name}: {found.size} bytes, the record says {expected.size}"
-        elif found.sha256 != expected.sha256 or expected.md5 not in ("", found.md5):
-            yield f"{name}: has sha256 {found.sha256}, the record says {expected.sha256}"
-    for name in sorted((place.packages() or set()) - set(index.records) - index.removed):
-        yield f"{name}: orphan, no index names it"
+        elif file.size != record["size"]:
+            yield f"{name}: {file.size} bytes, the record says {record['size']}"
+        elif (sha256 := file.sha256.hexdigest()) != record["sha256"]:
+            yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
+    files = location.folder.glob("*/*") if location.folder else ()
+    packages = {f"{f.parent.name}/{f.name}" for f in files if f.name.endswith(PACKAGES)}
+    for name in sorted(packages - set(index.records) - index.removed):
+        yield f"{name}: not in the index"
 
 
-def _locked(path: Path, url: str | None, index: Index) -> Iterator[str]:
-    """Whether every package that a lock takes from this channel is there with its hash."""
+def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
+    """Check that every package which a lock takes from this channel is there with its hash."""
     try:
         environments = LockFile.from_path(path).environments()
     except Exception as error:
         raise ForgeError(f"{path} is not a lock file: {error}") from None
-    count = 0
+    locked = {}
     for _, environment in environments:
-        base = url or str(environment.channels()[0])
-        prefix = f"{base.rstrip('/')}/"
-        for packages in environment.packages_by_platform().values():
-            for package in packages:
-                if not package.location.startswith(prefix):
-                    continue
-                count += 1
+        prefix = f"{(url or str(environment.channels()[0])).rstrip('/')}/"
+        for package in chain(*environment.packages_by_platform().values()):
+            if package.location.startswith(prefix):
                 name = package.location.removeprefix(prefix)
-                record = index.records.get(name)
-                locked = package.hashes.sha256.hex() if package.hashes else ""
-                if record is None:
-                    yield f"{path}: locks {name}, which the index does not name"
-                elif (known := record.get("sha256")) != locked:
-                    yield f"{path}: locks {name} with sha256 {locked}, not {known}"
-    if not count:
+                locked[name] = ((package.hashes and package.hashes.sha256) or b"").hex()
+    for name, sha256 in locked.items():
+        if name not in index.records:
+            yield f"{path}: locks {name}, which is not in the index"
+        elif sha256 != (known := index.records[name].get("sha256")):
+            yield f"{path}: locks {name} with sha256 {sha256}, not {known}"
+    if not locked:
         yield f"{path}: locks no package of {url or 'its first channel'}, so nothing was checked"
 
 
@@ -198,36 +186,37 @@ def _records(data: dict) -> dict[str, dict]:
     return {**data.get("packages", {}), **data.get("packages.conda", {})}
 
 
-def _hashes(records: dict[str, dict]) -> dict[str, tuple]:
-    return {file: (r.get("sha256"), r.get("size")) for file, r in records.items()}
-
-
-def _essence(records: dict[str, dict]) -> dict[str, list]:
-    """Hashes are bytes in shards and hex elsewhere."""
-    return {
+def _essence(data: dict) -> tuple[dict[str, list], set[str]]:
+    """The deciding fields of each record, and what is removed. In shards hashes are bytes."""
+    records = {
         file: [v.hex() if isinstance(v := record.get(key), bytes) else v for key in ESSENCE]
-        for file, record in records.items()
+        for file, record in _records(data).items()
     }
+    return records, set(data.get("removed", []))
 
 
-def _json(raw: bytes | None) -> dict | None:
+# What each form of the index has in common with repodata.json. Before repodata patches the
+# dependencies may differ.
+FORMS: dict[str, Callable[[dict], object]] = {
+    "repodata.json.zst": dict,
+    "repodata_from_packages.json": lambda d: {n: r.get("sha256") for n, r in _records(d).items()},
+    "run_exports.json": lambda data: _records(data).keys(),
+    "run_exports.json.zst": lambda data: _records(data).keys(),
+    SHARDS: _essence,
+}
+
+
+def _load(location: Location, name: str) -> dict[str, Any] | None:
+    """An index file's content: None if it is missing, {} if it is damaged."""
+    raw = location.read(name)
+    return None if raw is None else _parse(name, raw)
+
+
+def _parse(name: str, raw: bytes) -> dict[str, Any]:
     try:
-        data = None if raw is None else json.loads(raw)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _decompressed(raw: bytes | None) -> bytes | None:
-    try:
-        return None if raw is None else zstandard.ZstdDecompressor().decompressobj().decompress(raw)
-    except zstandard.ZstdError:
-        return None
-
-
-def _unpack(raw: bytes | None) -> dict | None:
-    try:
-        data = _decompressed(raw)
-        return None if data is None else msgpack.unpackb(data, timestamp=3)
-    except (ValueError, msgpack.UnpackException):
-        return None
+        if name.endswith(".zst"):
+            raw = zstandard.ZstdDecompressor().decompressobj().decompress(raw)
+        data = msgpack.unpackb(raw, timestamp=3) if ".msgpack" in name else json.loads(raw)
+    except (ValueError, msgpack.UnpackException, zstandard.ZstdError):
+        return {}
+    return data if isinstance(data, dict) else {}

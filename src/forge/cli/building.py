@@ -12,11 +12,12 @@ from typer import Option
 
 from forge.build import rebuild as reproduce
 from forge.build import runner
-from forge.build.runner import FAILED, LEFT, Result
+from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.files import sha256_file
-from forge.recipes.plan import Step, sources_of
+from forge.recipes.plan import SKIPPED, Step
+from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
@@ -55,7 +56,7 @@ def report(forge: Context, results: list[Result], wanted: set[str] | None, lenie
     """Print the closing table and what was not attempted; exit with 0, 1 or 3."""
     out.print(runner.table(results), soft_wrap=False, crop=False)
     out.print(f"logs: {forge.project.logs}")
-    skipped = [result for result in results if result.state == LEFT]
+    skipped = [result for result in results if result.state == NOT_ATTEMPTED]
     for result in skipped:
         err.print(f"not attempted: {result.step.recipe.name}: {result.detail}")
     if any(result.state == FAILED for result in results):
@@ -119,10 +120,10 @@ def rebuild(
 
 @command(app)
 def plan(forge: Context, as_json: Json = False) -> None:
-    """Print the build order, and why each package would be built or skipped.
+    """Print the build order, and why each package would be built, or is up to date or skipped.
 
-    `left` marks what the last run could not attempt, or what the base cannot provide; the next
-    run tries again.
+    Skipped is what the last run could not attempt, or what needs something that the base does not
+    provide; the next run tries again.
     """
     rows = list(plan_rows(forge))
     if as_json:
@@ -132,29 +133,25 @@ def plan(forge: Context, as_json: Json = False) -> None:
         out.print("host base: would be made first")
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
-            out.print(f"{number:2} {row['action']:5} {dist}: {row['reason']}")
-    for name in forge.recipes.given:
-        out.print(f"   -     {name}: provided by the {forge.base.name} base")
+            out.print(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
+    for name in forge.recipes.provided:
+        out.print(f"   provided   {name}: by the {forge.base.name} base")
 
 
 def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
-    """One row per recipe, in build order. `action`: build, skip (up to date) or left."""
-    recipes, hopeless = forge.recipes, set[str]()
-    levels = recipes.levels()
-    for step in recipes.plan(forge.channel):
-        name, needs = step.recipe.name, sorted(recipes.direct_needs(step.recipe.name))
-        why = runner.why_not_attempted(forge.project, recipes, step)
-        if step.wanted and not why and (missing := [need for need in needs if need in hopeless]):
-            why = f"needs {', '.join(missing)}"
-        hopeless |= {name} if why else set()
+    """One row per recipe, in build order."""
+    steps, levels = forge.recipes.plan(forge.channel), forge.recipes.levels()
+    skipped = runner.skipped(forge.project, forge.recipes, steps)
+    for step in steps:
+        name, why = step.recipe.name, skipped.get(step.recipe.name)
         yield {
             "recipe": name,
-            "action": "left" if why else "build" if step.wanted else "skip",
+            "action": SKIPPED if why else step.action,
             "reason": why or step.reason,
             "version": step.recipe.version,
             "outputs": [output.dist for output in step.outputs],
             "level": levels[name],
-            "needs": needs,
+            "needs": sorted(forge.recipes.direct_needs(name)),
             "requirements": step.recipe.requirements,
             "sources": [
                 {"origin": s.origin, "commit" if s.commit else "sha256": s.digest}

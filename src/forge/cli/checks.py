@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.build.runner import Display
+from forge.build.display import Display
 from forge.cli.context import Context, command, err, out
 from forge.upkeep import patches
 

@@ -19,10 +19,13 @@ from typer import Argument, Option
 
 from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
-from forge.build.runner import Builder, Display
-from forge.channel import places
+from forge.build.display import Display
+from forge.build.runner import Builder
 from forge.channel.local import Channel
-from forge.envs import Records, Workspace, at_revision
+from forge.channel.location import Location
+from forge.envs.manifest import Manifest
+from forge.envs.records import Records, at_revision
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
@@ -113,7 +116,7 @@ class Context:
         among = among or self.recipes
         wanted = set(names or among.recipes)
         unknown = sorted(wanted - set(among.recipes))
-        if provided := [name for name in unknown if name in among.given]:
+        if provided := [name for name in unknown if name in among.provided]:
             raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
         if unknown:
             there = ", ".join(among.recipes)
@@ -140,24 +143,25 @@ class Context:
             raise ForgeError(f"no stack {name!r}; there are: {there}")
         if revision is not None and not channel:
             raise ForgeError("--revision needs --channel: only published channels have revisions")
-        ours = _as_url(channel) if channel else self.project.channel.as_uri()
+        ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel
         substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        known, until = {}, None
+        known: dict[str, Records] = {}
+        until = None
         if records:
             known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
         if revision is not None:
             known[ours], until = at_revision(ours, revision)
         served = channel and not self.hostbase
         folder = manifest.parent if served else self.project.build / "stacks" / name
-        return Workspace.load(manifest, folder, substitutes, records=known, until=until)
+        return Workspace(name, Manifest.load(manifest), folder, substitutes, known, until)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
         root = self.project.root
         known = {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
         substitutes = {"conda-forge": CONDA_FORGE}
-        return Workspace.load(root / "pixi.toml", root, substitutes, name="--root", records=known)
+        return Workspace("--root", Manifest.load(root / "pixi.toml"), root, substitutes, known)
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the host base is made now if it is not current."""
@@ -168,11 +172,6 @@ class Context:
             with builder.display as display:
                 self.hostbase.make(display.say, display.download, builder.run_job)
         return builder
-
-
-def _as_url(channel: str) -> str:
-    place = places.parse(channel)
-    return place.url if isinstance(place, places.Web) else place.path.as_uri()
 
 
 def takes_context(function: Callable[..., None]) -> Callable[..., None]:

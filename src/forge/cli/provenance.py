@@ -12,7 +12,6 @@ from typer import Argument, Option
 from forge.cli.context import Context, command, out
 from forge.errors import ForgeError, NotAttempted
 from forge.provenance import records
-from forge.provenance.verify import verify as hold_against
 
 app = typer.Typer()
 
@@ -59,7 +58,7 @@ def verify(
 def verify_one(file: Path, record: Path | None) -> int:
     """Print what was checked and every difference; returns the exit code."""
     places = [record] if record else [path for path in records.beside(file) if path.exists()]
-    verdict = hold_against(file, records.read(places[0]) if places else None)
+    verdict = records.verify(file, records.read(places[0]) if places else None)
     for line in verdict.wrong:
         out.print(f"{file.name}: {line}")
     says = "not as recorded" if verdict.wrong else "as recorded"

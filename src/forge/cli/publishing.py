@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.channel import places, revisions, verify
-from forge.channel.places import FORMS
+from forge.channel import revisions, verify
+from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
-from forge.channel.uploads import Destination, destination
+from forge.channel.uploads import FORMS, ServerChannel, destination
 from forge.cli.context import Context, Json, command, out
 from forge.errors import ForgeError
 
@@ -38,10 +38,10 @@ def publish(
     A yanked build stays, so that locks which name it install; no new solve takes it.
     """
     target = destination(to)
-    if isinstance(target, Destination) and (yank or restore):
+    if isinstance(target, ServerChannel) and (yank or restore):
         raise ForgeError("only a folder's builds can be yanked here; use the server's own way")
     with forge.project.lock():
-        if isinstance(target, Destination):
+        if isinstance(target, ServerChannel):
             sent, count = target.publish(forge.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")
             return
@@ -57,8 +57,6 @@ def yank_builds(
     restore: Annotated[bool, Option("--restore", help="Take the mark off again.")] = False,
 ) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
-    if not (folder / "noarch" / "repodata.json").is_file():
-        raise ForgeError(f"{folder} is no channel folder")
     channel = StaticChannel(folder.resolve())
     revision = channel.publish(None, *((), builds) if restore else (builds,))
     out.print(f"{folder}: {revision or 'nothing new'}")
@@ -67,12 +65,12 @@ def yank_builds(
 @command(channel_app, "log")
 def log(forge: Context, channel: Where, as_json: Json = False) -> None:
     """Print the revisions of a published channel, newest first."""
-    entries = revisions.read(places.parse(channel))
+    entries = revisions.read(Location(channel))
     if as_json:
         print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     if not entries:
-        raise ForgeError(f"{channel} has no {revisions.LOG}: forge publish makes one")
+        raise ForgeError(f"{channel} has no revisions: it is not a channel that forge publish made")
     for entry in reversed(entries):
         out.print(f"{entry.time} {entry}")
         for sign, files in (("+", entry.added), ("-", entry.yanked), ("^", entry.restored)):
@@ -93,10 +91,10 @@ def verify_channel(
 
     Exit 1 with each finding on a line. Over HTTP every package is downloaded and none is kept.
     """
-    place = places.parse(channel)
-    index, findings = verify.channel(place, lock or [], url)
+    location = Location(channel)
+    index, findings = verify.channel(location, lock or [], url)
     for finding in findings:
         out.print(finding)
-    orphans = "" if place.packages() is not None else ", orphans cannot be seen over HTTP"
-    out.print(f"{place}: {len(index.records)} packages, {len(findings)} findings{orphans}")
+    orphans = "" if location.folder else "; a web server does not list files that are not indexed"
+    out.print(f"{location}: {len(index.records)} packages, {len(findings)} findings{orphans}")
     raise typer.Exit(1 if findings else 0)

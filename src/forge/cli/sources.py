@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from typer import Argument
 
-from forge.build.runner import Display
+from forge.build.display import Display
 from forge.cli.context import Context, Maybe, command, err, out
 from forge.errors import ForgeError, NotAttempted
-from forge.recipes.plan import sources_of
+from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 
 app = typer.Typer()

@@ -69,14 +69,14 @@ def lock(
     if stack and forge.hostbase:
         unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     if check:
-        problems = chosen.outdated(unbuilt.__contains__)
+        problems = chosen.outdated(unbuilt)
         for problem in problems:
             out.print(problem)
         out.print(f"{chosen.lock_file} is {'outdated' if problems else 'up to date'}")
         raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
-    counts, left_out = chosen.lock(unbuilt.__contains__, keep=root and not update)
-    for name in left_out:
+    counts = chosen.lock(unbuilt, keep=root and not update)
+    for name in sorted(unbuilt & chosen.manifest.names()):
         out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
     for environment, count in counts.items():
         out.print(f"{environment}: {count} packages")

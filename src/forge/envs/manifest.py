@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from forge.files import read_text
 PLATFORM = "linux-64"
 # pixi's own assumptions about linux-64: a lock must not depend on the machine that wrote it.
 ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": "0=x86_64"}
-# pixi's short keys of a platform that mean nothing more than their virtual package's version
-VERSION_KEYS = ("linux", "glibc", "cuda")
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,12 @@ class Platform:
         return [f"{name}={value}" for name, value in self.promised.items()]
 
     def virtual_packages(self) -> list[GenericVirtualPackage]:
-        """As the solver wants them."""
-        result = []
-        for name, value in self.promised.items():
-            version, _, build = value.partition("=")
-            result.append(
-                GenericVirtualPackage(
-                    PackageName(name), Version(version), BuildString(build or "0")
-                )
-            )
-        return result
+        """As the solver takes them."""
+        split = [(name, *value.partition("=")) for name, value in self.promised.items()]
+        return [
+            GenericVirtualPackage(PackageName(name), Version(version), BuildString(build or "0"))
+            for name, version, _, build in split
+        ]
 
 
 @dataclass(frozen=True)
@@ -68,34 +63,26 @@ class Manifest:
             raise ForgeError(f"{path}: channel-priority is not strict; nothing else is supported")
         return cls(path, data)
 
-    @property
-    def written_channels(self) -> list[str]:
-        """The channels as the manifest writes them."""
-        return self.data["workspace"]["channels"]
-
     def platform(self) -> Platform:
         """The platform, as pixi reads it: what is declared first, then what pixi assumes."""
         where, platforms = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
         if len(platforms) != 1:
             raise ForgeError(f"{where} there are {len(platforms)} of them, but one is supported")
         (entry,) = platforms
-        if isinstance(entry, str):
-            entry = {"name": entry, "platform": entry}
-        declared = dict(entry)
+        declared = {"name": entry, "platform": entry} if isinstance(entry, str) else dict(entry)
         name, subdir = declared.pop("name", None), declared.pop("platform", None)
         if subdir != PLATFORM or not name:
             raise ForgeError(f"{where} needs a name, and platform {PLATFORM!r}: it has {entry}")
-        promised = {}
         for key, value in declared.items():
-            if not (key.startswith("__") or key in VERSION_KEYS) or not isinstance(value, str):
-                raise ForgeError(
-                    f"{where} {key} is not supported; name the virtual package: __NAME"
-                )
-            promised[key if key.startswith("__") else f"__{key}"] = value
-        return Platform(name, promised | {k: v for k, v in ASSUMED.items() if k not in promised})
+            if not key.startswith("__") or not isinstance(value, str):
+                raise ForgeError(f"{where} {key} is not supported; write __NAME = VERSION")
+        return Platform(name, declared | {k: v for k, v in ASSUMED.items() if k not in declared})
 
-    def environments(self) -> dict[str, list[str]]:
-        """Environment name -> its requirements as match specs, features merged."""
+    def environments(self, without: Set[str] = frozenset()) -> dict[str, list[str]]:
+        """Environment name -> its requirements as match specs, features merged.
+
+        Requirements of a name in `without` are left out.
+        """
         features = self.data.get("feature", {})
         result = {}
         for name, value in {"default": [], **self.data.get("environments", {})}.items():
@@ -106,20 +93,24 @@ class Manifest:
                 if feature not in features:
                     raise ForgeError(f"{self.path}: {name} names no feature {feature}")
                 merged |= features[feature].get("dependencies", {})
-            result[name] = [match_spec(package, value) for package, value in merged.items()]
+            result[name] = [match_spec(p, v) for p, v in merged.items() if p not in without]
         return result
+
+    def names(self) -> set[str]:
+        """The names of all requirements."""
+        return {spec.split()[0] for specs in self.environments().values() for spec in specs}
 
 
 def match_spec(package: str, value: str | dict[str, str]) -> str:
     """A pixi dependency as a match spec: `"1.2"` means `1.2.*`, a table may name a build.
 
-    Raises ForgeError for what is none.
+    Raises ForgeError if it is invalid.
     """
-    version = value if isinstance(value, str) else value.get("version", "*")
-    build = "" if isinstance(value, str) else value.get("build", "")
+    table = {"version": value} if isinstance(value, str) else value
+    version = table.get("version", "*")
     if version[:1] not in "<>=!~*" and "*" not in version:
         version += ".*"
     try:
-        return str(MatchSpec(f"{package} {version} {build}".strip()))
+        return str(MatchSpec(f"{package} {version} {table.get('build', '')}".strip()))
     except Exception as error:
-        raise ForgeError(f"{package} = {value!r} is no requirement: {error}") from None
+        raise ForgeError(f"{package} = {value!r} is not a valid requirement: {error}") from None

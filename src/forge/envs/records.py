@@ -3,24 +3,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import zstandard
 from rattler import Channel, PackageName, RepoDataRecord, SparseRepoData
 
-from forge.channel import places, revisions
-from forge.envs.bindings import Subdir
+from forge.channel import revisions
+from forge.channel.location import Location
 from forge.errors import ForgeError
 from forge.project import SUBDIRS
 
 
 class Records:
-    """The records of one channel, given as the text of its repodata: a source for the solver.
+    """The records of one channel from the text of its repodata: a source for the solver.
 
     The records' URLs are the channel's, wherever the text comes from.
     """
@@ -44,22 +44,18 @@ class Records:
         repodata = {}
         for subdir in SUBDIRS:
             plain, packed = (folder / subdir / f"repodata.json{end}" for end in ("", ".zst"))
-            if plain.is_file():
-                repodata[subdir] = plain.read_bytes()
-            elif packed.is_file():
-                repodata[subdir] = unpack(packed.read_bytes(), packed)
-            else:
+            if not (plain.is_file() or packed.is_file()):
                 raise ForgeError(f"{folder} holds no records: there is no {packed} and no {plain}")
+            data = plain if plain.is_file() else packed
+            repodata[subdir] = unpack(data.read_bytes(), str(data))
         return cls(channel, repodata)
 
     # What rattler asks of a source of records (its protocol RepoDataSource)
-    async def fetch_package_records(
-        self, platform: Subdir, name: PackageName
-    ) -> list[RepoDataRecord]:
+    async def fetch_package_records(self, platform: Any, name: PackageName) -> list[RepoDataRecord]:
         data = self._data.get(str(platform))
         return data.load_records(name) if data else []
 
-    def package_names(self, platform: Subdir) -> list[str]:
+    def package_names(self, platform: Any) -> list[str]:
         data = self._data.get(str(platform))
         return data.package_names() if data else []
 
@@ -70,37 +66,35 @@ def at_revision(channel: str, revision: int) -> tuple[Records, datetime]:
     That is the revision's time, or when its last record was indexed: a publish does that later.
     Raises ForgeError when the channel has no such revision, NotAttempted when it does not answer.
     """
-    place = places.parse(channel)
-    log = {entry.revision: entry for entry in revisions.read(place)}
+    location = Location(channel)
+    log = {entry.revision: entry for entry in revisions.read(location)}
     if revision not in log:
-        known = ", ".join(map(str, sorted(log))) or "none"
-        raise ForgeError(f"{channel} has no revision {revision}; it has: {known}")
+        numbers = ", ".join(map(str, sorted(log))) or "none"
+        raise ForgeError(f"{channel} has no revision {revision}; it has: {numbers}")
+    repodata, until = {}, log[revision].time
     try:
-        time = datetime.fromisoformat(log[revision].time).astimezone(UTC)
+        times = [datetime.fromisoformat(until).astimezone(UTC)]
     except ValueError:
-        raise ForgeError(
-            f"{channel}, revision {revision}: {log[revision].time!r} is no time"
-        ) from None
-    repodata = {}
+        raise ForgeError(f"{channel}, revision {revision}: {until!r} is not a time") from None
     for subdir in SUBDIRS:
         name = revisions.index_path(revision, subdir)
-        packed = place.read(name)
-        if packed is None:
-            raise ForgeError(f"{channel}/{name} is not there; forge channel verify looks further")
+        if (packed := location.read(name)) is None:
+            raise ForgeError(f"{channel}/{name} is missing; see forge channel verify")
         repodata[subdir] = unpack(packed, f"{channel}/{name}")
         try:
-            known = json.loads(repodata[subdir])["packages.conda"].values()
+            for record in json.loads(repodata[subdir])["packages.conda"].values():
+                stamp = record.get("indexed_timestamp", record.get("timestamp", 0))
+                times.append(datetime.fromtimestamp(stamp / 1000, UTC))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ForgeError(f"{channel}/{name} is damaged; take it back from a copy") from None
-        for record in known:
-            stamp = record.get("indexed_timestamp", record.get("timestamp", 0))
-            time = max(time, datetime.fromtimestamp(stamp / 1000, UTC))
-    return Records(channel, repodata), time
+            raise ForgeError(f"{channel}/{name} is damaged; restore it from a copy") from None
+    return Records(channel, repodata), max(times)
 
 
-def unpack(packed: bytes, name: str | Path) -> bytes:
-    """zstd-compressed bytes, unpacked."""
+def unpack(data: bytes, name: str) -> bytes:
+    """JSON that may be compressed with zstd. Raises ForgeError when that is damaged."""
+    if name.endswith("json"):
+        return data
     try:
-        return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read()
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     except zstandard.ZstdError as error:
         raise ForgeError(f"{name} is damaged: {error}") from None

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From a wheel to what a conda package holds: files laid out, requirements as match specs."""
+"""From a wheel to a conda package: files laid out, requirements as match specs.
+
+What such a package holds is decided here alone, so an edit here makes the host base again.
+"""
 
 from __future__ import annotations
 
 import compileall
+import hashlib
+import py_compile
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from installer import install
@@ -13,9 +20,12 @@ from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from rattler_build import assemble_package
 
+from forge.channel.local import HOST_BOUND
+from forge.files import move_whole, sha256_file
 from forge.sources.cache import Source
 
 # PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
@@ -27,6 +37,9 @@ CONDA_NAMES = {
     "typing-extensions": "typing_extensions",
 }
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# The same inputs give the same bytes: no clock in the packages.
+TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
+CODE = sha256_file(Path(__file__))
 # Console scripts find their Python beside themselves, wherever the prefix is.
 PLACEHOLDER = "/host-base/bin/python"
 SHEBANG = b"""#!/bin/sh
@@ -36,21 +49,48 @@ SHEBANG = b"""#!/bin/sh
 MANY_FILES = 300
 
 
-@dataclass
+@dataclass(frozen=True)
 class Wheel:
-    """One resolved wheel: its file, and the metadata inside it once it is here.
+    """A wheel on this machine. `tag` comes first in the build string, such as `cpu_`."""
 
-    `tag` comes first in the build string: what a local version says, such as `cpu_`.
-    """
-
-    source: Source
+    name: str
+    file: Path
+    sha256: str
+    purl: str
     version: Version
-    tag: str = ""
-    metadata: Metadata | None = None
+    tag: str
+    metadata: Metadata
 
-    @property
-    def name(self) -> str:
-        return canonicalize_name(self.source.purl.name)
+    @classmethod
+    def read(cls, file: Path, source: Source, tag: str) -> Wheel:
+        """The wheel that was fetched from `source`, a file of PyPI."""
+        with WheelFile.open(file) as archive:
+            metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
+        name, version, *_ = parse_wheel_filename(source.file_name)
+        return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
+
+    def convert(
+        self, wheels: dict[str, Wheel], subdir: Path, scratch: Path, say: Callable[[str], None]
+    ) -> Path:
+        """Its conda package in `subdir`, made there unless it exists; `wheels` has its extras'."""
+        name, version = CONDA_NAMES.get(self.name, self.name), self.version.public
+        content = hashlib.sha256(f"{self.sha256} {CODE}".encode()).hexdigest()[:7]
+        build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
+        target = subdir / f"{name}-{version}-{build}.conda"
+        if not target.exists():
+            say(f"host base: {self.file.name}")
+            unpack_wheel(self.file, scratch / "tree")
+            made = assemble_package(
+                name, version, "linux-64", build, scratch,
+                files_dir=scratch / "tree",
+                depends=[f"python {PYTHON}.*", *depends(self.metadata, wheels)],
+                license=self.metadata.license_expression or self.metadata.license or None,
+                summary=f"{self.metadata.summary or name} (host-bound, from {self.purl})",
+                compression_level=1,
+                timestamp=TIMESTAMP,
+            )  # fmt: skip
+            move_whole(made.path, target)
+        return target
 
 
 def unpack_wheel(file: Path, prefix: Path) -> None:
@@ -61,12 +101,10 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
     """
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
     scheme = {
-        "purelib": str(modules),
-        "platlib": str(modules),
-        "scripts": str(prefix / "bin"),
-        "data": str(prefix),
+        "purelib": str(modules), "platlib": str(modules),
+        "scripts": str(prefix / "bin"), "data": str(prefix),
         "headers": str(prefix / "include" / f"python{PYTHON}"),
-    }
+    }  # fmt: skip
     destination = SchemeDictionaryDestination(scheme, interpreter=PLACEHOLDER, script_kind="posix")
     with WheelFile.open(file) as source:
         install(source, destination, additional_metadata={"INSTALLER": b"conda"})
@@ -79,7 +117,7 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
     many = sum(1 for _ in modules.rglob("*.py")) > MANY_FILES
     compileall.compile_dir(
         modules, quiet=2, workers=0 if many else 1, stripdir=str(prefix),
-        invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )  # fmt: skip
 
 
@@ -97,11 +135,11 @@ def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
             continue
         specs.add(match_spec(requirement))
         name = canonicalize_name(requirement.name)
-        for wanted in requirement.extras:
-            if (name, wanted) not in seen and name in wheels:
-                seen.add((name, wanted))
+        for asked in requirement.extras:
+            if (name, asked) not in seen and name in wheels:
+                seen.add((name, asked))
                 inner = wheels[name].metadata.requires_dist or []
-                todo += [(r, wanted) for r in inner if r.marker and "extra" in str(r.marker)]
+                todo += [(r, asked) for r in inner if r.marker and "extra" in str(r.marker)]
     return sorted(specs)
 
 

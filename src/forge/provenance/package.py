@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The inside of a conda package: its files' digests, and what it says of itself."""
+"""The inside of a conda package: its files' digests, and what it says about itself."""
 
 from __future__ import annotations
 
@@ -9,55 +9,47 @@ import json
 import re
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypeVar
 
 import yaml
 import zstandard
 
 from forge.errors import BuildFailed
+from forge.files import sha256_file
 
 RECIPE = "info/recipe/"
 RENDERED = f"{RECIPE}rendered_recipe.yaml"
-# what rattler-build adds to the folder of the recipe's own files
+# what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, f"{RECIPE}variant_config.yaml")
-# zipfile takes a changed flag for a password (RuntimeError), a changed version or method for one
-# that it lacks (NotImplementedError, which is a RuntimeError), or for deflate's (zlib)
-DAMAGED = (
-    zipfile.BadZipFile, zstandard.ZstdError, tarfile.TarError, zlib.error, OSError, EOFError,
-    RuntimeError,
-)  # fmt: skip
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One file of a package. Of a link `size` is 0 and `sha256` that of the target's name."""
+class Entry(NamedTuple):
+    """One file of a package. For a link `sha256` is that of its target's name."""
 
     sha256: str
-    size: int
     mode: int
-    link: str | None = None
+    link: bool
 
 
 class Package:
-    """A .conda file, read without unpacking it to disk. Raises BuildFailed when it is damaged."""
+    """A .conda file, read without unpacking it to disk. Raises BuildFailed if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # a rebuilt file has another name than its inner archives
-        self.dist = re.sub(r"-rebuilt-\d{8}-\d{6}$", "", path.stem)
 
-    def _members(self, section: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
-        """Every member of `info` or `pkg` that is no folder; the content of a link is its target.
+    def files(self, section: str, take: Callable[[tarfile.TarInfo, IO[bytes]], T]) -> dict[str, T]:
+        """Name -> what `take` makes of each file in `info` or `pkg`. A link holds its target.
 
-        py-rattler's PackageArchive would do, but most processes that read through it abort at
-        their end.
+        By hand: py-rattler's PackageArchive has no modes, holds whole files in memory, and most
+        processes that read through it abort when they exit.
         """
-        inner = f"{section}-{self.dist}.tar.zst"
+        # a rebuilt file has another name than its inner archives
+        dist = re.sub(r"-rebuilt-\d{8}-\d{6}$", "", self.path.stem)
+        inner = f"{section}-{dist}.tar.zst"
         try:
             with (
                 zipfile.ZipFile(self.path) as archive,
@@ -65,53 +57,40 @@ class Package:
                 zstandard.ZstdDecompressor().stream_reader(packed) as stream,
                 tarfile.open(fileobj=stream, mode="r|") as tar,
             ):
+                found = {}
                 for member in tar:
-                    if member.isreg():
-                        yield member, tar.extractfile(member)
-                    elif not member.isdir():
-                        yield member, io.BytesIO(member.linkname.encode())
+                    if not member.isdir():
+                        content = tar.extractfile(member) if member.isreg() else None
+                        found[member.name] = take(
+                            member, content or io.BytesIO(member.linkname.encode())
+                        )
+                return found
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None
-        except DAMAGED as error:
-            raise BuildFailed(f"{self.path} cannot be read: {error or 'cut off'}") from None
-
-    def content(self, section: str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-        """Name -> content of the `wanted` files in `info` or `pkg`."""
-        members = self._members(section)
-        return {member.name: file.read() for member, file in members if wanted(member.name)}
+        except Exception as error:  # each layer has its own errors, and zipfile wrong ones too
+            raise BuildFailed(f"{self.path} cannot be read: {error or 'truncated'}") from None
 
     def entries(self, section: str) -> dict[str, Entry]:
         """Name -> Entry of every file in `info` or `pkg`."""
-        found = {}
-        for member, file in self._members(section):
-            link = None if member.isreg() else member.linkname
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found[member.name] = Entry(sha256, member.size, member.mode, link)
-        return found
+
+        def entry(member: tarfile.TarInfo, content: Any) -> Entry:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+            return Entry(sha256, member.mode, not member.isreg())
+
+        return self.files(section, entry)
 
     @cached_property
     def info(self) -> dict[str, bytes]:
-        """The files below info/."""
-        return self.content("info", lambda _: True)
+        """Name -> content of the files in `info`."""
+        return self.files("info", lambda _, content: content.read())
 
-    def _parsed(self, name: str, parse: Any) -> Any:
-        try:
-            return parse(self.info[name])
-        except (KeyError, ValueError, yaml.YAMLError) as error:
-            raise BuildFailed(f"{self.path}: {name} is missing or unreadable: {error}") from None
+    def json(self, name: str) -> Any:
+        """A parsed info/NAME.json."""
+        return self._parsed(f"info/{name}.json", json.loads)
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        return self._parsed("info/index.json", json.loads)
-
-    @cached_property
-    def about(self) -> dict[str, Any]:
-        return self._parsed("info/about.json", json.loads)
-
-    @cached_property
-    def paths(self) -> list[dict[str, Any]]:
-        """The entries of info/paths.json."""
-        return self._parsed("info/paths.json", json.loads)["paths"]
+        return self.json("index")
 
     @cached_property
     def rendered(self) -> dict[str, Any]:
@@ -120,11 +99,32 @@ class Package:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         return self._parsed(RENDERED, lambda text: yaml.load(text, loader))
 
+    def _parsed(self, name: str, parse: Callable[[bytes], Any]) -> Any:
+        try:
+            return parse(self.info[name])
+        except (KeyError, ValueError, yaml.YAMLError) as error:
+            raise BuildFailed(f"{self.path}: {name} is missing or unreadable: {error}") from None
+
     @property
     def recipe_files(self) -> dict[str, str]:
-        """Name in the recipe's folder -> sha256 of its content."""
+        """Name in the recipe's folder -> sha256."""
         return {
             name.removeprefix(RECIPE): hashlib.sha256(content).hexdigest()
             for name, content in self.info.items()
             if name.startswith(RECIPE) and name not in ADDED
         }
+
+
+def compare(original: Path, rebuilt: Path) -> list[str]:
+    """The files that differ between two packages; nothing if they are the same byte for byte."""
+    if sha256_file(original) == sha256_file(rebuilt):
+        return []
+    lines = []
+    for section in ("info", "pkg"):
+        before, after = Package(original).entries(section), Package(rebuilt).entries(section)
+        lines += [f"{name}: only in the original" for name in sorted(before.keys() - after.keys())]
+        lines += [f"{name}: only in the rebuilt" for name in sorted(after.keys() - before.keys())]
+        common = sorted(before.keys() & after.keys())
+        lines += [f"{name}: differs" for name in common if before[name] != after[name]]
+    lines = lines or ["every file is the same; the archives differ in order, times or compression"]
+    return [*lines, f"diffoscope {original} {rebuilt} shows how"]

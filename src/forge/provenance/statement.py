@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The record of a package: an in-toto Statement v1 with an SLSA provenance v1 predicate.
 
-What the package says of itself (sources, variant, the packages it was built with) is read from
-its rendered recipe; the repository adds what the package lacks: the patches, folders used as
-source, and its own commit. One package has one record: there is no clock but the package's own.
+Sources, variant and build packages come from the rendered recipe inside the package; the
+repository adds the digests of patches and local sources, and its commit. The only time is the
+package's own, so one package has one record.
 
-Specifications: in-toto/attestation spec/v1 (statement, resource_descriptor, digest_set) and
-slsa.dev/spec/v1.0/provenance.
+Specifications: in-toto/attestation spec/v1 and slsa.dev/spec/v1.0/provenance.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import posixpath
 import re
@@ -28,68 +26,61 @@ from forge.provenance.package import Package
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "urn:strix-forge:recipe-build:v1"
-BUILDER = "urn:strix-forge:builder:local"
-# The values of the annotation `kind` of what went into a package.
+# values of the annotation `kind`: what a dependency is to the build; also `build` and `host`
 RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
-TRAILERS = {"upstreamStatus": "Upstream-Status", "appliesTo": "Applies-To"}
 Descriptor = dict[str, Any]
 
 
-def statement(package: Path, recipe: Path, root: Path, base: str) -> dict[str, Any]:
-    """The record of `package`, built from `recipe` in the repository at `root` on `base`.
+def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
+    """The record of a package built from `recipe` in the repository at `root` on `base`.
 
-    Raises ForgeError for a package that cannot be read or a patch that is not there.
+    Raises ForgeError for a damaged package or a missing patch.
     """
-    inside = Package(package)
-    folder = recipe.parent.relative_to(root).as_posix()
-    configuration = inside.rendered["build_configuration"]
-    dependencies = list(materials(inside, folder))
+    name = recipe.relative_to(root).as_posix()
+    dependencies = list(materials(package, posixpath.dirname(name)))
     for entry in dependencies:
-        if not entry.get("digest"):
+        if not entry["digest"]:
             _complete(entry, root)
     if commit := _commit(root):
         dependencies.append(_descriptor(REPOSITORY, name="strix-forge", gitCommit=commit))
+    configuration = package.rendered["build_configuration"]
     settings = configuration["packaging_settings"]
+    definition = {
+        "buildType": "urn:strix-forge:recipe-build:v1",
+        "externalParameters": {
+            "recipe": {"name": name},
+            "variant": variant(package),
+            "base": base,
+            "packageFormat": f"{settings['archive_type']}:{settings['compression_level']}",
+        },
+        "resolvedDependencies": dependencies,
+    }
+    versions = {
+        "strix-forge": digest_tree(Path(__file__).parent.parent)[:16],  # it has no releases
+        "py-rattler-build": package.rendered["system_tools"]["rattler-build"],
+    }
+    # the build's SOURCE_DATE_EPOCH, in whole seconds
+    started = str(configuration["timestamp"])[:19].replace(" ", "T") + "Z"
+    details = {
+        "builder": {"id": "urn:strix-forge:builder:local", "version": versions},
+        "metadata": {"startedOn": started},
+    }
+    digest = {"sha256": sha256_file(package.path)}
     return {
         "_type": STATEMENT,
-        "subject": [{"name": package.name, "digest": {"sha256": sha256_file(package)}}],
+        "subject": [{"name": package.path.name, "digest": digest}],
         "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {
-                    "recipe": {
-                        "name": f"{folder}/{recipe.name}",
-                        "digest": {"sha256": inside.recipe_files[recipe.name]},
-                    },
-                    "variant": variant(inside),
-                    "base": base,
-                    "packageFormat": f"{settings['archive_type']}:{settings['compression_level']}",
-                },
-                "resolvedDependencies": dependencies,
-            },
-            "runDetails": {
-                "builder": {
-                    "id": BUILDER,
-                    "version": {
-                        "strix-forge": driver_version(),
-                        "py-rattler-build": inside.rendered["system_tools"]["rattler-build"],
-                    },
-                },
-                "metadata": {"startedOn": timestamp(inside)},
-            },
-        },
+        "predicate": {"buildDefinition": definition, "runDetails": details},
     }
 
 
 def materials(package: Package, folder: str) -> Iterator[Descriptor]:
-    """What went into a package, as it says itself; `folder` is the recipe's, in the repository.
+    """What went into a package by its own word; `folder` is the recipe's, in the repository.
 
-    Patches and local sources are named without a digest, which only the repository can give.
+    Patches and local sources have no digest yet: the package does not hold them.
     """
     for name, sha256 in sorted(package.recipe_files.items()):
-        yield _descriptor(RECIPE, name=f"{folder}/{name}", sha256=sha256)
+        yield _descriptor(RECIPE, f"{folder}/{name}", sha256=sha256)
     recipe = package.rendered["recipe"]
     purls = map(PackageURL.from_string, recipe.get("extra", {}).get("purls", []))
     by_file = {purl.qualifiers.get("file_name"): str(purl) for purl in purls}
@@ -97,7 +88,7 @@ def materials(package: Package, folder: str) -> Iterator[Descriptor]:
         for source in section.get("source", []):
             yield _source(source, by_file, folder)
             for patch in source.get("patches", []):
-                yield _descriptor(PATCH, name=_in_repository(folder, patch))
+                yield _descriptor(PATCH, posixpath.normpath(f"{folder}/{patch}"))
     for key in ("finalized_cache_dependencies", "finalized_dependencies"):
         for kind in ("build", "host"):
             resolved = ((package.rendered.get(key) or {}).get(kind) or {}).get("resolved", [])
@@ -107,64 +98,51 @@ def materials(package: Package, folder: str) -> Iterator[Descriptor]:
 
 def _source(source: dict[str, Any], purls: dict[str | None, str], folder: str) -> Descriptor:
     if "path" in source:
-        return _descriptor(SOURCE, name=_in_repository(folder, str(source["path"])))
+        return _descriptor(SOURCE, posixpath.normpath(f"{folder}/{source['path']}"))
     if "git" in source:
-        url, commit = source["git"], str(source["rev"])
-        return _descriptor(SOURCE, uri=f"git+{url}@{commit}", gitCommit=commit)
-    urls = [source["url"]] if isinstance(source["url"], str) else source["url"]
-    file_name = urls[0].rsplit("/", 1)[1]
-    uri = purls.get(file_name, urls[0])
-    return _descriptor(SOURCE, name=file_name, uri=uri, sha256=source["sha256"])
+        commit = str(source["rev"])
+        return _descriptor(SOURCE, uri=f"git+{source['git']}@{commit}", gitCommit=commit)
+    url = source["url"] if isinstance(source["url"], str) else source["url"][0]
+    file = url.rsplit("/", 1)[1]
+    return _descriptor(SOURCE, file, purls.get(file, url), sha256=source["sha256"])
 
 
 def _descriptor(kind: str, name: str = "", uri: str = "", **digest: str) -> Descriptor:
-    """A ResourceDescriptor. `kind` tells what it was to the build."""
+    """A ResourceDescriptor."""
     named = {key: value for key, value in (("name", name), ("uri", uri)) if value}
     return named | {"digest": digest, "annotations": {"kind": kind}}
 
 
-def _in_repository(folder: str, path: str) -> str:
-    """A path of a recipe as seen from the repository's root."""
-    return posixpath.normpath(posixpath.join(folder, path))
-
-
 def _complete(entry: Descriptor, root: Path) -> None:
-    """Add the digest of a patch or local source, and what a patch says of its state upstream."""
+    """Add the digest of a patch or local source, and a patch's status upstream."""
     path = root / entry["name"]
     if path.is_dir():
         entry["digest"] = {"dirHash": dir_hash(path)}
     elif path.is_file():
         entry["digest"] = {"sha256": sha256_file(path)}
     else:
-        raise ForgeError(f"{path} went into a package and is gone; no record can be written")
-    if entry["annotations"]["kind"] == PATCH:
-        found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", path.read_text(), re.M))
-        status = {key: found[name] for key, name in TRAILERS.items() if name in found}
-        entry["annotations"] |= status
+        raise ForgeError(f"{path} went into a package and is gone, so it cannot be recorded")
+    is_patch = entry["annotations"]["kind"] == PATCH
+    if is_patch and (status := re.search(r"^Upstream-Status: (.+)$", path.read_text(), re.M)):
+        entry["annotations"]["upstreamStatus"] = status[1]
 
 
 def dir_hash(folder: Path) -> str:
-    """in-toto's dirHash of a folder without byte code: Go's Hash1 in hex."""
-    lines = []
-    for path in folder.rglob("*"):
-        parts = path.relative_to(folder)
-        if path.is_file() and not any(
-            part == "__pycache__" or part.endswith(".egg-info") for part in parts.parts
-        ):
-            lines.append((parts.as_posix(), sha256_file(path)))
-    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(lines))
+    """in-toto's dirHash of a folder, without byte code: Go's Hash1 in hex."""
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and not re.search(r"__pycache__/|\.egg-info/", f"{path}/")
+    }
+    text = "".join(f"{sha256_file(files[name])}  {name}\n" for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def conda_purl(record: dict[str, Any]) -> str:
-    """The package URL of a conda package. A channel in a folder is not named: it is one machine's.
-
-    Qualifiers: package-url/purl-spec, type conda.
-    """
-    channel = str(record.get("channel") or "").rstrip("/")
+    """The package URL of a conda package. A channel in a folder is left out: it is local."""
     qualifiers = {"build": record["build"], "subdir": record["subdir"]}
-    if channel.startswith("http"):
-        qualifiers["channel"] = channel
+    if (channel := str(record.get("channel") or "")).startswith("http"):
+        qualifiers["channel"] = channel.rstrip("/")
     return str(PackageURL("conda", None, record["name"], str(record["version"]), qualifiers))
 
 
@@ -174,27 +152,16 @@ def variant(package: Package) -> dict[str, str]:
     return {key: str(value) for key, value in sorted(values.items())}
 
 
-def timestamp(package: Package) -> str:
-    """The package's own time, in seconds: the one that its build knew as SOURCE_DATE_EPOCH."""
-    return str(package.rendered["build_configuration"]["timestamp"])[:19].replace(" ", "T") + "Z"
-
-
-@functools.cache
-def driver_version() -> str:
-    """The digest of the driver's code: it has no releases of its own."""
-    return digest_tree(Path(__file__).parent.parent)[:16]
-
-
-def _commit(root: Path) -> str:
-    """The repository's commit, or nothing where it has none or files differ from it."""
+def _commit(root: Path) -> str | None:
+    """The repository's commit; None without one, or if files differ from it."""
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
-        except FileNotFoundError:  # without git there is no commit to name, but a package
+            return subprocess.check_output(
+                ["git", "-C", root, *words], text=True, stderr=subprocess.DEVNULL
+            ).strip()
+        except (FileNotFoundError, subprocess.CalledProcessError):
             return None
-        return None if done.returncode else done.stdout.strip()
 
-    if git("rev-parse", "--show-toplevel") != str(root) or git("status", "--porcelain") != "":
-        return ""
-    return git("rev-parse", "HEAD") or ""
+    clean = git("rev-parse", "--show-toplevel") == str(root) and git("status", "--porcelain") == ""
+    return git("rev-parse", "HEAD") if clean else None

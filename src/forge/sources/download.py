@@ -1,113 +1,134 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Downloads by pip's own HTTP session and finder of files, as pip is configured."""
+"""Downloads, and the files on pip's index: over the network as pip is configured to use it.
+
+pip itself is not asked for files: for an sdist it runs setup.py, and flash-attn's imports torch.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ast
+import functools
+import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from packageurl import PackageURL
-from packaging.utils import parse_wheel_filename
-from pip._internal.cli import cmdoptions
-from pip._internal.commands.download import DownloadCommand
-from pip._internal.exceptions import PipError
-from pip._internal.models.link import Link
+from unearth import Link, Package, PackageFinder
+from unearth.auth import MultiDomainBasicAuth
+from unearth.fetchers import PyPIClient
 
 from forge.errors import ForgeError, NotAttempted
 
-# pip warns of every configured wheel folder that lacks a project; that is no news here
-logging.getLogger("pip").setLevel(logging.ERROR)
+TIMEOUT_SECONDS = 10
+# unearth 0.19 is built on httpx2, 0.18 on httpx
+HTTPError: type[Exception] = importlib.import_module(PyPIClient.__base__.__module__).HTTPError
 
-CONNECT_SECONDS = 10
-CHUNK = 1 << 20
-# What pip's session raises: requests' own errors are OSErrors, and pip 26 puts its own around them.
-UNREACHABLE = (OSError, PipError)
-
+# called with file name, bytes so far, and bytes in all if known
 Progress = Callable[[str, int, int | None], None]
-"""Called with (file name, bytes so far, bytes in all or None)."""
 
 
-@contextlib.contextmanager
-def pip_session(arguments: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
-    """pip's HTTP session (its proxies, certificates, credentials) and finder of files.
-
-    `pip download` would do for wheels, but for an sdist it runs setup.py to learn the metadata,
-    and flash-attn's imports torch. So the two pip objects that find and get files are used as
-    they are; their names have not changed between pip 20 and 26.
-    """
-    command = DownloadCommand("download", "")
-    options, _ = command.parse_args(
-        ["--retries", "2", "--timeout", str(CONNECT_SECONDS), "--no-cache-dir", "-qqq", *arguments,
-         "-d", ".", "unused"]
-    )  # fmt: skip
-    with command.main_context():
-        session = command.get_default_session(options)
-        target = cmdoptions.make_target_python(options)
-        yield session, command._build_package_finder(options, session, target_python=target)
+@functools.cache
+def pip_settings() -> dict[str, str]:
+    """pip's options, from its configuration files and PIP_* variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ForgeError(f"pip cannot read its configuration: {done.stderr.strip()}")
+    sections: dict[str, dict[str, str]] = {"global": {}, "download": {}, ":env:": {}}
+    for section, key, value in re.findall(r"^(.+?)\.([\w-]+)=(.*)$", done.stdout, re.M):
+        sections.get(section, {})[key] = ast.literal_eval(value)
+    return sections["global"] | sections["download"] | sections[":env:"]
 
 
-@contextlib.contextmanager
-def link_to(url: str, purl: PackageURL | None) -> Iterator[tuple[Any, Link]]:
-    """A session, and the link to a file: its URL, or what pip's index has for a package URL.
+class Downloader:
+    """Finds and downloads files with the indexes, credentials, proxy and certificates of pip."""
 
-    Raises NotAttempted when the index does not offer the file.
-    """
-    arguments, name = [], url.rsplit("/", 1)[1]
-    if name.endswith(".whl"):
-        tags = sorted(parse_wheel_filename(name)[3], key=str)
-        arguments += ["--only-binary", ":all:", "--no-deps", "--abi", tags[0].abi]
-        if tags[0].interpreter.startswith("cp"):
-            version = f"{tags[0].interpreter[2]}.{tags[0].interpreter[3:]}"
-            arguments += ["--implementation", "cp", "--python-version", version]
-        for tag in tags:
-            arguments += ["--platform", tag.platform]
-    with pip_session(arguments) as (session, finder):
-        if purl is None:
-            yield session, Link(url)
-            return
-        for candidate in finder.find_all_candidates(purl.name):
-            if candidate.link.filename == name:
-                yield session, candidate.link
-                return
+    def __init__(self) -> None:
+        pip = pip_settings()
+        words = {key: value.split() for key, value in pip.items()}
+        index, extra = words.get("index-url", []), words.get("extra-index-url", [])
+        bundle = pip.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
+        try:
+            verify = ssl.create_default_context(cafile=bundle) if bundle else True
+        except OSError as error:
+            raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
+        self.client = PyPIClient(
+            trusted_hosts=words.get("trusted-host", []),
+            verify=verify,
+            cert=pip.get("client-cert"),
+            proxy=pip.get("proxy"),
+            auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index, *extra]),
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=True,
+        )
+        # without an index, unearth takes PyPI
+        self._finder = PackageFinder(self.client, index_urls=index, ignore_compatibility=True)
+        for url in extra:
+            self._finder.add_index_url(url)
+        if pip.get("no-index", "").lower() in ("1", "t", "true", "y", "yes", "on"):
+            self._finder.sources.clear()
+        for folder in map(os.path.expanduser, words.get("find-links", [])):
+            if "://" in folder or Path(folder).exists():  # as pip, which only warns
+                self._finder.add_find_links(folder)
+        self._indexes = list(self._finder.sources)
+
+    def files_of(self, project: str) -> list[Package]:
+        """Every file of a project, yanked or not. Raises NotAttempted with each index's reason."""
+        found: list[Package] = []
+        reasons: list[str] = []
+
+        def collect(record: logging.LogRecord) -> bool:
+            reasons.append(record.getMessage())
+            return False
+
+        # unearth only logs why it passes over an index
+        logging.getLogger("unearth.collector").filters[:] = [collect]
+        for index in self._indexes:  # one that is down hides nothing that another has
+            self._finder.sources = [index]
+            try:
+                found += self._finder.find_all_packages(project, allow_yanked=True)
+            except HTTPError as error:
+                reasons.append(f"{Link(index['url']).redacted}: {error!r}")
+        if not found:
+            raise NotAttempted(f"pip's index offers no {project} ({'; '.join(reasons)})")
+        return found
+
+    def locate(self, url: str, purl: PackageURL | None) -> Link:
+        """The link to a file: its URL or, with a package URL, pip's. Raises NotAttempted."""
+        if not purl:
+            return Link(url)
+        for file in self.files_of(purl.name):
+            if file.link.filename == url.rpartition("/")[2]:
+                return file.link
         raise NotAttempted("pip's index does not offer it")
 
-
-def download(session: Any, url: str, partial: Path, progress: Progress) -> None:
-    """Get a file, from where `partial` ends. Raises NotAttempted with the host's reason."""
-    have = partial.stat().st_size if partial.exists() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    name = partial.name.removesuffix(".partial")
-    try:
-        with session.get(url, stream=True, headers=headers) as response:
-            if response.status_code == 416:  # everything is here already
-                return
-            if response.status_code >= 400:
-                raise NotAttempted(f"HTTP {response.status_code}")
-            resumed = response.status_code == 206
-            have = have if resumed else 0
-            length = response.headers.get("content-length")
-            total = have + int(length) if length else None
-            with partial.open("ab" if resumed else "wb") as out:
-                for chunk in response.iter_content(CHUNK):
-                    out.write(chunk)
-                    have += len(chunk)
-                    progress(name, have, total)
-            if total is not None and have < total:
-                raise NotAttempted(f"it ended after {have} of {total} bytes")
-    except NotAttempted:
-        raise
-    except UNREACHABLE as error:
-        if getattr(error, "errno", None) is not None:
+    def download(self, link: Link, partial: Path, progress: Progress) -> None:
+        """Download a file, resuming where `partial` ends. Raises NotAttempted with the reason."""
+        have = partial.stat().st_size if partial.exists() else 0
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        url = link.url_without_fragment
+        try:
+            with self.client.stream("GET", url, headers=headers) as response:
+                if response.status_code == 416:  # nothing is missing
+                    return
+                if response.status_code >= 400:
+                    raise NotAttempted(f"HTTP {response.status_code}")
+                resumed = response.status_code == 206
+                have = have if resumed else 0
+                length = response.headers.get("content-length")
+                total = have + int(length) if length else None
+                with partial.open("ab" if resumed else "wb") as out:
+                    # as sent: no buffer whose content a broken connection would lose
+                    for chunk in response.iter_raw():
+                        have += out.write(chunk)
+                        progress(link.filename, have, total)
+        except HTTPError as error:
+            raise NotAttempted(str(error) or repr(error)) from None
+        except OSError as error:
             raise ForgeError(f"cannot write {partial}: {error.strerror}") from None
-        raise NotAttempted(reason_of(error)) from None
-
-
-def reason_of(error: Exception) -> str:
-    """Why a host could not be reached, without the layers that requests and pip put around it."""
-    if isinstance(error, PipError):
-        error = error.__context__ or error
-    reason = getattr(error.args[0], "reason", error) if error.args else error
-    return str(reason).rsplit(": ", 1)[-1]

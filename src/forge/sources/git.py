@@ -7,78 +7,51 @@ Git names content by its hash, so such a repository proves itself.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from forge.errors import ForgeError, NotAttempted
 
 BRANCH = "refs/heads/source"
-# a host that asks for a name and password has no such repository; one that sends nothing is down
+# fail instead of asking for a password, or of waiting for a server that sends nothing
 QUIET = {"GIT_TERMINAL_PROMPT": "0"}
 IMPATIENT = ("-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10")
 
 
-def _git(repository: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["git", *IMPATIENT, "-C", repository, *arguments]
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *IMPATIENT, "-C", str(folder), *arguments]
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=os.environ | QUIET
         )
     except FileNotFoundError:
-        raise NotAttempted("git is not installed") from None
+        raise ForgeError("git is not installed") from None
+    if done.returncode:
+        raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
+    return done.stdout
 
 
 def fetch(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit without its history. Raises NotAttempted with git's reason."""
-    partial = repository.with_name(repository.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    _git(partial, "init", "-q", "--bare")
-    done = _git(partial, "fetch", "-q", "--depth", "1", url, f"{commit}:{BRANCH}")
-    if done.returncode:
-        raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
-    partial.replace(repository)
+    _git(Path(), "init", "-q", "--bare", str(repository))
+    _git(repository, "fetch", "-q", "--depth", "1", url, f"{commit}:{BRANCH}")
 
 
-def tags(url: str) -> dict[str, str]:
-    """The tags of a repository with their commits. Raises NotAttempted with git's reason."""
-    done = _git(Path(), "ls-remote", "--tags", url)
-    if done.returncode:
-        raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
-    found = {}
-    for line in done.stdout.splitlines():
-        commit, _, name = line.partition("\trefs/tags/")
-        # an annotated tag is listed twice, last with ^{} and the commit that it stands for
-        found[name.removesuffix("^{}")] = commit
-    return found
+def tags(url: str) -> list[str]:
+    """The names of a repository's tags. Raises NotAttempted with git's reason."""
+    lines = _git(Path(), "ls-remote", "--tags", "--refs", url).splitlines()
+    return [line.partition("\trefs/tags/")[2] for line in lines]
 
 
-def tree(url: str, commit: str) -> str:
-    """The hash of a commit's tree. Raises NotAttempted with git's reason."""
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder, "probe.git")
-        fetch(url, commit, repository)
-        return _git(repository, "rev-parse", f"{BRANCH}^{{tree}}").stdout.strip()
-
-
-def intact(repository: Path, commit: str) -> bool:
-    """Whether the repository holds exactly that commit, and every object of it hashes right."""
-    tip = _git(repository, "rev-parse", BRANCH).stdout.strip()
-    return tip == commit and _git(repository, "fsck", "--full").returncode == 0
-
-
-def copy(repository: Path, commit: str, target: Path) -> None:
-    """Copy a repository to `target`, whole or not at all. Raises ForgeError for a changed one."""
-    if not intact(repository, commit):
-        raise ForgeError(f"{repository} is not git commit {commit}; delete it and fetch again")
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(repository, partial)
-    partial.replace(target)
+def commit_of(repository: Path) -> str:
+    """The commit that a repository holds, or nothing unless every object hashes to its name."""
+    try:
+        _git(repository, "fsck", "--full")
+        return _git(repository, "rev-parse", BRANCH).strip()
+    except NotAttempted:
+        return ""
 
 
 def check_out(repository: Path, target: Path) -> None:
-    """The files of the commit in `target`, with a repository that rattler-build may ask."""
-    command = ["git", "clone", "-q", "--branch", "source", repository, target]
-    subprocess.run(command, check=True, capture_output=True)
+    """The files of the commit in `target`, with a repository that rattler-build can query."""
+    _git(repository, "clone", "-q", "--branch", "source", ".", str(target.absolute()))

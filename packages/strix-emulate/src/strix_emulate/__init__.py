@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functional emulator of gfx1151 (RDNA3.5): runs AMDGPU code objects on a CPU, without timing."""
+"""A functional emulator of gfx1151 (RDNA3.5): executes code objects on a CPU, without timing."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launching kernels from Python: numpy arrays in and out."""
+"""Launches kernels from Python: numpy arrays in and out."""
 
 import struct
 import time
@@ -17,10 +17,10 @@ from strix_emulate.program import Block, decode_kernel
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes that a pointer argument points into, offset bytes from their start.
+    """The array that a pointer argument points into, offset bytes from its start.
 
-    data is read before and, where the kernel wrote, changed after a launch. mode: "in" traps on
-    stores, "out" traps on loads before a store, "inout" allows both.
+    A launch reads data first and updates it at the end. mode: "in" traps on stores, "out" traps on
+    loads before a store, "inout" allows both.
     """
 
     data: np.ndarray
@@ -30,7 +30,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did: wave-instructions, CPU seconds, and how often each block was entered."""
+    """The outcome of a launch: wave-instructions, CPU seconds, how often each block was entered."""
 
     kernel: Kernel
     instructions: list[Instruction]
@@ -58,15 +58,15 @@ def launch(
     """Runs a kernel over a grid of workgroups.
 
     Args:
-        arguments: for each argument of the kernel's metadata but the trailing hidden and
-            scratch ones, a buffer, a number, or None for a null pointer.
-        threads: workgroup size; the metadata's largest if None.
-        lds: bytes of LDS at launch on top of the kernel's own; what the file said if None.
-        instructions: the decoded kernel, to decode only once or to run a changed one.
+        arguments: a buffer, a number, or None (a null pointer) for each argument in the kernel's
+            metadata, except the trailing hidden and scratch ones.
+        threads: workgroup size; None is the metadata's maximum.
+        lds: bytes of LDS to allocate on top of the kernel's own; None is what the file says.
+        instructions: the decoded kernel, to avoid decoding again or to run a modified one.
 
     Raises:
-        Trap: the kernel did something forbidden; where is in the message.
-        EmulatorError: arguments that do not fit the kernel.
+        Trap: the kernel did something forbidden; the message says where.
+        EmulatorError: the arguments do not match the kernel.
     """
     options = options or Options()
     instructions = decode_kernel(kernel) if instructions is None else instructions
@@ -103,7 +103,7 @@ def launch(
 
 
 def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
-    """The kernarg segment; of what LLVM hides, the sizes of grid and workgroup."""
+    """The kernarg segment. Of the hidden arguments, only grid and workgroup sizes are set."""
     raw = bytearray(max(kernel.kernarg, 8))
     declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
     sizes = {

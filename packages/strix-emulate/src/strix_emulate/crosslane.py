@@ -74,7 +74,7 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
 def _permlane(ins: Instruction, across: bool) -> Callable:
     """V_PERMLANE(X)16_B32: a nibble of {src2, src1} picks the lane, in the own or the other row."""
     value, low, high = (reader(op, "b32") for op in ins.operands[1:])
-    inactive, bound = (ins.modifiers.get("op_sel", (0, 0)) + (0, 0))[:2]
+    inactive, bound = (*ins.modifiers.get("op_sel", ()), 0, 0)[:2]
     write = vector_writer(ins.operands[0], "b32")
 
     def run(g: Waves):

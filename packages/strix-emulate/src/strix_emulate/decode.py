@@ -2,7 +2,7 @@
 """LLVM's text of an instruction, read into mnemonic, operands and modifiers.
 
 Numbers of scalar registers are those of the ISA's operand encoding: s0 is 0, vcc_lo 106, null 124,
-m0 125, exec_lo 126. Nothing is guessed: what is not understood makes an instruction `unknown`.
+m0 125, exec_lo 126. Nothing is guessed: an instruction that is not fully understood is `unknown`.
 """
 
 import re
@@ -31,7 +31,7 @@ _SUFFIX = re.compile(r"_(e32|e64|e64_dpp|dpp|sdwa)$")
 
 
 class Unknown(ValueError):
-    """Text that this decoder does not know."""
+    """Text that this decoder does not understand."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What can go wrong: bad input, a missing disassembler, and what a kernel did wrong."""
+"""Errors: bad input, a missing disassembler, and traps of kernels."""
 
 
 class EmulatorError(Exception):
@@ -7,17 +7,17 @@ class EmulatorError(Exception):
 
 
 class LoadError(EmulatorError):
-    """A file that is no code object for this machine."""
+    """The file is not a code object that this machine can run."""
 
 
 class DisassemblerError(EmulatorError):
-    """No LLVM that can decode gfx1151; nothing was run."""
+    """No libLLVM here can decode gfx1151; nothing was executed."""
 
 
 class Trap(EmulatorError):
-    """A kernel did what the machine forbids, or what this emulator does not know.
+    """A kernel did something that the machine forbids or this emulator does not support.
 
-    kind is one word for counting: unknown, bounds, pending, race, uninitialised, wmma, barrier,
+    kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier,
     budget, readonly, mode. The machine adds where it happened.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Floating-point operations of the RDNA3.5 ISA on numpy arrays that numpy itself has not.
+"""Floating-point operations of the RDNA3.5 ISA that numpy lacks, on its arrays.
 
 All round to nearest even. "Flush" functions keep the sign of zero, as the hardware does.
 """

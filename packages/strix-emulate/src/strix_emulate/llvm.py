@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """LLVM's AMDGPU disassembler and assembler, through the C interface of libLLVM.
 
-Older LLVM misreads what newer compilers write: LLVM 19 rejects the non-zero unused src2 of some
-instructions and goes on with desynchronised text. Hence the least version.
+Older versions misread the code of newer compilers: LLVM 19 rejects the non-zero unused src2 of
+some instructions and continues out of step. Hence the minimum version.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from strix_emulate.errors import DisassemblerError, EmulatorError
 
-LEAST_VERSION = 22
+MINIMUM_VERSION = 22
 TRIPLE, CPU = b"amdgcn-amd-amdhsa", b"gfx1151"
-#: Names a libLLVM to use instead of the newest one that is found.
+#: Environment variable: the libLLVM to use instead of the newest one found.
 VARIABLE = "STRIX_EMULATE_LIBLLVM"
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 _ADVICE = (
-    f"install libLLVM {LEAST_VERSION} or newer (package libllvm{LEAST_VERSION} of Debian and of "
-    f"conda-forge) or name one in {VARIABLE}"
+    f"install libLLVM {MINIMUM_VERSION} or newer (package libllvm{MINIMUM_VERSION} of Debian and "
+    f"conda-forge) or set {VARIABLE} to its path"
 )
 _OBJECT_FILE = 1
 
@@ -30,7 +30,7 @@ def disassemble(code: bytes, address: int = 0) -> list[tuple[int, int, str]]:
     """Address, size in bytes and text of each instruction; text is "" where LLVM gives up.
 
     Raises:
-        DisassemblerError: no fit libLLVM.
+        DisassemblerError: no suitable libLLVM.
     """
     lib = find()
     context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, b"+real-true16", None, 0, None, None)
@@ -55,7 +55,7 @@ def assemble(source: str) -> bytes:
     """The relocatable ELF file that LLVM's assembler makes of gfx1151 assembly.
 
     Raises:
-        EmulatorError: the assembler's own message. DisassemblerError: no fit libLLVM.
+        EmulatorError: the assembler's own message. DisassemblerError: no suitable libLLVM.
     """
     lib = find()
     errors: list[str] = []
@@ -100,7 +100,7 @@ def find() -> ctypes.CDLL:
     """The libLLVM in use, its AMDGPU parts initialised.
 
     Raises:
-        DisassemblerError: there is none, or none new enough with AMDGPU; says what was found.
+        DisassemblerError: none is new enough and supports AMDGPU; the message lists those found.
     """
     return _found()[2]
 
@@ -119,7 +119,7 @@ def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
         except (OSError, AttributeError) as error:
             refused.append(f"{path}: {str(error).splitlines()[0]}")
             continue
-        if numbers[0].value < LEAST_VERSION:
+        if numbers[0].value < MINIMUM_VERSION:
             refused.append(f"{path} is LLVM {numbers[0].value}, which misreads gfx1151 code")
             continue
         _declare(lib)
@@ -130,7 +130,7 @@ def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
 
 
 def _candidates() -> list[Path]:
-    """Files to try: the named one alone, or all that lie where libraries lie, newest first."""
+    """Files to try: only the one that VARIABLE names, or all in the usual folders, newest first."""
     if named := os.environ.get(VARIABLE):
         return [Path(named)]
     by_version: dict[tuple[bool, int], Path] = {}
@@ -142,7 +142,7 @@ def _candidates() -> list[Path]:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """Types of results and of the arguments that are no plain int."""
+    """Declares the types of results and arguments other than int."""
     pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
     for name in (
         "CreateDisasmCPUFeatures", "ContextCreate", "ModuleCreateWithNameInContext",

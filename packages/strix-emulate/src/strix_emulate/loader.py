@@ -168,7 +168,7 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
         section["sh_type"] == "SHT_RELA" and section["sh_size"] for section in elf.iter_sections()
     ):
         raise LoadError(f"{origin}: has relocations, which are not supported")
-    metadata = _metadata(elf, origin)
+    metadata = elf_metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
     kernels = []
     for described in metadata["amdhsa.kernels"]:
@@ -222,7 +222,8 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int) ->
     )
 
 
-def _metadata(elf: ELFFile, origin: str) -> dict:
+def elf_metadata(elf: ELFFile, origin: str) -> dict:
+    """The AMDGPU metadata note of a code object. Raises LoadError if there is none."""
     for segment in elf.iter_segments("PT_NOTE"):
         for note in segment.iter_notes():
             if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA:

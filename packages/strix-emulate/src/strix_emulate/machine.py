@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a grid of workgroups: which waves go on, where they part, meet and wait for each other."""
+"""Runs a grid of workgroups: which waves proceed, diverge, rejoin, and wait for each other."""
 
 from dataclasses import dataclass
 

@@ -10,7 +10,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.loader import Kernel
 from strix_emulate.salu import simm16
 
-#: Hints, and waits for hazards that a machine without timing has not.
+#: Hints, and waits for hazards that do not exist on a machine without timing.
 NO_EFFECT = {
     "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr",
     "s_set_inst_prefetch_distance",
@@ -97,7 +97,7 @@ def compile_blocks(
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """The kernel's instructions. Raises DisassemblerError without a fit LLVM."""
+    """The kernel's instructions. Raises DisassemblerError without a suitable libLLVM."""
     return decode(kernel.code)
 
 

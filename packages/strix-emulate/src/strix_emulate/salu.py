@@ -141,11 +141,11 @@ PLAIN = {
     "s_mov_b32": ("b32", ("b32",), lambda x: x), "s_mov_b64": ("b64", ("b64",), lambda x: x),
     "s_mul_i32": ("u32", ("u32", "u32"), np.multiply),
     "s_mul_hi_u32": (
-        "u32", ("u32", "u32"), 
+        "u32", ("u32", "u32"),
         lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)
     ),
     "s_mul_hi_i32": (
-        "i32", ("i32", "i32"), 
+        "i32", ("i32", "i32"),
         lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
     "s_brev_b32": ("u32", ("u32",), reverse_bits),
     "s_ctz_i32_b32": ("i32", ("u32",), trailing_zeros),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a kernel is made of, and what a launch executed: counts by class, limits of occupancy."""
+"""Statistics of a kernel and of a launch: instructions by class, limits of occupancy."""
 
 from collections import Counter
 

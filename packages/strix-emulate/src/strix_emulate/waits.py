@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the wait counters count: results that are on their way, and who may not touch them.
+"""The wait counters: results that are outstanding, and the registers they keep off limits.
 
 The machine executes a load at once, but its registers stay forbidden until an s_waitcnt that
 guarantees the result. VMEM loads, stores and LDS instructions finish in order, scalar loads in any
 order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,28 +65,11 @@ def check(g: Waves, touched: int, target: int, counter: int, half: str) -> None:
                 )
 
 
-#: Addresses of the waits that had something to wait for, while :func:`watched` is in use.
-_retired: set[int] | None = None
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[set[int]]:
-    """Collects the addresses of waits that had something to wait for."""
-    global _retired
-    _retired = found = set()
-    try:
-        yield found
-    finally:
-        _retired = None
-
-
-def wait(g: Waves, counter: int, allowed: int, address: int) -> None:
+def wait(g: Waves, counter: int, allowed: int) -> None:
     """Removes what must have finished when at most `allowed` are outstanding."""
     queue = g.queues[counter]
-    if len(queue) <= allowed and (allowed or not queue):
+    if len(queue) <= allowed:
         return
-    if _retired is not None:
-        _retired.add(address)
     if allowed == 0:
         queue.clear()
     elif all(entry.who is None for entry in queue):
@@ -161,7 +142,7 @@ def compile_wait(ins: Instruction):
             raise Unknown("a wait on a register")
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].text, 0)
-        return lambda g: wait(g, counter, allowed, ins.address)
+        return lambda g: wait(g, counter, allowed)
     limits = []
     for name, value in re.findall(r"(\w+)\((\d+)\)", ins.raw):
         if name not in _MAXIMUM:
@@ -174,6 +155,6 @@ def compile_wait(ins: Instruction):
 
     def run(g: Waves):
         for counter, allowed in limits:
-            wait(g, counter, allowed, ins.address)
+            wait(g, counter, allowed)
 
     return run

@@ -28,9 +28,30 @@ class Waves:
     """
 
     __slots__ = (
-        "n", "V", "I", "F", "U16", "I16", "H", "VF", "S", "SI", "SF", "scc", "mask", "full",
-        "lanes", "pc", "workgroup", "wave", "slot", "lds_slot", "epoch", "queues", "pending",
+        "F",
+        "H",
+        "I",
+        "I16",
+        "S",
+        "SF",
+        "SI",
+        "U16",
+        "V",
+        "VF",
+        "epoch",
+        "full",
+        "lanes",
+        "lds_slot",
+        "mask",
+        "n",
+        "pc",
+        "pending",
+        "queues",
+        "scc",
+        "slot",
         "tags",
+        "wave",
+        "workgroup",
     )  # fmt: skip
     PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Properties of scaled_dot_product_attention that one comparison does not show."""
+"""Properties of scaled_dot_product_attention that a single comparison cannot show."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from strix_validate import reference, sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
 
 HALF = torch.float16
-#: For a comparison whose result becomes another check's.
+#: Placeholder for a comparison whose result becomes another check's.
 ANY = Check("", "", "")
 Body = Callable[[sdpa.Route, Options], dict | Result]
 
@@ -39,12 +39,12 @@ def bodies() -> dict[str, Callable[[Options], dict | Result]]:
 
 
 def _checked(name: str) -> sdpa.Route:
-    """The route, with its refusals as CannotRun, and failing if another backend ran."""
+    """The route; refusals raise CannotRun, and another backend than the named one fails."""
 
     def route(*args: Tensor, **options) -> Tensor:
         out, operators = sdpa.call(sdpa.ROUTES[name], *args, **options)
         fault = sdpa.wrong_operator(name, operators)
-        assert not fault, fault
+        require(not fault, fault)
         return out
 
     route.unwatched = sdpa.ROUTES[name]
@@ -64,11 +64,11 @@ def large(route: sdpa.Route, options: Options) -> dict:
     leaves = [x.requires_grad_() for x in (q, q.clone(), v)]
     out = route(*leaves)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    assert all(x.isfinite().all() for x in grads), "a gradient is not finite"
+    require(all(x.isfinite().all() for x in grads), "a gradient is not finite")
     # equal scores: every weight is 1/seqlen, and 1 bit of rounding of the scores moves none
     exact = v.double().mean(-2, keepdim=True).expand_as(v)
     error, bound = reference.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
-    assert error <= bound, f"error {error:.3g}, allowed {bound:.3g}"
+    require(error <= bound, f"error {error:.3g}, allowed {bound:.3g}")
     return {"out": {"error": error, "bound": bound}}
 
 
@@ -82,7 +82,7 @@ def deterministic(route: sdpa.Route, options: Options) -> dict:
     differing = sum(
         not torch.equal(first, route(q, k, v, is_causal=True)) for _ in range(repeats - 1)
     )
-    assert not differing, f"{differing} of {repeats - 1} repeats differ from the first call"
+    require(not differing, f"{differing} of {repeats - 1} repeats differ from the first call")
     return {"repeats": repeats}
 
 
@@ -101,7 +101,7 @@ def finite(route: sdpa.Route, options: Options) -> dict:
         ]
         out = route(*leaves, is_causal=i % 3 == 0)
         tensors = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
-        assert all(x.isfinite().all() for x in tensors), f"not finite in call {i + 1}"
+        require(all(x.isfinite().all() for x in tensors), f"not finite in call {i + 1}")
     return {"repeats": repeats}
 
 
@@ -115,9 +115,9 @@ def masked_row(route: sdpa.Route, options: Options) -> dict:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = route(*leaves, attn_mask=seen)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    assert all(x.isfinite().all() for x in (out, *grads)), "not finite"
+    require(all(x.isfinite().all() for x in (out, *grads)), "not finite")
     shut_out = out[:, :, 13].abs().max().item()
-    assert shut_out == 0, f"the shut-out query gives values up to {shut_out:.3g}, not zeros"
+    require(shut_out == 0, f"the shut-out query gives values up to {shut_out:.3g}, not zeros")
     return {"shut_out": shut_out}
 
 
@@ -136,22 +136,22 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     keep = (out != 0).double()
     share, expected = keep.mean().item(), 1 - p
     spread = (p * (1 - p) / keep.numel()) ** 0.5
-    assert abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}"
+    require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
     value = out[out != 0].double() * n * expected
-    assert (value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)"
-    assert not torch.equal(keep[0, 0], keep[0, 1]), "two heads drop the same weights"
-    assert not torch.equal(keep[0], keep[1]), "two sequences drop the same weights"
+    require((value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)")
+    require(not torch.equal(keep[0, 0], keep[0, 1]), "two heads drop the same weights")
+    require(not torch.equal(keep[0], keep[1]), "two sequences drop the same weights")
     grad_out = _randn(*out.shape, device=options.device, seed=2)
     grads = torch.autograd.grad(out, leaves, grad_out)
     actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
     again = route(*leaves, dropout_p=p)
-    assert not torch.equal(again != 0, out != 0), "two calls drop the same weights"
+    require(not torch.equal(again != 0, out != 0), "two calls drop the same weights")
 
     def right(dtype: reference.Precision) -> dict[str, Tensor]:
         return reference.attention(q, k, v, grad_out, keep=keep / expected, dtype=dtype)
 
     found = reference.compare(ANY, actual, right, HALF)
-    assert found.state is State.PASSED, found.reason
+    require(found.state is State.PASSED, found.reason)
     return {**found.measured, "kept": share}
 
 
@@ -167,7 +167,7 @@ def compiled(route: sdpa.Route, options: Options) -> dict | Result:
     backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
-    route(*leaves, is_causal=True)  # a refusal is one without the compiler, too
+    route(*leaves, is_causal=True)  # a refusal shows without the compiler already
     torch.compiler.reset()
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
     grads = torch.autograd.grad(out, leaves, grad_out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a check is, what came of it, and which ones are wanted."""
+"""Checks, their results, and which ones are wanted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from pathlib import Path
 class State(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
-    SKIPPED = "skipped"  # could not run; counts neither as passed nor as failed
+    SKIPPED = "skipped"  # could not run: neither passed nor failed
 
 
 class Severity(StrEnum):
-    """Of a finding of the doctor. A warning leaves the check passed: it costs speed or memory."""
+    """Of a doctor's finding. A warning, which costs speed or memory, leaves the check passed."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -22,7 +22,7 @@ class Severity(StrEnum):
 
 
 class Size(StrEnum):
-    """How much of a tier is run; each size holds the ones before it."""
+    """How much of a tier runs; each size includes the ones before it."""
 
     QUICK = "quick"
     FULL = "full"
@@ -35,7 +35,7 @@ class Size(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """What is checked, and why: the bug that it would catch, with a link, or the reason for it."""
+    """What is checked, and why: the bug that it would catch, with a link."""
 
     id: str
     title: str
@@ -46,9 +46,9 @@ class Check:
 class Result:
     """Outcome of a check.
 
-    reason says why it was skipped or failed, or how a pass is meant if that needs words; measured
-    holds the numbers behind the state, in JSON types: a number that is not finite is None. severity
-    and fix, the command that mends it, belong to findings of the doctor.
+    reason: why it was skipped or failed, or a remark on a pass. measured: the numbers behind the
+    state, in JSON types; None stands for a number that is not finite. severity and fix, the command
+    that solves the problem, belong to findings of the doctor.
     """
 
     check: Check
@@ -62,9 +62,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Options:
-    """What a tier is told beside the wanted checks.
+    """Options of a run.
 
-    device: "cuda" (also torch's name for a ROCm GPU), "cpu", or "none" for no torch; root: where
+    device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
     the doctor looks for /proc, /sys, /etc and the like.
     """
 
@@ -74,16 +74,29 @@ class Options:
 
 
 class CannotRun(Exception):
-    """Raised by a check that has nothing to judge here, with the reason."""
+    """A check has nothing to judge here; the message is the reason for the skip."""
+
+
+class CheckFailed(Exception):
+    """The verdict of a check: what is wrong, in words."""
+
+
+def require(condition: object, message: str) -> None:
+    """Raises CheckFailed with the message if the condition is false.
+
+    Verdicts are not assertions: ``python -O`` and PYTHONOPTIMIZE remove those.
+    """
+    if not condition:
+        raise CheckFailed(message)
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:
-    """True for "sdpa/flash/full-float16" if names has it, "sdpa/flash" or "sdpa"."""
+    """True for "sdpa/flash/full-float16" if names contains it, "sdpa/flash" or "sdpa"."""
     return any(f"{id_}/".startswith(f"{name}/") for name in names)
 
 
 def exit_code(states: Iterable[State]) -> int:
-    """0 all that ran passed, 1 a check failed, 3 nothing could be checked."""
+    """0: every check that ran passed; 1: a check failed; 3: nothing could be checked."""
     seen = set(states)
     if State.FAILED in seen:
         return 1

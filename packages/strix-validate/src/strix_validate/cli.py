@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Command line: strix-validate TIER | run | list | report.
-
-Exit status: 0 all checks that ran passed, 1 a check failed, 2 wrong usage, 3 nothing could be
-checked.
-"""
+"""Command line: strix-validate TIER | run | list | report. See EXIT_STATUS."""
 
 import json
 import re
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +18,34 @@ from strix_validate.record import Record
 from strix_validate.run import NoSuchCheck, run
 from strix_validate.table import show
 
+EXIT_STATUS = (
+    "Exit status: 0 every check that ran passed, 1 a check failed, 2 usage error, 3 nothing could "
+    "be checked."
+)
 app = typer.Typer(
-    help="Checks the attention of the installed PyTorch, flash-attn and vLLM, and the host.",
-    epilog="Exit status: 0 passed, 1 a check failed, 2 wrong usage, 3 nothing could be checked.",
+    help="Validate the attention of the installed PyTorch, flash-attn and vLLM, and the host.",
+    epilog=EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"strix-validate {version('strix-validate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version_: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 class DeviceName(StrEnum):
@@ -35,18 +54,23 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Write the record as JSON, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Write only the record, as JSON.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="ID", help="Run these only: an id, or what it starts with."),
+    typer.Option(
+        "--only",
+        metavar="ID",
+        help="Run only these checks: an id or its prefix, such as sdpa/flash. Repeatable.",
+    ),
 ]
 Skip = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="ID", help="Leave these out, likewise.")
+    list[str] | None,
+    typer.Option("--skip", metavar="ID", help="Skip these checks, named likewise."),
 ]
 DeviceOption = Annotated[
-    DeviceName, typer.Option(help="Where checks run. ROCm GPUs are called cuda, as in torch.")
+    DeviceName, typer.Option(help="Where checks run. As in torch, cuda includes ROCm GPUs.")
 ]
-SizeOption = Annotated[Size, typer.Option(help="How much: quick is made for a CPU.")]
+SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
 
 
 @app.command()
@@ -56,7 +80,7 @@ def backend(
     skip: Skip = None,
     device: DeviceOption = DeviceName.AUTO,
 ) -> None:
-    """Say which attention this torch has, and execute each backend alone."""
+    """Report which attention backends this torch has, and execute each one alone."""
     _run(["backend"], as_json, only, skip, device)
 
 
@@ -68,22 +92,25 @@ def attention(
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.QUICK,
 ) -> None:
-    """Compare torch SDPA, each backend alone, and flash-attn with plain attention in float64.
+    """Compare torch's SDPA backends, one at a time, and flash-attn with attention in float64.
 
-    Without a GPU flash-attn's kernels run in Triton's interpreter.
+    Without a GPU, flash-attn's kernels run in Triton's interpreter.
     """
     _run(["attention"], as_json, only, skip, device, size)
 
 
 @app.command()
 def kernels(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Compile flash-attn's kernels for gfx1151, without a GPU, and read the compiled files."""
+    """Compile flash-attn's kernels for gfx1151, without a GPU, and inspect the code objects."""
     _run(["kernels"], as_json, only, skip, DeviceName.CPU)
 
 
 @app.command()
 def emulated(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Execute flash-attn's gfx1151 code objects under emulation. Needs strix-emulate and LLVM."""
+    """Execute flash-attn's gfx1151 code objects under emulation, and compare with float64.
+
+    Needs libLLVM 22 or newer; without it, exits with status 3.
+    """
     _run(["emulated"], as_json, only, skip, DeviceName.CPU)
 
 
@@ -95,16 +122,17 @@ def bench(
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.FULL,
     plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG files into this folder.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw plots into this folder, as PNG and SVG."),
     ] = None,
 ) -> None:
-    """Time each backend forward and backward, with the operations counted right."""
+    """Time each backend, forward and backward."""
     _run(["bench"], as_json, only, skip, device, size, plots=plots)
 
 
 @app.command()
 def serve(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Let vLLM generate and serve, with a small random model made on the spot."""
+    """Generate and serve with vLLM and a small random model, made on the spot."""
     _run(["serve"], as_json, only, skip)
 
 
@@ -115,12 +143,15 @@ def doctor(
     skip: Skip = None,
     root: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Look at the /proc, /sys, /etc and the like in here."),
+        typer.Option(metavar="DIR", help="Examine the host whose /proc, /sys and /etc are here."),
     ] = Path("/"),
 ) -> None:
-    """Say what the host lacks to run on gfx1151, and the command that mends it. Needs no torch."""
+    """Find out what keeps this host from running on gfx1151, with the command that fixes it.
+
+    Needs no torch.
+    """
     if not root.is_dir():
-        raise typer.BadParameter(f"{root} is no folder")
+        raise typer.BadParameter(f"{root} is not a folder")
     _run(["doctor"], as_json, only, skip, root=root)
 
 
@@ -132,22 +163,22 @@ def run_all(
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.FULL,
     tier: Annotated[
-        list[str] | None, typer.Option(help=f"Any of {', '.join(tiers.TIERS)}; all if not given.")
+        list[str] | None, typer.Option(help=f"Any of {', '.join(tiers.TIERS)}. Default: all.")
     ] = None,
     evidence: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the record into this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
     ] = None,
 ) -> None:
-    """Run every tier, for a record of evidence."""
+    """Run every tier and write a record of evidence."""
     unknown = [name for name in tier or [] if name not in tiers.TIERS]
     if unknown:
-        raise typer.BadParameter(f"no tier is called {unknown[0]}: {', '.join(tiers.TIERS)}")
+        raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
     _run(tier or list(tiers.TIERS), as_json, only, skip, device, size, evidence=evidence)
 
 
 @app.command(name="list")
 def list_checks(as_json: Json = False, only: Only = None) -> None:
-    """List every check and the bug that it would catch."""
+    """List every check with the bug that it would catch."""
     from strix_validate.run import select
 
     found, absent = [], []
@@ -155,7 +186,7 @@ def list_checks(as_json: Json = False, only: Only = None) -> None:
         try:
             found += tiers.load(name).checks()
         except ModuleNotFoundError as error:
-            absent.append(f"tier {name} is left out: {error.name} is not installed")
+            absent.append(f"tier {name} is not listed: {error.name} is not installed")
     try:
         found = select(found, only or [])
     except NoSuchCheck as error:
@@ -171,12 +202,12 @@ def list_checks(as_json: Json = False, only: Only = None) -> None:
 
 @app.command()
 def report(
-    records: Annotated[list[Path], typer.Argument(help="Records, as --json or run wrote them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    records: Annotated[list[Path], typer.Argument(help="Records that --json or run wrote.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Write the page to this file.")
+    ] = Path("report.html"),
 ) -> None:
-    """Make one page of HTML from records: opens from disk, needs no network."""
+    """Make one self-contained HTML page from records."""
     from strix_validate.report import render
 
     try:
@@ -198,10 +229,10 @@ def _run(
     evidence: Path | None = None,
     plots: Path | None = None,
 ) -> None:
-    """Runs tiers, writes the record where it was asked for, and exits with its status."""
+    """Runs tiers, writes the record where requested, and exits with its status."""
     console = Console(stderr=True, highlight=False)
     for folder in filter(None, (evidence, plots)):
-        folder.mkdir(parents=True, exist_ok=True)  # before an hour of checks, not after
+        folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
         where = "none" if names == ["doctor"] else host.device_for(device.value)
         options = Options(device=where, size=size, root=root)

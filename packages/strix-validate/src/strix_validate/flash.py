@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of flash-attn's public functions, and what plain attention says that they return."""
+"""Calls of flash-attn's public functions, and what they must return."""
 
 import sys
 import zlib
@@ -24,10 +24,10 @@ SDIST_WINDOW_BUG = (
 
 @dataclass(frozen=True)
 class Call:
-    """A call flash_attn.<function>(**tensors, **options).
+    """The call flash_attn.<function>(**tensors, **options).
 
     Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
-    With grad_out, of the shape of the output, the gradients of q, k and v are taken too. With
+    With grad_out, shaped like the output, the gradients of q, k and v are computed as well. With
     repeats above 1, the outputs of all calls are compared bit by bit.
     """
 
@@ -42,8 +42,8 @@ class Call:
 class Case:
     """A call and what it must return.
 
-    expected(dtype) computes in dtype, on the CPU, the tensors by name. may_refuse: raising
-    NotImplementedError is right, too, as long as a wrong answer is impossible.
+    expected(dtype) computes the tensors by name, in dtype, on the CPU. may_refuse: raising
+    NotImplementedError is also right, as long as a wrong answer is impossible.
     """
 
     name: str
@@ -56,12 +56,10 @@ class Case:
 
 
 def execute(call: Call, device: str) -> dict[str, Tensor]:
-    """Does the call; returns out, and dq, dk, dv or else the arguments, which it may have written.
+    """Makes the call; returns out with dq, dk, dv, or else with the arguments, maybe changed.
 
-    With repeats also "differing", the number of calls whose output was not that of the first.
-
-    Raises:
-        whatever flash_attn raises.
+    With repeats also "differing": how many calls returned another output than the first.
+    flash_attn's own exceptions pass through.
     """
     import flash_attn
 
@@ -102,27 +100,29 @@ def fixed(
     dropout=0.0,
     repeats=1,
 ):
-    """flash_attn_func; strided: k and v are slices of one tensor, the gradient is transposed.
+    """flash_attn_func of random tensors, see :func:`dense`.
 
-    With dropout the only expectation is that a second call drops other weights.
+    strided: k and v are slices of one tensor, and the gradient is transposed. With dropout, only
+    one thing is expected: that a second call drops other weights.
     """
     q = randn(1, seqlen_q, heads, head_dim)
     kv = randn(1, seqlen_k, 2, kv_heads, head_dim)
     k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
     grad_out = randn(1, heads, seqlen_q, head_dim).transpose(1, 2)
+    options = {"causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
+    grad_out = grad_out if strided else grad_out.contiguous()
+    return dense(q, k, v, grad_out, repeats=repeats, **options)
+
+
+def dense(q, k, v, grad_out, *, causal=False, window=(-1, -1), softcap=0.0, dropout=0.0, repeats=1):
+    """flash_attn_func of these tensors."""
     options = {
         "causal": causal,
         "window_size": window,
         "softcap": softcap,
         "dropout_p": dropout,
     }
-    call = Call(
-        "flash_attn_func",
-        {"q": q, "k": k, "v": v},
-        options,
-        grad_out if strided else grad_out.contiguous(),
-        repeats,
-    )
+    call = Call("flash_attn_func", {"q": q, "k": k, "v": v}, options, grad_out, repeats)
     corner = "bottom-right" if causal else None
 
     def expected(dtype):
@@ -136,9 +136,14 @@ def fixed(
 
 
 def varlen(randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), causal=True, window=(-1, -1)):
-    """flash_attn_varlen_func, sequences one after the other."""
+    """flash_attn_varlen_func of random tensors, see :func:`packed`."""
     q, grad_out = randn(sum(lengths_q), 4, 64), randn(sum(lengths_q), 4, 64)
     k, v = randn(sum(lengths_k), 2, 64), randn(sum(lengths_k), 2, 64)
+    return packed(q, k, v, grad_out, lengths_q, lengths_k, causal=causal, window=window)
+
+
+def packed(q, k, v, grad_out, lengths_q, lengths_k, *, causal, window=(-1, -1)):
+    """flash_attn_varlen_func of these tensors: sequences of these lengths, one after the other."""
     starts = {
         "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
         "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),

@@ -1,35 +1,37 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""flash-attn's Triton kernels without a GPU: run by Triton's interpreter, or compiled for gfx1151.
+"""flash-attn without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
 
-Both need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the rest
-of the process, so the calls go to a child process. It runs with ``python -O`` because aiter asserts
-that tensors lie on the current GPU.
+All three need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the
+rest of the process, so the calls run in a child process, with ``python -O``: aiter asserts that
+tensors are on the current GPU.
 """
 
-import contextlib
+import hashlib
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-import types
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from strix_validate import flash
+from strix_validate import flash, triton_device
+from strix_validate.checks import CannotRun
 
-TARGET = "gfx1151"
-Mode = Literal["interpret", "compile"]
+#: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
+#: code objects are executed by strix-emulate.
+Mode = Literal["interpret", "compile", "emulate"]
+#: Seconds for all calls together.
+LIMIT = 1800
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: its ELF file, its assembly and the LDS bytes asked for at launch."""
+    """A compiled kernel: its ELF file, its assembly, and the LDS bytes requested at launch."""
 
     name: str
     elf: bytes
@@ -38,44 +40,56 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a call came to: its tensors, or the name of the exception's type and its message.
+class Executed:
+    """A kernel executed under emulation; code: the start of its machine code's sha256."""
 
-    In mode "compile" nothing is computed, and kernels holds what was compiled.
+    name: str
+    code: str
+    wave_instructions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a call: its tensors, or the exception's type name and message.
+
+    Mode "compile" computes nothing and fills kernels; mode "emulate" fills executed.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     kernels: tuple[Kernel, ...] = ()
+    executed: tuple[Executed, ...] = ()
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Answers:
-    """backend: see :func:`flash.backend`; calls: an answer for each call, in order."""
+    """backend: see :func:`flash.backend`; calls: one answer per call, in order."""
 
     backend: str
     calls: list[Answer]
 
 
 class ChildError(RuntimeError):
-    """The child process ended without answers."""
+    """The child process ended without an answer."""
 
 
-def run(calls: list[flash.Call], mode: Mode, timeout: float = 900) -> Answers:
-    """Answers to calls, in their order, from a child process.
+def run(calls: list[flash.Call], mode: Mode) -> Answers:
+    """Answers to calls, in order, from a child process.
 
     Raises:
-        ChildError: the child crashed, could not import flash_attn, or took over timeout seconds.
+        ChildError: the child crashed, could not import flash_attn, or exceeded LIMIT.
+        CannotRun: mode "emulate" has no disassembler.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "calls"), Path(folder, "answers")
         asked.write_bytes(pickle.dumps(calls))
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            # A cache would hide that a kernel no longer compiles.
+            # a cache would hide a kernel that no longer compiles
             "TRITON_CACHE_DIR": folder,
-            # small tensors: threads would only wait for each other
+            # tensors are small: threads would only wait for each other
             "OMP_NUM_THREADS": "1",
         }
         environment.pop("TRITON_INTERPRET", None)
@@ -87,102 +101,77 @@ def run(calls: list[flash.Call], mode: Mode, timeout: float = 900) -> Answers:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=timeout,
+                timeout=LIMIT,
             )
         except subprocess.TimeoutExpired as error:
-            raise ChildError(f"no answer within {timeout:.0f} s") from error
+            raise ChildError(f"no answer within {LIMIT} s") from error
         if child.returncode:
             last = child.stderr.strip().splitlines()[-3:]
             raise ChildError(f"exit status {child.returncode}: {' | '.join(last)}")
-        return pickle.loads(answered.read_bytes())
-
-
-class _Driver:
-    """A Triton driver that knows its target but has no device."""
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("hip", TARGET, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device=None):
-        return 0
-
-    def get_device_interface(self):
-        return torch.cuda
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
-
-    def map_python_to_cpp_type(self, type_name):
-        return type_name
-
-
-def _pretend_gpu() -> None:
-    import triton
-
-    triton.runtime.driver.set_active(_Driver())
-    properties = types.SimpleNamespace(multi_processor_count=40, gcnArchName=TARGET, warp_size=32)
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_properties = lambda device=None: properties
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.device = lambda device: contextlib.nullcontext()
-
-
-def _accept_cpu_tensors() -> None:
-    """flash-attn registers its ops for GPU tensors only; the bodies do not care."""
-    interface = sys.modules["flash_attn.flash_attn_interface"]
-    for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
-        op = getattr(interface, f"_flash_attn_{name}")
-        op.register_kernel("cpu")(op._init_fn)
-
-
-def _record_kernels() -> list[Kernel]:
-    """Makes every launch compile only; returns the list that fills with what was compiled."""
-    from triton.runtime.jit import JITFunction
-
-    launch = JITFunction.run
-    compiled: list[Kernel] = []
-
-    def compile_only(self, *args, grid=None, warmup=False, **options):
-        kernel = launch(self, *args, grid=grid, warmup=True, **options)
-        asm = kernel.asm
-        compiled.append(Kernel(self.__name__, asm["hsaco"], asm["amdgcn"], kernel.metadata.shared))
-        return kernel
-
-    JITFunction.run = compile_only
-    return compiled
+        found = pickle.loads(answered.read_bytes())
+    if isinstance(found, CannotRun):
+        raise found
+    return found
 
 
 def answer(call: flash.Call, device: str) -> Answer:
-    """Does the call in this process."""
+    """Makes the call in this process."""
     begin = perf_counter()
     try:
         found = Answer(flash.execute(call, device))
-    except Exception as error:  # any exception is a result: the caller judges it
+    except Exception as error:  # a result like any other: the caller judges it
         found = Answer(error=(type(error).__name__, str(error)))
     return replace(found, seconds=perf_counter() - begin)
 
 
 def _child(mode: Mode, asked: str, answered: str) -> None:
-    _pretend_gpu()
-    compiled = _record_kernels() if mode == "compile" else []
+    Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
+
+
+def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
+    kernels: list[Kernel] = []
+    executed: list[Executed] = []
+    triton_device.install()
+    if mode == "compile":
+        triton_device.intercept(lambda launch: kernels.append(_kernel(launch)))
+    if mode == "emulate":
+        from strix_validate import emulation
+
+        try:
+            emulation.require_disassembler()
+        except CannotRun as reason:
+            return reason
+
+        def execute(launch: triton_device.Launch) -> None:
+            if not launch.is_warmup:
+                executed.append(_executed(emulation.execute(launch)))
+
+        triton_device.intercept(execute)
     backend = flash.backend()
-    _accept_cpu_tensors()
-    # A file that this process's parent wrote.
-    calls = pickle.loads(Path(asked).read_bytes())
+    triton_device.accept_cpu_tensors()
     answers = []
-    for call in calls:
-        compiled.clear()
-        answers.append(replace(answer(call, "cpu"), kernels=tuple(compiled)))
-    Path(answered).write_bytes(pickle.dumps(Answers(backend, answers)))
+    # the parent process wrote this file
+    for call in pickle.loads(asked.read_bytes()):
+        kernels.clear()
+        executed.clear()
+        found = answer(call, "cpu")
+        answers.append(replace(found, kernels=tuple(kernels), executed=tuple(executed)))
+    return Answers(backend, answers)
+
+
+def _kernel(launch: triton_device.Launch) -> Kernel:
+    compiled = launch.compiled
+    asm = compiled.asm
+    return Kernel(launch.function.__name__, asm["hsaco"], asm["amdgcn"], compiled.metadata.shared)
+
+
+def _executed(launch) -> Executed:
+    code = hashlib.sha256(launch.kernel.code).hexdigest()[:12]
+    return Executed(launch.kernel.name, code, launch.executed, launch.seconds)
 
 
 if __name__ == "__main__":
-    # Under its own name, so that the answers unpickle in the parent.
+    # under its importable name, so that the parent can unpickle the answers
     from strix_validate import gpu_free
 
     gpu_free._child(*sys.argv[1:])

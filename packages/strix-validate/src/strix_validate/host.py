@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the machine and the environment are, as far as a record of evidence names them.
+"""The machine and the environment, as far as a record of evidence describes them.
 
-No name of a host or user, and no path: $PREFIX stands for the environment's.
+No host or user names and no paths: $PREFIX stands for the environment.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ def versions() -> dict[str, str | None]:
 
 
 def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
-    """The conda packages of the environment, by name; none outside a conda environment."""
+    """The environment's conda packages, by name; empty outside a conda environment."""
     found = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         entry = json.loads(file.read_text())
@@ -56,14 +56,14 @@ def describe_host() -> Host:
 
 
 def kernel_version(release: str) -> str:
-    """Without the name that somebody gave a kernel of their own; a distribution's build number
-    stays: 6.17.0-19-generic, 6.18.9-200.fc43.x86_64."""
+    """The release without a custom kernel's own name. A distribution's build number stays:
+    6.17.0-19-generic, 6.18.9-200.fc43.x86_64."""
     found = re.match(r"\d+\.\d+(\.\d+)?(-\d[\w.~-]*)?", release)
     return found.group() if found else "unknown"
 
 
 def device_for(asked: str) -> str:
-    """ "cuda" or "cpu" for "auto"; what was asked for stays. Without torch it is the CPU."""
+    """ "cuda" or "cpu" for "auto", "cpu" without torch; any other request is returned as it is."""
     if asked != "auto":
         return asked
     try:
@@ -74,7 +74,7 @@ def device_for(asked: str) -> str:
 
 
 def describe_device(device: str) -> Device:
-    """The device that checks ran on; for "none" torch, which takes seconds, is not imported."""
+    """The device that checks ran on. For "none", torch is not imported, which takes seconds."""
     nothing = Device(type="none", architecture=platform.machine())
     if device == "none":
         return nothing
@@ -100,13 +100,13 @@ def describe_device(device: str) -> Device:
             clock_mhz=getattr(properties, "clock_rate", 0) // 1000,
             memory_gib=round(properties.total_memory / GIB, 1),
         )
-    # asked for, and not there
+    # requested, but absent
     kind = "none" if device == "cuda" else "cpu"
     return Device(type=kind, architecture=platform.machine(), build=build, toolkit=toolkit)
 
 
 def machine(device: Device) -> Machine:
-    """What the table of skips asks of a machine."""
+    """The machine as the table of skips sees it."""
     where = "" if device.type == "none" else device.type
     return Machine(device.build, where, device.architecture)
 

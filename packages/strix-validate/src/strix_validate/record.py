@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a run: what every --json writes, `report` reads and evidence/ holds."""
+"""The record of a run: written by --json, read by `report`, kept in evidence/."""
 
 from collections import Counter
 from datetime import datetime
@@ -15,7 +15,7 @@ SCHEMA = 2
 
 
 class BadRecord(ValueError):
-    """A file that is no record; the message says which and why."""
+    """A file that is not a valid record; the message says which file, and why."""
 
 
 class Model(BaseModel):
@@ -57,7 +57,7 @@ class Host(Model):
 
 
 class Device(Model):
-    """type: "gpu", "cpu", or "none" without torch or the GPU that was asked for; units: compute
+    """type: "gpu", "cpu", or "none" without torch or without the requested GPU; units: compute
     units or multiprocessors; toolkit: version of HIP or CUDA that torch was built with."""
 
     type: Literal["gpu", "cpu", "none"]
@@ -71,8 +71,8 @@ class Device(Model):
 
 
 class Record(Model):
-    """A run. subject: what it says something about, "packages" on gfx1151, otherwise "harness",
-    the validator itself."""
+    """A run. subject: what it is evidence for; "packages" on gfx1151, otherwise "harness", the
+    validator itself."""
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -122,7 +122,7 @@ def load(file: Path) -> Record:
     """The record in a file.
 
     Raises:
-        BadRecord: the file cannot be read, is no JSON, or no record of this schema.
+        BadRecord: the file cannot be read, or is not a record of this schema.
     """
     try:
         return Record.model_validate_json(file.read_bytes())
@@ -132,5 +132,5 @@ def load(file: Path) -> Record:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadRecord(
-            f"{file} is no record of schema {SCHEMA}: {where} {first['msg']}"
+            f"{file} is not a record of schema {SCHEMA}: {where} {first['msg']}"
         ) from error

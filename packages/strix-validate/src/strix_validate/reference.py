@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention in double precision, and how far from it a result may be."""
+"""Attention in double precision, and how far a result may be from it."""
 
 import math
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def attention(
     elif attn_mask is not None:
         scores = scores + attn_mask.to(work)
     sees_any = seen.any(-1, keepdim=True)
-    # A row of -inf alone would give NaN; it gets scores and then weight 0.
+    # a row of only -inf would give NaN: it keeps its scores and gets weight 0
     weights = scores.masked_fill(~seen & sees_any, float("-inf")).softmax(-1) * sees_any
     keep = None if keep is None else keep.to(work)
     kept = weights if keep is None else weights * keep
@@ -222,7 +222,7 @@ def compare(
         error, local = max_error(actual[name], value), 0.0
         if math.isfinite(error) and name in ("out", "dq", "dk", "dv"):
             local = local_error(actual[name], value, terms[name], dtype)
-        # Not "error > limit", which is false for NaN.
+        # not "error > limit", which is false for NaN
         if not (error <= limits[name] and local <= LOCAL_FACTORS[dtype]):
             wrong.append(name)
         measured[name] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs the wanted checks of some tiers and makes their record."""
+"""Runs the wanted checks of the named tiers and makes their record."""
 
 import contextlib
 import sys
@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
 
-from strix_validate import host, record, skips, tiers
+from strix_validate import TARGET, host, record, skips, tiers
 from strix_validate.checks import Check, Options, Result, State, is_named
 from strix_validate.record import Record
 
 
 class NoSuchCheck(ValueError):
-    """A name given to --only or --skip that no check has."""
+    """--only or --skip names no check."""
 
 
 def select(
@@ -23,7 +23,7 @@ def select(
     """The checks named in only, or all, without those named in skip.
 
     Raises:
-        NoSuchCheck: a misspelt name would else run nothing, or everything, and look fine.
+        NoSuchCheck: a misspelt name; it would otherwise run nothing, or everything, and look fine.
     """
     for name in (*only, *skip):
         if not any(is_named(check.id, [name]) for check in checks):
@@ -45,11 +45,11 @@ def run(
     """The record of the wanted checks of the named tiers.
 
     Args:
-        say: told which tier begins.
+        say: called with a line when a tier begins.
 
     Raises:
         NoSuchCheck: see :func:`select`.
-        ModuleNotFoundError: a named tier needs what is not installed.
+        ModuleNotFoundError: a named tier needs a package that is not installed.
     """
     began, begin = datetime.now(UTC), perf_counter()
     modules = {name: tiers.load(name) for name in names}
@@ -58,7 +58,7 @@ def run(
     device = host.describe_device(options.device)
     machine = host.machine(device)
     found = []
-    # Libraries print; the record has stdout for itself.
+    # libraries print; stdout belongs to the record
     with contextlib.redirect_stdout(sys.stderr):
         for name, module in modules.items():
             applies = getattr(module, "applies", lambda check, options: True)
@@ -66,10 +66,12 @@ def run(
             if chosen:
                 say(f"{name}: {len(chosen)} checks")
             elif wanted & set(known[name]):
-                say(f"{name}: the wanted checks belong to another size or kind of device")
-            for result in _complete(chosen, module.run(chosen, options)):
-                found.append(record.of_result(name, skips.judge(_clean(result), machine)))
-    gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == "gfx1151"
+                say(f"{name}: the wanted checks need another size or kind of device")
+            found += (
+                record.of_result(name, skips.judge(_clean(result), machine))
+                for result in _complete(chosen, module.run(chosen, options))
+            )
+    gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
     return Record(
         created=began,
         command=list(names),
@@ -86,7 +88,7 @@ def run(
 
 
 def _complete(chosen: list[Check], results):
-    """The results, and a failure for each check that a tier forgot: not run is not passed."""
+    """The results, plus a failure for each check that a tier left out: not run is not passed."""
     missing = dict.fromkeys(chosen)
     for result in results:
         missing.pop(result.check, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch's scaled_dot_product_attention, each backend alone: shapes, and their comparison."""
+"""torch's scaled_dot_product_attention, one backend at a time: shapes and their comparison."""
 
 import re
 import warnings
@@ -22,7 +22,7 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: What the operator of a fused backend has in its name; the rest is math.
+#: Part of the name of a fused backend's operator; everything else is math.
 _FUSED = {
     "flash": "_flash_attention",
     "efficient": "_efficient_attention",
@@ -32,7 +32,7 @@ Route = Callable[..., Tensor]
 
 
 def forced(backend: SDPBackend) -> Route:
-    """scaled_dot_product_attention by one backend only: torch would else take another, silently."""
+    """scaled_dot_product_attention by one backend only; torch alone would fall back silently."""
 
     def route(*args, **options):
         with sdpa_kernel(backend):
@@ -41,7 +41,7 @@ def forced(backend: SDPBackend) -> Route:
     return route
 
 
-#: By name; "default" is what a user gets who asks for nothing.
+#: By name; "default" is what a plain call gets.
 ROUTES: dict[str, Route] = {
     **{name: forced(backend) for name, backend in BACKENDS.items()},
     "default": torch.nn.functional.scaled_dot_product_attention,
@@ -50,10 +50,10 @@ ROUTES: dict[str, Route] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a call of scaled_dot_product_attention, and the bug that it would catch.
+    """The shape of a scaled_dot_product_attention call, and the bug that it would catch.
 
     attn_mask: "bool" or "additive", random, each query with at least one key. may_refuse: an
-    error is right, too. on_device: the reference is too large for the CPU.
+    error is also right. on_device: the reference is too large for the CPU.
     """
 
     name: str
@@ -138,7 +138,7 @@ SHAPES = (
             (511, False),
             (1000, True),
         )
-    ),  # fmt: skip
+    ),
     *(
         Shape(
             f"d{dim}-gqa",
@@ -152,7 +152,7 @@ SHAPES = (
             size=Size.FULL,
         )
         for dim in (64, 72, 80, 96, 128, 160, 192, 256)
-    ),  # fmt: skip
+    ),
     Shape(
         "sam2",
         _NAN_D72,
@@ -164,7 +164,7 @@ SHAPES = (
         head_dim=72,
         on_device=True,
         size=Size.FULL,
-    ),  # fmt: skip
+    ),
     Shape(
         "long",
         "an index that overflows, or an error that grows with the length",
@@ -176,7 +176,7 @@ SHAPES = (
         causal=True,
         on_device=True,
         size=Size.STRESS,
-    ),  # fmt: skip
+    ),
     *(
         Shape(
             f"random-{i}",
@@ -199,7 +199,7 @@ def checks() -> list[Check]:
 
 
 def run(wanted: set[Check], options: Options) -> Iterator[Result]:
-    """One result for each wanted check, by every route in turn on the same inputs."""
+    """One result per wanted check; all routes get the same inputs."""
     last = problem = None
     for route, shape, dtype in _cases():
         check = _check(route, shape, dtype)
@@ -281,7 +281,7 @@ class Problem:
 
 
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
-    """Forward and gradients by a route, compared; a refusal is a skip, or right if it may be."""
+    """Compares a route's output and gradients; a refusal is a skip, or a pass where allowed."""
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
     try:
@@ -304,10 +304,10 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
 
 
 def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
-    """What a route returns, and the names of the operators that it came down to.
+    """What a route returns, and the names of the operators that ran.
 
     Raises:
-        CannotRun: torch has no such backend, or none that takes these arguments; with its reasons.
+        CannotRun: torch has no such backend, or none that takes these arguments.
     """
     with warnings.catch_warnings(record=True) as said, _Operators() as operators:
         warnings.simplefilter("always")
@@ -322,7 +322,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
 
 
 def refusal(message: str, said: list[warnings.WarningMessage]) -> str:
-    """torch's refusal in one line; it says why in warnings, also for backends not asked for."""
+    """torch's refusal in one line. Its warnings give reasons, for other backends as well."""
     why = [re.sub(r"\(Triggered internally.*?\)", "", str(warning.message)) for warning in said]
     why = [text.strip() for text in why]
     why = [text for text in why if not text.endswith(("runtime disabled.", "not used because:"))]
@@ -338,7 +338,7 @@ def kind_of(operators: list[str]) -> str:
 
 
 def wrong_operator(route: str, operators: list[str]) -> str:
-    """A fault in words if a backend was asked for by name and another one ran."""
+    """A description of the fault if another backend ran than the named one, or ""."""
     ran = kind_of(operators)
     if route in BACKENDS and ran != route:
         return f"{route} was asked for and {ran} ran"
@@ -346,11 +346,11 @@ def wrong_operator(route: str, operators: list[str]) -> str:
 
 
 class NoBackend(CannotRun):
-    """The backend does not exist for this device: that is no refusal of these arguments."""
+    """The backend does not exist for this device, whatever the arguments."""
 
 
 class _Operators(TorchDispatchMode):
-    """Notes the name of each operator that runs."""
+    """Collects the name of each operator that runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which checks may be skipped, and where: a check that skips elsewhere has failed.
+"""Which checks may be skipped, and where; anywhere else a skipped check counts as failed.
 
-The table, skips.toml, has one entry per reason. ``ids``: checks, by id or what it starts with; a
-``*`` stands for anything. ``when``: what must hold of the machine, see :class:`Machine`; missing
-keys hold always. ``said``: what the check's own reason must contain, as a regular expression.
+The table, skips.toml, has one entry per reason. ``ids``: checks, by id or prefix, with ``*`` as a
+wildcard. ``when``: conditions on the machine, see :class:`Machine`; a missing key always holds.
+``said``: a regular expression that the check's own reason must contain.
 """
 
 import re
@@ -23,8 +23,8 @@ from strix_validate.checks import Result, State
 class Machine:
     """What a skip may depend on.
 
-    build: of torch, "rocm", "cuda", "cpu" or "" without torch; device: where the checks run, "gpu",
-    "cpu" or "" if a GPU was asked for and there is none; arch: as "gfx1151" or "sm_90".
+    build: torch's, "rocm", "cuda", "cpu", or "" without torch. device: where the checks run, "gpu",
+    "cpu", or "" if a GPU was requested and there is none. arch: such as "gfx1151" or "sm_90".
     """
 
     build: str = ""
@@ -69,7 +69,7 @@ def covers_id(pattern: str, id_: str) -> bool:
 
 
 def judge(result: Result, machine: Machine) -> Result:
-    """The result itself; if it was skipped: with the table's words, or failed if not in there."""
+    """The result; if skipped, with the table's reason, or failed if the table does not cover it."""
     if result.state is not State.SKIPPED:
         return result
     for skip in table():

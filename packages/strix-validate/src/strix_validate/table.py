@@ -14,7 +14,7 @@ COLOUR = {State.PASSED: "green", State.FAILED: "red", State.SKIPPED: "yellow"}
 
 
 def show(record: Record, console: Console) -> None:
-    """One row for each check that ran, then what else there is to say, each reason once."""
+    """One row for each check that ran, then the reasons, each once, the fixes and the totals."""
     table = Table("check", "state", "measured", box=None)
     speeds = [check for check in record.checks if "forward_ms" in check.measured]
     for check in record.checks:
@@ -54,7 +54,7 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
 
 
 def summary(measured: dict) -> str:
-    """The worst error in parts of its bound, or else the plain values."""
+    """The largest error as a fraction of its bound; without errors, the plain values."""
     pairs = [value for value in measured.values() if _is_pair(value)]
     if any(pair["error"] is None for pair in pairs):
         return "not finite"
@@ -65,7 +65,7 @@ def summary(measured: dict) -> str:
 
 
 def worst(measured: dict) -> float | None:
-    """The largest error in parts of its bound, None if nothing was compared or finite."""
+    """The largest error as a fraction of its bound, None if nothing finite was compared."""
     pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
     if not pairs or any(error is None for error, _ in pairs):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A Llama of random weights, made and run without a network: python -m ... make|generate FOLDER.
+"""A Llama with random weights, made and run without a network: -m ... make|generate FOLDER.
 
-A process of its own, so that its GPU memory is free again before a server starts; it prints one
-line of JSON last.
+It runs in its own process, which frees its GPU memory before a server starts. The last line of its
+output is JSON.
 """
 
 import json
@@ -26,7 +26,7 @@ def make(folder: str) -> dict:
         vocab_size=512, hidden_size=512, intermediate_size=1024, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=1, head_dim=128, max_position_embeddings=512,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
-        # larger than the default: with flat logits any token is as good as any other
+        # larger than the default: with flat logits, any token would do
         initializer_range=0.08,
     )  # fmt: skip
     model = LlamaForCausalLM(config).half()
@@ -50,7 +50,7 @@ def generate(folder: str) -> dict:
         max_model_len=256,
         max_num_seqs=4,
         enforce_eager=True,
-        # not a share of the memory: on unified memory that is everyone's
+        # not a share of the memory, which is unified: everyone's
         kv_cache_memory_bytes=256 << 20,
         seed=0,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
+"""Reads a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
 
-Whatever is missing, unreadable or garbage reads as None: a doctor must not fall ill.
+Whatever is missing, unreadable or malformed reads as None: the doctor never crashes on it.
 """
 
 import os
@@ -18,7 +18,7 @@ PCI_ID = ("0x1002", "0x1586")
 
 
 def open_device(path: Path) -> None:
-    """Opens a device for reading and writing, as ROCm does: mode bits are not the whole truth."""
+    """Opens a device for reading and writing, as ROCm does; mode bits alone do not tell."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
@@ -31,15 +31,15 @@ class Node:
 
     @property
     def name(self) -> str:
-        """As LLVM writes it: two decimal digits each in, major decimal and stepping hex out."""
+        """As LLVM writes it: the major version in decimal, minor and stepping in hexadecimal."""
         major, minor, step = self.version // 10000, self.version // 100 % 100, self.version % 100
         return f"gfx{major}{minor:x}{step:x}"
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A host below root. In a copy the environment is /proc/self/environ's, the user's groups are
-    /proc/self/status's, and no program is run."""
+    """A host below root. In a copy, the environment comes from /proc/self/environ and the user's
+    groups from /proc/self/status, and no program runs."""
 
     root: Path = Path("/")
     open_device: Callable[[Path], None] = field(default=open_device)
@@ -58,7 +58,7 @@ class Tree:
             return None
 
     def number(self, name: str) -> int | None:
-        """The whole number in a file."""
+        """The integer in a file."""
         text = self.read(name)
         return int(text) if text and re.fullmatch(r"-?\d{1,20}", text) else None
 
@@ -78,7 +78,7 @@ class Tree:
 
     @cached_property
     def release(self) -> str | None:
-        """Of the kernel, as uname -r."""
+        """The kernel release, as `uname -r` prints it."""
         return self.read("proc/sys/kernel/osrelease")
 
     @cached_property
@@ -90,13 +90,13 @@ class Tree:
 
     @cached_property
     def memory(self) -> int | None:
-        """MemTotal in bytes: what the BIOS did not carve out."""
+        """MemTotal in bytes, without what the BIOS reserves for the GPU."""
         found = re.search(r"^MemTotal:\s+(\d+) kB", self.read("proc/meminfo") or "", re.M)
         return int(found.group(1)) * 1024 if found else None
 
     @cached_property
     def gpus(self) -> list[Node]:
-        """GPUs in KFD's topology; processors are left out, and nodes that make no sense."""
+        """GPUs in KFD's topology, without CPUs and malformed nodes."""
         found = []
         for file in self.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
             text = self.read(str(file.relative_to(self.root))) or ""
@@ -108,7 +108,7 @@ class Tree:
 
     @cached_property
     def has_strix_halo(self) -> bool:
-        """A PCI device with the GPU's id, driver or not."""
+        """Whether a PCI device has the GPU's id, with or without a driver."""
         return any(
             (self.read(f"{name}/vendor"), self.read(f"{name}/device")) == PCI_ID
             for name in (str(x.relative_to(self.root)) for x in self.glob("sys/bus/pci/devices/*"))
@@ -116,13 +116,13 @@ class Tree:
 
     @cached_property
     def gpu_folder(self) -> str | None:
-        """Below root, the sysfs folder of the GPU's driver that tells its memory."""
+        """The sysfs folder with the GPU's memory sizes, relative to root."""
         files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
         return str(files[0].parent.relative_to(self.root)) if files else None
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """Names of the user's groups; the superuser is in "root"."""
+        """Names of the user's groups; "root" is among them for the superuser."""
         status = self.read("proc/self/status") or ""
         ids = re.search(r"^Groups:(.*)$", status, re.M)
         if not ids:
@@ -135,7 +135,7 @@ class Tree:
 
     @cached_property
     def firmware(self) -> str | None:
-        """Version of the package linux-firmware, as dpkg, pacman or rpm know it."""
+        """Version of the package linux-firmware, according to dpkg, pacman or rpm."""
         for entry in (self.read("var/lib/dpkg/status") or "").split("\n\n"):
             if re.match(r"Package: (linux-firmware|firmware-amd-graphics)\n", entry):
                 found = re.search(r"^Version: (\S+)", entry, re.M)
@@ -168,6 +168,6 @@ class Tree:
 
     @cached_property
     def prefix(self) -> Path | None:
-        """The conda environment that is active."""
+        """The active conda environment."""
         name = self.environ.get("CONDA_PREFIX")
         return self.path(name) if name else None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 FAULT = os.environ.get("FAKE_VLLM", "")
@@ -27,7 +28,7 @@ class SamplingParams(SimpleNamespace):
 
 class LLM:
     def __init__(self, model, *, skip_tokenizer_init, kv_cache_memory_bytes, **options):
-        assert os.path.isdir(model) and skip_tokenizer_init and kv_cache_memory_bytes
+        assert Path(model).is_dir() and skip_tokenizer_init and kv_cache_memory_bytes
         if FAULT == "crash":
             raise RuntimeError("Failed to infer device type")
 
@@ -94,5 +95,5 @@ def serve(arguments):
 
 
 if __name__ == "__main__":
-    assert sys.argv[1] == "serve" and os.path.isdir(sys.argv[2]), sys.argv
+    assert sys.argv[1] == "serve" and Path(sys.argv[2]).is_dir(), sys.argv
     serve(sys.argv[3:])

@@ -10,9 +10,9 @@ import matplotlib
 
 matplotlib.use("svg")
 
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.figure import Figure
 
-from strix_validate.record import Record  # noqa: E402
+from strix_validate.record import Record
 
 #: Replaced by the page's own text colour, so that the plot can be read on dark and light.
 _INK = "#010203"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention gives the right output and gradients: torch's backends each alone, and flash-attn."""
+"""Attention gives the right output and gradients: torch's backends, one by one, and flash-attn."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.reference import compare
 from strix_validate.tiers import run_each
 
-#: flash-attn takes half precision only; its kernels take float32, too, where it shows more.
+#: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
 FLASH_DTYPES = {
     "gpu": (torch.float16, torch.bfloat16),
@@ -23,12 +23,12 @@ FLASH_DTYPES = {
 
 
 def checks() -> list[Check]:
-    """Every check that some machine can run, in every size."""
+    """Every check of every size and kind of machine."""
     return [*sdpa.checks(), *behaviour.checks(), *_flash_cases(Size.STRESS)]
 
 
 def applies(check: Check, options: Options) -> bool:
-    """False for what another size or kind of device has."""
+    """False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
     return check.id in behaviour.bodies() or options.size.holds(sdpa.size_of(check))
@@ -40,7 +40,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
     if options.device == "cpu" and options.size is Size.QUICK:
-        # small tensors: on busy cores threads spend their time waiting for each other
+        # tensors are small: on busy cores, threads would only wait for each other
         torch.set_num_threads(1)
     yield from timed(sdpa.run(set(wanted), options))
     bodies = behaviour.bodies()
@@ -50,7 +50,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 
 
 def timed(results: Iterator[Result]) -> Iterator[Result]:
-    """The same results, each with the time that it took."""
+    """The same results, each with its time."""
     begin = perf_counter()
     for result in results:
         end = perf_counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which attention this torch has, and whether it runs: facts first, then each backend executed.
+"""Which attention backends this torch has, and whether each one runs.
 
-On a ROCm build with a gfx1151 device the answers are known and anything else fails: AOTriton, flash
-attention usable, and a forced flash call that executes. Elsewhere the tier says what it can.
+On a ROCm build with a gfx1151 device only one set of answers is right: AOTriton, flash attention
+usable, and a forced flash call that executes. Elsewhere the tier reports what it can.
 """
 
 import importlib.util
@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
-from strix_validate import flash, sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
+from strix_validate import TARGET, flash, sdpa
+from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State, require
 from strix_validate.host import shorten
 from strix_validate.tiers import run_each
 
-GFX1151 = "gfx1151"
 HARMFUL = {
     "HSA_OVERRIDE_GFX_VERSION": "makes the GPU pass for another chip: memory faults, slow code",
     "TORCH_ROCM_FA_PREFER_CK": "asks for CK's attention, which has no gfx11 kernels",
@@ -50,7 +49,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 def _is_gfx1151(options: Options) -> bool:
     if options.device != "cuda" or not torch.version.hip:
         return False
-    return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0] == GFX1151
+    return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0] == TARGET
 
 
 def _require_rocm(options: Options) -> None:
@@ -81,7 +80,7 @@ def versions(options: Options) -> dict:
         if torch.version.hip:
             arch = properties.gcnArchName.split(":")[0]
             found |= {"arch": arch, "built_for": ",".join(torch.cuda.get_arch_list())}
-            assert arch in torch.cuda.get_arch_list(), f"this torch has no kernels for {arch}"
+            require(arch in torch.cuda.get_arch_list(), f"this torch has no kernels for {arch}")
     return found
 
 
@@ -93,11 +92,11 @@ def environment(options: Options) -> Result:
     harmful = [f"{name}: {why}" for name, why in HARMFUL.items() if os.environ.get(name)]
     prefixes = ("TORCH_ROCM_", "HSA_", "HIP_", "ROCR_", "PYTORCH_", "AOTRITON_", "FLASH_ATTENTION_")
     ours = {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes)}
-    # a record names no path of the machine
-    said = {name: "a path" if "/" in value else value for name, value in ours.items()}
+    # records contain no paths of the machine
+    reported = {name: "a path" if "/" in value else value for name, value in ours.items()}
     # for a GPU of another vendor these variables mean nothing
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
-    return Result(check, state, "; ".join(harmful), said, Severity.WARNING if harmful else None)
+    return Result(check, state, "; ".join(harmful), reported, Severity.WARNING if harmful else None)
 
 
 def library(options: Options) -> dict:
@@ -106,17 +105,17 @@ def library(options: Options) -> dict:
     https://github.com/ROCm/legacy-rocm-build/issues/5404"""
     _require_rocm(options)
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
-    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # maps the library, if it is not linked
+    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # maps the library if it is not linked
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = {line.split()[-1] for line in lines if "libaotriton" in line}
     files = sorted({Path(path).resolve() for path in mapped})
-    assert files, "no libaotriton_v2.so is mapped: this torch has no AOTriton"
-    assert len(files) == 1, f"more than one AOTriton is mapped: {files}"
+    require(files, "no libaotriton_v2.so is mapped: this torch has no AOTriton")
+    require(len(files) == 1, f"more than one AOTriton is mapped: {files}")
     images = files[0].parent / "aotriton.images"
     folders = sorted(folder.name for folder in images.glob("*") if folder.is_dir())
-    assert folders, f"{images} has no images"
+    require(folders, f"{images} has no images")
     if _is_gfx1151(options):
-        assert any(name.startswith("amd-gfx11") for name in folders), f"images for {folders} only"
+        require(any(name.startswith("amd-gfx11") for name in folders), f"images for {folders} only")
     return {"file": shorten(str(files[0])), "version": aotriton_version(files[0]),
             "images": ",".join(folders)}  # fmt: skip
 
@@ -138,7 +137,7 @@ def preferred(options: Options) -> dict:
     _require_rocm(options)
     name = str(torch.backends.cuda.preferred_rocm_fa_library()).rsplit(".", 1)[-1]
     if _is_gfx1151(options):
-        assert name.lower() != "ck", "CK is preferred (TORCH_ROCM_FA_PREFER_CK?)"
+        require(name.lower() != "ck", "CK is preferred (TORCH_ROCM_FA_PREFER_CK?)")
     return {"library": name}
 
 
@@ -148,7 +147,7 @@ def compiled_in(options: Options) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU shows this")
     available = torch.backends.cuda.is_flash_attention_available()
-    assert available, "built without flash attention"
+    require(available, "built without flash attention")
     return {"available": available}
 
 
@@ -160,7 +159,7 @@ def _usable(options: Options, ask) -> dict:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         usable = ask(parameters, debug=True)
-    assert usable, sdpa.refusal("not usable.", said)
+    require(usable, sdpa.refusal("not usable.", said))
     return {"usable": usable}
 
 
@@ -194,8 +193,8 @@ def _executes(route: str):
         out, operators = sdpa.call(function, *leaves, is_causal=True)
         torch.autograd.grad(out, leaves, torch.ones_like(out))
         ran = sdpa.kind_of(operators)
-        assert route in (ran, "default"), f"{route} was asked for and {ran} ran"
-        assert out.any(), "the output is zero everywhere"
+        require(route in (ran, "default"), f"{route} was asked for and {ran} ran")
+        require(out.any(), "the output is zero everywhere")
         return {"operator": ran}
 
     body.__doc__ = EXECUTES[route]
@@ -208,9 +207,9 @@ def default_is_fused(options: Options) -> dict:
     q = torch.randn(1, 4, 256, 64, device=options.device, dtype=torch.float16)
     _, operators = sdpa.call(sdpa.ROUTES["default"], q, q, q, is_causal=True)
     ran = sdpa.kind_of(operators)
-    assert ran != "math", "math ran"
+    require(ran != "math", "math ran")
     if _is_gfx1151(options):
-        assert ran == "flash", f"{ran} ran"
+        require(ran == "flash", f"{ran} ran")
     return {"operator": ran}
 
 
@@ -230,9 +229,9 @@ def kernel_name(options: Options) -> dict:
     kinds = torch.autograd.DeviceType.CUDA
     names = sorted({event.name for event in profiler.events() if event.device_type == kinds})
     named = [name for name in names if re.search(r"attn_fwd|flash|fmha", name, re.IGNORECASE)]
-    assert named, f"no attention kernel was launched, but {names or 'none'}"
+    require(named, f"no attention kernel was launched, but {names or 'none'}")
     if _is_gfx1151(options):
-        assert any("attn_fwd" in name for name in named), f"launched {named}"
+        require(any("attn_fwd" in name for name in named), f"launched {named}")
     return {"kernels": ", ".join(re.sub(r"[<(].*", "", name)[:80] for name in named)}
 
 
@@ -244,7 +243,7 @@ def limit_512(options: Options) -> dict:
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     usable = torch.backends.cuda.can_use_flash_attention(parameters)
     if _is_gfx1151(options):
-        assert not usable, "flash attention is offered for head dim 512"
+        require(not usable, "flash attention is offered for head dim 512")
     return {"usable": usable}
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How fast each backend of scaled_dot_product_attention is, in one run; fp16.
+"""The speed of each scaled_dot_product_attention backend, in one run; fp16.
 
-Operations are those of the matrix products, a multiplication with its addition counted as two:
-forward 4·B·H·D·pairs (q k^T and weights·v), backward 2.5 times that (five products instead of two,
-since the scores are computed again). pairs is S·S, causal S·(S+1)/2. The script known for this
-chip counts them double.
+Operations are those of the matrix products, with a multiply-add counted as two: forward
+4·B·H·D·pairs (q k^T and weights·v), backward 2.5 times that (five products instead of two, because
+the scores are recomputed). pairs is S·S, causal S·(S+1)/2. The well-known script for this chip
+counts them double.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from importlib.resources import files
 import torch
 
 from strix_validate import sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
 from strix_validate.tiers import run_each
 
 #: (batch, heads, seqlen, head_dim) of the published table.
@@ -31,15 +31,15 @@ SIZES = {
 }
 MASKS = {"causal": True, "full": False}
 ROUTES = ("flash", "efficient", "math")
-#: fp16 operations of all matrix units of one compute unit or multiprocessor in one clock. gfx1151:
+#: fp16 operations per clock of one compute unit's or multiprocessor's matrix units. gfx1151:
 #: 16x16x16 WMMA, 512 (RDNA 3 ISA guide); NVIDIA: dense, from the data sheets of A100 and H100.
 OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 4096}
-#: Flash attention is not flash attention if it is not faster than math where scores fill memory.
+#: Where scores fill memory, flash attention is at least this much faster than math.
 LEAST_SPEEDUP = 1.5
-#: Two ways to measure the same may differ by this much.
+#: Two measurements of the same call may differ by this much.
 TIMER_TOLERANCE = 0.05
-#: Milliseconds below which the launches of a call's kernels are not hidden behind the overwriting
-#: of the cache, and either timer sees some of them: measured, and not judged.
+#: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
+#: either timer sees some of them: measured, but not judged.
 LAUNCHES = 0.1
 
 
@@ -62,7 +62,7 @@ def operations(size: str, causal: bool, direction: str) -> float:
 
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
-    """10^12 fp16 operations per second at this clock, None for a chip that is not known."""
+    """10^12 fp16 operations per second at this clock, None for an unknown chip."""
     per_clock = OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
     return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
 
@@ -72,7 +72,7 @@ def checks() -> list[Check]:
         Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size]} {mask}: forward and backward",
-            "a speed-up that is claimed and not measured, or measured with twice the operations: "
+            "a speed-up claimed but not measured, or measured with twice the operations: "
             "https://github.com/lhl/strix-halo-testing",
         )
         for size in SIZES
@@ -83,7 +83,7 @@ def checks() -> list[Check]:
         Check(
             f"bench/speedup/{size}-{mask}",
             f"flash : math, {size} {mask}",
-            "flash attention that silently is math: https://github.com/ROCm/TheRock/issues/1364",
+            "flash attention that is silently math: https://github.com/ROCm/TheRock/issues/1364",
         )
         for size in SIZES
         for mask in MASKS
@@ -91,22 +91,22 @@ def checks() -> list[Check]:
     published = [
         Check(
             f"bench/published/{size}",
-            f"{size} causal beside published gfx1151 times",
-            f"a build that is slower than others' of the same chip: {_published()['source']}",
+            f"{size} causal, beside published gfx1151 times",
+            f"a build slower than others for the same chip: {_published()['source']}",
         )
         for size in SIZES
     ]
     timer = Check(
         "bench/timer",
         "the timer agrees with triton.testing.do_bench within 5 %",
-        "times of launches instead of kernels, for want of synchronisation: "
+        "times of launches instead of kernels, because synchronisation is missing: "
         "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
     )
     return [*measured, *ratios, *published, timer]
 
 
 def applies(check: Check, options: Options) -> bool:
-    """A CPU takes minutes for the large sizes, so it has the small ones."""
+    """A CPU, which would take minutes for the large sizes, runs only the small ones."""
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
         return options.size.holds(Size.FULL) or rest not in ("large", "xlarge")
@@ -118,7 +118,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
-    # ratios come from the measurements, made once
+    # ratios reuse the measurements
     measure = cache(lambda route, size, mask: _measure(route, size, mask, options.device))
     yield from run_each(wanted, options, {check.id: _body(check, measure) for check in wanted})
 
@@ -151,9 +151,9 @@ def _measure(route: str, size: str, mask: str, device: str) -> dict:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     try:
-        # a refusal is told apart here, and another backend than the named one is a failure
+        # sdpa.call tells a refusal from an error
         out, operators = sdpa.call(function, *leaves, is_causal=causal)
-        assert sdpa.kind_of(operators) == route, f"{sdpa.kind_of(operators)} ran, not {route}"
+        require(sdpa.kind_of(operators) == route, f"{sdpa.kind_of(operators)} ran, not {route}")
         torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
         if device == "cuda":
             found["memory_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
@@ -163,7 +163,7 @@ def _measure(route: str, size: str, mask: str, device: str) -> dict:
             lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True), device
         )
     except torch.cuda.OutOfMemoryError as error:
-        raise CannotRun("the GPU's memory is too small: out of memory") from error
+        raise CannotRun("the GPU is out of memory") from error
     finally:
         out = None
         if device == "cuda":
@@ -184,10 +184,10 @@ def _measure(route: str, size: str, mask: str, device: str) -> dict:
 
 
 def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
-    """Time of one call, over as many as the budget allows, 5 at least, after a warm-up.
+    """Time of one call, over as many calls as the budget allows, at least 5, after a warm-up.
 
-    On a GPU by its own events, each call after the cache was overwritten, so that the time is that
-    of data which lie in memory, and the launch happens behind that.
+    A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
+    come from memory and the launch is hidden.
     """
     if device == "cpu":
         function()
@@ -237,7 +237,7 @@ def _speedup(options: Options, measure: Callable[..., dict], size: str, mask: st
         for direction in ("forward", "backward")
     }
     if size in ("large", "xlarge"):
-        assert found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math"
+        require(found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
     return found
 
 
@@ -283,12 +283,12 @@ def _compare_timers(options: Options) -> Result:
             ),
         }
         for direction, function in calls.items():
-            # alternately, so that a change of clocks meets both
+            # alternately, so that a change of clocks affects both
             pairs = [
                 (timed(function, "cuda").median, do_bench(function, return_mode="median"))
                 for _ in range(5)
             ]
-            # the smaller: what comes between launches only adds
+            # the minimum: interruptions only add
             ours, theirs = (min(column) for column in zip(*pairs, strict=True))
             found[f"{size}_{direction}"] = ours / theirs
             if ours > LAUNCHES and abs(ours / theirs - 1) > TIMER_TOLERANCE:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this host ready for gfx1151? What is wrong, why it matters, and the command that mends it.
+"""Is this host ready for gfx1151? What is wrong, why it matters, and the command that fixes it.
 
 A finding of severity error fails its check; a warning costs speed or memory and leaves it passed.
-Needs no torch. Facts of ROCm's documentation: AMD Strix Halo system optimization, 2026.
+Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
 """
 
 import os
@@ -17,17 +17,17 @@ from strix_validate.tree import GFX1151, Tree
 
 GIB = 2**30
 PAGE = 4096
-#: Minimum kernels that have the fixes of KFD's queue and memory limits.
+#: The first kernels with the fixes for KFD's queue and memory limits.
 KERNEL = (6, 18, 4)
 KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
 KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
 BAD_FIRMWARE = "20251125"
 BAD_MES = 0x83
-#: Bytes: what the ROCm libraries and the packages of this repository take.
+#: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
-#: Packages whose change makes compiled kernels stale.
+#: Packages whose updates make compiled kernels stale.
 COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
-#: Of the memory, kept from the GPU.
+#: Bytes of memory to keep from the GPU.
 SPARE = 4 * GIB
 
 
@@ -88,31 +88,31 @@ def gpu(tree: Tree) -> Result:
         return _fine(gpus=", ".join(names))
     if names:
         what = f"the GPU is {', '.join(names)}, and these packages are compiled for gfx1151"
-        return _error(what, "use packages made for this GPU", gpus=", ".join(names))
+        return _error(what, "use packages built for this GPU", gpus=", ".join(names))
     if tree.has_strix_halo:
-        what = "the GPU of Strix Halo is on the PCI bus, and KFD does not show it"
+        what = "Strix Halo's GPU is on the PCI bus, but KFD does not list it"
         return _error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
     return _error(
-        "no AMD GPU: /sys/class/kfd shows none",
+        "no AMD GPU: /sys/class/kfd lists none",
         "lspci -nn -d 1002:1586   # a Strix Halo machine prints one line",
     )
 
 
 def driver(tree: Tree) -> Result:
-    """The amdgpu driver is loaded, the kernel's own. A driver of DKMS brings an older KFD than a
+    """The kernel's own amdgpu driver is loaded. A DKMS driver brings an older KFD than a
     new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     _need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
         return _error("amdgpu is not loaded", "sudo modprobe amdgpu")
     version = tree.read("sys/module/amdgpu/version")
     if version:
-        what = f"amdgpu {version} is of DKMS, not the kernel's own"
+        what = f"amdgpu {version} comes from DKMS, not from the kernel"
         return _warning(what, "sudo amdgpu-install --uninstall", version=version)
     return _fine()
 
 
 def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes of KFD's queue and memory limits. Without them compute fails to
+    """The kernel has the fixes for KFD's queue and memory limits. Without them, compute fails to
     start or faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html
     """
     release = _known(tree.release, "the kernel's release")
@@ -124,7 +124,7 @@ def kernel(tree: Tree) -> Result:
     distribution, of = tree.distribution["ID"], tree.distribution.get("VERSION_ID", "")
     if distribution == "ubuntu" and of == "24.04":
         if version >= (7, 0):
-            what = f"{release} is not for Ubuntu 24.04: loading models was 300 times slower"
+            what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
             return _warning(what, _kernel_fix(distribution), release=name)
         is_oem = release.endswith("-oem")
         needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
@@ -183,15 +183,15 @@ def _opens(tree: Tree, name: str) -> Result:
 
 
 def kfd(tree: Tree) -> Result:
-    """/dev/kfd opens for reading and writing. It is opened, because mode bits do not show what a
-    container or sandbox forbids:
+    """/dev/kfd opens for reading and writing. Mode bits would not show what a container or
+    sandbox forbids:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     _need_gpu(tree)
     return _opens(tree, "dev/kfd")
 
 
 def render(tree: Tree) -> Result:
-    """The GPU's render node opens for reading and writing; ROCm needs it beside /dev/kfd:
+    """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     _need_gpu(tree)
     minors = [node.render_minor for node in tree.gpus if node.render_minor >= 128]
@@ -202,7 +202,7 @@ def render(tree: Tree) -> Result:
 
 
 def groups(tree: Tree) -> Result:
-    """The user is in the group render; without it the devices open for the superuser alone:
+    """The user is in the group render; without it only root can open the devices:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     _need_gpu(tree)
     names = _known(tree.groups, "the user's groups")
@@ -214,22 +214,22 @@ def groups(tree: Tree) -> Result:
 
 
 def carve_out(tree: Tree) -> Result:
-    """The BIOS keeps little memory for the GPU alone. The GPU reaches all memory through GTT; what
-    the BIOS carves out is lost to everything else:
+    """The BIOS reserves little memory for the GPU. The GPU reaches all memory through GTT; what the
+    BIOS carves out is lost to everything else:
     https://github.com/ROCm/legacy-rocm-build/issues/5444"""
     _need_gpu(tree)
     name = _known(tree.gpu_folder, "the GPU's memory")
     size = _known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
     measured = {"gib": round(size / GIB, 1)}
     if size > 8 * GIB:
-        fix = "set UMA frame buffer size to 512 MB in the BIOS, and raise the limit of GTT"
-        return _warning(f"{size / GIB:.0f} GiB are carved out for the GPU", fix, **measured)
+        fix = "set the UMA frame buffer size to 512 MB in the BIOS, and raise the GTT limit"
+        return _warning(f"{size / GIB:.0f} GiB are reserved for the GPU", fix, **measured)
     return _fine(**measured)
 
 
 def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, and not all. By default the limit is half of it, and a
-    model that would fit runs out of memory: https://github.com/ROCm/TheRock/issues/519"""
+    """The GPU may map most of the memory, but not all. The default limit is half of it, and models
+    that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
     _need_gpu(tree)
     memory = _known(tree.memory, "the size of the memory")
     pages = tree.number("sys/module/ttm/parameters/pages_limit")
@@ -239,7 +239,7 @@ def gtt(tree: Tree) -> Result:
     wanted = (memory - SPARE) // PAGE
     fix = (
         f"echo 'options ttm pages_limit={wanted} page_pool_size={wanted}' | sudo tee "
-        "/etc/modprobe.d/ttm.conf; then renew the initramfs and reboot"
+        "/etc/modprobe.d/ttm.conf; then update the initramfs and reboot"
     )
     measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
     if limit > memory - SPARE // 2:
@@ -252,12 +252,14 @@ def gtt(tree: Tree) -> Result:
 
 
 def environment(tree: Tree) -> Result:
-    """No variable makes the GPU pass for another one or loads another ROCm. With
-    HSA_OVERRIDE_GFX_VERSION come memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
+    faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
         what = f"HSA_OVERRIDE_GFX_VERSION={override}"
-        return _error(what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's files")
+        return _error(
+            what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
+        )
     own = tree.environ.get("CONDA_PREFIX", "no environment")
     foreign = [
         name
@@ -271,12 +273,12 @@ def environment(tree: Tree) -> Result:
     if any(name.startswith("LD_") for name in foreign):
         what = f"{listed}: another ROCm's libraries are loaded first"
         return _error(what, f"unset {listed}", variables=listed)
-    return _warning(f"another ROCm is named by {listed}", f"unset {listed}", variables=listed)
+    return _warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
 
 
 def stray_rocm(tree: Tree) -> Result:
-    """No other ROCm is on the loader's path. Libraries of two versions in one process crash; the
-    packages here bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """No other ROCm is on the loader's path. Two versions in one process crash, and these packages
+    bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     files = [
         file
         for file in tree.glob("etc/ld.so.conf.d/*.conf")
@@ -285,14 +287,14 @@ def stray_rocm(tree: Tree) -> Result:
     installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
     if files:
         name = f"/{files[0].relative_to(tree.root)}"
-        what = f"{name} puts a ROCm of the system on the loader's path"
+        what = f"{name} puts the system's ROCm on the loader's path"
         return _warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))
     return _fine(installed=", ".join(installed))
 
 
 def caches(tree: Tree) -> Result:
     """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
-    Triton reuse what others compiled: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
+    Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
         raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
     meta = tree.prefix / "conda-meta"
@@ -316,7 +318,7 @@ def caches(tree: Tree) -> Result:
 
 
 def glibc(tree: Tree) -> Result:
-    """glibc is 2.28 or newer, what ROCm's libraries were linked with:
+    """glibc is 2.28 or newer, which ROCm's libraries require:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     version = _known(tree.glibc, "glibc's version")
     text = ".".join(map(str, version))

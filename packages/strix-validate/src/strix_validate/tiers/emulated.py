@@ -1,82 +1,115 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""flash-attn's gfx1151 code objects executed under emulation, on any machine.
+"""flash-attn's gfx1151 code objects, executed under emulation on any machine.
 
-The shipped instructions are executed by strix-emulate, a package of its own, in a child process,
-because it takes the place of Triton's device. What passes here was executed under emulation; no
-gfx1151 machine has said so.
+strix-emulate executes the instructions that the real call path compiles, forward and backward. A
+pass means "executed under emulation"; it says nothing about timing or a real gfx1151.
 """
 
 import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from strix_validate.checks import Check, Options, Result, State
+import torch
+
+from strix_validate import flash, gpu_free
+from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.reference import compare
 
 _WHY = (
     "a code object whose numbers are wrong although its source is right, a missing wait or a race "
     "between waves: https://github.com/ROCm/aotriton/issues/54"
 )
-_NOTHING_CHECKED = 3
 
 
-def _installed() -> bool:
-    return importlib.util.find_spec("strix_emulate") is not None
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a call; lengths are (queries, keys) of each sequence of a varlen call."""
+
+    dtype: torch.dtype = torch.float16
+    head_dim: int = 64
+    causal: bool = False
+    heads: int = 2
+    kv_heads: int = 2
+    seqlen_q: int = 70
+    seqlen_k: int = 70
+    lengths: tuple[tuple[int, int], ...] = ()
+
+
+#: Three head dims (72 is padded), two types, causal or not; grouped queries; ragged; varlen.
+SHAPES = {
+    f"d{head_dim}{'-causal' if causal else ''}-{str(dtype).removeprefix('torch.')}": Shape(
+        dtype, head_dim, causal
+    )
+    for head_dim in (64, 72, 128)
+    for causal in (False, True)
+    for dtype in (torch.float16, torch.bfloat16)
+} | {
+    "gqa-causal": Shape(causal=True, heads=4),
+    "gqa-long-keys": Shape(head_dim=128, causal=True, kv_heads=1, seqlen_q=100, seqlen_k=150),
+    "ragged": Shape(seqlen_q=33, seqlen_k=131),
+    "whole-blocks": Shape(seqlen_q=128, seqlen_k=128),
+    "varlen": Shape(heads=4, causal=True, lengths=((37, 64), (64, 64), (10, 50))),
+    "varlen-bfloat16": Shape(torch.bfloat16, lengths=((40, 70), (100, 20))),
+}
 
 
 def checks() -> list[Check]:
-    """One for each case of strix-emulate; a single one where that is not installed."""
-    if not _installed():
-        return [Check("emulated", "flash-attn executed under emulation", _WHY)]
-    from strix_emulate.attention import cases
-
     return [
-        Check(f"emulated/{case.name}", f"flash-attn executed under emulation: {case.name}", _WHY)
-        for case in cases()
+        Check(f"emulated/{name}", f"flash-attn executed under emulation: {name}", _WHY)
+        for name in SHAPES
     ]
 
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs strix_emulate, flash_attn and a libLLVM, and no GPU."""
+    """See strix_validate.tiers. Needs flash_attn and a libLLVM, and no GPU."""
     del options
     if not wanted:
         return
-    if not _installed():
-        yield from (Result(c, State.SKIPPED, "strix_emulate is not installed") for c in wanted)
+    if importlib.util.find_spec("flash_attn") is None:
+        yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
         return
-    names = [check.id.removeprefix("emulated/") for check in wanted]
-    command = [sys.executable, "-O", "-m", "strix_emulate", "attention", "--json"]
-    command += ["--only", ",".join(names)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stderr.strip().rpartition("\n")[2]
-    if done.returncode == _NOTHING_CHECKED:
-        yield from (Result(check, State.SKIPPED, said) for check in wanted)
-        return
+    problems = [_problem(SHAPES[check.id.removeprefix("emulated/")]) for check in wanted]
     try:
-        answers = {answer["case"]["name"]: answer for answer in json.loads(done.stdout)}
-    except ValueError:
-        fault = f"strix-emulate ended with {done.returncode}: {said}"
-        yield from (Result(check, State.FAILED, fault) for check in wanted)
+        answers = gpu_free.run([call for call, _ in problems], "emulate")
+    except (CannotRun, gpu_free.ChildError) as error:
+        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
+        yield from (Result(check, state, str(error)) for check in wanted)
         return
-    for check, name in zip(wanted, names, strict=True):
-        if name in answers:
-            yield judge(check, answers[name])
+    kernels = f"flash-attn's kernels: {answers.backend}"
+    for check, (call, expected), answer in zip(wanted, problems, answers.calls, strict=True):
+        result = judge(check, call, expected, answer)
+        yield replace(result, reason=f"{kernels}. {result.reason}".strip())
 
 
-def judge(check: Check, answer: dict) -> Result:
-    """Failed by a trap, by an error above its bound, or if no kernel was executed."""
-    pairs = answer["errors"].items()
-    faults = [f"{tensor}: {error:.2e} > {bound:.2e}" for tensor, (error, bound) in pairs
-              if not error <= bound]  # fmt: skip
-    faults += [answer["fault"]] if answer["fault"] else []
-    if not (answer["kernels"] and answer["errors"]):
-        faults.append("no kernel was executed")
-    measured = {tensor: {"error": error, "bound": bound} for tensor, (error, bound) in pairs}
-    measured["kernels"] = {
-        f"{number}-{name}": {"code": digest, "wave_instructions": executed}
-        for number, (name, digest, executed, _) in enumerate(answer["kernels"])
+def judge(check: Check, call: flash.Call, expected, answer: gpu_free.Answer) -> Result:
+    """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed."""
+    if answer.error:
+        return Result(check, State.FAILED, ": ".join(answer.error))
+    if not answer.executed:
+        return Result(check, State.FAILED, "no kernel was executed")
+    result = compare(check, answer.tensors, expected, call.tensors["q"].dtype)
+    kernels = {
+        f"{number}-{done.name}": {"code": done.code, "wave_instructions": done.wave_instructions}
+        for number, done in enumerate(answer.executed)
     }
-    seconds = sum(kernel[3] for kernel in answer["kernels"])
-    state = State.FAILED if faults else State.PASSED
-    return Result(check, state, "; ".join(faults), measured, seconds=seconds)
+    seconds = sum(done.seconds for done in answer.executed)
+    return replace(result, measured=result.measured | {"kernels": kernels}, seconds=seconds)
+
+
+def _problem(shape: Shape):
+    """The call, the same numbers in every run, and what it must return: see flash.Case."""
+    lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),)
+    lengths_q, lengths_k = zip(*lengths, strict=True)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, grad_out = (
+        torch.randn(sum(tokens), heads, shape.head_dim, generator=generator).to(shape.dtype)
+        for tokens, heads in (
+            (lengths_q, shape.heads),
+            (lengths_k, shape.kv_heads),
+            (lengths_k, shape.kv_heads),
+            (lengths_q, shape.heads),
+        )
+    )
+    if shape.lengths:
+        return flash.packed(q, k, v, grad_out, lengths_q, lengths_k, causal=shape.causal)
+    return flash.dense(q[None], k[None], v[None], grad_out[None], causal=shape.causal)

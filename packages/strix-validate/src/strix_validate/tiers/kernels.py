@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that flash-attn's kernels compile for gfx1151, by what stands in the compiled files."""
+"""flash-attn's kernels compile for gfx1151, as their compiled files show."""
 
 import importlib.util
 import io
@@ -8,19 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-import msgpack
 import torch
 from elftools.elf.elffile import ELFFile
+from strix_emulate.loader import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
-from strix_validate import flash, gpu_free
+from strix_validate import TARGET, flash, gpu_free
 from strix_validate.checks import Check, Options, Result, State
 
-EM_AMDGPU = "EM_AMDGPU"
-#: EF_AMDGPU_MACH of gfx1151, https://llvm.org/docs/AMDGPUUsage.html#header
-MACH_GFX1151 = 0x4A
-NT_AMDGPU_METADATA = 32
-#: Local data share that one workgroup can have.
-LDS_BYTES = 65536
 #: In the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce")
 
@@ -47,8 +41,7 @@ _CALLS: dict[str, tuple[Callable, torch.dtype]] = {
 def checks() -> list[Check]:
     """One for each call; it covers every kernel that the call launches."""
     return [
-        Check(f"kernels/{name}", f"kernels compiled for {gpu_free.TARGET}: {name}", _WHY)
-        for name in _CALLS
+        Check(f"kernels/{name}", f"kernels compiled for {TARGET}: {name}", _WHY) for name in _CALLS
     ]
 
 
@@ -79,7 +72,7 @@ def judge(check: Check, answer: gpu_free.Answer) -> Result:
         name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
     }
     faults += [f"{name}: no WMMA" for name, fact in multiplying.items() if not fact["wmma"]]
-    # Forward alone would hide a backward that was never reached.
+    # forward alone would hide a backward pass that was never reached
     least = 1 if check.id.endswith("decode") else 2
     if len(multiplying) < least:
         faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
@@ -93,11 +86,12 @@ def inspect(kernel: gpu_free.Kernel) -> dict:
     registers of 32 bits per lane; wmma and mfma count instructions.
 
     Raises:
-        elftools.common.exceptions.ELFError: the bytes are no ELF file.
-        ValueError: the file has no AMDGPU metadata note, or not of one kernel.
+        elftools.common.exceptions.ELFError: not an ELF file.
+        strix_emulate.errors.LoadError: the file has no AMDGPU metadata note.
+        ValueError: the metadata does not describe exactly one kernel.
     """
     elf = ELFFile(io.BytesIO(kernel.elf))
-    metadata = _metadata(elf)
+    metadata = elf_metadata(elf, kernel.name)
     (described,) = metadata["amdhsa.kernels"]
     return {
         "machine": elf["e_machine"],
@@ -117,19 +111,11 @@ def find_faults(fact: dict) -> list[str]:
     rules = {
         f"machine is {fact['machine']}": fact["machine"] == EM_AMDGPU,
         f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == MACH_GFX1151,
-        f"target is {fact['target']}": fact["target"].split("-")[-1] == gpu_free.TARGET,
-        f"{fact['lds']} bytes of LDS": fact["lds"] <= LDS_BYTES,
+        f"target is {fact['target']}": fact["target"].split("-")[-1] == TARGET,
+        f"{fact['lds']} bytes of LDS": fact["lds"] <= LDS_LIMIT,
         f"{fact['mfma']} MFMA instructions": fact["mfma"] == 0,
     }
     return [fault for fault, holds in rules.items() if not holds]
-
-
-def _metadata(elf: ELFFile) -> dict:
-    for segment in elf.iter_segments("PT_NOTE"):
-        for note in segment.iter_notes():
-            if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA:
-                return msgpack.unpackb(note["n_descdata"])
-    raise ValueError("no AMDGPU metadata note")
 
 
 def _call(check: Check) -> flash.Call:

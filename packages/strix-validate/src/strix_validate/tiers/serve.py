@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM generates and serves with a small random model, without a network; for vLLM 0.26 to 0.33.
 
-First offline, then `vllm serve` on a free port. Each stage is one child process; the checks read
-what came of it, so a stage that fails takes its checks with it, with the end of its log.
+First offline, then `vllm serve` on a free port. Each stage is one child process whose results the
+checks read. If a stage fails, so do its checks, with the end of its log.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strix_validate.checks import CannotRun, Check, Options, Result
+from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result, require
 from strix_validate.tiers import run_each
 from strix_validate.tiny_llama import PROMPT, TOKENS
 
@@ -54,7 +54,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 
 
 def once(make: Callable) -> property:
-    """A property made when first asked for; a failure is kept, too: it may have taken minutes."""
+    """A property computed on first use. Failures are kept as well: one may have taken minutes."""
 
     def get(self):
         if make.__name__ not in self.made:
@@ -72,7 +72,7 @@ def once(make: Callable) -> property:
 
 @dataclass
 class Session:
-    """The model, what was generated offline, and the server, each made when first asked for.
+    """The model, its offline output, and the server, each made on first use.
 
     start_limit and stop_limit are in seconds.
     """
@@ -89,7 +89,8 @@ class Session:
     def __exit__(self, *error) -> None:
         self._closing.close()
 
-    def require(self) -> None:
+    def need_vllm(self) -> None:
+        """Raises CannotRun where vLLM cannot be started."""
         for name in ("vllm", "transformers"):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
@@ -102,19 +103,22 @@ class Session:
 
     @once
     def reference(self) -> list[float]:
-        """Log probability of each token after the prompt."""
-        self.require()
+        """Log probability of each token after the prompt; writes the model."""
+        self.need_vllm()
         return _child("make", self.folder / "model")["logprobs"]
+
+    def make_model(self) -> None:
+        _ = self.reference
 
     @once
     def offline(self) -> dict:
         """See tiny_llama.generate."""
-        assert self.reference
+        self.make_model()
         return _child("generate", self.folder / "model")
 
     @once
     def server(self) -> "Server":
-        assert self.reference
+        self.make_model()
         server = Server(self.folder / "model", self.folder / "server.log")
         self._closing.callback(server.kill)
         server.start(self.start_limit)
@@ -122,7 +126,7 @@ class Session:
 
 
 class Server:
-    """`vllm serve` on a free port of this machine, in a process group of its own."""
+    """`vllm serve` on a free local port, in its own process group."""
 
     def __init__(self, model: Path, log: Path) -> None:
         self.model, self.log = model, log
@@ -133,8 +137,8 @@ class Server:
         self.start_seconds = 0.0
 
     def start(self, limit: float) -> None:
-        """Returns when it answers; AssertionError with the end of the log if it ends or is late."""
-        program = shutil.which("vllm", path=os.path.dirname(sys.executable)) or "vllm"
+        """Returns when it answers. Raises CheckFailed with the end of the log otherwise."""
+        program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
             "--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float16",
@@ -152,12 +156,13 @@ class Server:
             )
         while time.perf_counter() - begin < limit:
             ended = self.process.poll()
-            assert ended is None, f"vllm serve ended with status {ended}: {_tail(self.log)}"
+            if ended is not None:
+                raise CheckFailed(f"vllm serve ended with status {ended}: {_tail(self.log)}")
             with contextlib.suppress(OSError), self.get("/health"):
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
-        raise AssertionError(f"no answer within {limit:.0f} s: {_tail(self.log)}")
+        raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
 
     def get(self, path: str):
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
@@ -177,7 +182,7 @@ class Server:
             answer = urllib.request.urlopen(request, timeout=300)
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:300]
-            raise AssertionError(f"HTTP {error.code}: {text}") from error
+            raise CheckFailed(f"HTTP {error.code}: {text}") from error
         with answer:
             if not more.get("stream"):
                 yield json.load(answer)
@@ -188,20 +193,18 @@ class Server:
                     return
                 if data:
                     yield json.loads(data)
-        raise AssertionError("the stream ended without [DONE]")
+        raise CheckFailed("the stream ended without [DONE]")
 
     def stop(self, limit: float) -> int:
-        """The exit status after SIGTERM; AssertionError if it does not end, or leaves a process."""
-        assert self.process
+        """The exit status after SIGTERM. Raises CheckFailed if it stays, or leaves a process."""
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still there {limit:.0f} s after SIGTERM") from None
+            raise CheckFailed(f"still running {limit:.0f} s after SIGTERM") from None
         deadline = time.perf_counter() + limit
         while self._group_lives():
-            left = time.perf_counter() < deadline
-            assert left, "a process of the server is left behind"
+            require(time.perf_counter() < deadline, "the server left a process behind")
             time.sleep(0.1)
         return status
 
@@ -220,7 +223,7 @@ class Server:
 
 
 def _child(task: str, folder: Path) -> dict:
-    """The last line of tiny_llama's output; AssertionError with the end of its log if it failed."""
+    """tiny_llama's answer. Raises CheckFailed with the end of its log if it failed."""
     done = subprocess.run(
         [sys.executable, "-m", "strix_validate.tiny_llama", task, folder],
         env=os.environ | NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -229,7 +232,7 @@ def _child(task: str, folder: Path) -> dict:
         timeout=START_LIMIT,
     )
     last = " | ".join(done.stderr.strip().splitlines()[-3:])
-    assert done.returncode == 0, f"{task} ended with status {done.returncode}: {last}"
+    require(done.returncode == 0, f"{task} ended with status {done.returncode}: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -240,74 +243,74 @@ def _tail(log: Path) -> str:
 def offline_repeats(session: Session) -> dict:
     """Greedy decoding gives the same tokens for the same prompt in a batch. Garbage on gfx1151 was
     different garbage each time: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
-    session.require()
+    session.need_vllm()
     first, *others = session.offline["tokens"]
-    assert len(first) == TOKENS, f"{len(first)} tokens, {TOKENS} were asked for"
-    assert all(tokens == first for tokens in others), "the same prompt gave different tokens"
+    require(len(first) == TOKENS, f"{len(first)} tokens, {TOKENS} were asked for")
+    require(all(tokens == first for tokens in others), "the same prompt gave different tokens")
     return {"tokens": str(first[:8]), "repeats": len(others) + 1}
 
 
 def offline_logits(session: Session) -> dict:
     """The first token's log probability is transformers' in float32. Decoding that runs and is
     wrong looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
-    session.require()
+    session.need_vllm()
     token = session.offline["tokens"][0][0]
     expected = session.reference[token]
     error = abs(session.offline["logprob"] - expected)
     short = max(session.reference) - expected
     measured = {"logprob": {"error": error, "bound": LOGPROB_BOUND}}
-    assert error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed"
-    assert short <= LOGPROB_BOUND, f"token {token} is not the likeliest, by {short:.3f}"
+    require(error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed")
+    require(short <= LOGPROB_BOUND, f"token {token} is not the likeliest, by {short:.3f}")
     return measured
 
 
 def start(session: Session) -> dict:
     """`vllm serve` answers, or says why not. It died in silence or hung:
     https://github.com/vllm-project/vllm/issues/32180"""
-    session.require()
+    session.need_vllm()
     return {"seconds": round(session.server.start_seconds, 1)}
 
 
 def attention_backend(session: Session) -> dict:
     """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs,
     decodes 7 times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
-    session.require()
+    session.need_vllm()
     log = session.server.log.read_text(errors="replace")
     names = [first or second for first, second in _CHOSEN.findall(log)]
-    assert names, "the log names no attention backend"
-    assert "ROCM_ATTN" not in names, "ROCM_ATTN was chosen, the slow one on gfx1151"
+    require(names, "the log names no attention backend")
+    require("ROCM_ATTN" not in names, "ROCM_ATTN was chosen, the slow one on gfx1151")
     return {"backend": ", ".join(dict.fromkeys(names))}
 
 
 def completion(session: Session) -> dict:
     """/v1/completions gives the tokens of offline decoding: graph capture and scheduling change
     nothing. https://github.com/vllm-project/vllm/issues/32180"""
-    session.require()
+    session.need_vllm()
     (answer,) = session.server.complete()
     tokens = answer["choices"][0]["token_ids"]
     expected = session.offline["tokens"][0]
-    assert tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}..."
+    require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
     return {"tokens": len(tokens)}
 
 
 def streaming(session: Session) -> dict:
     """Streaming gives the same tokens in several parts and ends with [DONE]; parts were lost or
     doubled: https://github.com/vllm-project/vllm/issues/32180"""
-    session.require()
+    session.need_vllm()
     parts = list(session.server.complete(stream=True))
     tokens = [token for part in parts for token in part["choices"][0].get("token_ids") or []]
     expected = session.offline["tokens"][0]
-    assert tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}..."
-    assert len(parts) > 1, "all tokens came in one part"
+    require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
+    require(len(parts) > 1, "all tokens came in one part")
     return {"parts": len(parts)}
 
 
 def stop(session: Session) -> dict:
     """The server ends on SIGTERM and leaves no process, which would keep the GPU's memory:
     https://github.com/vllm-project/vllm/issues/32180"""
-    session.require()
+    session.need_vllm()
     status = session.server.stop(session.stop_limit)
-    assert status in (0, -signal.SIGTERM), f"exit status {status}"
+    require(status in (0, -signal.SIGTERM), f"exit status {status}")
     return {"status": status}
 
 

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Does a fault in a kernel show? Deletes single instructions and judges the launch again."""
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from strix_emulate import waits
+from strix_emulate.decode import Instruction, parse
+from strix_emulate.errors import Trap
+from strix_emulate.program import NO_EFFECT, WAITS
+
+#: Runs a kernel with these instructions; says whether its results are right; raises Trap.
+Judge = Callable[[list[Instruction]], bool]
+
+
+@dataclass
+class Verdicts:
+    """caught: how (wrong, or the kind of trap); survived: their texts."""
+
+    caught: Counter = field(default_factory=Counter)
+    survived: list[str] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        total = sum(self.caught.values()) + len(self.survived)
+        return sum(self.caught.values()) / total if total else 0.0
+
+
+def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
+    """A copy in which the instruction at the address does nothing."""
+    return [
+        parse("s_nop 0", ins.address, ins.size) if ins.address == address else ins
+        for ins in instructions
+    ]
+
+
+def judge_deletions(
+    instructions: list[Instruction], addresses: list[int], judge: Judge
+) -> Verdicts:
+    """Deletes one instruction at a time."""
+    verdicts = Verdicts()
+    texts = {ins.address: ins.text for ins in instructions}
+    for address in addresses:
+        try:
+            right = judge(delete(instructions, address))
+        except Trap as trap:
+            verdicts.caught[trap.kind] += 1
+            continue
+        if right:
+            verdicts.survived.append(f"{address:#x} {texts[address]}")
+        else:
+            verdicts.caught["wrong"] += 1
+    return verdicts
+
+
+def barriers(instructions: list[Instruction]) -> list[int]:
+    """Addresses of all barriers."""
+    return [ins.address for ins in instructions if ins.name == "s_barrier"]
+
+
+def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int], int]:
+    """Addresses of waits that something depended on when they ran, and the number of all others.
+
+    A wait is idle if, whenever it ran, nothing was left for it to wait for: compilers place one at
+    every merge of control flow. Those of stores (vscnt) order only memory that other waves read.
+    """
+    found = [ins.address for ins in instructions if ins.name in WAITS]
+    with _watched() as retired:
+        judge(instructions)
+    busy = [address for address in found if address in retired]
+    return busy, len(found) - len(busy)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[set[int]]:
+    """Collects the addresses of waits that had something to wait for."""
+    retired: set[int] = set()
+    at = 0
+    wait, compile_wait = waits.wait, waits.compile_wait
+
+    def counted(g, counter, allowed):
+        if len(g.queues[counter]) > allowed:
+            retired.add(at)
+        wait(g, counter, allowed)
+
+    def compiled(ins):
+        run = compile_wait(ins)
+
+        def located(g):
+            nonlocal at
+            at = ins.address
+            run(g)
+
+        return located
+
+    waits.wait, waits.compile_wait = counted, compiled
+    try:
+        yield retired
+    finally:
+        waits.wait, waits.compile_wait = wait, compile_wait
+
+
+def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:
+    """Addresses of random instructions whose deletion can make a difference.
+
+    Left out: waits and barriers (judged apart), hints, cache control, and branches over code that
+    has no effect without active lanes, which only save time.
+    """
+    skipped = NO_EFFECT | WAITS | {
+        "s_endpgm", "s_sendmsg", "buffer_gl0_inv", "s_barrier", "s_cbranch_execz",
+        "s_cbranch_execnz",
+    }  # fmt: skip
+    real = [ins.address for ins in instructions if ins.name not in skipped]
+    return sorted(random.Random(seed).sample(real, min(count, len(real))))

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A second, slow reading of the ISA document: one lane, in Python integers and fractions.
+
+It shares no code with the machine. Each entry is a mnemonic with the kinds of its operands and a
+function on bit patterns; floating point is exact rational arithmetic, rounded once.
+"""
+
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+
+M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+#: significand bits, smallest normal exponent, largest exponent, total bits
+F32, F16 = (24, -126, 127, 32), (11, -14, 15, 16)
+NAN = {F32: 0x7FC00000, F16: 0x7E00}
+
+
+def value(bits: int, form: tuple):
+    """(number as a Fraction, or "nan", "inf", "-inf"; whether the sign bit is set)."""
+    precision, least, _, width = form
+    negative = bool(bits >> (width - 1))
+    field = bits >> (precision - 1) & (1 << (width - precision)) - 1
+    fraction = bits & (1 << (precision - 1)) - 1
+    if field == (1 << (width - precision)) - 1:
+        return ("nan" if fraction else "-inf" if negative else "inf"), negative
+    scale = least - precision + 1
+    whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
+    number = Fraction(whole) * Fraction(2) ** scale
+    return (-number if negative else number), negative
+
+
+def encode(number, form: tuple, negative_zero: bool = False) -> int:
+    """A Fraction rounded to nearest even, or a name that value() gives, as bits."""
+    precision, least, most, width = form
+    infinity = ((1 << (width - precision)) - 1) << (precision - 1)
+    if number == "nan":
+        return NAN[form]
+    if number in ("inf", "-inf"):
+        return infinity | (number == "-inf") << (width - 1)
+    if number == 0:
+        return int(negative_zero) << (width - 1)
+    sign, number = number < 0, abs(number)
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
+    if Fraction(2) ** exponent > number:
+        exponent -= 1
+    exponent = max(exponent, least)
+    steps = number / Fraction(2) ** (exponent - precision + 1)
+    whole = steps.numerator // steps.denominator
+    rest = steps - whole
+    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
+        whole += 1
+    if whole >= 1 << precision:
+        whole, exponent = whole >> 1, exponent + 1
+    if exponent > most:
+        return infinity | sign << (width - 1)
+    bits = (
+        whole
+        if whole < 1 << (precision - 1)
+        else (whole - (1 << (precision - 1))) | (exponent - least + 1) << (precision - 1)
+    )
+    return bits | sign << (width - 1)
+
+
+def add(a: int, b: int, form: tuple) -> int:
+    return fma(a, encode(Fraction(1), form), b, form)
+
+
+def multiply(a: int, b: int, form: tuple) -> int:
+    (x, nx), (y, ny) = value(a, form), value(b, form)
+    if "nan" in (x, y) or ({x, y} & {"inf", "-inf"} and 0 in (x, y)):
+        return NAN[form]
+    if isinstance(x, str) or isinstance(y, str):
+        return encode("-inf" if nx != ny else "inf", form)
+    return encode(x * y, form, nx != ny)
+
+
+def fma(a: int, b: int, c: int, form: tuple) -> int:
+    (x, nx), (y, ny), (z, nz) = value(a, form), value(b, form), value(c, form)
+    if "nan" in (x, y, z):
+        return NAN[form]
+    negative = nx != ny
+    if isinstance(x, str) or isinstance(y, str):
+        if 0 in (x, y) or (isinstance(z, str) and nz != negative):
+            return NAN[form]
+        return encode("-inf" if negative else "inf", form)
+    if isinstance(z, str):
+        return encode(z, form)
+    return encode(x * y + z, form, negative and nz)
+
+
+def negate(a: int, form: tuple) -> int:
+    return a ^ 1 << (form[3] - 1)
+
+
+def _order(a: int, b: int, form: tuple) -> int | None:
+    """-1, 0, 1, or None with a NaN."""
+    big = {"inf": Fraction(2) ** 999, "-inf": -(Fraction(2) ** 999)}
+    x, y = (value(v, form)[0] for v in (a, b))
+    if "nan" in (x, y):
+        return None
+    x, y = big.get(x, x), big.get(y, y)
+    return (x > y) - (x < y)
+
+
+def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
+    """IEEE mode: a signalling NaN gives a NaN, a quiet one loses; +0 is larger than -0."""
+    quiet = 1 << (form[0] - 2)
+    nans = [value(v, form)[0] == "nan" for v in (a, b)]
+    if any(nan and not v & quiet for nan, v in zip(nans, (a, b), strict=True)):
+        return NAN[form]
+    if nans[0]:
+        return b
+    if nans[1]:
+        return a
+    order = _order(a, b, form)
+    if order == 0:
+        # zeros of either sign; equal numbers are the same bits
+        return (a & b) if largest else (a | b)
+    return a if (order > 0) == largest else b
+
+
+def signed(x: int, bits: int = 32) -> int:
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def bfe(a: int, b: int, c: int, sign: bool) -> int:
+    offset, width = b & 31, c & 31
+    field = (signed(a) if sign else a) >> offset & ((1 << width) - 1)
+    return (signed(field, width) if sign and width else field) & M32
+
+
+def perm(a: int, b: int, selector: int) -> int:
+    """V_PERM_B32's byte table, one byte after the other."""
+    pool = [b >> 8 * i & 255 for i in range(4)] + [a >> 8 * i & 255 for i in range(4)]
+    result = 0
+    for i in range(4):
+        pick = selector >> 8 * i & 255
+        if pick <= 7:
+            byte = pool[pick]
+        elif pick <= 11:
+            byte = 255 if pool[(pick - 8) * 2 + 1] & 128 else 0
+        else:
+            byte = 0 if pick == 12 else 255
+        result |= byte << 8 * i
+    return result
+
+
+def to_integer(a: int, form: tuple, least: int, most: int) -> int:
+    x, _ = value(a, form)
+    if x == "nan":
+        return 0
+    if isinstance(x, str):
+        return most if x == "inf" else least
+    return max(least, min(most, int(x)))
+
+
+def _convert(a: int, source: tuple, target: tuple) -> int:
+    x, negative = value(a, source)
+    return encode(x, target, negative)
+
+
+def _floor_like(rounding: Callable) -> Callable:
+    def run(a: int) -> int:
+        x, negative = value(a, F32)
+        return (
+            a
+            if isinstance(x, str) and x != "nan"
+            else encode(x if x == "nan" else Fraction(rounding(x)), F32, negative)
+        )
+
+    return run
+
+
+def _shifted(x: int, n: int, bits: int) -> int:
+    return x << n & ((1 << bits) - 1)
+
+
+_COMPARE = {
+    "lt": lambda o: o == -1, "eq": lambda o: o == 0, "le": lambda o: o in (-1, 0),
+    "gt": lambda o: o == 1,
+    "lg": lambda o: o in (-1, 1), "ge": lambda o: o in (0, 1), "o": lambda o: o is not None,
+    "u": lambda o: o is None, "nge": lambda o: o not in (0, 1), "nlg": lambda o: o not in (-1, 1),
+    "ngt": lambda o: o != 1, "nle": lambda o: o not in (-1, 0), "neq": lambda o: o != 0,
+    "nlt": lambda o: o != -1,
+}  # fmt: skip
+
+
+def _sign(a: int, b: int) -> int:
+    return (a > b) - (a < b)
+
+
+def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
+    """mnemonic: (kind of result, kinds of sources, function on bits); a "mask" is one bit."""
+    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
+    for kind, form in (("f32", F32), ("f16", F16)):
+        two, three = (kind,) * 2, (kind,) * 3
+        table |= {
+            f"v_add_{kind}": (kind, two, lambda a, b, f=form: add(a, b, f)),
+            f"v_sub_{kind}": (kind, two, lambda a, b, f=form: add(a, negate(b, f), f)),
+            f"v_subrev_{kind}": (kind, two, lambda a, b, f=form: add(b, negate(a, f), f)),
+            f"v_mul_{kind}": (kind, two, lambda a, b, f=form: multiply(a, b, f)),
+            f"v_fma_{kind}": (kind, three, lambda a, b, c, f=form: fma(a, b, c, f)),
+            f"v_max_{kind}": (kind, two, lambda a, b, f=form: extreme(a, b, f, True)),
+            f"v_min_{kind}": (kind, two, lambda a, b, f=form: extreme(a, b, f, False)),
+            f"v_max3_{kind}": (
+                kind,
+                three,
+                lambda a, b, c, f=form: extreme(extreme(a, b, f, True), c, f, True),
+            ),
+            f"v_min3_{kind}": (
+                kind,
+                three,
+                lambda a, b, c, f=form: extreme(extreme(a, b, f, False), c, f, False),
+            ),
+        }
+        for name, test in _COMPARE.items():
+            table[f"v_cmp_{name}_{kind}"] = (
+                "mask",
+                two,
+                lambda a, b, f=form, t=test: int(t(_order(a, b, f))),
+            )
+    for name in ("lt", "eq", "le", "gt", "ge"):
+        test = _COMPARE[name]
+        table[f"v_cmp_{name}_u32"] = (
+            "mask",
+            ("u32", "u32"),
+            lambda a, b, t=test: int(t(_sign(a, b))),
+        )
+        table[f"v_cmp_{name}_i32"] = (
+            "mask",
+            ("u32", "u32"),
+            lambda a, b, t=test: int(t(_sign(signed(a), signed(b)))),
+        )
+    table["v_cmp_ne_u32"] = ("mask", ("u32", "u32"), lambda a, b: int(a != b))
+    u = "u32"
+    two = {
+        "v_add_nc_u32": lambda a, b: a + b, "v_sub_nc_u32": lambda a, b: a - b,
+        "v_subrev_nc_u32": lambda a, b: b - a,
+        "v_mul_lo_u32": lambda a, b: a * b, "v_mul_hi_u32": lambda a, b: a * b >> 32,
+        "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32, "v_and_b32": lambda a, b: a & b,
+        "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b,
+        "v_xnor_b32": lambda a, b: ~(a ^ b),
+        "v_lshlrev_b32": lambda a, b: b << (a & 31), "v_lshrrev_b32": lambda a, b: b >> (a & 31),
+        "v_ashrrev_i32": lambda a, b: signed(b) >> (a & 31), "v_max_u32": max, "v_min_u32": min,
+        "v_max_i32": lambda a, b: max(signed(a), signed(b)),
+        "v_min_i32": lambda a, b: min(signed(a), signed(b)),
+        "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF),
+        "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
+        "v_bcnt_u32_b32": lambda a, b: a.bit_count() + b,
+        "v_bfm_b32": lambda a, b: ((1 << (a & 31)) - 1) << (b & 31),
+    }  # fmt: skip
+    three = {
+        "v_add3_u32": lambda a, b, c: a + b + c,
+        "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
+        "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & 31),
+        "v_xad_u32": lambda a, b, c: (a ^ b) + c,
+        "v_lshl_or_b32": lambda a, b, c: a << (b & 31) | c,
+        "v_and_or_b32": lambda a, b, c: a & b | c,
+        "v_or3_b32": lambda a, b, c: a | b | c, "v_xor3_b32": lambda a, b, c: a ^ b ^ c,
+        "v_perm_b32": perm,
+        "v_bfe_u32": lambda a, b, c: bfe(a, b, c, False),
+        "v_bfe_i32": lambda a, b, c: bfe(a, b, c, True),
+        "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
+        "v_mad_u32_u24": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
+        "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + signed(c),
+        "v_max3_i32": lambda a, b, c: max(map(signed, (a, b, c))),
+        "v_min3_u32": lambda a, b, c: min(a, b, c),
+        "v_med3_i32": lambda a, b, c: sorted(map(signed, (a, b, c)))[1],
+        "v_med3_u32": lambda a, b, c: sorted((a, b, c))[1],
+    }  # fmt: skip
+    one = {
+        "v_mov_b32": lambda a: a, "v_not_b32": lambda a: ~a,
+        "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
+        "v_clz_i32_u32": lambda a: 32 - a.bit_length() if a else -1,
+        "v_ctz_i32_b32": lambda a: (a & -a).bit_length() - 1,
+        "v_cvt_i32_f32": lambda a: to_integer(a, F32, -(2**31), 2**31 - 1),
+        "v_cvt_u32_f32": lambda a: to_integer(a, F32, 0, M32),
+        "v_cvt_f32_i32": lambda a: encode(Fraction(signed(a)), F32),
+        "v_cvt_f32_u32": lambda a: encode(Fraction(a), F32),
+        "v_cvt_f32_ubyte0": lambda a: encode(Fraction(a & 255), F32),
+        "v_cvt_f32_ubyte3": lambda a: encode(Fraction(a >> 24), F32),
+    }  # fmt: skip
+    for count, group in ((1, one), (2, two), (3, three)):
+        for name, function in group.items():
+            table[name] = (u, (u,) * count, function)
+    table["v_cvt_f32_f16"] = ("f32", ("f16",), lambda a: _convert(a, F16, F32))
+    table["v_cvt_f16_f32"] = ("f16", ("f32",), lambda a: _convert(a, F32, F16))
+    for name, rounding in (
+        ("floor", lambda x: x // 1),
+        ("ceil", lambda x: -(-x // 1)),
+        ("trunc", int),
+        ("rndne", round),
+    ):
+        table[f"v_{name}_f32"] = ("f32", ("f32",), _floor_like(rounding))
+    for name, function in {
+        "v_add_nc_u16": lambda a, b: a + b, "v_sub_nc_u16": lambda a, b: a - b,
+        "v_mul_lo_u16": lambda a, b: a * b,
+        "v_lshlrev_b16": lambda a, b: b << (a & 15), "v_lshrrev_b16": lambda a, b: b >> (a & 15),
+        "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15), "v_max_u16": max,
+        "v_and_b16": lambda a, b: a & b,
+        "v_min_i16": lambda a, b: min(signed(a, 16), signed(b, 16)),
+    }.items():  # fmt: skip
+        table[name] = ("u16", ("u16", "u16"), function)
+    table["v_alignbit_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> (c & 31))
+    table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
+    table["v_mov_b16"] = ("u16", ("u16",), lambda a: a)
+    table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
+    table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: _shifted(b, a & 63, 64))
+    table["v_lshrrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: b >> (a & 63))
+    table["v_ashrrev_i64"] = ("u64", ("u32", "u64"), lambda a, b: signed(b, 64) >> (a & 63))
+    return table
+
+
+def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
+    """Like vector_table; functions give (result, SCC), SCC None where it is left alone."""
+
+    def bits(x: int) -> tuple[int, int]:
+        return x, int(x & M32 != 0)
+
+    def wide(x: int) -> tuple[int, int]:
+        return x, int(x & M64 != 0)
+
+    def add_signed(x: int) -> tuple[int, int]:
+        return x, int(not -(2**31) <= x < 2**31)
+
+    def field(a: int, b: int, sign: bool) -> tuple[int, int]:
+        width = min(b >> 16 & 127, 32)
+        plain = a >> (b & 31) if not sign else signed(a) >> (b & 31)
+        plain &= (1 << width) - 1
+        return bits(signed(plain, width) if sign and width else plain)
+
+    u, q = ("u32", "u32"), ("u64", "u64")
+    f = {
+        "s_add_f32": lambda a, b: (add(a, b, F32), None),
+        "s_mul_f32": lambda a, b: (multiply(a, b, F32), None),
+        "s_sub_f32": lambda a, b: (add(a, negate(b, F32), F32), None),
+        "s_max_f32": lambda a, b: (extreme(a, b, F32, True), None),
+        "s_min_f32": lambda a, b: (extreme(a, b, F32, False), None),
+    }  # fmt: skip
+    two = {
+        "s_add_u32": lambda a, b: (a + b, int(a + b > M32)),
+        "s_sub_u32": lambda a, b: (a - b, int(a < b)),
+        "s_add_i32": lambda a, b: add_signed(signed(a) + signed(b)),
+        "s_sub_i32": lambda a, b: add_signed(signed(a) - signed(b)),
+        "s_and_b32": lambda a, b: bits(a & b), "s_or_b32": lambda a, b: bits(a | b),
+        "s_xor_b32": lambda a, b: bits(a ^ b),
+        "s_and_not1_b32": lambda a, b: bits(a & ~b),
+        "s_or_not1_b32": lambda a, b: bits(a | ~b & M32),
+        "s_nand_b32": lambda a, b: bits(~(a & b)), "s_nor_b32": lambda a, b: bits(~(a | b)),
+        "s_xnor_b32": lambda a, b: bits(~(a ^ b)),
+        "s_lshl_b32": lambda a, b: bits(a << (b & 31)),
+        "s_lshr_b32": lambda a, b: bits(a >> (b & 31)),
+        "s_ashr_i32": lambda a, b: bits(signed(a) >> (b & 31)),
+        "s_mul_i32": lambda a, b: (a * b, None),
+        "s_mul_hi_u32": lambda a, b: (a * b >> 32, None),
+        "s_mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
+        "s_min_i32": lambda a, b: (min(signed(a), signed(b)), int(signed(a) < signed(b))),
+        "s_max_i32": lambda a, b: (max(signed(a), signed(b)), int(signed(a) >= signed(b))),
+        "s_min_u32": lambda a, b: (min(a, b), int(a < b)),
+        "s_max_u32": lambda a, b: (max(a, b), int(a >= b)),
+        "s_bfe_u32": lambda a, b: field(a, b, False), "s_bfe_i32": lambda a, b: field(a, b, True),
+        "s_absdiff_i32": lambda a, b: bits(abs(signed(a - b))),
+        "s_pack_ll_b32_b16": lambda a, b: (a & 65535 | (b & 65535) << 16, None),
+        "s_pack_lh_b32_b16": lambda a, b: (a & 65535 | b >> 16 << 16, None),
+        "s_pack_hh_b32_b16": lambda a, b: (a >> 16 | b >> 16 << 16, None),
+        **{
+            f"s_lshl{n}_add_u32": lambda a, b, n=n: ((a << n) + b, int((a << n) + b > M32))
+            for n in (1, 2, 3, 4)
+        },
+    }  # fmt: skip
+    one = {
+        "s_mov_b32": lambda a: (a, None), "s_not_b32": lambda a: bits(~a),
+        "s_brev_b32": lambda a: (int(f"{a:032b}"[::-1], 2), None),
+        "s_abs_i32": lambda a: bits(abs(signed(a))),
+        "s_bcnt1_i32_b32": lambda a: bits(a.bit_count()),
+        "s_sext_i32_i16": lambda a: (signed(a, 16), None),
+        "s_sext_i32_i8": lambda a: (signed(a, 8), None),
+        "s_ctz_i32_b32": lambda a: ((a & -a).bit_length() - 1, None),
+        "s_clz_i32_u32": lambda a: (32 - a.bit_length() if a else -1, None),
+        "s_cvt_f32_i32": lambda a: (encode(Fraction(signed(a)), F32), None),
+        "s_cvt_i32_f32": lambda a: (to_integer(a, F32, -(2**31), 2**31 - 1), None),
+    }  # fmt: skip
+    compare = {
+        f"s_cmp_{name}_{kind}": lambda a, b, t=_COMPARE[name], read=read: (
+            None, int(t(_sign(read(a), read(b)))))
+        for kind, read in (("i32", signed), ("u32", int))
+        for name in ("lt", "eq", "le", "gt", "lg", "ge")
+    }  # fmt: skip
+    compare |= {
+        "s_bitcmp0_b32": lambda a, b: (None, int(not a >> (b & 31) & 1)),
+        "s_bitcmp1_b32": lambda a, b: (None, a >> (b & 31) & 1),
+        **{
+            f"s_cmp_{name}_f32": lambda a, b, t=test: (None, int(t(_order(a, b, F32))))
+            for name, test in _COMPARE.items()
+        },
+    }  # fmt: skip
+    table = {name: ("u32", u, function) for name, function in two.items()}
+    table |= {name: ("f32", ("f32", "f32"), function) for name, function in f.items()}
+    table |= {name: ("u32", ("u32",), function) for name, function in one.items()}
+    table |= {name: ("", u, function) for name, function in compare.items()}
+    table["s_and_b64"] = ("u64", q, lambda a, b: wide(a & b))
+    table["s_or_b64"] = ("u64", q, lambda a, b: wide(a | b))
+    table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(_shifted(a, b & 63, 64)))
+    table["s_lshr_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(a >> (b & 63)))
+    table["s_ashr_i64"] = ("u64", ("u64", "u32"), lambda a, b: wide(signed(a, 64) >> (b & 63)))
+    return table
+
+
+def float_bits(x: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", x))[0]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A stand-in for Triton's gfx1151 device on a machine without a GPU.
+
+A library's real Python call path runs, including its tuned configurations. Kernels are compiled for
+gfx1151, and each launch goes to a function of ours. Tensors stay in host memory. The stand-in
+changes the whole process, so install it in a child process only.
+"""
+
+import contextlib
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from strix_validate import TARGET
+
+#: What the driver reports on Strix Halo.
+COMPUTE_UNITS = 40
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An intercepted launch: the JIT function, the compiled kernel, and the call's arguments."""
+
+    function: Any
+    compiled: Any
+    args: tuple
+    grid: Any
+    options: dict
+    is_warmup: bool
+
+    def values(self) -> dict[str, Any]:
+        """The kernel's arguments by name, including defaults."""
+        values = dict(zip(self.function.arg_names, self.args, strict=False)) | self.options
+        for parameter in self.function.params:
+            if parameter.has_default:
+                values.setdefault(parameter.name, parameter.default)
+        return values
+
+    def workgroups(self) -> tuple[int, ...]:
+        size = self.grid(self.values()) if callable(self.grid) else self.grid
+        return tuple(int(x) for x in size)
+
+
+class _Driver:
+    """A Triton driver that knows its target but has no device."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("hip", TARGET, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_device_interface(self):
+        return torch.cuda
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, type_name):
+        return type_name
+
+
+def install() -> None:
+    """Makes Triton and torch report a gfx1151 device. Libraries that assert GPU tensors need
+    ``python -O``."""
+    import triton
+
+    triton.runtime.driver.set_active(_Driver())
+    properties = types.SimpleNamespace(
+        multi_processor_count=COMPUTE_UNITS, gcnArchName=TARGET, warp_size=32
+    )
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda device=None: properties
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.device = lambda device: contextlib.nullcontext()
+
+
+def intercept(on_launch: Callable[[Launch], None]) -> None:
+    """Makes every launch compile its kernel and call on_launch instead of running."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(self, *args, grid=None, warmup=False, **options):
+        compiled = original(self, *args, grid=grid, warmup=True, **options)
+        on_launch(Launch(self, compiled, args, grid, options, warmup))
+        return compiled
+
+    JITFunction.run = run
+
+
+def accept_cpu_tensors() -> None:
+    """Registers flash-attn's ops for CPU tensors; upstream registers them for GPU tensors only,
+    although their bodies take either."""
+    interface = sys.modules["flash_attn.flash_attn_interface"]
+    for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
+        op = getattr(interface, f"_flash_attn_{name}")
+        op.register_kernel("cpu")(op._init_fn)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a channel is read from: a folder, or a URL through rattler and its credential store."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from rattler.networking import Client
+from rattler.package_streaming import download_to_writer
+
+from forge.errors import ForgeError, NotAttempted
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+# rattler puts a stored token into the URL, and some hosts redirect to a signed one
+SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"))
+
+
+class Unreadable(NotAttempted):
+    """A server, or one file on it, that cannot be read."""
+
+
+class Location:
+    """A channel to read. Its files are named by their path in the channel.
+
+    `folder` is None for a URL. Raises ForgeError for an empty name, and for a URL that is malformed
+    or carries a credential. Reading raises Unreadable for any answer but the file and 404.
+    """
+
+    def __init__(self, channel: str | Path, retries: int = 3) -> None:
+        text = str(channel)
+        refuse_credentials(text)
+        parts = urlsplit(text)
+        self.folder: Path | None = None
+        if "://" not in text:
+            self.folder = Path(text).resolve()
+        elif parts.scheme == "file":
+            self.folder = Path(unquote(parts.path))
+        elif parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ForgeError(f"{text} is neither a folder nor an http(s) URL")
+        self.url = self.folder.as_uri() if self.folder else text.rstrip("/")
+        self._client = Client.default_client(max_retries=retries)
+
+    def __str__(self) -> str:
+        return str(self.folder or self.url)
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a small file, or None if there is no such file."""
+        out = io.BytesIO()
+        return out.getvalue() if self.stream(name, out) else None
+
+    def stream(self, name: str, out: SupportsWrite[bytes]) -> bool:
+        """Write a file to `out` in chunks. Returns False if there is no such file."""
+        if self.folder:
+            path = self.folder / name
+            if path.is_file():
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, out)
+            return path.is_file()
+
+        async def download() -> None:  # the bindings need a running loop
+            await download_to_writer(self._client, f"{self.url}/{name}", out)
+
+        try:
+            asyncio.run(download())
+        except Exception as error:  # the bindings raise RuntimeError for everything
+            if "(404 " in str(error):
+                return False
+            raise Unreadable(f"{self.url} cannot be read: {redacted(error)}") from None
+        return True
+
+
+def refuse_credentials(channel: str) -> None:
+    """Raise ForgeError, without repeating a URL, if it has a password, a token or a query."""
+    if not channel:
+        raise ForgeError("the channel's name is empty: give a folder or a URL")
+    if "://" not in channel:
+        return
+    try:
+        parts = urlsplit(channel)
+        _ = parts.port  # in https://user:password/x the password stands where a port would
+    except ValueError:  # not echoed: it may contain a secret
+        raise ForgeError("malformed channel URL") from None
+    if "@" in parts.netloc or "/t/" in f"{parts.path}/" or parts.query or parts.fragment:
+        raise ForgeError(
+            "the channel URL carries a credential (user:password@, /t/TOKEN/ or a query), which "
+            "command lines, logs and locks would expose. Give the plain URL, and store the "
+            "credential with pixi auth login or in the file that RATTLER_AUTH_FILE names"
+        )
+
+
+def redacted(error: object) -> str:
+    """What a client says about a request, with the credentials in its URLs removed."""
+    text = str(error)
+    for pattern, public in SECRETS:
+        text = re.sub(pattern, public, text)
+    return text

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The one way to rattler-build's `build_recipes`, for rendering and for building.
+
+It is deprecated, and prints what it renders to file descriptor 1, past sys.stdout. py-rattler-build
+still lacks a render that takes build_num and build_string_prefix and returns the outputs, and a
+build that runs the script of a staging output once: `run_build`, the announced successor, runs it
+once per output (0.73). With both, this module goes, and the limit on py-rattler-build's version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rattler_build import Stage0Recipe, cli_api
+
+from forge.bases import Base
+from forge.errors import ForgeError
+
+
+def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
+    """rattler-build's function without its warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        cli_api.build_recipes(recipes, **arguments)
+
+
+def render(path: Path, base: Base, digest: str, number: int | None = None) -> list[dict[str, Any]]:
+    """The outputs of one recipe.yaml in every variant, as rattler-build would build them.
+
+    Returns mappings with `recipe` (rendered) and `build_configuration`. `number` overrides the
+    recipe's build number, which an exact pin between outputs hashes too. Raises ForgeError.
+    """
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with tempfile.TemporaryFile() as capture:
+        os.dup2(capture.fileno(), 1)
+        try:
+            Stage0Recipe.from_file(path)  # says where a recipe is invalid; build_recipes does not
+            build_recipes([path], **base.arguments(digest, number), render_only=True)
+        except Exception as error:
+            raise ForgeError(f"{path} does not render: {error}") from None
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+        capture.seek(0)
+        outputs: list[dict[str, Any]] = json.load(capture)
+        return outputs

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The package checks on shared libraries that gcc links: right ones pass, wrong ones are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.elf_files import GFX1100, GOOD, TARGET, bundle, code_object, library
+from support.recipe_checks import RECIPES, run
+
+pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
+from checks import binaries
+
+AMDSMI = RECIPES / "amdsmi" / "__init__.py"
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    (tmp_path / "env/lib").mkdir(parents=True)
+    return tmp_path / "env"
+
+
+# --- checks.binaries
+
+
+def test_images_of_a_library(prefix: Path) -> None:
+    path = library(prefix, "libtorch_hip.so", GOOD)
+    assert binaries.check([path], prefix, 1, False) == []
+    (reason,) = binaries.check([path], prefix, 2, False)
+    assert "1 device images in all, expected at least 2" in reason
+    path = library(prefix, "libtorch_hip.so", bundle({TARGET: code_object(GFX1100)}))
+    (reason,) = binaries.check([path], prefix, 0, False)
+    assert reason.startswith(str(path)) and "is for processor 0x41" in reason
+
+
+def test_libraries_of_a_package(tmp_path: Path) -> None:
+    """A package is searched without importing it; one that is absent fails."""
+    package = tmp_path / "compiled"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError")
+    library(tmp_path, "a.so", GOOD, folder="compiled/deep")
+    command = "-m", "checks.binaries", tmp_path
+    done = run(*command, "compiled", "--least", "1", path=tmp_path)
+    assert "1 images for gfx1151" in done.stdout, done.stderr
+    library(tmp_path, "a.so", bundle({TARGET: code_object(GFX1100)}), folder="compiled/deep")
+    done = run(*command, "compiled", path=tmp_path)
+    assert done.returncode == 1 and "is for processor 0x41" in done.stderr
+    absent = run(*command, "absent", path=tmp_path)
+    assert absent.returncode == 1 and "neither a file nor an installed package" in absent.stderr
+
+
+def test_closure(prefix: Path) -> None:
+    """libtorch_hip, AOTriton beside it, and a library of the SDK's tree."""
+    library(prefix, "libamdhip64.so.7", folder="opt/rocm/lib")
+    library(prefix, "libaotriton_v2.so.0.12.0", needs=("libamdhip64.so.7",),
+            rpath="$ORIGIN/../opt/rocm/lib")  # fmt: skip
+    hip = library(prefix, "libtorch_hip.so", needs=("libaotriton_v2.so.0.12.0",))
+    assert binaries.check([hip], prefix, 0, True) == []
+    other = library(prefix, "libc10.so")
+    assert "no file needs libaotriton_v2" in binaries.check([other], prefix, 0, True)[0]
+    # a library that only another one needs
+    (prefix / "opt/rocm/lib/libamdhip64.so.7").unlink()
+    (reason,) = binaries.check([hip], prefix, 0, True)
+    assert reason.startswith(str(prefix / "lib/libaotriton")) and "needs libamdhip64" in reason
+
+
+def test_libraries_of_other_packages(prefix: Path) -> None:
+    """Their search paths are not ours to judge, and a library that is loaded already will do."""
+    library(prefix, "libstdc++.so.6")
+    library(prefix, "libroctx64.so.4", needs=("libstdc++.so.6",), rpath="/opt/rocm/lib",
+            folder="opt/rocm/lib")  # fmt: skip
+    needs, rpath = ("libroctx64.so.4", "libstdc++.so.6"), "$ORIGIN:$ORIGIN/../opt/rocm/lib"
+    cpu = library(prefix, "libtorch_cpu.so", needs=needs, rpath=rpath)
+    assert binaries.check([cpu], prefix, 0, False) == []
+    cpu = library(prefix, "libtorch_cpu.so", needs=needs[:1], rpath=rpath)
+    (reason,) = binaries.check([cpu], prefix, 0, False)
+    assert "libroctx64.so.4: needs libstdc++.so.6" in reason
+
+
+def test_aotriton_of_another_folder(prefix: Path) -> None:
+    """The images lie beside the library of lib, so a copy elsewhere would find none."""
+    library(prefix, "libaotriton_v2.so.0.12.0", folder="lib/torch")
+    needs = ("libaotriton_v2.so.0.12.0",)
+    hip = library(prefix, "libtorch_hip.so", needs=needs, rpath="$ORIGIN/torch")
+    assert "no file needs libaotriton_v2" in binaries.check([hip], prefix, 0, True)[0]
+
+
+@pytest.mark.parametrize(
+    ("rpath", "why"),
+    [
+        ("$ORIGIN:/home/build/work/build/lib", "of the build machine"),
+        ("/opt/rocm/lib", "of the build machine"),
+        ("$ORIGIN/../../other", "out of the environment"),
+        ("$ORIGIN/../opt/aotriton/lib", "only there in builds"),
+    ],
+)
+def test_wrong_rpath(prefix: Path, rpath: str, why: str) -> None:
+    (reason,) = binaries.check([library(prefix, "libc10.so", rpath=rpath)], prefix, 0, False)
+    assert why in reason
+
+
+def test_a_file_that_is_not_elf(prefix: Path) -> None:
+    (prefix / "lib/libc10.so").write_text("INPUT(libc10.so.1)")
+    done = run("-m", "checks.binaries", prefix, prefix / "lib/libc10.so")
+    assert done.returncode == 1 and "libc10.so is not a readable ELF file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- checks.loaded_from
+
+
+def test_a_library_from_outside_the_environment(tmp_path: Path) -> None:
+    path = library(tmp_path, "a.so")
+    (tmp_path / "stray.py").write_text(f"import ctypes; ctypes.CDLL('{path}')")
+    done = run("-m", "checks.loaded_from", "stray", path=tmp_path)
+    assert done.returncode == 1 and f"loaded from outside: {path}" in done.stderr
+
+
+# --- libaotriton_v2
+
+
+@pytest.fixture
+def aotriton(prefix: Path) -> Path:
+    """What check_library.py looks at, as the package has it."""
+    library(prefix, "libamdhip64.so.7", folder="opt/rocm/lib")
+    library(prefix, "liblzma.so.5")
+    link_aotriton(prefix)
+    image = prefix / "lib/aotriton.images/amd-gfx115x/flash/attn_fwd/a.aks2"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    return prefix
+
+
+def link_aotriton(prefix: Path, **changed: object) -> None:
+    right = {"needs": ("libamdhip64.so.7", "liblzma.so.5"), "comment": "AOTriton 0.12.0"}
+    right["rpath"] = "$ORIGIN/:$ORIGIN/../opt/rocm/lib/"
+    library(prefix, "libaotriton_v2.so.0.12.0", **(right | changed))
+
+
+def check_library(prefix: Path):
+    return run(RECIPES / "aotriton/check_library.py", "0.12.0", PREFIX=prefix)
+
+
+def test_aotriton_library(aotriton: Path) -> None:
+    done = check_library(aotriton)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"needs": ("liblzma.so.5",)}, "['libamdhip64.so.7'] missing from DT_NEEDED"),
+        ({"rpath": "$ORIGIN"}, "the ROCm SDK is not in RPATH"),
+        ({"rpath": "$ORIGIN/../opt/rocm/lib:/opt/rocm/lib"}, "not relative to $ORIGIN"),
+        ({"comment": "AOTriton 0.11.0"}, "the version in .comment"),
+    ],
+)
+def test_a_wrong_aotriton_library(aotriton: Path, changed: dict, message: str) -> None:
+    link_aotriton(aotriton, **changed)
+    done = check_library(aotriton)
+    assert done.returncode == 1 and message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_aotriton_without_images(aotriton: Path) -> None:
+    next(aotriton.rglob("*.aks2")).unlink()
+    done = check_library(aotriton)
+    assert done.returncode == 1 and "no image of attn_fwd" in done.stderr
+
+
+# --- amdsmi
+
+
+@pytest.fixture
+def sdk(tmp_path: Path) -> Path:
+    """A prefix with our amdsmi and a tree of the SDK's shape; libamd_smi needs a hidden library."""
+    prefix = tmp_path / "prefix"
+    site = prefix / "lib" / "python3.12" / "site-packages" / "amdsmi"
+    module, lib = (prefix / "opt/rocm" / part for part in ("share/amd_smi/amdsmi", "lib"))
+    for folder in (site, module, lib / "rocm_sysdeps" / "lib"):
+        folder.mkdir(parents=True)
+    (site / "__init__.py").write_text(AMDSMI.read_text())
+    (module / "__init__.py").write_text("from .amdsmi_wrapper import which\n")
+    # what AMD's own generated wrapper does: a KeyError where no library loads
+    (module / "amdsmi_wrapper.py").write_text(
+        "import ctypes, os\n"
+        "libraries = {}\n"
+        "for folder in (os.environ['ROCM_HOME'] + '/lib', '/opt/rocm/lib'):\n"
+        "    try:\n"
+        "        libraries['smi'] = ctypes.CDLL(folder + '/libamd_smi.so')\n"
+        "        break\n"
+        "    except OSError as error:\n"
+        "        print(error)\n"
+        "which = libraries['smi'].which\n"
+    )
+    make_smi(lib, 1)
+    return prefix
+
+
+def make_smi(lib: Path, answer: int) -> None:
+    hidden = lib / "rocm_sysdeps" / "lib"
+    hidden.mkdir(parents=True, exist_ok=True)
+    (lib / "a.c").write_text(f"int hidden(void) {{ return {answer}; }}")
+    (lib / "b.c").write_text("int hidden(void); int which(void) { return hidden(); }")
+    compile_ = ["cc", "-shared", "-fPIC"]
+    subprocess.run([*compile_, "-o", hidden / "libhidden.so", lib / "a.c"], check=True)
+    link = ["-L", hidden, "-lhidden", "-Wl,-rpath,$ORIGIN/rocm_sysdeps/lib"]
+    subprocess.run([*compile_, "-o", lib / "libamd_smi.so", lib / "b.c", *link], check=True)
+
+
+TELL = "import os, amdsmi; print(amdsmi.which(), os.environ.get('ROCM_HOME'))"
+AS_TORCH = "try:\n import amdsmi\nexcept ImportError as error:\n print('survived:', error)"
+
+
+def python(prefix: Path, code: str, **environment: str) -> str:
+    site = next(prefix.glob("lib/python*/site-packages"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)} | environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_amdsmi_takes_its_own_library(sdk: Path, tmp_path: Path) -> None:
+    """Also when the user's environment names another ROCm, and that setting is left as it was."""
+    other = tmp_path / "other"
+    make_smi(other / "lib", 2)
+    assert python(sdk, TELL) == "1 None\n"
+    assert python(sdk, TELL, ROCM_HOME=str(other)) == f"1 {other}\n"
+
+
+def test_amdsmi_never_breaks_torch(sdk: Path) -> None:
+    """torch survives an ImportError alone; AMD's module raises KeyError."""
+    (sdk / "opt/rocm/lib/rocm_sysdeps/lib/libhidden.so").unlink()
+    said = python(sdk, AS_TORCH)
+    assert "survived: the AMD SMI library in" in said and "KeyError('smi')" in said
+    (sdk / "lib/python3.12/site-packages/amdsmi/__init__.py").write_text(
+        f"__path__ = ['{sdk}/opt/rocm/share/amd_smi/amdsmi']\nfrom .amdsmi_wrapper import which\n"
+    )
+    assert "survived" not in python(sdk, AS_TORCH)  # without our wrapper it would not

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The publishing commands, and what solvers and installers make of a published channel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import rattler
+from rattler import LockFile
+from support.project import MiniProject
+from support.servers import served
+from support.static_channel import Source, findings, flip, lock_of, solve
+from typer.testing import CliRunner
+
+from forge.channel.publish import StaticChannel
+from forge.cli import publishing
+from forge.errors import ForgeError
+
+
+def test_yank(tmp_path: Path) -> None:
+    """New solves avoid a yanked build, old locks install it, and it can be restored."""
+    source, target = Source(tmp_path / "channel"), tmp_path / "out"
+    old, new = source.make("alpha"), source.make("alpha", "2.0")
+    source.make("beta", depends=["alpha"])
+    StaticChannel(target).publish(source)
+    forms = [{}, {"sharded": False}, {"sharded": False, "zst": False}]
+    with served(target) as url:
+        lock = lock_of(url, tmp_path / "pixi.lock", "alpha >=2")
+        StaticChannel(target).publish(None, [new])
+        for form in forms:
+            assert old in solve(url, tmp_path / "cache", "beta", **form)
+            with pytest.raises(Exception, match="alpha"):
+                solve(url, tmp_path / "cache", "alpha >=2", **form)
+        assert findings(target, lock, url=url) == []
+        locked = LockFile.from_path(lock).environment("default")
+        assert locked
+        records = locked.conda_repodata_records_for_platform(locked.platforms()[0])
+        prefix = tmp_path / "prefix"
+        asyncio.run(rattler.install(records, prefix, cache_dir=tmp_path / "c", show_progress=False))
+        assert (prefix / "alpha").read_text() == "alpha"
+
+        StaticChannel(target).publish(None, (), [new])
+        for form in forms:
+            assert new in solve(url, tmp_path / "cache", "beta", **form)
+
+
+def test_commands(project: MiniProject, tmp_path: Path) -> None:
+    """publish, and channel log, yank and verify: what they print and how they exit."""
+    target = tmp_path / "out"
+    source = Source(project.channel)
+    dist = source.make("alpha")
+    assert "revision 1: 1 added" in project.forge("publish", "--to", str(target)).stdout
+    again = project.forge("publish", "--to", target.as_uri()).stdout
+    assert "nothing new" in again
+
+    elsewhere = ["publish", "--to", "https://prefix.dev/demo", "--yank", dist]
+    refused = CliRunner().invoke(publishing.app, elsewhere).exception
+    assert isinstance(refused, ForgeError) and "yank" in str(refused)
+
+    def channel(*arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(publishing.channel_app, arguments)
+        if isinstance(done.exception, ForgeError):
+            assert done.exception.exit_code == code
+            return str(done.exception)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    assert "is not a published channel" in channel("yank", str(target.parent), dist, code=2)
+    assert "revision 2: 1 yanked" in channel("yank", str(target), dist)
+    assert "nothing new" in channel("yank", str(target), dist)
+    assert "revision 3: 1 restored" in channel("yank", str(target), dist, "--restore")
+    printed = channel("log", str(target))
+    assert printed.index("revision 3") < printed.index(f"- noarch/{dist}.conda")
+    assert json.loads(channel("log", str(target), "--json"))[0]["revision"] == 1
+    assert "has no revisions" in channel("log", str(target.parent), code=2)
+    assert "1 packages, 0 findings" in channel("verify", str(target))
+    with served(target) as url:
+        assert "does not list files" in channel("verify", url)
+        assert channel("log", url) == printed
+    flip(target / f"noarch/{dist}.conda")
+    assert f"noarch/{dist}.conda: has sha256" in channel("verify", str(target), code=1)
+    assert "nothing was checked" in channel("verify", str(target.parent), code=3)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`forge channel verify` finds each planted damage, and the next publish mends index files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import zstandard
+from support.static_channel import BUILD, Source, findings, flip, tree, unzstd
+
+from forge.channel import revisions, verify
+from forge.channel.location import Location, redacted
+from forge.channel.publish import StaticChannel
+from forge.errors import BuildFailed
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("published")
+    source = Source(root / "channel")
+    source.make("alpha", depends=["beta"])
+    source.make("beta", subdir="linux-64")
+    StaticChannel(root / "out").publish(source)
+    return root / "out"
+
+
+@pytest.fixture
+def damaged(published: Path) -> Iterator[Path]:
+    """The published channel, given back as it was."""
+    before = tree(published)
+    yield published
+    for name in tree(published).keys() - before.keys():
+        (published / name).unlink()
+    for name, data in before.items():
+        (published / name).write_bytes(data)
+
+
+ALPHA = f"noarch/alpha-1.0-{BUILD}.conda"
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def shard_of(channel: Path) -> Path:
+    """The shard of noarch that the index names."""
+    index = msgpack.unpackb(unzstd((channel / "noarch" / verify.SHARDS).read_bytes()))
+    (digest,) = index["shards"].values()
+    return channel / "noarch/shards" / f"{digest.hex()}.msgpack.zst"
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped byte": (lambda c: flip(c / ALPHA, 100), f"{ALPHA}: has sha256"),
+    "truncated": (lambda c: (c / ALPHA).write_bytes(b"PK"), f"{ALPHA}: 2 bytes"),
+    "missing": (lambda c: (c / ALPHA).unlink(), f"{ALPHA}: missing"),
+    "orphan": (
+        lambda c: (c / "noarch/x-1-0.conda").write_bytes(b"x"),
+        "noarch/x-1-0.conda: not in the index",
+    ),
+    "md5": (
+        lambda c: edit(
+            c / "noarch/repodata.json",
+            lambda d: d["packages.conda"][ALPHA[7:]].update(md5="0" * 32),
+        ),
+        "noarch/repodata.json.zst: disagrees",
+    ),
+    "json": (
+        lambda c: edit(
+            c / "noarch/repodata.json",
+            lambda d: d["packages.conda"][ALPHA[7:]].update(depends=[]),
+        ),
+        "noarch/repodata.json.zst: disagrees",
+    ),
+    "no sha256": (
+        lambda c: edit(
+            c / "noarch/repodata.json", lambda d: d["packages.conda"][ALPHA[7:]].pop("sha256")
+        ),
+        f"{ALPHA}: its record has no sha256",
+    ),
+    "json cut": (
+        lambda c: (c / "noarch/repodata.json").write_text('{"packages.conda": {'),
+        "noarch/repodata.json: missing or damaged",
+    ),
+    "zst": (lambda c: flip(c / "noarch/repodata.json.zst", 40), "noarch/repodata.json.zst: d"),
+    "no zst": (
+        lambda c: (c / "noarch/repodata.json.zst").unlink(), "noarch/repodata.json.zst: missing",
+    ),
+    "shard": (lambda c: flip(shard_of(c)), "damaged (shard of alpha)"),
+    "no shard": (lambda c: shard_of(c).unlink(), "missing (shard of alpha)"),
+    "shard index": (
+        lambda c: (c / "noarch" / verify.SHARDS).write_bytes(
+            (c / "linux-64" / verify.SHARDS).read_bytes()
+        ),
+        "missing (shard of beta)",
+    ),
+    "shards of another time": (
+        lambda c: (c / "noarch" / verify.SHARDS).write_bytes(
+            zstandard.compress(msgpack.packb({"info": {}, "shards": {}}))
+        ),
+        f"noarch/{verify.SHARDS}: disagrees",
+    ),
+    "run exports": (
+        lambda c: edit(c / "noarch/run_exports.json", lambda d: d["packages.conda"].clear()),
+        "noarch/run_exports.json: disagrees",
+    ),
+    "log": (
+        lambda c: (c / "revisions/log.json").write_text(
+            revisions.dump([revisions.Revision(1, added=[ALPHA])])
+        ),
+        "revision 1 is not what the index holds",
+    ),
+    "revision": (
+        lambda c: (c / "revisions/1/noarch/repodata.json.zst").unlink(),
+        "revisions/1/noarch/repodata.json.zst: missing or damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_verify_finds(case: str, damaged: Path) -> None:
+    """Each planted damage."""
+    damage, message = DAMAGES[case]
+    assert findings(damaged) == []
+    damage(damaged)
+    assert any(message in line for line in findings(damaged)), findings(damaged)
+
+
+def test_publish_mends_the_index(damaged: Path) -> None:
+    """What verify finds in index files is written anew from the packages."""
+    forms = ("json", "json cut", "zst", "shard", "no shard", "run exports", "revision")
+    for case in ("no sha256", *forms):
+        DAMAGES[case][0](damaged)
+        assert findings(damaged), case
+        assert StaticChannel(damaged).publish(None) is None
+        assert findings(damaged) == [], case
+    (damaged / ALPHA).unlink()
+    with pytest.raises(BuildFailed, match="missing or truncated"):
+        StaticChannel(damaged).publish(None)
+
+
+def test_publish_indexes_no_changed_package(damaged: Path) -> None:
+    """A package of the same size does not get the hash of what it has become."""
+    flip(damaged / ALPHA, 10)  # a time in the zip archive
+    DAMAGES["no zst"][0](damaged)
+    before = tree(damaged)
+    with pytest.raises(BuildFailed, match=f"{ALPHA} has sha256 .* restore it from a copy"):
+        StaticChannel(damaged).publish(None)
+    assert {k: v for k, v in tree(damaged).items() if k != ".lock"} == {
+        k: v for k, v in before.items() if k != ".lock"
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "403 for url (https://h.invalid/t/TOKEN/c/x.conda)",
+            "(https://h.invalid/t/***/c/x.conda)",
+        ),
+        ("403 for url (https://h.invalid/t/TOKEN)", "403 for url (https://h.invalid/t/***)"),
+        ("for url (https://me:TOKEN@h.invalid/c)", "for url (https://h.invalid/c)"),
+        ("for url (https://cdn.invalid/c?sig=TOKEN&x=1)", "for url (https://cdn.invalid/c)"),
+    ],
+)
+def test_credentials_in_what_a_client_says(said: str, shown: str) -> None:
+    assert redacted(said).endswith(shown) and "TOKEN" not in redacted(said)
+
+
+def test_folder_as_a_url(tmp_path: Path) -> None:
+    folder = tmp_path / "a channel"
+    assert Location(folder.as_uri()).folder == folder == Location(str(folder)).folder

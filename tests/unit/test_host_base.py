@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The host base without making one: wheels, requirements, what pip reports, and its lock."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.version import Version
+from rattler import MatchSpec
+from support.project import MiniProject
+
+from forge import bases
+from forge.errors import NotAttempted
+from forge.files import sha256_file
+from forge.hostbase import base as hostbase
+from forge.hostbase import wheels
+from forge.hostbase.base import HostBase, _resolved
+from forge.hostbase.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
+from forge.locks import hold
+from forge.project import Project
+
+
+@pytest.mark.parametrize(
+    ("requirement", "spec"),
+    [
+        ("NumPy>=1.26,<3", "numpy <3,>=1.26"),
+        ("torch==2.13.0", "pytorch ==2.13.0"),
+        ("typing_extensions", "typing_extensions"),
+        ("triton~=3.8.0", "triton ~=3.8.0"),
+        ("a.b_c!=1.3.*", "a-b-c !=1.3.*"),
+        ("x===1.0", "x ==1.0"),
+    ],
+)
+def test_match_spec(requirement: str, spec: str) -> None:
+    assert match_spec(Requirement(requirement)) == spec
+    MatchSpec(spec)
+
+
+def test_resolution_of_a_wheel_without_a_stated_hash(tmp_path: Path) -> None:
+    """pip 23.0 gives none for a local file; an index that gives none cannot be trusted with one."""
+    wheel = tmp_path / "demo-1.0+cpu-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    url = wheel.as_uri().replace("+", "%2B")
+    metadata = {"name": "demo", "version": "1.0+cpu"}
+    entry = {"download_info": {"url": url, "archive_info": {}}, "metadata": metadata}
+    assert _resolved(entry) == (wheel.name, "1.0+cpu", "demo", sha256_file(wheel))
+    entry["download_info"]["url"] = "https://index.invalid/demo-1.0-py3-none-any.whl"
+    with pytest.raises(NotAttempted, match="no sha256"):
+        _resolved(entry)
+
+
+def wheel_metadata(name: str, *requires: str) -> Wheel:
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+    text += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    metadata = Metadata.from_email(text, validate=False)
+    return Wheel(name, Path(), "", "", Version("1"), "", metadata)
+
+
+def test_markers_and_extras() -> None:
+    """Markers are decided here; an extra brings what it asks for, and only where it is asked."""
+    others = {
+        "web": wheel_metadata(
+            "web", "core", 'tls-lib>=2; extra == "tls"', 'never; extra == "other"',
+            'more; extra == "tls" and python_version < "3"',
+        ),
+    }  # fmt: skip
+    asks = wheel_metadata(
+        "app", "web[tls]>=1", 'win-only; sys_platform == "win32"', 'dev-only; extra == "dev"',
+        f'here; python_version == "{PYTHON}"',
+    )  # fmt: skip
+    assert depends(asks.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
+    assert depends(others["web"].metadata, others) == ["core"]
+
+
+def test_unpack_wheel(tmp_path: Path) -> None:
+    """Console scripts run from any prefix, .data trees land where PEP 427 says."""
+    files = {
+        "demo/__init__.py": "def main():\n    import sys; print(sys.executable)\n",
+        "demo-1.0.data/scripts/plain": "#!python\nprint('plain script')\n",
+        "demo-1.0.data/data/share/demo.txt": "data\n",
+        "demo-1.0.data/headers/demo.h": "/* header */\n",
+        "demo-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n",
+        "demo-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n",
+        "demo-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemo = demo:main\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}\n"
+        for name, text in files.items()
+    )
+    file = tmp_path / "demo-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr("demo-1.0.dist-info/RECORD", record + "demo-1.0.dist-info/RECORD,,\n")
+    prefix = tmp_path / "made"
+    unpack_wheel(file, prefix)
+    assert (prefix / "share/demo.txt").read_text() == "data\n"
+    assert list(prefix.glob("include/**/demo.h"))
+    modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
+    assert list(modules.glob("demo/__pycache__/*.pyc"))
+    assert (modules / "demo-1.0.dist-info/INSTALLER").read_text() == "conda"
+
+    moved = tmp_path / "else where"
+    prefix.rename(moved)
+    (moved / "bin" / "python").symlink_to(sys.executable)
+    environment = os.environ | {"PYTHONPATH": str(moved / modules.relative_to(prefix))}
+    for script, expected in (("demo", str(moved / "bin" / "python")), ("plain", "plain script")):
+        done = subprocess.run(
+            [moved / "bin" / script], capture_output=True, text=True, check=True, env=environment
+        )
+        assert expected in done.stdout
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBase:
+    """A host base that is not made, on a machine that seems to have compilers."""
+    project = MiniProject(tmp_path)
+    (tmp_path / "build" / "host-base").unlink()
+    monkeypatch.setattr(hostbase.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hostbase, "_gcc_version", lambda: "14")
+    checkout = Project.at(project.root)
+    return HostBase(checkout, bases.load(checkout, "host"))
+
+
+def test_two_checkouts_that_share_a_host_base(
+    machine: HostBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first and says so, then has nothing to do."""
+    said: list[str] = []
+    waits = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        waits.set()
+
+    def make(*_: object) -> None:
+        pytest.fail("the base was made twice")
+
+    monkeypatch.setattr(HostBase, "_make", make)
+    with hold(machine.folder, "making the host base in"):
+        second = threading.Thread(target=machine.make, args=(say, None, None))
+        second.start()
+        assert waits.wait(10), "the second does not see the first"
+        machine._write("base.json")
+    second.join(10)
+    assert not second.is_alive()
+    assert said == [f"process {os.getpid()} is making the host base in {machine.folder}. "
+                    "Waiting for it"]  # fmt: skip
+
+
+def test_an_interrupted_host_base_is_made_by_the_next(
+    machine: HostBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(HostBase, "_make", lambda *_: made.append("made"))
+    machine.make(print, None, None)
+    assert made == ["made"] and not machine.is_current()
+    machine._write("base.json")
+    machine.make(print, None, None)
+    assert made == ["made"]
+    (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
+    again = HostBase(machine.project, machine.base)
+    assert not again.is_current(), "other requirements are another base"
+
+
+def test_only_the_code_that_makes_packages_names_them() -> None:
+    """Else an edit of a message would make a gigabyte of packages again."""
+    assert sha256_file(Path(wheels.__file__)) == wheels.CODE
+    assert "assemble_package" not in Path(hostbase.__file__).read_text()
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    """Said before anything is downloaded."""
+    project = MiniProject(tmp_path)
+    (tmp_path / "build" / "host-base").unlink()
+    project.recipe("alpha")
+    error = project.forge("build-all", code=3, PATH=str(tmp_path)).stderr
+    assert "needs gcc and g++" in error and "apt-get" in error

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""pixi.lock of the build tools, and what every manifest and lock of the repository has to be."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+import zstandard
+from rattler import LockChannel, LockFile, LockPlatform
+from support.lock_format import PACKAGE_KEYS
+from support.project import CHECKOUT, MiniProject
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.envs.manifest import PLATFORM, Manifest, match_spec
+from forge.envs.records import Records
+from forge.envs.workspace import Workspace
+from forge.errors import BuildFailed, ForgeError
+
+DATA = CHECKOUT / "tests" / "data" / "conda-forge"
+MANIFEST, LOCK = CHECKOUT / "pixi.toml", CHECKOUT / "pixi.lock"
+REPLACE = {"conda-forge": CONDA_FORGE}
+STACKS = sorted(CHECKOUT.glob("stacks/*/pixi.toml"))
+
+
+def unpacked(subdir: str) -> bytes:
+    packed = (DATA / subdir / "repodata.json.zst").read_bytes()
+    return zstandard.ZstdDecompressor().decompressobj().decompress(packed)
+
+
+@pytest.fixture(scope="module")
+def known() -> Records:
+    return Records.on_disk(CONDA_FORGE, DATA)
+
+
+def root(folder: Path, records: Records | None = None, text: str | None = None) -> Workspace:
+    """The root manifest (or `text`) and its lock in another folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pixi.toml").write_text(text or MANIFEST.read_text())
+    (folder / "pixi.lock").write_bytes(LOCK.read_bytes())
+    records = {CONDA_FORGE: records} if records else {}
+    return Workspace("--root", Manifest.load(folder / "pixi.toml"), folder, REPLACE, records)
+
+
+def test_the_command_leaves_the_lock_as_it_is(tmp_path: Path) -> None:
+    """Where conda-forge is not asked it says which records it solved from."""
+    project = MiniProject(tmp_path)
+    chosen = root(tmp_path)
+    (tmp_path / "tests").symlink_to(CHECKOUT / "tests")
+    said = project.forge("lock", "--root").stdout
+    assert chosen.lock_file.read_bytes() == LOCK.read_bytes()
+    assert f"records in {tmp_path / 'tests/data/conda-forge'}" in said
+
+
+def test_the_same_records_give_the_same_bytes(known: Records, tmp_path: Path) -> None:
+    chosen = root(tmp_path, known)
+    chosen.lock_file.unlink()
+    chosen.lock()
+    assert chosen.lock_file.read_bytes() == LOCK.read_bytes()
+
+
+def test_a_poorer_and_newer_index_changes_nothing(tmp_path: Path) -> None:
+    """What is locked stays: an index has newer builds, and no purls or run_exports in it."""
+    repodata = {}
+    for subdir in ("linux-64", "noarch"):
+        data = json.loads(unpacked(subdir))
+        for kind in ("packages", "packages.conda"):
+            for record in list(data[kind].values()):
+                record.pop("purls", None), record.pop("run_exports", None)
+                if record["name"] == "rich":
+                    newer = record | {"version": "99.0", "build": "new_0"}
+                    data[kind]["rich-99.0-new_0.conda"] = newer
+        repodata[subdir] = json.dumps(data).encode()
+    chosen = root(tmp_path, Records(CONDA_FORGE, repodata))
+    chosen.lock(keep=True)
+    assert chosen.lock_file.read_bytes() == LOCK.read_bytes()
+    chosen.lock()
+    assert b"rich-99.0-new_0.conda" in chosen.lock_file.read_bytes()
+
+
+def test_every_record_is_one_of_conda_forge() -> None:
+    """url, sha256, md5 and size of each, as the snapshot of real records has them."""
+    there = {}
+    for subdir in ("linux-64", "noarch"):
+        data = json.loads(unpacked(subdir))
+        for name, record in (data["packages"] | data["packages.conda"]).items():
+            there[f"{CONDA_FORGE}/{subdir}/{name}"] = record
+    packages = yaml.safe_load(LOCK.read_text())["packages"]
+    assert len(packages) > 200
+    for package in packages:
+        record = there[package["conda"]]
+        for key in ("sha256", "md5", "size", "license", "depends"):
+            assert package.get(key) == (record.get(key) or None), package["conda"]
+
+
+def test_structure_is_that_of_pixi() -> None:
+    """Version 7: sections, platforms, environments, each package once, keys in pixi's order."""
+    lock = yaml.safe_load(LOCK.read_text())
+    assert list(lock) == ["version", "platforms", "environments", "packages"]
+    assert lock["version"] == 7
+    minimal = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
+    assert lock["platforms"] == [{"name": "linux-64", "virtual-packages": minimal}]
+    assert sorted(lock["environments"]) == list(lock["environments"]) == ["default", "lint", "pack"]
+    used = set()
+    for environment in lock["environments"].values():
+        assert list(environment) == ["channels", "packages"]
+        assert environment["channels"] == [{"url": f"{CONDA_FORGE}/"}]
+        urls = [entry["conda"] for entry in environment["packages"]["linux-64"]]
+        assert len(urls) == len(set(urls))
+        used |= set(urls)
+    assert [package["conda"] for package in lock["packages"]] == sorted(used)
+    for package in lock["packages"]:
+        keys = list(package)
+        assert keys[0] == "conda" and keys == sorted(keys, key=PACKAGE_KEYS.index)
+        assert {"sha256", "md5", "license", "size", "timestamp"} <= set(keys)
+
+
+def test_the_lock_satisfies_its_manifest(tmp_path: Path) -> None:
+    assert root(tmp_path).outdated() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('rich = "*"', 'rich = "<14"', "default: .*No candidates were found for rich <14"),
+        (
+            'rich = "*"',
+            'rich = "*"\nboltons = "*"',
+            "default: .*No candidates were found for boltons",
+        ),
+        ('git = "*"\n', "", "default: git is locked, but nothing requires it"),
+        ('shellcheck = "*"\n', "", "lint: shellcheck is locked, but nothing requires it"),
+        ("lint = {", 'more = ["lint"]\nlint = {', "environment more is not locked"),
+        (
+            "no-default-feature = true",
+            "no-default-feature = false",
+            "lint: what is locked does not satisfy",
+        ),
+        ("[environments]\nlint = {", "[x]\nlint = {", "environment lint is not in pixi.toml"),
+        ('channels = ["conda-forge"]', 'channels = ["https://x.invalid/y"]', "for the channels"),
+        (
+            '"linux-64"',
+            '{ name = "a", platform = "linux-64", __glibc = "2.39" }',
+            "for other platforms",
+        ),
+    ],
+)
+def test_a_change_that_is_not_locked_is_seen(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    text = MANIFEST.read_text()
+    assert old in text
+    chosen = root(tmp_path, text=text.replace(old, new))
+    assert re.search(problem, "\n".join(chosen.outdated()))
+
+
+def test_a_lock_of_more_platforms_is_outdated(tmp_path: Path) -> None:
+    chosen, two = root(tmp_path), [LockPlatform(PLATFORM), LockPlatform("linux-aarch64")]
+    lock, record = LockFile(two), chosen.locked("default")[0]
+    lock.set_channels("default", [LockChannel(CONDA_FORGE)])
+    for platform in two:
+        lock.add_conda_package("default", platform, record)
+    lock.to_path(chosen.lock_file)
+    assert "default: locked for other platforms" in "\n".join(chosen.outdated())
+
+
+def test_a_lock_with_marks_of_a_merge_is_named(known: Records, tmp_path: Path) -> None:
+    chosen = root(tmp_path, known)
+    chosen.lock_file.write_text(f"<<<<<<< ours\n{LOCK.read_text()}")
+    for ask in (chosen.outdated, lambda: chosen.lock(keep=True)):
+        with pytest.raises(ForgeError, match=r"pixi\.lock is not a lock file"):
+            ask()
+
+
+def test_an_invalid_requirement(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="rich = '>=1,<' is not a valid requirement"):
+        root(tmp_path, text=MANIFEST.read_text().replace('rich = "*"', 'rich = ">=1,<"')).outdated()
+
+
+def test_check_tells_and_writes_nothing(tmp_path: Path) -> None:
+    project = MiniProject(tmp_path)
+    root(tmp_path, text=MANIFEST.read_text().replace('rich = "*"', 'rich = "<14"'))
+    done = project.forge("lock", "--root", "--check", code=1)
+    assert "No candidates were found for rich <14" in done.stdout
+    assert (tmp_path / "pixi.lock").read_bytes() == LOCK.read_bytes()
+    (tmp_path / "pixi.lock").unlink()
+    assert "does not exist" in project.forge("lock", "--root", "--check", code=1).stdout
+    assert "name either" in project.forge("lock", code=2).stderr
+    assert "--update is for" in project.forge("lock", "app", "--update", code=2).stderr
+    assert "name either" in project.forge("lock", "app", "--root", code=2).stderr
+    error = project.forge("lock", "--root", "--records", str(tmp_path), code=2).stderr
+    assert "holds no records" in error
+
+
+def test_a_lock_that_cannot_be_made_leaves_the_old_one(known: Records, tmp_path: Path) -> None:
+    text = MANIFEST.read_text().replace('rich = "*"', 'rich = ">=99"')
+    chosen = root(tmp_path, known, text)
+    with pytest.raises(BuildFailed, match="environment default does not solve"):
+        chosen.lock(keep=True)
+    assert chosen.lock_file.read_bytes() == LOCK.read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"packages": 1}'])
+def test_damaged_records_are_named(content: bytes) -> None:
+    with pytest.raises(ForgeError, match=f"repodata of {CONDA_FORGE}/linux-64"):
+        Records(CONDA_FORGE, {"linux-64": content})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('platforms = ["linux-64", "linux-aarch64"]', "there are 2 of them"),
+        ('platforms = ["linux-aarch64"]', "needs a name, and platform 'linux-64'"),
+        ('platforms = [{ platform = "linux-64", cuda = "12" }]', "needs a name"),
+        ('platforms = [{ name = "a", platform = "linux-64", archspec = "zen5" }]', "archspec is"),
+        ('platforms = ["linux-64"]\nchannel-priority = "disabled"', "channel-priority is not"),
+        ("", "lacks 'platforms'"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_text(f'[workspace]\nchannels = []\n{line}\n\n[dependencies]\npython = "*"\n')
+    with pytest.raises(ForgeError, match=message):
+        Manifest.load(file).platform()
+
+
+@pytest.mark.parametrize(
+    ("value", "spec"),
+    [
+        ("*", "alpha *"),
+        ("1.2", "alpha 1.2.*"),
+        (">=1,<2", "alpha >=1,<2"),
+        ("==1.0", "alpha ==1.0"),
+        ({"version": "1.2", "build": "cpu*"}, "alpha 1.2.* cpu*"),
+    ],
+)
+def test_spec(value: object, spec: str) -> None:
+    assert match_spec("alpha", value) == spec
+
+
+def stack_urls(lock: Path) -> Iterator[str]:
+    data = yaml.safe_load(lock.read_text())
+    for environment in data["environments"].values():
+        yield from (channel["url"] for channel in environment["channels"])
+    yield from (package["conda"] for package in data["packages"])
+
+
+@pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
+def test_a_stack_is_for_every_machine(manifest: Path) -> None:
+    """Copied to another machine it means the same; for gfx1151, ours first, strict priority."""
+    workspace = tomllib.loads(manifest.read_text())["workspace"]
+    assert workspace["channels"] == [PUBLISHED, "conda-forge"]
+    assert workspace["channel-priority"] == "strict" and workspace["requires-pixi"]
+    assert workspace["name"] == manifest.parent.name
+    platform = Manifest.load(manifest).platform()
+    assert platform.lines[0] == "__amdgpu_arch=11.5.1"
+    # variables are the packages' own, by activation: a copied manifest cannot forget them
+    assert not re.search(r"activation|\benv\b", manifest.read_text())
+    assert len((manifest.parent / "README.md").read_text().splitlines()) <= 14
+    lock = manifest.parent / "pixi.lock"
+    for url in stack_urls(lock) if lock.exists() else []:
+        assert url.startswith("https://")
+
+
+@pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
+def test_tasks_of_a_stack_exist(manifest: Path) -> None:
+    from strix_validate.cli import app as validate
+
+    commands = {c.name or c.callback.__name__ for c in validate.registered_commands}
+    tasks = tomllib.loads(manifest.read_text())["tasks"]
+    assert {"doctor", "check", "bench"} <= set(tasks)
+    for task in tasks.values():
+        program, command = task["cmd"].split()[:2]
+        assert task["description"] and program in ("strix-validate", "strix-emulate", "vllm")
+        assert program != "strix-validate" or command in commands

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading packages and records, with packages that were assembled and not built."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rattler_build import assemble_package
+
+from forge.errors import BuildFailed, ForgeError
+from forge.provenance import records
+from forge.provenance.package import Package, compare
+from forge.provenance.records import verify
+from forge.provenance.statement import PREDICATE, STATEMENT, dir_hash
+
+
+def package(folder: Path, **files: bytes) -> Path:
+    """A package of some files."""
+    (folder / "files").mkdir(parents=True)
+    for name, content in files.items():
+        (folder / "files" / name).write_bytes(content)
+    return assemble_package(
+        "a", "1", "noarch", "0", folder, files_dir=folder / "files", noarch="generic"
+    ).path
+
+
+def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
+    """By the shell command that in-toto's specification of dirHash gives."""
+    for name in ("b/z", "a", "b/c/d", "ab"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    shell = "find . -type f | cut -c3- | LC_ALL=C sort | xargs -r sha256sum | sha256sum"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert dir_hash(tmp_path) == done.stdout.split()[0]
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "x.pyc").touch()
+    assert dir_hash(tmp_path) == done.stdout.split()[0]
+
+
+def test_every_damage_is_one_message(tmp_path: Path) -> None:
+    """Alone, without the record's hash: whatever zip, zstd, tar or JSON say of it."""
+    built = package(tmp_path, a=b"a" * 200)
+    content, found = built.read_bytes(), 0
+    for position in range(0, len(content), 4):
+        changed = bytearray(content)
+        changed[position] ^= 0xFF
+        built.write_bytes(changed)
+        try:
+            found += bool(verify(built, None).wrong)
+        except BuildFailed:
+            found += 1
+    assert found > len(content) / 8
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"_type": 1}', '{"_type": "https://in-toto.io/Statement/v1"}']
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.provenance.json"
+    file.write_text(text)
+    with pytest.raises(ForgeError, match="is not the record of a package"):
+        records.read(file)
+    with pytest.raises(ForgeError, match="No such file"):
+        records.read(tmp_path / "absent")
+
+
+def record(**parameters: Any) -> dict[str, Any]:
+    """The least that a record has."""
+    given = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {}} | parameters
+    definition = {"externalParameters": given, "resolvedDependencies": []}
+    return {
+        "_type": STATEMENT,
+        "predicateType": PREDICATE,
+        "subject": [{"name": "a-1-0.conda", "digest": {"sha256": "0" * 64}}],
+        "predicate": {"buildDefinition": definition},
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (record(variant=[]), "is not the record of a package"),
+        (record(recipe={}), "is not the record of a package"),
+        (record() | {"subject": []}, "is not the record of a package"),
+        (record() | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "v0.2, not https"),
+    ],
+)
+def test_other_statement_is_refused(tmp_path: Path, data: dict, message: str) -> None:
+    file = tmp_path / "x.provenance.json"
+    file.write_text(json.dumps(record()))
+    assert records.read(file) == record()
+    file.write_text(json.dumps(data))
+    with pytest.raises(ForgeError, match=message):
+        records.read(file)
+
+
+def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
+    """Not only where the archive is opened, but also while a large file is read."""
+    built = package(tmp_path, noise=random.Random(1).randbytes(1 << 20))
+    whole = bytearray(built.read_bytes())
+    whole[len(whole) // 2] ^= 0xFF
+    built.write_bytes(whole)
+    with pytest.raises(BuildFailed, match="cannot be read"):
+        Package(built).entries("pkg")
+
+
+def test_compare(tmp_path: Path) -> None:
+    one = package(tmp_path / "one", same=b"1", changed=b"1", gone=b"1")
+    two = package(tmp_path / "two", same=b"1", changed=b"2", new=b"1")
+    assert compare(one, one) == []
+    lines = compare(one, two)
+    assert {"changed: differs", "gone: only in the original", "new: only in the rebuilt"} < {*lines}
+    assert not any(line.startswith("same") for line in lines) and "diffoscope" in lines[-1]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks that run inside packages can fail: each is shown good data and bad."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import aotriton_tree
+from support.elf_files import (
+    GFX1100,
+    GFX1151,
+    GOOD,
+    TARGET,
+    bundle,
+    code_object,
+    compressed,
+)
+from support.recipe_checks import RECIPES, load, run
+
+pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
+from checks import elf, offload
+from checks.loaded_from import foreign, libraries
+from checks.verdict import CheckFailed, require
+
+check_images = load("aotriton", "check_images")
+
+# --- the verdict
+
+
+def test_require() -> None:
+    require([0], "unused")
+    with pytest.raises(CheckFailed, match="nothing there"):
+        require([], "nothing there")
+
+
+@pytest.mark.parametrize("optimize", ["", "1", "2"])
+def test_a_failed_check_ends_the_program(optimize: str) -> None:
+    """With its message alone and status 1, also where Python drops assert statements."""
+    code = "from checks.verdict import require; require(1 == 2, 'one is not two'); print('passed')"
+    done = run("-c", code, PYTHONOPTIMIZE=optimize)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "one is not two\n")
+
+
+# --- code objects and offload bundles
+
+
+def test_a_code_object_for_gfx1151() -> None:
+    assert elf.fault(code_object()) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (code_object(GFX1100), "is for processor 0x41, not gfx1151 (0x4a)"),
+        (code_object(machine=62), "is for EM_X86_64, not AMDGPU"),
+        (code_object(osabi=0), "is not a 64-bit HSA code object"),
+        (code_object()[:4] + b"\1" + code_object()[5:], "is not a 64-bit HSA code object"),
+        (b"text" * 20, "is not an ELF file"),
+        (b"", "is not an ELF file"),
+    ],
+)
+def test_another_code_object(code: bytes, message: str) -> None:
+    assert message in elf.fault(code)
+
+
+@pytest.mark.parametrize(
+    ("fatbin", "count"),
+    [
+        (b"", 0),
+        (GOOD, 1),
+        # the linker puts the objects' sections behind each other, aligned to pages
+        (GOOD.ljust(4096, b"\0") + compressed(GOOD) + b"\0" * 77 + compressed(GOOD, 2), 3),
+    ],
+)
+def test_right_images(fatbin: bytes, count: int) -> None:
+    assert offload.count_images(fatbin) == count
+
+
+@pytest.mark.parametrize(
+    ("fatbin", "message"),
+    [
+        (bundle({"hipv4-amdgcn-amd-amdhsa--gfx1100": code_object()}), "image for hipv4"),
+        (compressed(bundle({"hip-amdgcn-amd-amdhsa--gfx1150": code_object()})), "gfx1150"),
+        (GOOD + bundle({TARGET: code_object(GFX1100)}), "is for processor 0x41"),
+        (bundle({TARGET: code_object(machine=62)}), "is for EM_X86_64"),
+        (bundle({TARGET: b""}), "(0 bytes) is not an ELF file"),
+        (GOOD + b"HIPK", "no offload bundle"),
+        (compressed(GOOD)[:-9], "does not decompress"),
+        (compressed(b"no bundle"), "does not contain a bundle"),
+        (b"CCOB" + struct.pack("<HH", 9, 1) + bytes(24), "version 9"),
+    ],
+)
+def test_wrong_images(fatbin: bytes, message: str) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        offload.count_images(fatbin)
+    assert message in str(caught.value)
+
+
+# --- where libraries are loaded from
+
+
+def test_foreign_libraries() -> None:
+    """Those outside the environment, without glibc's and without what is no library."""
+    prefix = Path("/env")
+    inside, glibc = "/env/lib/libhip.so.7", "/lib/x86_64-linux-gnu/libc.so.6"
+    stray = "/opt/rocm/lib/libhip.so.7", "/usr/lib/libcrypt.so.1"
+    text = "".join(
+        f"7f00-7f01 r-xp 00000000 00:01 1 {file}\n" for file in (inside, glibc, *stray, "/dev/kfd")
+    )
+    found = libraries(text + "7f02-7f03 rw-p 0 0:0 0 [heap]\n")
+    assert [str(file) for file in foreign(found, prefix)] == list(stray)
+
+
+# --- AOTriton's images
+
+COUNT = len(aotriton_tree.NAMES) * len(aotriton_tree.TYPES)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A small aotriton.images: an image of one kernel per family and type."""
+    folder = tmp_path / "aotriton.images/amd-gfx115x"
+    for name in aotriton_tree.NAMES:
+        for dtype in aotriton_tree.TYPES:
+            path = folder / f"flash/{name}/FONLY__\uff0a{dtype}@16_64___gfx115x.aks2"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(aotriton_tree.image((name, 0, code_object(GFX1151))))
+    (folder / "__signature__").write_text("{}")
+    return folder.parent
+
+
+def one(lds: int = 0, code: bytes = b"") -> bytes:
+    return aotriton_tree.image(("bwd_kernel_dq", lds, code))
+
+
+def test_right_images_of_aotriton(images: Path) -> None:
+    found = check_images.check(images, COUNT)
+    assert set(found) == {(n, t) for n in aotriton_tree.NAMES for t in aotriton_tree.TYPES}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (one(), "is empty"),
+        (one(0, code_object(GFX1100)), "is for processor 0x41"),
+        (one(65537, code_object()), "65537 bytes of LDS"),
+        (one(0, b"text" * 20), "is not an ELF file"),
+        (one(0, code_object(machine=62)), "is for EM_X86_64"),
+        (one(0, code_object())[:-9], "damaged"),
+        (b"AKS3" + one(0, code_object())[4:], "not an AKS2 image"),
+        (b"", "not an AKS2 image"),
+        (b"AKS2" + struct.pack("<I", 1) + one(0, code_object())[8:], "header: 1 bytes"),
+    ],
+)
+def test_a_wrong_image_of_aotriton(images: Path, data: bytes, message: str) -> None:
+    path = sorted(images.rglob("bwd_kernel_dq/*.aks2"))[0]
+    path.write_bytes(data)
+    with pytest.raises(CheckFailed) as caught:
+        check_images.check(images, COUNT)
+    assert path.name in str(caught.value) and message in str(caught.value)
+
+
+def without_one_type(images: Path) -> list[str]:
+    for path in images.rglob("bwd_kernel_dq/*fp16*.aks2"):
+        path.unlink()
+    return [f"{COUNT - 1} kernels", "no bwd_kernel_dq kernel for fp16"]
+
+
+def without_signature(images: Path) -> list[str]:
+    next(images.rglob("__signature__")).unlink()
+    return ["no __signature__"]
+
+
+def without_forward(images: Path) -> list[str]:
+    for path in images.rglob("attn_fwd/*.aks2"):
+        path.unlink()
+    return ["no attn_fwd kernel"]
+
+
+@pytest.mark.parametrize("spoil", [without_one_type, without_signature, without_forward])
+def test_incomplete_images_of_aotriton(images: Path, spoil: Callable) -> None:
+    messages = spoil(images)
+    with pytest.raises(CheckFailed) as caught:
+        check_images.check(images, COUNT)
+    assert all(message in str(caught.value) for message in messages)
+
+
+def test_kernels_variant_is_core_or_full() -> None:
+    """Images and library read the same file, and any other word is refused."""
+    recipe = RECIPES / "aotriton"
+    for script in ("build_images.sh", "build_library.sh"):
+        assert '. "$RECIPE_DIR/kernels.sh"' in (recipe / script).read_text()
+    command = ["bash", "-c", f". {recipe}/kernels.sh"]
+    environment = {"AOTRITON_KERNELS": "most"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "most, not core or full" in done.stderr

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every patch of this repository, and what lint and check must refuse."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from support.patches import GOOD, TEXT
+from support.project import CHECKOUT, MiniProject
+
+from forge.errors import ForgeError
+from forge.files import sha256_file
+from forge.project import Project
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
+from forge.sources.cache import SourceCache
+from forge.upkeep import bump, patches
+
+
+class Patched:
+    """A project whose recipe `alpha` has one good patch, its source already in the cache."""
+
+    def __init__(self, folder: Path) -> None:
+        mini = MiniProject(folder / "project")
+        (mini.root / "build" / "sources").unlink()
+        (folder / "demo").mkdir()
+        (folder / "demo" / "text").write_text(TEXT)
+        archive = folder / "demo-1.0.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(folder / "demo", "demo")
+        named = (
+            f"[{{url: 'file:///nowhere/{archive.name}', sha256: {sha256_file(archive)},"
+            " patches: [../../patches/alpha/0001-word.patch]}]"
+        )
+        self.patch = mini.root / "patches" / "alpha" / "0001-word.patch"
+        self.patch.parent.mkdir(parents=True)
+        self.patch.write_text(GOOD)
+        self.recipe = mini.recipe("alpha", source=named) / "recipe.yaml"
+        self.project = Project.at(mini.root)
+        self.cached = SourceCache(self.project)
+        self.cached.add(archive, sources_of(self.recipes()["alpha"]))
+
+    def recipes(self) -> dict:
+        return bump.every_source(self.project).recipes
+
+    def lint(self) -> str:
+        return "\n".join(patches.lint(self.project, self.recipes()))
+
+    def check(self) -> patches.Applied:
+        (found,) = patches.check(self.project, self.recipes(), lambda *_: None)
+        return found
+
+
+@pytest.fixture
+def patched(tmp_path: Path) -> Patched:
+    return Patched(tmp_path)
+
+
+def test_ours_are_clean(recipes: RecipeSet) -> None:
+    project = Project.at(CHECKOUT)
+    assert patches.all_patches(project) and patches.lint(project, recipes.recipes) == []
+
+
+def test_a_good_patch(patched: Patched) -> None:
+    assert patched.lint() == ""
+    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
+
+
+@pytest.mark.parametrize("trailer", [*patches.TRAILERS, "Subject", "Date"])
+def test_missing_line(trailer: str) -> None:
+    path = Path("patches/alpha/0001-word.patch")
+    assert patches.lint_file(path, GOOD) == []
+    text = re.sub(rf"^{trailer}: .*\n", "", GOOD, flags=re.M)
+    assert f"no {trailer}" in patches.lint_file(path, text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        ("Upstream-Status: Inapp", "Upstream-Status: Maybe", "Upstream-Status is not one of"),
+        ("Applies-To: alpha 1.0", "Applies-To: alpha 2.0", "Applies-To is not alpha 1.0"),
+        ("Last-Update: 2026-11-21", "Last-Update: today", "Last-Update is not a date"),
+        ("[PATCH] ", "", "does not start with [PATCH]"),
+        ("From 0123", "From x", "not in git format-patch form"),
+        ("The word was wrong, which made the reader stop; it was wrong since it was", "It", "why"),
+    ],
+)
+def test_bad_value(patched: Patched, old: str, new: str, finding: str) -> None:
+    assert old in GOOD
+    patched.patch.write_text(GOOD.replace(old, new))
+    assert finding in patched.lint() and "0001-word.patch" in patched.lint()
+
+
+def test_named_by_none_or_twice(patched: Patched) -> None:
+    extra = patched.patch.with_name("0002-more.patch")
+    extra.write_text(GOOD)
+    assert "0002-more.patch: no recipe names it" in patched.lint()
+    extra.unlink()
+    name = "../../patches/alpha/0001-word.patch"
+    text = patched.recipe.read_text()
+    patched.recipe.write_text(text.replace(name, f"{name}, {name}"))
+    assert "named more than once" in patched.lint()
+    patched.patch.rename(patched.patch.with_name("word.patch"))
+    patched.recipe.write_text(text.replace("0001-word", "word"))
+    assert "numbers are not 0001" in patched.lint()
+
+
+def test_fuzz_is_refused(patched: Patched) -> None:
+    """rattler-build would take this hunk, whose context is not quite the source's."""
+    patched.patch.write_text(GOOD.replace(" one\n", " ones\n"))
+    found = patched.check()
+    assert found.state == "fails" and "0001-word.patch" in found.detail
+
+
+def test_source_out_of_reach(patched: Patched) -> None:
+    """Not counted as passed; what was compared by hand is reported."""
+    for archive in patched.cached.folder.rglob("*.tar.gz"):
+        archive.unlink()
+    found = patched.check()
+    assert found.state == "not attempted" and "None of its hunks" in found.detail
+    record = patched.patch.with_name(patches.VERIFIED)
+    entry = f"files:\n  text: {{blob: {'a' * 40}, commit: {'b' * 40}}}\n"
+    record.write_text(entry)
+    assert "Compared by hand: all hunks, with 1 files" in patched.check().detail
+    record.write_text(entry.replace("text:", "other:"))
+    assert "all hunks but those of text" in patched.check().detail
+    record.write_text(entry.replace("a" * 40, "main"))
+    with pytest.raises(ForgeError, match="needs a blob"):
+        patched.check()
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        (GOOD, {"text"}),
+        ("--- /dev/null\n+++ b/new/file\t2026-11-21\n", {"new/file"}),
+        ("--- a/old\n+++ /dev/null\n", {"old"}),
+        ("--- a/old\n+++ b/../../outside\n", {"old", "../../outside"}),
+        ("rename from old\nrename to ../new\n", {"old", "../new"}),
+        ("@@ -1,2 +1 @@\n--- a/comment\n rest\n", set()),
+    ],
+)
+def test_touched(text: str, paths: set[str]) -> None:
+    assert patches.touched(text) == paths
+
+
+@pytest.mark.parametrize("record", sorted(CHECKOUT.glob(f"patches/*/{patches.VERIFIED}")), ids=str)
+def test_our_records(record: Path) -> None:
+    """Each names blob and commit of every file that a patch beside it changes."""
+    known = patches.verified(record)
+    for path in record.parent.glob("*.patch"):
+        assert patches.touched(path.read_text()) <= set(known), path.name
+
+
+@pytest.mark.parametrize(
+    "text", [f"files:\n  text: {{blob: {'a' * 40}}}\n", "files: 3", "[", "", "files: {text: [1]}"]
+)
+def test_record_without_commit(tmp_path: Path, text: str) -> None:
+    record = tmp_path / patches.VERIFIED
+    record.write_text(text)
+    with pytest.raises(ForgeError, match=f"{patches.VERIFIED}.* commit"):
+        patches.verified(record)
+
+
+def test_patch_that_is_not_text(patched: Patched) -> None:
+    patched.patch.write_bytes(b"\xff")
+    with pytest.raises(ForgeError, match=r"0001-word.patch is not UTF-8"):
+        patched.lint()

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Publishing to a folder: what may go, what a client sees at every moment, what can be undone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.static_channel import BUILD, Source, findings, tree, unzstd
+
+from forge.channel import publish as static
+from forge.channel.publish import StaticChannel
+from forge.errors import BuildFailed, ForgeError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path / "channel")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_folder(source: Source, target: Path) -> None:
+    """All forms of the index, modes for a web server, revisions; no change makes no revision."""
+    source.make("alpha")
+    source.make("beta", subdir="linux-64", depends=["alpha"])
+    (source.folder / "forge" / f"alpha-1.0-{BUILD}.provenance.json").write_text("{}")
+    (source.folder / "forge" / f"alpha-1.0-{BUILD}.cdx.json").write_text("{}")
+    before = os.umask(0o077)
+    try:
+        first = StaticChannel(target).publish(source)
+    finally:
+        os.umask(before)
+    assert first and str(first) == "revision 1: 2 added"
+    for path in [target, *target.rglob("*")]:
+        if path.name != ".lock":
+            assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+    assert findings(target) == []
+    assert {p.name for p in (target / "forge").iterdir()} == {
+        f"alpha-1.0-{BUILD}.provenance.json", f"alpha-1.0-{BUILD}.cdx.json",
+    }  # fmt: skip
+    unchanged = tree(target)
+    assert StaticChannel(target).publish(source) is None and tree(target) == unchanged
+
+    source.make("alpha", "2.0")
+    second = StaticChannel(target).publish(source)
+    assert second and second.added == [f"noarch/alpha-2.0-{BUILD}.conda"]
+    log = json.loads((target / "revisions/log.json").read_text())
+    assert [entry["revision"] for entry in log] == [1, 2]
+    assert set(log[0]) == {"revision", "time", "added", "yanked", "restored"}
+    assert log[0]["time"].endswith("+00:00") and findings(target) == []
+    old = json.loads(unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes()))
+    assert list(old["packages.conda"]) == [f"alpha-1.0-{BUILD}.conda"]
+
+
+def test_run_exports(source: Source, target: Path) -> None:
+    """run_exports.json (CEP 12) says what the packages themselves say."""
+    exporter = source.make("alpha", exports={"weak": ["alpha >=1"], "noarch": ["python"]})
+    plain = source.make("beta")
+    StaticChannel(target).publish(source)
+    found = json.loads((target / "noarch/run_exports.json").read_text())["packages.conda"]
+    assert found == {
+        f"{exporter}.conda": {"run_exports": {"weak": ["alpha >=1"], "noarch": ["python"]}},
+        f"{plain}.conda": {"run_exports": {}},
+    }
+    raw = unzstd((target / "noarch/run_exports.json.zst").read_bytes())
+    assert json.loads(raw)["packages.conda"] == found
+
+
+GATES: dict[str, tuple[Callable[[Source], object], str]] = {
+    "host-bound": (lambda s: s.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
+    "no tests": (lambda s: s.make("bad", tests=0), "has no tests"),
+    "no licence": (lambda s: s.make("bad", licensed=False), "has the licence 'nothing'"),
+    "no licence text": (lambda s: s.make("bad", license_files=[]), "has no licence text"),
+    "proprietary": (
+        lambda s: s.make("bad", license="Proprietary"),
+        "the licence 'Proprietary'",
+    ),
+    "private": (
+        lambda s: s.make("bad", license="LicenseRef-EULA"),
+        "the licence 'LicenseRef-EULA'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GATES)
+def test_gate(case: str, source: Source, target: Path) -> None:
+    """One package that is unfit keeps all of them back, and nothing is written."""
+    source.make("good")
+    break_it, message = GATES[case]
+    break_it(source)
+    with pytest.raises(ForgeError, match="nothing is published") as error:
+        StaticChannel(target).publish(source)
+    assert message in str(error.value) and "bad-1.0" in str(error.value)
+    assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
+
+
+def test_nothing_to_publish(source: Source, target: Path) -> None:
+    with pytest.raises(ForgeError, match="holds no packages"):
+        StaticChannel(target).publish(source)
+
+
+@pytest.mark.parametrize("held", ["thesis.tex", "noarch/omega-1.0-0.conda"])
+def test_folder_of_something_else_is_left_alone(held: str, source: Source, target: Path) -> None:
+    """A folder without a log is not a published channel: not the one that builds go to either."""
+    source.make("alpha")
+    (target / held).parent.mkdir(parents=True)
+    (target / held).write_text("years of work")
+    for arguments in ((source,), (None, ["alpha-1.0-0"])):
+        with pytest.raises(ForgeError, match=r"is not a published .* but (thesis|noarch)"):
+            StaticChannel(target).publish(*arguments)
+        with pytest.raises(ForgeError, match=r"is not a published .* but forge"):
+            StaticChannel(source.folder).publish(*arguments)
+    assert list(tree(target)) == [held] and not (source.folder / ".lock").exists()
+
+
+def test_lost_log_is_not_begun_anew(source: Source, target: Path) -> None:
+    """It would forget what is yanked."""
+    StaticChannel(target).publish(source, [source.make("alpha")])
+    (target / "revisions/log.json").unlink()
+    with pytest.raises(ForgeError, match="has no revisions/log"):
+        StaticChannel(target).publish(source)
+
+
+def test_yank_of_nothing_makes_no_channel(target: Path) -> None:
+    with pytest.raises(ForgeError, match="is not a published channel"):
+        StaticChannel(target).publish(None, ["alpha-1.0-0"])
+    assert not target.exists()
+
+
+def test_yank(source: Source, target: Path) -> None:
+    """The file stays and its record is marked for solvers of every kind, until it is restored."""
+    old, new = source.make("alpha"), source.make("alpha", "2.0")
+    StaticChannel(target).publish(source)
+    revision = StaticChannel(target).publish(None, [new])
+    assert revision and revision.yanked == [f"noarch/{new}.conda"]
+    assert (target / f"noarch/{new}.conda").exists() and findings(target) == []
+    data = json.loads((target / "noarch/repodata.json").read_text())
+    # solvers that do not know `removed` are kept off by what the record depends on
+    assert data["packages.conda"][f"{new}.conda"]["depends"] == [static.REVOKED]
+    assert data["removed"] == [f"{new}.conda"]
+    assert StaticChannel(target).publish(source, [new]) is None
+    source.make("gamma")
+    assert StaticChannel(target).publish(source) and findings(target) == []
+    assert json.loads((target / "noarch/repodata.json").read_text())["removed"] == data["removed"]
+    revision = StaticChannel(target).publish(None, (), [new])
+    assert revision and revision.restored == [f"noarch/{new}.conda"] and findings(target) == []
+    data = json.loads((target / "noarch/repodata.json").read_text())
+    assert not data.get("removed") and not data["packages.conda"][f"{new}.conda"]["depends"]
+    for arguments in ((["nosuch-1-0"], ()), ((), ["nosuch-1-0"])):
+        with pytest.raises(ForgeError, match="no such build"):
+            StaticChannel(target).publish(None, *arguments)
+    assert StaticChannel(target).publish(None, (), [old]) is None
+
+
+def test_published_file_that_was_cut_is_told(source: Source, target: Path) -> None:
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (file,) = target.glob("noarch/*.conda")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(BuildFailed, match="missing or truncated"):
+        StaticChannel(target).publish(source)
+
+
+def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -> None:
+    """A file that differs from its record, one that was not tested, a note of before."""
+    dist = source.make("alpha")
+    note, package = source.folder / f"forge/{dist}.json", source.folder / f"noarch/{dist}.conda"
+    original = note.read_text()
+    (record,) = source.records()
+    assert source.digest_of(record) == {"content": "alpha"} and source.tests_of(record) == 1
+    for text in ('{"content": "alpha"}', "{", original.replace(record.sha256, "0" * 64)):
+        note.write_text(text)
+        with pytest.raises(ForgeError, match=r"alpha.*no note of passed tests"):
+            StaticChannel(target).publish(source)
+    note.write_text('{"content": "alpha"}')
+    assert source.digest_of(record) is None
+    note.write_text(original)
+    whole = package.read_bytes()
+    package.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ForgeError, match="differs from its record"):
+        StaticChannel(target).publish(source)
+    package.unlink()
+    with pytest.raises(ForgeError, match="is missing or differs"):
+        StaticChannel(target).publish(source)
+    package.write_bytes(whole)
+    assert StaticChannel(target).publish(source)
+
+
+def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: Path) -> None:
+    """Also where the first publish was killed before its index named the file."""
+    source.make("alpha", text="one")
+    StaticChannel(target).publish(source)
+    before = tree(target)
+    other = Source(tmp_path / "elsewhere" / "channel")
+    other.make("alpha", text="two")
+    with pytest.raises(ForgeError, match=r"alpha.*already published with other content"):
+        StaticChannel(target).publish(other)
+    assert tree(target) == before
+    gamma = other.make("gamma", text="one")
+    (target / f"noarch/{gamma}.conda").write_bytes(b"of a killed publish")
+    with pytest.raises(ForgeError, match=r"gamma.*already published with other content"):
+        StaticChannel(target).publish(other)
+
+
+def test_fix_and_yank_are_one_revision(source: Source, target: Path) -> None:
+    broken = source.make("alpha")
+    StaticChannel(target).publish(source)
+    source.make("alpha", "1.1")
+    revision = StaticChannel(target).publish(source, [broken])
+    assert str(revision) == "revision 2: 1 added, 1 yanked"
+
+
+def test_one_publisher_at_a_time(source: Source, target: Path) -> None:
+    from forge.locks import hold
+
+    source.make("alpha")
+    with hold(target, "publishing to"), pytest.raises(ForgeError, match="is publishing to"):
+        StaticChannel(target).publish(source)
+    assert StaticChannel(target).publish(source)
+
+
+def test_full_disk(
+    source: Source, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message, clients keep what they had, and the same command completes it."""
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    before = tree(target)
+    source.make("beta")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BuildFailed, match="No space left on device") as error:
+        StaticChannel(target).publish(source)
+    assert "\n" not in str(error.value)
+    assert {k: v for k, v in tree(target).items() if k != ".lock"} == {
+        k: v for k, v in before.items() if k != ".lock"
+    }
+    monkeypatch.undo()
+    assert StaticChannel(target).publish(source) and findings(target) == []
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ForgeError, match="cannot write"):
+        StaticChannel(tmp_path / "file" / "out").publish(source)

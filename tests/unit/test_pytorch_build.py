@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The pytorch recipe's build script, its checks, and its layout of the packages.
+
+The build takes hours and an SDK; here the script runs on a made-up source tree with made-up tools.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.pytorch_tree import (
+    COMMIT,
+    LOG,
+    NINJA,
+    PINNED,
+    RECIPE,
+    Build,
+    configuration,
+    installed_torch,
+    layout,
+    pin,
+)
+
+# --- the layout of the packages
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> tuple[Path, Path]:
+    return installed_torch(tmp_path / "env")
+
+
+def test_layout(installed: tuple[Path, Path]) -> None:
+    torch, prefix = installed
+    layout.lay_out(torch, prefix, Path("/source"))
+    assert (prefix / "lib/libtorch.so").read_text() == "lib/libtorch.so"
+    assert (torch / "lib/libtorch.so").samefile(prefix / "lib/libtorch.so")
+    assert (torch / "include/ATen/header.h").samefile(prefix / "include/ATen/header.h")
+    assert (torch / "share/cmake/Torch").is_dir() and (torch / "include/google/any.h").exists()
+    # what $ORIGIN/.. is for a library found through torch/lib
+    assert (torch / "lib").is_symlink() and Path(f"{torch}/lib/..").resolve() == prefix
+    assert not (torch / "lib").readlink().is_absolute()
+    left = {path.name for path in prefix.rglob("*")}
+    assert not {"libdnnl.a", "protoc", "aotriton", "aotriton.images", "dnnl"} & left
+    assert not any("aotriton" in name for name in left)
+
+
+def test_layout_refusals(installed: tuple[Path, Path]) -> None:
+    torch, prefix = installed
+    (prefix / "include/ATen").mkdir()
+    with pytest.raises(SystemExit, match="is there already"):
+        layout.lay_out(torch, prefix, Path("/source"))
+
+
+def test_layout_sees_a_missing_part(installed: tuple[Path, Path]) -> None:
+    (installed[0] / "bin/torch_shm_manager").unlink()
+    with pytest.raises(SystemExit, match="no torch_shm_manager"):
+        layout.lay_out(*installed, Path("/source"))
+
+
+def test_layout_sees_a_path_of_the_build(installed: tuple[Path, Path]) -> None:
+    (installed[0] / "share/cmake/ATen/ATenConfig.cmake").write_text("set(A /source/torch/include)")
+    with pytest.raises(SystemExit, match="folder of this build"):
+        layout.lay_out(*installed, Path("/source"))
+
+
+# --- the commit of AOTriton
+
+
+def test_right_pin() -> None:
+    assert pin.wrong(PINNED, COMMIT) == ""
+    assert pin.wrong(f"set(__AOTRITON_CI_COMMIT {COMMIT})\n", COMMIT) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PINNED.replace("0123", "ffff", 1), "builds"),
+        (PINNED.replace(COMMIT, "0.12b"), "not a full commit"),
+        (PINNED + PINNED, "2 lines"),
+        ("set(__AOTRITON_VER 0.12b)\n", "0 lines"),
+        (f"# set(__AOTRITON_CI_COMMIT {COMMIT})\n", "0 lines"),
+    ],
+)
+def test_wrong_pin(text: str, why: str) -> None:
+    assert why in pin.wrong(text, COMMIT)
+
+
+def test_pin_from_the_command_line(tmp_path: Path) -> None:
+    """What build.sh sees: the reason and a status, no traceback."""
+    command = [sys.executable, RECIPE / "check_aotriton_pin.py", tmp_path / "aotriton.cmake"]
+    done = subprocess.run([*command, COMMIT], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "does not exist" in done.stderr
+    (tmp_path / "aotriton.cmake").write_text(PINNED)
+    assert subprocess.run([*command, COMMIT], capture_output=True, check=False).returncode == 0
+    done = subprocess.run([*command, "f" * 40], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and COMMIT in done.stderr and "Traceback" not in done.stderr
+
+
+# --- the configuration
+
+
+def test_right_configuration() -> None:
+    assert configuration.wrong(NINJA, LOG, "/env") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("--   USE_ROCM : ON", "--   USE_ROCM : OFF", "USE_ROCM is OFF"),
+        ("--   USE_ROCM : ON", "", "USE_ROCM is not in the summary"),
+        ("USE_FLASH_ATTENTION : ON", "USE_FLASH_ATTENTION : ", "USE_FLASH_ATTENTION is "),
+        ("USE_CUDA : OFF", "USE_CUDA : 1", "USE_CUDA is 1"),
+        ("Using Preinstalled AOTriton at", "Using AOTriton Runtime from", "does not come from our"),
+        ("Found system Eigen", "Did not find system Eigen", "would be cloned"),
+        ("gfx1151 ", "gfx1151 --offload-arch=gfx1100 ", "device code for"),
+        ("--offload-arch=gfx1151", "", "device code for nothing"),
+        ("-DUSE_FLASH_ATTENTION ", "", "-DUSE_FLASH_ATTENTION"),
+        ("libaotriton_v2.so", "libother.so", "linked with libaotriton"),
+        ("--gcc-install-dir=/source/gcc", "", "conda's GCC"),
+        ("LINK torch_hip.dir", "LINK fbgemm.a libfbgemm_genai.a torch_hip.dir", "fbgemm_genai"),
+        ("LINK torch_hip.dir", "LINK a/mslk.dir/x.o torch_hip.dir", "mslk is built"),
+        (
+            "build libtorch",
+            "build a/aotriton_runtime-stamp/aotriton_runtime-download: X\nbuild libtorch",
+            "aotriton_runtime would be downloaded",
+        ),
+        ("-I/env/opt/rocm/include", "-I/opt/rocm/include", "outside the environment"),
+        ("/env/opt/rocm/lib/llvm/bin/clang++", "/usr/bin/clang++", "the HIP compiler"),
+    ],
+)
+def test_wrong_configuration(old: str, new: str, why: str) -> None:
+    ninja, log = NINJA.replace(old, new), LOG.replace(old, new)
+    assert (ninja, log) != (NINJA, LOG)
+    (reason,) = configuration.wrong(ninja, log, "/env")
+    assert why in reason
+
+
+# --- the build script
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+def test_build(build: Build) -> None:
+    _, calls = build.run()
+    hipify, configure, compile_, pip, byte_compile = calls
+    assert hipify == "python tools/amd_build/build_amd.py"
+    given = set(re.findall(r"\[(.*?)\]", configure))
+    assert {
+        "-DUSE_ROCM=ON", "-DUSE_CUDA=OFF", "-DUSE_FLASH_ATTENTION=ON", "-DUSE_MSLK=OFF",
+        "-DCMAKE_HIP_COMPILER_LAUNCHER=ccache", "-DA=1",
+        f"-DCMAKE_FIND_ROOT_PATH=SRC;{build.prefix};/sysroot",
+        "-DCMAKE_HIP_FLAGS=--gcc-install-dir=SRC/gcc/lib/gcc/x86_64-conda-linux-gnu/14.3.0 "
+        "--sysroot=/sysroot",
+    } <= given  # fmt: skip
+    assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
+    assert "--no-index" in pip and "compileall" in byte_compile
+    # GCC as clang looks for it
+    view, target = build.source / "gcc", "x86_64-conda-linux-gnu"
+    assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
+    links = {"include/c++/14.3.0": "c++", "bin": "tools", "lib": "lib"}
+    for link, folder in links.items():
+        expected = Path(build.environment["BUILD_PREFIX"], folder)
+        assert (view / target / link).readlink() == expected
+    assert not (build.source / ".gitmodules").exists()
+    assert (build.source / "third_party/NNPACK/cmake/DownloadSix.cmake").read_text() == ""
+    assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_compiler_without_headers(build: Build) -> None:
+    tool = Path(build.environment["PATH"].split(":")[0]) / "g++"
+    tool.write_text(tool.read_text().replace("/c++/vector", "/c++/nothing"))
+    output, calls = build.run(code=1)
+    assert "does not find <vector>" in output and calls == []
+
+
+def test_resumes_where_it_failed(build: Build) -> None:
+    """A killed compile of hours goes on; hipify, which rewrites the tree, never runs twice."""
+    marker = build.write("fail-compile", "")
+    _, calls = build.run(code=1)
+    assert [call.split()[0] for call in calls] == ["python", "cmake", "cmake"]
+    marker.unlink()
+    output, calls = build.run()
+    assert "== compile" in output and "== prepare" not in output
+    assert [call.split()[0] for call in calls] == ["cmake", "python", "python"]
+    assert build.run()[1] == []
+
+
+def test_hipify_that_failed_runs_again(build: Build) -> None:
+    marker = build.write("fail-hipify", "")
+    build.run(code=1)
+    marker.unlink()
+    assert build.run()[1][0] == "python tools/amd_build/build_amd.py"
+
+
+def test_wrong_source_stops_before_hipify(build: Build) -> None:
+    build.environment["AOTRITON_COMMIT"] = "f" * 40
+    output, calls = build.run(code=1)
+    assert "variants.yaml" in output and calls == []
+
+
+def test_wrong_configuration_stops_before_the_compile(build: Build) -> None:
+    build.write("log", LOG.replace("USE_ROCM : ON", "USE_ROCM : OFF"))
+    output, calls = build.run(code=1)
+    assert "USE_ROCM is OFF" in output and not any("--build" in call for call in calls)
+
+
+def test_options_reach_setup_py_too(build: Build) -> None:
+    """CMake's forwarding of the environment is not relied on, setup.py's reading of it is."""
+    (Path(build.environment["PATH"].split(":")[0]) / "cmake").write_text(
+        "#!/bin/bash\nenv > environment; exit 1\n"
+    )
+    build.run(code=1)
+    environment = (build.source / "environment").read_text()
+    for line in ("USE_CUDA=OFF", "USE_SYSTEM_EIGEN_INSTALL=ON", "PYTORCH_ROCM_ARCH=gfx1151"):
+        assert f"\n{line}\n" in environment
+    assert f"CCACHE_BASEDIR={build.source.parent}\n" in environment
+    assert f"CCACHE_DIR={build.environment['FORGE_CACHE']}/ccache\n" in environment
+    for flag in ("-std=c++", "-fvisibility-inlines-hidden", "--as-needed"):
+        assert flag not in environment

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every recipe of this repository on both bases."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from support.plain_rendering import plain
+from support.project import CHECKOUT
+
+from forge import bases
+from forge.channel.local import CONTENT_HASH
+from forge.project import Project
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import sources_of
+
+PROJECT = Project.at(CHECKOUT)
+RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
+
+
+@pytest.fixture(scope="module", params=["conda-forge", "host"])
+def recipes(request: pytest.FixtureRequest) -> RecipeSet:
+    return RecipeSet(PROJECT, bases.load(PROJECT, request.param))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_renders(recipes: RecipeSet, name: str) -> None:
+    """Build strings follow conda-forge's grammar, sources are pinned, a licence file is named."""
+    recipe = recipes.recipes[name]
+    rendered = recipes.render(recipe.path, "x")
+    assert rendered
+    for data in (output["recipe"] for output in rendered):
+        assert data["about"]["license"] and data["about"]["license_file"]
+        assert data["tests"], "a package without a test"
+        assert CONTENT_HASH.search(data["build"]["string"])
+        assert data["build"]["string"].startswith(recipes.base.build_prefix)
+    for source in sources_of(recipe):
+        assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
+
+
+def without_hashes(outputs: list[dict[str, Any]]) -> list[Any]:
+    """Rendered outputs, the hashes in their build strings blanked."""
+    return json.loads(re.sub("h[0-9a-f]{7}_", "h_", json.dumps(outputs)))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_driver_adds_only_the_hash(name: str) -> None:
+    """Plain rattler-build and the driver build the same package on conda-forge."""
+    path = CHECKOUT / "recipes" / name / "recipe.yaml"
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"), set(RECIPES) - {name})
+    ours = [output["recipe"] for output in recipes.render(path, "x")]
+    assert ours != plain(path) and without_hashes(ours) == without_hashes(plain(path))
+
+
+def test_checks_of_recipes_hold_under_optimization() -> None:
+    """Python drops assert statements under -O: a check that is one would pass."""
+    files = sorted(CHECKOUT.glob("recipes/**/*.py"))
+    assert len(files) > 15
+    found = [
+        f"{file.relative_to(CHECKOUT)}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not found, "use require() of recipes/checks/verdict.py"
+
+
+def test_no_recipe_knows_its_base() -> None:
+    for path in CHECKOUT.glob("recipes/*/*"):
+        if path.is_file():
+            words = "host base|hostgcc|hostgxx|hostbound|bases/host"
+            assert not re.search(words, path.read_text()), path
+
+
+def test_order_puts_dependencies_first(recipes: RecipeSet) -> None:
+    order = list(recipes.recipes)
+    for name, recipe in recipes.recipes.items():
+        for needed in recipe.needs | recipe.tests_need:
+            if needed in recipes.owner:
+                assert order.index(recipes.owner[needed]) < order.index(name)
+
+
+def test_variants_have_reasons() -> None:
+    """One key per pin, a comment above each."""
+    lines = (CHECKOUT / "variants.yaml").read_text().splitlines()
+    keys = [index for index, line in enumerate(lines) if re.match(r"\w+:", line)]
+    assert keys
+    for index in keys:
+        assert lines[index - 1].startswith("# "), f"{lines[index]} has no reason above it"
+
+
+def test_versions_agree(recipes: RecipeSet) -> None:
+    """What a reader and a stack are told is what the recipes and variants.yaml say."""
+    readme = (CHECKOUT / "README.md").read_text()
+    for name, recipe in recipes.recipes.items():
+        row = rf"^\| {re.escape(name)}( \([^|]*\))? \| {re.escape(recipe.version)} \|"
+        assert re.search(row, readme, re.M), f"README has no row of {name} {recipe.version}"
+    pins = {key: recipes.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
+    assert recipes.recipes["triton"].version == pins["triton"]
+    stack = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())["dependencies"]
+    assert pins["pytorch"].startswith(stack["pytorch"].removesuffix("*"))
+    assert stack["triton"] == f"{pins['triton']}.*"
+    assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"
+    assert stack["flash-attn"] == f"{recipes.recipes['flash-attn'].version}.*"

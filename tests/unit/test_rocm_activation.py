@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The activation scripts of the rocm-sdk packages: they restore what they changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+
+RECIPE = CHECKOUT / "recipes" / "rocm-sdk"
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("had", [{}, {"ROCM_PATH": "/mine", "CMAKE_PREFIX_PATH": "/a;b c"}])
+def test_activation_restores_what_it_changed(tmp_path: Path, shell: str, had: dict) -> None:
+    """Also under `set -eu`, and with a sysroot, for which the compiler gets flags."""
+    prefix = tmp_path / "a prefix"
+    (prefix / "x86_64-conda-linux-gnu/sysroot").mkdir(parents=True)
+    scripts = [
+        RECIPE / "activation" / f"{part}-{when}.sh"
+        for part, when in [
+            ("core", "activate"), ("devel", "activate"),
+            ("devel", "deactivate"), ("core", "deactivate"),
+        ]
+    ]  # fmt: skip
+    sources = [f'. "{script}"\nenv -0 > {tmp_path}/{n}' for n, script in enumerate(scripts)]
+    start = {"PATH": os.environ["PATH"], "HOME": "/home/me", "CONDA_PREFIX": str(prefix)} | had
+    program = "set -eu\n" + "\n".join(sources)
+    subprocess.run([shell, "-c", program], env=start, check=True)
+    seen = [_environment(tmp_path / str(n)) for n in range(4)]
+    assert seen[0]["AMD_COMGR_CACHE_DIR"].startswith("/home/me/.cache/comgr/rocm-")
+    rocm = f"{prefix}/opt/rocm"
+    assert seen[1]["ROCM_PATH"] == rocm and seen[1]["PATH"].startswith(f"{rocm}/bin:")
+    assert seen[1]["CMAKE_PREFIX_PATH"].endswith(had.get("CMAKE_PREFIX_PATH", rocm))
+    assert f"--sysroot={prefix}" in seen[1]["HIPCC_COMPILE_FLAGS_APPEND"]
+    forbidden = {"HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "HIP_VISIBLE_DEVICES"}
+    assert not forbidden & set(seen[1])
+    assert seen[3] == start
+
+
+def _environment(file: Path) -> dict[str, str]:
+    pairs = dict(p.split("=", 1) for p in file.read_text().split("\0") if p)
+    return {k: v for k, v in pairs.items() if k not in ("PWD", "SHLVL", "_", "OLDPWD")}
+
+
+def test_users_own_cache_folder_stays(tmp_path: Path) -> None:
+    scripts = [RECIPE / "activation" / f"core-{w}.sh" for w in ("activate", "deactivate")]
+    program = "".join(f'. "{script}"\necho "$AMD_COMGR_CACHE_DIR"\n' for script in scripts)
+    start = {"HOME": "/home/me", "AMD_COMGR_CACHE_DIR": "/mine"}
+    done = subprocess.run(["sh", "-c", program], env=start, capture_output=True, text=True)
+    assert done.stdout.split() == ["/mine", "/mine"]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What recipes may name as a source, and where its file is found: pip's configuration decides."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from packageurl import PackageURL
+from support.project import MiniProject
+
+from forge.errors import ForgeError, NotAttempted
+from forge.files import write_text
+from forge.project import Project
+from forge.recipes.recipe import sources_of
+from forge.sources import cache, download
+from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
+from forge.upkeep.bump import every_source
+
+WHEEL = "demo-1.0-cp39-cp39-win_amd64.whl"
+PURL = PackageURL.from_string(f"pkg:pypi/demo@1.0?file_name={WHEEL}")
+DOWN = "http://127.0.0.1:9/simple"
+
+
+def test_cache_key() -> None:
+    """A key that rattler-build 0.73 itself gave a source in its cache."""
+    url = "http://127.0.0.1:18765/demo-1.0.tar.gz"
+    sha256 = "682d061b5f5b48149308d1076f53ccbd62f7ca90d1509c88adfeea6581ecd71c"
+    assert cache.cache_key(url, sha256) == "9f5c11690e33fdb6"
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("{url: 'http://upstream.invalid/a.tar.gz'}", "needs url and sha256"),
+        ("{git: 'https://example.com/a.git', tag: v1}", "a full commit"),
+        ("{git: 'https://example.com/a.git', branch: main}", "a full commit"),
+        ("{git: 'https://example.com/a.git', rev: 0123abc}", "a full commit"),
+        (f"{{url: '{PYPI_URL}/a.tar.gz', sha256: {'0' * 64}}}", "extra.purls"),
+    ],
+)
+def test_source_without_what_pins_it(tmp_path: Path, source: str, wrong: str) -> None:
+    project = MiniProject(tmp_path)
+    project.recipe("alpha", source=f"[{source}]")
+    with pytest.raises(ForgeError, match=rf"alpha.*{wrong}"):
+        sources_of(every_source(Project.at(project.root)).recipes["alpha"])
+
+
+def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's own order: [global], then [download], then the environment."""
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\nindex-url = a\nproxy = b\ncert = c\nextra-index-url =\n    d\n    e\n"
+        "[download]\nproxy = f\ncert = g\n[install]\nproxy = h\n"
+    )
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_CERT", "i")
+    found = download.pip_settings.__wrapped__()
+    assert (found["index-url"], found["proxy"], found["cert"]) == ("a", "f", "i")
+    assert found["extra-index-url"].split() == ["d", "e"]
+    file.write_text("[global\n")
+    with pytest.raises(ForgeError, match="pip cannot read its configuration"):
+        download.pip_settings.__wrapped__()
+
+
+class Index:
+    """pip's configuration, and folders that it names."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.settings = folder, {"index-url": DOWN}
+        monkeypatch.setattr(download, "pip_settings", lambda: self.settings)
+        monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
+        monkeypatch.setattr(download, "TIMEOUT_SECONDS", 1)
+        self.wheel = folder / "wheels" / WHEEL
+        write_text(self.wheel, "a wheel of another system")
+        self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
+        write_text(folder / "simple" / "demo" / "index.html",
+                   f'<a href="../../wheels/{WHEEL}#sha256={self.sha256}">{WHEEL}</a>')  # fmt: skip
+
+    def fetch(self, **source: str) -> str:
+        """Fetch the wheel into a new cache; returns its text."""
+        given = {"url": f"{PYPI_URL}/{WHEEL}", "sha256": self.sha256, "purl": PURL} | source
+        project = Project(self.folder, self.folder / "channel", self.folder / "build")
+        return SourceCache(project).fetch(Source(**given), lambda *_: None).read_text()
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    return Index(tmp_path, monkeypatch)
+
+
+def test_index_and_further_index(index: Index) -> None:
+    """A file is located by name, whatever system it is for; an index that is down hides nothing."""
+    with pytest.raises(NotAttempted, match=r"pip's index offers no demo.*127\.0\.0\.1:9"):
+        index.fetch()
+    index.settings["extra-index-url"] = (index.folder / "simple").as_uri()
+    assert index.fetch() == "a wheel of another system"
+    index.settings["no-index"] = "true"
+    with pytest.raises(NotAttempted, match="pip's index offers no demo"):
+        index.fetch(sha256="0" * 64)
+
+
+def test_wheel_folder(index: Index) -> None:
+    index.settings["find-links"] = f"{index.folder / 'absent'} {index.wheel.parent}"
+    assert index.fetch() == "a wheel of another system"
+
+
+def test_file_that_the_index_does_not_have(index: Index) -> None:
+    index.settings["index-url"] = (index.folder / "simple").as_uri()
+    with pytest.raises(NotAttempted, match="pip's index does not offer it"):
+        index.fetch(url=f"{PYPI_URL}/demo-2.0-cp39-cp39-win_amd64.whl")
+
+
+def test_secrets_of_an_index_are_not_shown(index: Index) -> None:
+    index.settings["index-url"] = DOWN.replace("//", "//user:secret@")
+    with pytest.raises(NotAttempted) as failed:
+        index.fetch()
+    assert "secret" not in str(failed.value) and "127.0.0.1:9" in str(failed.value)
+
+
+def test_certificates_that_cannot_be_read(index: Index) -> None:
+    index.settings["cert"] = "/nowhere/ca.pem"
+    with pytest.raises(ForgeError, match=r"pip's certificates /nowhere/ca\.pem"):
+        index.fetch()
+
+
+@pytest.mark.parametrize("names", [["x-1.0/text"], ["text", "other"]])
+def test_unpacked_as_rattler_build_does(tmp_path: Path, names: list[str]) -> None:
+    """A single top folder is dropped."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    cache.unpack(tmp_path / "a.zip", tmp_path / "got")
+    found = sorted(path.name for path in (tmp_path / "got").iterdir())
+    assert found == sorted(name.rpartition("/")[2] for name in names)
+    assert not (tmp_path / "got.unpacking").exists()

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""GitHub's workflows: linted, pinned, without secrets, made of commands that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.commands import understood
+from support.project import CHECKOUT
+
+GITHUB = CHECKOUT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+PINNED_ACTION = re.compile(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
+LINTERS = {
+    # other programs that it would call where they are found
+    "actionlint": ["-shellcheck=", "-pyflakes="],
+    "zizmor": ["--offline", "--no-progress", "--persona", "pedantic"],
+}
+GOOD = """\
+name: x
+on: push
+permissions: {}
+concurrency: {group: x, cancel-in-progress: true}
+jobs:
+  x:
+    name: x
+    runs-on: ubuntu-24.04
+    timeout-minutes: 5
+    steps:
+      - run: echo fine
+"""
+BAD = {
+    "a syntax error": ("run: echo fine", "runs: echo fine", "actionlint", "syntax-check"),
+    "an unknown output": (
+        "echo fine", "echo ${{ steps.no.outputs.x }}", "actionlint", "expression"
+    ),
+    "an unknown machine": ("ubuntu-24.04", "gfx9999", "actionlint", "runner-label"),
+    "an action by its tag": ("run: echo fine", "uses: o/r@v1", "zizmor", "unpinned-uses"),
+    "an injected template": (
+        "echo fine", "echo ${{ github.event.head_commit.message }}", "zizmor", "template-injection"
+    ),
+    "credentials that stay": (
+        "run: echo fine", f"uses: actions/checkout@{'a' * 40} # v7.0.1", "zizmor", "artipacked"
+    ),
+    "too much permission": ("permissions: {}", "permissions: write-all", "zizmor",
+                            "excessive-permissions"),
+}  # fmt: skip
+
+
+def lint(tool: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run one of LINTERS from this environment; skips the test where it belongs to another."""
+    program = shutil.which(tool, path=str(Path(sys.executable).parent))
+    assert program, f"requirements.txt brings {tool}, and it is not here"
+    command = [program, *LINTERS[tool], *map(str, paths)]
+    return subprocess.run(command, cwd=CHECKOUT, text=True, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("tool", LINTERS)
+def test_linted(tool: str) -> None:
+    done = lint(tool, *WORKFLOWS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_linters_find(fault: str, tmp_path: Path) -> None:
+    """The same command fails on a workflow with one fault, and passes the one without."""
+    right, wrong, tool, rule = BAD[fault]
+    assert right in GOOD
+    file = tmp_path / ".github/workflows/x.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text(GOOD)
+    assert lint(tool, file).returncode == 0
+    file.write_text(GOOD.replace(right, wrong))
+    done = lint(tool, file)
+    assert done.returncode and rule in done.stdout, done.stdout + done.stderr
+
+
+def load(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def test_every_action_is_a_commit_with_its_version() -> None:
+    found = [
+        line.strip() for path in WORKFLOWS for line in path.read_text().splitlines()
+        if re.search(r"uses:\s", line) and "uses: ./" not in line
+    ]  # fmt: skip
+    assert found
+    assert not [line for line in found if not PINNED_ACTION.search(line)]
+    versions: dict[str, set[str]] = {}
+    for line in found:
+        action, _, pin = line.partition("uses: ")[2].partition("@")
+        versions.setdefault("/".join(action.split("/")[:2]), set()).add(pin)
+    assert {action: pins for action, pins in versions.items() if len(pins) > 1} == {}
+
+
+def test_no_secret_and_no_more_permission_than_named() -> None:
+    """Trusted publishing needs no secret; the token that proves who we are is for one job."""
+    tokens = set()
+    for path in WORKFLOWS:
+        text, workflow = path.read_text(), load(path)
+        assert not re.search(r"secrets\b|(?i:password|api[_-]?key|_token:)", text), path
+        assert workflow["permissions"] == {}
+        for name, job in workflow["jobs"].items():
+            permissions = job["permissions"]
+            tokens |= {(path.stem, name)} if "id-token" in permissions else set()
+            writes = {key for key, value in permissions.items() if value == "write"}
+            assert writes <= {"id-token"} or path.stem == "pins"
+    assert tokens == {("build", "release"), ("release", "publish")}
+
+
+def starters(path: Path) -> list[dict[str, Any]]:
+    """A workflow itself, or those that call it."""
+    workflow = load(path)
+    # YAML 1.1 reads the key `on` as true
+    if set(workflow[True]) != {"workflow_call"}:
+        return [workflow]
+    callers = [p for p in WORKFLOWS if f"uses: ./.github/workflows/{path.name}" in p.read_text()]
+    assert callers, f"nothing calls {path.name}"
+    return [load(caller) for caller in callers]
+
+
+def test_own_machines_run_no_pull_request() -> None:
+    own = [path for path in WORKFLOWS if re.search(r"self-hosted|BUILD_RUNNER", path.read_text())]
+    assert {path.stem for path in own} == {"build", "release"}
+    for path in own:
+        for workflow in starters(path):
+            assert set(workflow[True]) <= {"push", "schedule", "workflow_dispatch"}
+
+
+def test_no_upload_is_cancelled() -> None:
+    for path in WORKFLOWS:
+        if re.search("publish --|create-pull-request", path.read_text()):
+            for workflow in starters(path):
+                assert workflow["concurrency"]["cancel-in-progress"] is False
+
+
+def scripts() -> Iterator[tuple[str, list[str]]]:
+    """The lines of every shell step, with the job where it stands."""
+    for path in WORKFLOWS:
+        for name, job in load(path)["jobs"].items():
+            for step in job.get("steps", []):
+                if "run" in step:
+                    yield f"{path.stem}/{name}", step["run"].splitlines()
+
+
+OURS = re.compile(r"(\./forge|pixi run) ")
+STEPS = sorted({(where, line) for where, step in scripts() for line in step if OURS.match(line)})
+
+
+@pytest.mark.parametrize(("where", "line"), STEPS, ids=[f"{w}: {line}" for w, line in STEPS])
+def test_steps_are_commands_that_people_run(where: str, line: str) -> None:
+    """Where pixi is, `./forge` is `pixi run`: so each command is a task, too."""
+    pixi = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+    tasks = pixi["tasks"] | pixi["feature"]["lint"]["tasks"]
+    words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
+    assert words[0] in tasks, where
+    assert line.startswith("pixi") or understood(words), where
+
+
+def test_no_step_works_past_the_driver() -> None:
+    known = re.compile(rf'{OURS.pattern}|echo "::error::')
+    assert [where for where, step in scripts() if not any(map(known.match, step))] == []
+
+
+@pytest.mark.parametrize("line", ["biuld flash-attn", "plan --jsonn", "patches chek"])
+def test_steps_that_are_no_commands(line: str) -> None:
+    assert not understood(line.split())
+
+
+def test_a_build_is_one_job_that_resumes() -> None:
+    """What a build finished is saved, also when it fails, runs out of time or is cancelled.
+
+    A job that exceeds its time is cancelled and saves nothing, so the step has to end first.
+    """
+    job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
+    steps = job["steps"]
+    (build,) = (step for step in steps if step.get("id") == "build")
+    assert build["run"] == "./forge build-all --base conda-forge"
+    assert build["timeout-minutes"] + 30 <= job["timeout-minutes"]
+    restore, save = (
+        next(step for step in steps if f"actions/cache/{what}@" in step.get("uses", ""))
+        for what in ("restore", "save")
+    )
+    assert steps.index(restore) < steps.index(build) < steps.index(save)
+    assert save["if"].startswith("always()")
+    assert save["with"]["path"].split() == ["channel", "build/cache"]
+    assert save["with"] == {key: restore["with"][key] for key in ("path", "key")}
+    assert save["with"]["key"].startswith(restore["with"]["restore-keys"])
+
+
+def test_a_missing_large_runner_is_reported_first() -> None:
+    job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
+    first = job["steps"][0]
+    assert first["if"] == "vars.BUILD_RUNNER == ''" and "BUILD_RUNNER" in job["runs-on"]
+    done = subprocess.run(["bash", "-c", first["run"]], text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and "set the variable BUILD_RUNNER" in done.stdout
+
+
+def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
+    assert load(GITHUB / "workflows/build.yml")["jobs"]["release"]["needs"] == "build"
+    jobs = load(GITHUB / "workflows/release.yml")["jobs"]
+    assert jobs["gpu"]["runs-on"] == ["self-hosted", "gfx1151"]
+    assert jobs["publish"]["needs"] == "gpu" and jobs["publish"]["environment"]
+
+
+def test_the_issue_form_is_valid() -> None:
+    """The fields that GitHub's form syntax requires, each ID once, and a field for the record."""
+    form = load(GITHUB / "ISSUE_TEMPLATE/evidence.yml")
+    assert {"name", "description", "body"} <= set(form)
+    fields = [item for item in form["body"] if item["type"] != "markdown"]
+    assert all(item["attributes"]["label"] for item in fields)
+    assert len({item["id"] for item in fields}) == len(fields)
+    (record,) = (item for item in fields if item["id"] == "record")
+    assert record["attributes"]["render"] == "json" and record["validations"]["required"]
