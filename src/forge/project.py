@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from forge.errors import ForgeError
 from forge.locks import hold
 from forge.processes import kill_leftovers
 
-SUBDIRS = ("linux-64", "noarch")
+SUBDIRS: Final = ("linux-64", "noarch")
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"

@@ -53,8 +53,8 @@ class Manifest:
         """Read a manifest. Raises ForgeError when it is not one that we can lock as pixi does."""
         try:
             data = tomllib.loads(read_text(path))
-            workspace, _ = data["workspace"], data["dependencies"]
-            _ = workspace["channels"], workspace["platforms"]
+            workspace = data["workspace"]
+            _ = data["dependencies"], workspace["channels"], workspace["platforms"]
         except tomllib.TOMLDecodeError as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except KeyError as error:
@@ -65,10 +65,9 @@ class Manifest:
 
     def platform(self) -> Platform:
         """The platform, as pixi reads it: what is declared first, then what pixi assumes."""
-        where, platforms = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
-        if len(platforms) != 1:
-            raise ForgeError(f"{where} there are {len(platforms)} of them, but one is supported")
-        (entry,) = platforms
+        where, (entry, *more) = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
+        if more:
+            raise ForgeError(f"{where} there are {1 + len(more)} of them, but one is supported")
         declared = {"name": entry, "platform": entry} if isinstance(entry, str) else dict(entry)
         name, subdir = declared.pop("name", None), declared.pop("platform", None)
         if subdir != PLATFORM or not name:
@@ -76,7 +75,7 @@ class Manifest:
         for key, value in declared.items():
             if not key.startswith("__") or not isinstance(value, str):
                 raise ForgeError(f"{where} {key} is not supported; write __NAME = VERSION")
-        return Platform(name, declared | {k: v for k, v in ASSUMED.items() if k not in declared})
+        return Platform(name, declared | ASSUMED | declared)
 
     def environments(self, without: Set[str] = frozenset()) -> dict[str, list[str]]:
         """Environment name -> its requirements as match specs, features merged.
