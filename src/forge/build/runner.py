@@ -9,12 +9,12 @@ what is in the channel and does the rest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rattler_build import Package
 from rich.table import Table
@@ -52,7 +52,8 @@ class Builder:
     def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
         self.project, self.base, self.display = project, base, display
         self.channel, self.sources = Channel(project.channel), SourceCache(project)
-        self.package_format, self.cpus = package_format, max_jobs()
+        self.package_format = package_format
+        self.run_job = functools.partial(run_job, project, max_jobs(), display.line)
 
     def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
         """Fetch the sources of all `steps` to build, then build these in order.
@@ -141,10 +142,10 @@ class Builder:
             whole.touch()
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
-        for package in expected:  # before it enters: a package without a record is not built again
+        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
+        for package in tests:  # before it enters: a package without a record is not built again
             where = self.channel.folder, package, step.recipe.path, self.project.root
             records.write(*where, self.base.name)
-        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
         self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
@@ -168,10 +169,6 @@ class Builder:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
         paths = sorted(str(path) for path in packages)
         self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
-
-    def run_job(self, job: dict[str, Any], log: Path) -> None:
-        """Run an engine job, its last line on the display. Raises BuildFailed."""
-        run_job(self.project, job, log, self.cpus, self.display.line)
 
 
 def _reason_file(project: Project, step: Step) -> Path:

@@ -24,8 +24,8 @@ REQUIREMENT_KINDS = ("build", "host", "run")
 class Recipe:
     """One recipe folder, rendered for a base.
 
-    `requirements` are its specs by kind, `needs` the names in them, `tests_need` names that only
-    its tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
+    `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
+    tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Recipe:
     version: str
     requirements: dict[str, list[str]]
     needs: set[str]
-    tests_need: set[str]
+    all_needs: set[str]
     sources: list[dict[str, Any]]
     extra: dict[str, Any]
     output_names: set[str]
@@ -45,7 +45,7 @@ class Recipe:
         if not outputs:
             raise ForgeError(f"{path} yields no package on the {base.name} base")
         requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
-        tests_need: set[str] = set()
+        tested_with: set[str] = set()
         sources: list[dict[str, Any]] = []
         for data in outputs:
             for section in [data, *data.get("staging_caches", [])]:
@@ -55,22 +55,17 @@ class Recipe:
                 sources += [s for s in section.get("source", []) if s not in sources]
             for test in data.get("tests", []):
                 for specs in test.get("requirements", {}).values():
-                    tests_need |= set(map(package_name, specs))
+                    tested_with |= set(map(package_name, specs))
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
         names = {data["package"]["name"] for data in outputs}
+        needs = {package_name(spec) for specs in requirements.values() for spec in specs} - names
+        version, extra = str(outputs[0]["package"]["version"]), outputs[0].get("extra", {})
         recipe = cls(
-            name=path.parent.name,
-            path=path,
-            version=str(outputs[0]["package"]["version"]),
-            requirements=requirements,
-            needs={package_name(spec) for specs in requirements.values() for spec in specs} - names,
-            tests_need=tests_need - names,
-            sources=sources,
-            extra=outputs[0].get("extra", {}),
-            output_names=names,
-        )
+            path.parent.name, path, version, requirements, needs, needs | (tested_with - names),
+            sources, extra, names,
+        )  # fmt: skip
         for kind, file in recipe.local_files():
             if not file.exists():
                 raise ForgeError(f"{path} names the {kind} {file}, which does not exist")
