@@ -82,12 +82,10 @@ class Manifest:
 
         Requirements of a name in `without` are left out.
         """
-        features = self.data.get("feature", {})
-        result = {}
+        features, result = self.data.get("feature", {}), {}
         for name, value in {"default": [], **self.data.get("environments", {})}.items():
             table = {"features": value} if isinstance(value, list) else value
-            alone = table.get("no-default-feature", False)
-            merged = {} if alone else dict(self.data["dependencies"])
+            merged = {} if table.get("no-default-feature") else dict(self.data["dependencies"])
             for feature in table.get("features", []):
                 if feature not in features:
                     raise ForgeError(f"{self.path}: {name} names no feature {feature}")

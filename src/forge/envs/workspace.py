@@ -32,8 +32,8 @@ from forge.project import SUBDIRS
 class Workspace:
     """A manifest that `forge lock` calls `name`, with its lock and environments in `folder`.
 
-    `replace` maps channels as written, or local ones as absolute paths, to the URLs to use.
-    `records` maps such a URL to records that stand for its index.
+    `replace` maps channels as written to the URLs to use, `records` such a URL to records that
+    stand for its index.
     """
 
     name: str
@@ -51,11 +51,10 @@ class Workspace:
 
     def channels(self) -> list[str]:
         """The channels as URLs, in the manifest's order."""
-        result = []
+        result, folder = [], self.manifest.path.parent
         for channel in self.manifest.data["workspace"]["channels"]:
-            path = (self.manifest.path.parent / channel).resolve()
-            url = channel if "://" in channel else path.as_uri()
-            result.append(self.replace.get(channel, self.replace.get(str(path), url)))
+            url = channel if "://" in channel else (folder / channel).resolve().as_uri()
+            result.append(self.replace.get(channel, url))
         return result
 
     def package_names(self, channel: str) -> set[str]:
@@ -213,7 +212,7 @@ class Workspace:
             raise ForgeError(f"stack {which} is not installed: run forge install {which}")
         installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
         names = {record.file_name for record in self.locked(environment)}
-        if installed != {re.sub(r"\.(conda|tar\.bz2)$", "", name) for name in names}:
+        if installed != {name.removesuffix(".conda").removesuffix(".tar.bz2") for name in names}:
             why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
             raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)

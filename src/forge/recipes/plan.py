@@ -32,7 +32,7 @@ class Step:
     """What `plan` decided for one recipe.
 
     `digest` is what the content digest is made of. `outputs` are Records when up to date;
-    `superseded` tells that older builds are in the channel.
+    `superseded` says whether older builds are in the channel.
     """
 
     recipe: Recipe

@@ -66,21 +66,21 @@ class Recipe:
             path.parent.name, path, version, requirements, needs, needs | (tested_with - names),
             sources, extra, names,
         )  # fmt: skip
-        for kind, file in recipe.local_files():
+        for file in recipe.local_files():
             if not file.exists():
-                raise ForgeError(f"{path} names the {kind} {file}, which does not exist")
+                raise ForgeError(f"{path} names {file}, which does not exist")
         return recipe
 
-    def local_files(self) -> list[tuple[str, Path]]:
-        """The patches and local sources that it names, each as its kind and path."""
-        patches = [("patch", p) for source in self.sources for p in source.get("patches", [])]
-        local = [("source", source["path"]) for source in self.sources if "path" in source]
-        return [(kind, (self.path.parent / name).resolve()) for kind, name in patches + local]
+    def local_files(self) -> list[Path]:
+        """The patches and local sources that it names."""
+        names = [patch for source in self.sources for patch in source.get("patches", [])]
+        names += [source["path"] for source in self.sources if "path" in source]
+        return [(self.path.parent / name).resolve() for name in names]
 
     def content(self) -> str:
         """The digest of everything that the recipe says and reads from this repository."""
         total = hashlib.sha256(digest_tree(self.path.parent).encode())
-        for _, file in self.local_files():
+        for file in self.local_files():
             digest = digest_tree(file) if file.is_dir() else sha256_file(file)
             total.update(f"{file.name} {digest}".encode())
         return total.hexdigest()[:16]
