@@ -154,9 +154,6 @@ class HostBase:
 
     def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
         """Python and the compilers, by rattler-build like any recipe, tests included."""
-        subdir, names = self.folder / "linux-64", self._read("recipe.json").get("files", [])
-        if names and all((subdir / name).exists() for name in names):
-            return set(names)
         say(f"host base: CPython {VERSION} and the compilers")
         output, log = self.project.staging / "host-base", self.project.logs / "host-base.log"
         shutil.rmtree(output, ignore_errors=True)
@@ -169,10 +166,8 @@ class HostBase:
         paths = [str(package) for package in packages.values()]
         run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, log)
         for name, package in packages.items():
-            if not (subdir / name).exists():
-                move_whole(package, subdir / name)
+            move_whole(package, self.folder / "linux-64" / name)
         shutil.rmtree(output)
-        self._write("recipe.json", files=list(packages))
         return set(packages)
 
 

@@ -99,11 +99,11 @@ class RecipeSet:
         outputs = []
         for rendered in self.render(step.recipe.path, step.digest_value, number):
             data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
-            build, package = data["build"]["string"], data["package"]
+            package, build = data["package"], data["build"]["string"]
             if not (CONTENT_HASH.search(build) and build.startswith(self.base.build_prefix)):
-                form = f"{package['name']}'s build string {build!r} is not ${{{{ base_tag }}}}"
+                name, form = package["name"], "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
                 raise ForgeError(
-                    f"{step.recipe.path}: {form}...h${{{{ hash }}}}_${{{{ build_number }}}}"
+                    f"{step.recipe.path}: {name}'s build string {build!r} is not {form}"
                 )
             outputs.append(Output(package["name"], str(package["version"]), build, subdir))
         return outputs
