@@ -8,23 +8,18 @@ rattler-build holds the GIL for hours and may abort.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from rattler_build import Package
 
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
-
-
-def build(**arguments: Any) -> None:
-    """Build without tests, and keep the build folder, which has the log."""
-    build_recipes(**arguments, test="skip", keep_build=True)
 
 
 def test(packages: list[str], channel: list[str]) -> None:
@@ -55,6 +50,8 @@ def rebuild(package: str, output_dir: str, folder: str) -> None:
     Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
 
 
+# a build goes without tests and keeps its folder, which has the log
+build = functools.partial(build_recipes, test="skip", keep_build=True)
 ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test, "rebuild": rebuild}
 
 

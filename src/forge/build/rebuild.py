@@ -18,13 +18,12 @@ from forge.recipes.plan import Step
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import PYPI_URL
 
-IDENTICAL = "identical"
 UNREACHED = "Failed to download from URL"  # rattler-build's words, 0.72 and 0.73
 
 
 def check(builder: Builder, steps: list[Step]) -> list[Result]:
     """Rebuild the packages of current steps, one after another, and compare them."""
-    return builder.for_current(steps, IDENTICAL, lambda step: _check(builder, step))
+    return builder.for_current(steps, "identical", lambda step: _check(builder, step))
 
 
 def _check(builder: Builder, step: Step) -> None:

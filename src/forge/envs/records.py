@@ -39,12 +39,10 @@ class Records:
         repodata = {}
         for subdir in SUBDIRS:
             plain, packed = (folder / subdir / f"repodata.json{end}" for end in ("", ".zst"))
+            unzstd = zstandard.ZstdDecompressor().decompressobj().decompress
             try:
-                if plain.is_file():
-                    repodata[subdir] = plain.read_bytes()
-                else:
-                    unzstd = zstandard.ZstdDecompressor().decompressobj()
-                    repodata[subdir] = unzstd.decompress(packed.read_bytes())
+                there = plain.is_file()
+                repodata[subdir] = plain.read_bytes() if there else unzstd(packed.read_bytes())
             except FileNotFoundError:
                 missing = f"there is no {packed} and no {plain}"
                 raise ForgeError(f"{folder} holds no records: {missing}") from None
@@ -54,9 +52,7 @@ class Records:
 
     # What rattler asks of a source of records (its protocol RepoDataSource)
     async def fetch_package_records(self, platform: Any, name: PackageName) -> list[RepoDataRecord]:
-        data = self._data.get(str(platform))
-        return data.load_records(name) if data else []
+        return self._data[str(platform)].load_records(name)
 
     def package_names(self, platform: Any) -> list[str]:
-        data = self._data.get(str(platform))
-        return data.package_names() if data else []
+        return self._data[str(platform)].package_names()

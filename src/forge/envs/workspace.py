@@ -215,8 +215,7 @@ class Workspace:
         if installed != {name.removesuffix(".conda").removesuffix(".tar.bz2") for name in names}:
             why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
             raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
-        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-        script = activate(prefix, ActivationVariables(None, path)).script
+        script = activate(prefix, ActivationVariables(None, os.get_exec_path())).script
         # the caller's own PYTHONPATH would put its modules before the environment's
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         line = f"{script}\nexec {shlex.join(command)}"
