@@ -62,7 +62,7 @@ class RecipeSet:
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
         self.provided = [path.parent.name for path in paths if path.parent.name in provided]
-        read = [Recipe.read(path, base) for path in paths if path.parent.name not in provided]
+        read = [Recipe(path, base) for path in paths if path.parent.name not in provided]
         self.recipes = {recipe.name: recipe for recipe in read}
         self.owner = {output: recipe.name for recipe in read for output in recipe.output_names}
         graph = {name: self.direct_needs(name) for name in self.recipes}

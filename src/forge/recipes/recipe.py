@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,42 @@ from forge.sources.cache import PYPI_URL, Source
 REQUIREMENT_KINDS = ("build", "host", "run")
 
 
-@dataclass
 class Recipe:
     """One recipe folder, rendered for a base.
 
     `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
     tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
+    Raises ForgeError if it does not render, has no content digest, or names a missing file.
     """
 
-    name: str
-    path: Path
-    version: str
-    requirements: dict[str, list[str]]
-    needs: set[str]
-    all_needs: set[str]
-    sources: list[dict[str, Any]]
-    extra: dict[str, Any]
-    output_names: set[str]
-
-    @classmethod
-    def read(cls, path: Path, base: Base) -> Recipe:
-        """Raises ForgeError if it does not render, has no content digest, or names no file."""
+    def __init__(self, path: Path, base: Base) -> None:
+        self.name, self.path = path.parent.name, path
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]
         if not outputs:
             raise ForgeError(f"{path} yields no package on the {base.name} base")
-        requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
-        tested_with: set[str] = set()
-        sources: list[dict[str, Any]] = []
+        self.version = str(outputs[0]["package"]["version"])
+        self.extra: dict[str, Any] = outputs[0].get("extra", {})
+        self.output_names = {data["package"]["name"] for data in outputs}
+        self.requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
+        self.sources: list[dict[str, Any]] = []
+        tested_with: list[str] = []
         for data in outputs:
             for section in [data, *data.get("staging_caches", [])]:
-                for kind, specs in requirements.items():
+                for kind, specs in self.requirements.items():
                     new = map(_match_spec, section.get("requirements", {}).get(kind, []))
                     specs += [spec for spec in new if spec not in specs]
-                sources += [s for s in section.get("source", []) if s not in sources]
+                self.sources += [s for s in section.get("source", []) if s not in self.sources]
             for test in data.get("tests", []):
-                for specs in test.get("requirements", {}).values():
-                    tested_with |= set(map(package_name, specs))
+                tested_with += itertools.chain(*test.get("requirements", {}).values())
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
-        names = {data["package"]["name"] for data in outputs}
-        needs = {package_name(spec) for specs in requirements.values() for spec in specs} - names
-        version, extra = str(outputs[0]["package"]["version"]), outputs[0].get("extra", {})
-        recipe = cls(
-            path.parent.name, path, version, requirements, needs, needs | (tested_with - names),
-            sources, extra, names,
-        )  # fmt: skip
-        for file in recipe.local_files():
+        built_with = itertools.chain(*self.requirements.values())
+        self.needs = set(map(package_name, built_with)) - self.output_names
+        self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
+        for file in self.local_files():
             if not file.exists():
                 raise ForgeError(f"{path} names {file}, which does not exist")
-        return recipe
 
     def local_files(self) -> list[Path]:
         """The patches and local sources that it names."""
