@@ -65,9 +65,10 @@ class Manifest:
 
     def platform(self) -> Platform:
         """The platform, as pixi reads it: what is declared first, then what pixi assumes."""
-        where, (entry, *more) = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
-        if more:
-            raise ForgeError(f"{where} there are {1 + len(more)} of them, but one is supported")
+        where, platforms = f"{self.path}, platforms:", self.data["workspace"]["platforms"]
+        if len(platforms) != 1:
+            raise ForgeError(f"{where} there are {len(platforms)} of them, but one is supported")
+        (entry,) = platforms
         declared = {"name": entry, "platform": entry} if isinstance(entry, str) else dict(entry)
         name, subdir = declared.pop("name", None), declared.pop("platform", None)
         if subdir != PLATFORM or not name:
