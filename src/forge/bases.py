@@ -68,10 +68,8 @@ class Base:
 
     def dists(self) -> dict[str, list[str]]:
         """Name -> dists of a base on this machine; empty for conda-forge: the solver decides."""
-        if self.folder is None:
-            return {}
         result: dict[str, list[str]] = {}
-        for record in Channel(self.folder).records():
+        for record in Channel(self.folder).records() if self.folder else []:
             result.setdefault(record.name, []).append(record.dist)
         return {name: sorted(dists) for name, dists in result.items()}
 
@@ -80,9 +78,8 @@ def choose(name: BaseName) -> tuple[str, str]:
     """Resolve `auto`; returns the base's name and one line that says which and why."""
     if name is not BaseName.AUTO:
         return name.value, f"base: {name.value} (requested)"
-    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
+    request = urllib.request.Request(f"{CONDA_FORGE}/noarch/repodata.json.zst", method="HEAD")
     try:
-        request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
             return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
     except OSError as error:
@@ -110,20 +107,18 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     files, folder, tag = [str(path) for path in paths], None, ""
     overrides: dict[str, list[str]] = {}
     if name == BaseName.HOST.value:
-        # The host base has exactly one Python: the one that runs this.
+        folder, tag = project.build / "host-base", HOST_BOUND
+        # it has exactly one Python: the one that runs this
         major, minor = sys.version_info[:2]
         overrides["python"] = [f"{major}.{minor}.* *_cpython"]
         overrides["python_min"] = [f"{major}.{minor}"]
-        folder, tag = project.build / "host-base", HOST_BOUND
-    overrides["base_tag"] = [tag]
+    overrides |= {"base_tag": [tag], **(replaced or {})}
     try:
         variants = VariantConfig.from_files([*files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
-    unknown = set(replaced or {}) - set(variants)
-    if unknown:
+    if unknown := set(replaced or {}) - set(variants):
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
-    overrides |= replaced or {}
-    channel = folder.as_uri() if folder else CONDA_FORGE
     variants = variants.merge(VariantConfig(overrides))
+    channel = folder.as_uri() if folder else CONDA_FORGE
     return Base(name, channel, folder, variants, files, overrides, tag)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from forge.errors import BuildFailed, ForgeError
 
-COPY_CHUNK = 1 << 20
-
 
 def sha256_file(path: Path) -> str:
     """The sha256 of a file, as hex."""
@@ -31,12 +29,10 @@ def digest_tree(folder: Path) -> str:
         if any(part == "__pycache__" or part.endswith(".egg-info") for part in relative.parts):
             continue
         if path.is_symlink():
-            line = f"{relative} link {path.readlink()}\n"
+            total.update(f"{relative} link {path.readlink()}\n".encode())
         elif path.is_file():
-            line = f"{relative} {path.stat().st_mode & 0o100:o} {sha256_file(path)}\n"
-        else:
-            continue
-        total.update(line.encode())
+            executable = path.stat().st_mode & 0o100
+            total.update(f"{relative} {executable:o} {sha256_file(path)}\n".encode())
     return total.hexdigest()
 
 
@@ -65,7 +61,7 @@ def move_whole(source: Path, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open("rb") as stream, partial.open("wb") as out:
-            shutil.copyfileobj(stream, out, COPY_CHUNK)
+            shutil.copyfileobj(stream, out)
             out.flush()
             os.fsync(out.fileno())
         # rattler-build writes packages with mode 0600, which a web server cannot read
@@ -74,7 +70,6 @@ def move_whole(source: Path, target: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise BuildFailed(
-            f"cannot write {target}: {error.strerror}. Mend that and run the same command again"
-        ) from None
+        advice = "Mend that and run the same command again"
+        raise BuildFailed(f"cannot write {target}: {error.strerror}. {advice}") from None
     source.unlink()

@@ -16,17 +16,16 @@ from forge.errors import ForgeError
 def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
 
-    While another live process is, wait for it if `say` is there to announce that, else raise
-    ForgeError. Raises ForgeError also when the folder cannot be written.
+    While another live process is, say so and wait. Raises ForgeError then without `say`, and when
+    the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ForgeError(
-            f"cannot write to {error.filename}: {error.strerror}. "
-            "Make it writable or choose another folder (--output, --to)"
-        ) from None
+        advice = "Make it writable or choose another folder (--output, --to)"
+        message = f"cannot write to {error.filename}: {error.strerror}. {advice}"
+        raise ForgeError(message) from None
     with os.fdopen(descriptor, "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

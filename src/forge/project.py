@@ -6,50 +6,37 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from forge.errors import ForgeError
 from forge.locks import hold
 from forge.processes import kill_leftovers
 
-SUBDIRS = ("linux-64", "noarch")
+SUBDIRS: Final = ("linux-64", "noarch")
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"
 
 
-@dataclass(frozen=True)
 class Project:
     """The folders of one checkout. `channel` is what users get; `build` can always be deleted."""
 
-    root: Path
-    channel: Path
-    build: Path
+    def __init__(self, root: Path, channel: Path, build: Path) -> None:
+        self.root, self.channel, self.build = root, channel, build
+        self.logs, self.sources = build / "logs", build / "sources"
+        self.staging, self.cache = build / "staging", build / "cache"
 
     @classmethod
     def at(cls, root: Path, output: Path | None = None) -> Project:
-        """The project at `root`, writing packages to `output` (default: ROOT/channel)."""
+        """The project at `root`, writing packages to `output` (default: ROOT/channel).
+
+        Raises ForgeError if it is not one.
+        """
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
             raise ForgeError(f"{root} is not a strix-forge checkout: it has no variants.yaml")
         return cls(root, output.resolve() if output else root / "channel", root / "build")
-
-    @property
-    def logs(self) -> Path:
-        return self.build / "logs"
-
-    @property
-    def sources(self) -> Path:
-        return self.build / "sources"
-
-    @property
-    def staging(self) -> Path:
-        return self.build / "staging"
-
-    @property
-    def cache(self) -> Path:
-        return self.build / "cache"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stacks from a channel that a web server serves: portable locks, installs from them, revisions."""
+"""Stacks from a channel that a web server serves: portable locks, installs from them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import zstandard
 from rattler.index import index_fs
 from rattler_build import assemble_package
 from support.project import MiniProject
@@ -22,7 +19,7 @@ from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.envs.manifest import Manifest
-from forge.envs.records import Records, at_revision
+from forge.envs.records import Records
 from forge.envs.workspace import Workspace
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import digest_tree
@@ -245,117 +242,3 @@ def test_a_lock_for_every_machine_names_none(channel: Path, tmp_path: Path) -> N
         assert not (tmp_path / "app" / "pixi.lock").exists()
         # for this machine alone it does
         workspace(tmp_path / "app", address, tmp_path / "home").lock()
-
-
-@pytest.fixture(scope="module")
-def revised(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A channel of three revisions: alpha 1.0, then 2.0, then 2.0 yanked and 3.0 added."""
-    folder = tmp_path_factory.mktemp("revised") / "channel"
-    (folder / "noarch").mkdir(parents=True)
-    log = []
-
-    def publish(added: list[str], yanked: list[str]) -> None:
-        index(folder)
-        number = len(log) + 1
-        for subdir in ("linux-64", "noarch"):
-            data = json.loads((folder / subdir / "repodata.json").read_text())
-            for gone in yanked:
-                data["packages.conda"].pop(gone, None)
-            (folder / subdir / "repodata.json").write_text(json.dumps(data))
-            kept = folder / "revisions" / str(number) / subdir / "repodata.json.zst"
-            kept.parent.mkdir(parents=True)
-            kept.write_bytes(zstandard.compress(json.dumps(data).encode()))
-            (folder / subdir / "repodata.json.zst").write_bytes(kept.read_bytes())
-        time = f"2026-11-{number:02}T12:00:00Z"
-        log.append({"revision": number, "time": time, "added": added, "yanked": yanked})
-        (folder / "revisions" / "log.json").write_text(json.dumps(log))
-
-    beta = package(folder, "beta", "1.0", depends=["alpha"])
-    publish([package(folder, "alpha", "1.0"), beta], [])
-    second = package(folder, "alpha", "2.0")
-    publish([second], [])
-    publish([package(folder, "alpha", "3.0")], [second])
-    shutil.rmtree(folder / "noarch" / "repodata_shards.msgpack.zst", ignore_errors=True)
-    for shards in folder.glob("*/repodata_shards*"):
-        shards.unlink()
-    return folder
-
-
-def alpha_of(chosen: Workspace) -> str:
-    chosen.lock()
-    (alpha,) = (r for r in chosen.locked("default") if r.name.normalized == "alpha")
-    return alpha.url
-
-
-@pytest.mark.parametrize("serve", [served, lambda folder: contextlib.nullcontext(folder.as_uri())])
-def test_lock_of_a_revision(revised: Path, tmp_path: Path, serve: Callable) -> None:
-    """Over http and from a folder; the files are where they always were."""
-    with serve(revised) as address:
-        home = tmp_path / "home"
-        now = alpha_of(workspace(tmp_path / "app", address, home))
-        assert now == f"{address}/noarch/alpha-3.0-h1234567_0.conda"
-        for revision, version in ((1, "1.0"), (2, "2.0"), (3, "3.0")):
-            known, until = at_revision(address, revision)
-            chosen = workspace(
-                tmp_path / "app", address, home, records={address: known}, until=until
-            )
-            assert alpha_of(chosen) == f"{address}/noarch/alpha-{version}-h1234567_0.conda"
-            assert until.isoformat() >= f"2026-11-{revision:02}"
-            assert chosen.install("default", tmp_path / "cache") == 2
-        with pytest.raises(ForgeError, match="has no revision 4; it has: 1, 2, 3"):
-            at_revision(address, 4)
-
-
-def test_others_count_until_the_revision(revised: Path, tmp_path: Path) -> None:
-    """conda-forge's side of an old revision's lock is not newer than the revision."""
-    with served(revised) as address:
-        known, until = at_revision(address, 1)
-        records = {}
-        for stamp, version in ((until.timestamp() - 9, "1.0"), (until.timestamp() + 9, "2.0")):
-            records[f"delta-{version}-0.conda"] = {
-                "name": "delta", "version": version, "build": "0", "build_number": 0,
-                "subdir": "noarch", "depends": [], "sha256": "0" * 64, "size": 1,
-                "timestamp": int(stamp * 1000),
-            }  # fmt: skip
-        theirs = {"packages": {}, "packages.conda": records}
-        theirs = Records(CONDA_FORGE, NOTHING | {"noarch": json.dumps(theirs).encode()})
-        chosen = workspace(
-            tmp_path, address, records={address: known, CONDA_FORGE: theirs}, until=until
-        )
-        manifest = MANIFEST.replace('alpha = "*"', 'alpha = "*"\ndelta = "*"')
-        chosen.manifest.path.write_text(manifest)
-        for moment, version in ((until, "1.0"), (None, "2.0")):
-            manifest = Manifest.load(chosen.manifest.path)
-            chosen = dataclasses.replace(chosen, manifest=manifest, until=moment)
-            chosen.lock()
-            urls = {r.url for r in chosen.locked("default")}
-            assert f"{CONDA_FORGE}/noarch/delta-{version}-0.conda" in urls
-
-
-@pytest.mark.parametrize("text", [b"{", b"[]", b"{}"])
-def test_damaged_revision(revised: Path, tmp_path: Path, text: bytes) -> None:
-    shutil.copytree(revised / "revisions", tmp_path / "revisions")
-    kept = tmp_path / "revisions" / "1" / "noarch" / "repodata.json.zst"
-    kept.write_bytes(zstandard.compress(text))
-    with pytest.raises(ForgeError, match=r"noarch/repodata.json.zst is damaged"):
-        at_revision(str(tmp_path), 1)
-
-
-def test_revisions_that_are_not_there(channel: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="has no revision 1; it has: none"):
-        at_revision(channel.as_uri(), 1)
-    with served(channel) as address, pytest.raises(ForgeError, match="it has: none"):
-        at_revision(address, 1)
-    log, folder = tmp_path / "revisions" / "log.json", tmp_path / "revisions" / "1" / "linux-64"
-    folder.mkdir(parents=True)
-    for text, message in (
-        ("[{}]", "log.json is damaged"),
-        ('[{"revision": 1, "time": "today"}]', "'today' is not a time"),
-        ('[{"revision": 1, "time": "2026-11-01"}]', "linux-64/repodata.json.zst is missing"),
-    ):
-        log.write_text(text)
-        with pytest.raises(ForgeError, match=message):
-            at_revision(tmp_path.as_uri(), 1)
-    (folder / "repodata.json.zst").write_bytes(b"no zstd")
-    with pytest.raises(ForgeError, match=r"repodata.json.zst is damaged"):
-        at_revision(tmp_path.as_uri(), 1)

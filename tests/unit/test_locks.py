@@ -215,6 +215,7 @@ def test_damaged_records_are_named(content: bytes) -> None:
     ("line", "message"),
     [
         ('platforms = ["linux-64", "linux-aarch64"]', "there are 2 of them"),
+        ("platforms = []", "there are 0 of them"),
         ('platforms = ["linux-aarch64"]', "needs a name, and platform 'linux-64'"),
         ('platforms = [{ platform = "linux-64", cuda = "12" }]', "needs a name"),
         ('platforms = [{ name = "a", platform = "linux-64", archspec = "zen5" }]', "archspec is"),

@@ -80,7 +80,7 @@ def test_no_recipe_knows_its_base() -> None:
 def test_order_puts_dependencies_first(recipes: RecipeSet) -> None:
     order = list(recipes.recipes)
     for name, recipe in recipes.recipes.items():
-        for needed in recipe.needs | recipe.tests_need:
+        for needed in recipe.all_needs:
             if needed in recipes.owner:
                 assert order.index(recipes.owner[needed]) < order.index(name)
 

@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The child process that runs rattler-build: `python -m forge.build.engine JOB.json`.
+"""The child process that runs rattler-build: `python -m forge.build.engine JOB`.
 
-JOB.json: {"action": "build", "test" or "rebuild", and its arguments}. A child of its own because
+JOB is JSON: {"action": "build", "test" or "rebuild", and its arguments}. A child of its own because
 rattler-build holds the GIL for hours and may abort.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from rattler_build import Package
 
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
-
-
-def build(**arguments: Any) -> None:
-    """Build without tests, and keep the build folder, which has the log."""
-    build_recipes(**arguments, test="skip", keep_build=True)
 
 
 def test(packages: list[str], channel: list[str]) -> None:
@@ -40,7 +34,8 @@ def test(packages: list[str], channel: list[str]) -> None:
             except Exception as error:
                 passed, output = False, [str(error)]
             print(*output, sep="\n", flush=True)
-            failed += [] if passed else [f"{package.name} test {index + 1}"]
+            if not passed:
+                failed.append(f"{package.name} test {index + 1}")
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
@@ -55,19 +50,20 @@ def rebuild(package: str, output_dir: str, folder: str) -> None:
     Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
 
 
+# a build goes without tests and keeps its folder, which has the log
+build = functools.partial(build_recipes, test="skip", keep_build=True)
 ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test, "rebuild": rebuild}
 
 
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    status = 1
+    job, status = json.loads(sys.argv[1]), 0
     try:
-        job = json.loads(Path(sys.argv[1]).read_text())
         ACTIONS[job.pop("action")](**job)
-        status = 0
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
+        status = 1
     sys.stdout.flush()
     os._exit(status)
 

@@ -18,13 +18,12 @@ from forge.recipes.plan import Step
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import PYPI_URL
 
-IDENTICAL = "identical"
 UNREACHED = "Failed to download from URL"  # rattler-build's words, 0.72 and 0.73
 
 
 def check(builder: Builder, steps: list[Step]) -> list[Result]:
     """Rebuild the packages of current steps, one after another, and compare them."""
-    return builder.for_current(steps, IDENTICAL, lambda step: _check(builder, step))
+    return builder.for_current(steps, "identical", lambda step: _check(builder, step))
 
 
 def _check(builder: Builder, step: Step) -> None:
@@ -33,13 +32,13 @@ def _check(builder: Builder, step: Step) -> None:
     output, log = project.staging / name, project.logs / f"{name}.rebuild.log"
     folders: dict[Path, Path] = {}  # where each package was built
     for package in map(builder.channel.path, step.outputs):
-        configuration = Package(package).rendered["build_configuration"]
-        folder = folders[package] = Path(configuration["directories"]["build_dir"])
-        if not folder.is_relative_to(output):
+        built = Path(Package(package).rendered["build_configuration"]["directories"]["build_dir"])
+        if not built.is_relative_to(output):
             raise NotAttempted(
-                f"{package.name} was built in {folder}. A package records that path, so only a "
+                f"{package.name} was built in {built}. A package records that path, so only a "
                 f"checkout that builds below it can rebuild it; forge rebuild {name} makes one here"
             )
+        folders[package] = built
     log.unlink(missing_ok=True)
     existed = output.exists()
     folder = _lay_out(builder, step, output / "rebuild")
@@ -48,9 +47,9 @@ def _check(builder: Builder, step: Step) -> None:
         builder.display.phase(f"{package.stem}: building again")
         for leftover in output.glob(f"{package.stem}-rebuilt-*.conda"):  # of a killed check
             leftover.unlink()
-        job = {"action": "rebuild", "package": str(package), "output_dir": str(output)}
+        job = {"package": str(package), "output_dir": str(output), "folder": str(folder)}
         try:
-            builder.run_job(job | {"folder": str(folder)}, log)
+            builder.run_job({"action": "rebuild", **job}, log)
         except BuildFailed as error:
             if UNREACHED not in str(error):
                 raise

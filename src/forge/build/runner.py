@@ -9,12 +9,12 @@ what is in the channel and does the rest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rattler_build import Package
 from rich.table import Table
@@ -32,6 +32,7 @@ from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import SourceCache
 
+Action = Callable[[Step], None]
 FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
 FAILED, NOT_ATTEMPTED = "failed", "not attempted"
 
@@ -52,7 +53,8 @@ class Builder:
     def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
         self.project, self.base, self.display = project, base, display
         self.channel, self.sources = Channel(project.channel), SourceCache(project)
-        self.package_format, self.cpus = package_format, max_jobs()
+        self.package_format = package_format
+        self.run_job = functools.partial(run_job, project, max_jobs(), display.line)
 
     def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
         """Fetch the sources of all `steps` to build, then build these in order.
@@ -64,11 +66,12 @@ class Builder:
         todo = {name: r for name, r in results.items() if r.step.action == BUILD}
 
         def require(name: str) -> None:
-            needed = [n for n in sorted(recipes.direct_needs(name)) if n in results]
-            unbuilt = [n for n in needed if results[n].state in (FAILED, NOT_ATTEMPTED)]
-            if reason := recipes.missing(name) or (unbuilt and f"needs {', '.join(unbuilt)}"):
+            lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
+            needs = ", ".join(sorted(recipes.direct_needs(name) & lost))
+            if reason := recipes.missing(name) or (needs and f"needs {needs}"):
                 raise NotAttempted(reason)
 
+        stopped = ""
         for name, result in todo.items():  # all sources first, so that no build waits for a host
             with self._attempt(result, FETCHED, name):
                 require(name)
@@ -77,45 +80,40 @@ class Builder:
             label = f"[{number}/{len(todo)}] {name} {result.step.recipe.version}"
             if result.state == FETCHED:
                 with self._attempt(result, BUILT, label):
+                    if stopped:
+                        raise NotAttempted(stopped)
                     require(name)
                     self._build(result.step, label)
-            if result.state == FAILED and not keep_going:
-                for rest in todo.values():
-                    if rest.state == FETCHED:
-                        rest.state = NOT_ATTEMPTED
-                        rest.detail = f"stopped after {name} failed; --continue-on-failure goes on"
+            if result.state == FAILED and not (keep_going or stopped):
+                stopped = f"stopped after {name} failed; --continue-on-failure goes on"
         return list(results.values())
 
     def test_packages(self, steps: list[Step]) -> list[Result]:
         """Run the tests inside the packages of the channel again."""
         return self.for_current(steps, "passed", self._test_again)
 
-    def for_current(
-        self, steps: list[Step], success: str, action: Callable[[Step], None]
-    ) -> list[Result]:
+    def for_current(self, steps: list[Step], success: str, action: Action) -> list[Result]:
         """Run `action` on the steps that are up to date; the others are not attempted."""
-        results = []
-        for step in steps:
-            name = step.recipe.name
-            result = Result(step, NOT_ATTEMPTED, f"{step.reason}; run: forge build {name}")
-            results.append(result)
-            if step.action == UP_TO_DATE:
-                with self._attempt(result, success, name):
-                    action(step)
+        results = [Result(step, NOT_ATTEMPTED) for step in steps]
+        for result in results:
+            step, name = result.step, result.step.recipe.name
+            with self._attempt(result, success, name):
+                if step.action != UP_TO_DATE:
+                    raise NotAttempted(f"{step.reason}; run: forge build {name}")
+                action(step)
         return results
 
     @contextlib.contextmanager
     def _attempt(self, result: Result, success: str, label: str) -> Iterator[None]:
         """Put into `result` what came of the block; `success` is the word for no error."""
-        start = time.monotonic()
+        start, result.state = time.monotonic(), success
         try:
             yield
-            result.state, result.detail = success, ""
         except NotAttempted as error:
             result.state, result.detail = NOT_ATTEMPTED, str(error)
         except ForgeError as error:
             self.display.say(f"{label}: {error}")
-            result.state, result.detail = FAILED, ""
+            result.state = FAILED
         result.seconds += time.monotonic() - start
 
     def _build(self, step: Step, label: str) -> None:
@@ -141,10 +139,10 @@ class Builder:
             whole.touch()
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
-        for package in expected:  # before it enters: a package without a record is not built again
+        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
+        for package in tests:  # before it enters: a package without a record is not built again
             where = self.channel.folder, package, step.recipe.path, self.project.root
             records.write(*where, self.base.name)
-        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
         self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
@@ -168,10 +166,6 @@ class Builder:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
         paths = sorted(str(path) for path in packages)
         self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
-
-    def run_job(self, job: dict[str, Any], log: Path) -> None:
-        """Run an engine job, its last line on the display. Raises BuildFailed."""
-        run_job(self.project, job, log, self.cpus, self.display.line)
 
 
 def _reason_file(project: Project, step: Step) -> Path:

@@ -140,7 +140,7 @@ def plan(forge: Context, as_json: Json = False) -> None:
 
 def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
     """One row per recipe, in build order."""
-    steps, levels = forge.recipes.plan(forge.channel), forge.recipes.levels()
+    steps = forge.recipes.plan(forge.channel)
     skipped = runner.skipped(forge.project, forge.recipes, steps)
     for step in steps:
         name, why = step.recipe.name, skipped.get(step.recipe.name)
@@ -150,7 +150,6 @@ def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
             "reason": why or step.reason,
             "version": step.recipe.version,
             "outputs": [output.dist for output in step.outputs],
-            "level": levels[name],
             "needs": sorted(forge.recipes.direct_needs(name)),
             "requirements": step.recipe.requirements,
             "sources": [

@@ -24,7 +24,7 @@ from forge.build.runner import Builder
 from forge.channel.local import Channel
 from forge.channel.location import Location
 from forge.envs.manifest import Manifest
-from forge.envs.records import Records, at_revision
+from forge.envs.records import Records
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
@@ -124,37 +124,28 @@ class Context:
         return wanted
 
     def stack(
-        self,
-        name: str,
-        channel: str | None = None,
-        revision: int | None = None,
-        records: Path | None = None,
+        self, name: str, channel: str | None = None, records: Path | None = None
     ) -> Workspace:
         """stacks/NAME, with our packages from `channel` (URL or folder), or from this checkout's.
 
         With a channel and conda-forge its lock is for every machine, and lies beside the manifest.
-        Any other names what is on this machine, and lies in build/. `revision` takes the channel
-        as it was then, `records` a folder of repodata instead of conda-forge's own.
+        Any other names what is on this machine, and lies in build/. `records` is a folder of
+        repodata instead of conda-forge's own.
         """
         manifest = self.project.root / "stacks" / name / "pixi.toml"
         if not manifest.is_file():
             stacks = self.project.root.glob("stacks/*/pixi.toml")
             there = ", ".join(sorted(stack.parent.name for stack in stacks))
             raise ForgeError(f"no stack {name!r}; there are: {there}")
-        if revision is not None and not channel:
-            raise ForgeError("--revision needs --channel: only published channels have revisions")
         ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel
         substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         known: dict[str, Records] = {}
-        until = None
         if records:
             known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
-        if revision is not None:
-            known[ours], until = at_revision(ours, revision)
         served = channel and not self.hostbase
         folder = manifest.parent if served else self.project.build / "stacks" / name
-        return Workspace(name, Manifest.load(manifest), folder, substitutes, known, until)
+        return Workspace(name, Manifest.load(manifest), folder, substitutes, known)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""

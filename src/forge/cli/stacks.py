@@ -24,7 +24,6 @@ Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
 URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
 Served = Annotated[str | None, URL]
-Revision = Annotated[int | None, Option(help="The channel as it was at this revision.")]
 Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
 Root = Annotated[bool, Option("--root", help="The build tools, pixi.toml.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
@@ -39,7 +38,6 @@ def lock(
     stack: Name = None,
     root: Root = False,
     channel: Served = None,
-    revision: Revision = None,
     records: Repodata = None,
     update: Update = False,
     check: Check = False,
@@ -54,12 +52,10 @@ def lock(
         raise ForgeError("name either a stack or --root")
     if update and not root:
         raise ForgeError("--update is for --root: a stack is solved anew each time")
-    if root and revision is not None:
-        raise ForgeError("--revision is for the channel that a stack is locked against")
     if stack:
         if records:
             forge = replace(forge, base_name=BaseName.CONDA_FORGE)
-        chosen = forge.stack(stack, channel, revision, records)
+        chosen = forge.stack(stack, channel, records)
     else:
         chosen = forge.build_tools(None if check else records or known_records(forge))
     unbuilt: set[str] = set()

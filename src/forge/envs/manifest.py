@@ -53,8 +53,8 @@ class Manifest:
         """Read a manifest. Raises ForgeError when it is not one that we can lock as pixi does."""
         try:
             data = tomllib.loads(read_text(path))
-            workspace, _ = data["workspace"], data["dependencies"]
-            _ = workspace["channels"], workspace["platforms"]
+            workspace = data["workspace"]
+            _ = data["dependencies"], workspace["channels"], workspace["platforms"]
         except tomllib.TOMLDecodeError as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except KeyError as error:
@@ -76,19 +76,17 @@ class Manifest:
         for key, value in declared.items():
             if not key.startswith("__") or not isinstance(value, str):
                 raise ForgeError(f"{where} {key} is not supported; write __NAME = VERSION")
-        return Platform(name, declared | {k: v for k, v in ASSUMED.items() if k not in declared})
+        return Platform(name, declared | ASSUMED | declared)
 
     def environments(self, without: Set[str] = frozenset()) -> dict[str, list[str]]:
         """Environment name -> its requirements as match specs, features merged.
 
         Requirements of a name in `without` are left out.
         """
-        features = self.data.get("feature", {})
-        result = {}
+        features, result = self.data.get("feature", {}), {}
         for name, value in {"default": [], **self.data.get("environments", {})}.items():
             table = {"features": value} if isinstance(value, list) else value
-            alone = table.get("no-default-feature", False)
-            merged = {} if alone else dict(self.data["dependencies"])
+            merged = {} if table.get("no-default-feature") else dict(self.data["dependencies"])
             for feature in table.get("features", []):
                 if feature not in features:
                     raise ForgeError(f"{self.path}: {name} names no feature {feature}")

@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import rattler
@@ -20,21 +20,20 @@ from rattler.shell import ActivationVariables, activate
 
 from forge.bases import CONDA_FORGE
 from forge.channel.local import HOST_BOUND
-from forge.envs.bindings import ALL_SUBDIRS, Subdir
+from forge.envs.bindings import Subdir
 from forge.envs.manifest import PLATFORM, Manifest
 from forge.envs.records import Records
-from forge.envs.satisfied import read_lock, unsatisfied
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import sha256_file
+from forge.project import SUBDIRS
 
 
 @dataclass(frozen=True)
 class Workspace:
     """A manifest that `forge lock` calls `name`, with its lock and environments in `folder`.
 
-    `replace` maps channels as written, or local ones as absolute paths, to the URLs to use.
-    `records` maps such a URL to records that stand for its index, and `until` is the time after
-    which nothing counts.
+    `replace` maps channels as written to the URLs to use, `records` such a URL to records that
+    stand for its index.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Workspace:
     folder: Path
     replace: dict[str, str]
     records: dict[str, Records] = field(default_factory=dict)
-    until: datetime | None = None
 
     @property
     def lock_file(self) -> Path:
@@ -53,11 +51,10 @@ class Workspace:
 
     def channels(self) -> list[str]:
         """The channels as URLs, in the manifest's order."""
-        result = []
+        result, folder = [], self.manifest.path.parent
         for channel in self.manifest.data["workspace"]["channels"]:
-            path = (self.manifest.path.parent / channel).resolve()
-            url = channel if "://" in channel else path.as_uri()
-            result.append(self.replace.get(channel, self.replace.get(str(path), url)))
+            url = channel if "://" in channel else (folder / channel).resolve().as_uri()
+            result.append(self.replace.get(channel, url))
         return result
 
     def package_names(self, channel: str) -> set[str]:
@@ -67,7 +64,7 @@ class Workspace:
         """
         url = self.replace.get(channel, channel)
         try:
-            names = asyncio.run(self._gateway().names([self.records.get(url, url)], ALL_SUBDIRS))
+            names = asyncio.run(self._gateway().names([self.records.get(url, url)], SUBDIRS))
         except Exception as error:
             raise _failure(f"{url} cannot be read", error) from None
         return {name.normalized for name in names}
@@ -80,19 +77,24 @@ class Workspace:
         BuildFailed when an environment does not solve, ForgeError when the lock lies beside its
         manifest, for every machine, and names something of this one; an older lock then stays.
         """
-        declared = self.manifest.platform()
+        declared, urls = self.manifest.platform(), self.channels()
         platform = LockPlatform(declared.name, Subdir(PLATFORM), declared.lines)
-        lock, counts, locked = LockFile([platform]), {}, {}
-        channels = [LockChannel(f"{url.rstrip('/')}/") for url in self.channels()]
-        if keep and self.lock_file.exists():
-            locked = dict(read_lock(self.lock_file).environments())
+        lock, counts, sources = LockFile([platform]), {}, [self.records.get(u, u) for u in urls]
+        locked = self._locked_environments() if keep and self.lock_file.exists() else {}
         for environment, specs in self.manifest.environments(without).items():
-            kept = self.locked(environment) if environment in locked else []
-            records = self._solve(environment, specs, kept)
+            kept = _packages(locked[environment]) if environment in locked else []
+            try:
+                records = self._solve(sources, specs, kept)
+            except Exception as error:
+                where = f"{self.manifest.path}: environment {environment} does not solve"
+                raise _failure(where, error) from None
             if self.folder == self.manifest.path.parent:
                 self._require_portable(records)
-            lock.set_channels(environment, channels)
+            # what was locked is written as it was: an index may leave out what a lock states
+            same = {(record.url, record.sha256): record for record in kept}
+            lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in urls])
             for record in sorted(records, key=lambda r: (r.subdir, r.name.normalized)):
+                record = same.get((record.url, record.sha256), record)
                 lock.add_conda_package(environment, platform, record)
             counts[environment] = len(records)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,50 +111,71 @@ class Workspace:
         return rattler.Gateway(per_channel_config=dict.fromkeys(small, whole))
 
     def _solve(
-        self, environment: str, specs: list[str], kept: list[RepoDataRecord]
+        self, sources: Sequence[Any], specs: list[str], kept: list[RepoDataRecord]
     ) -> list[RepoDataRecord]:
-        sources = [self.records.get(url, url) for url in self.channels()]
+        """The newest packages of `sources`, or those of `kept` where they will do."""
         solution = rattler.solve(
-            sources, specs, self._gateway(), platforms=ALL_SUBDIRS, locked_packages=kept,
-            virtual_packages=self.manifest.platform().virtual_packages(), exclude_newer=self.until,
+            sources, specs, self._gateway(), platforms=SUBDIRS, locked_packages=kept,
+            virtual_packages=self.manifest.platform().virtual_packages(),
         )  # fmt: skip
-        try:
-            records = asyncio.run(solution)
-        except Exception as error:
-            where = f"{self.manifest.path}: environment {environment} does not solve"
-            raise _failure(where, error) from None
-        # what was locked is written as it was: an index may leave out what a lock states
-        same = {(record.url, record.sha256): record for record in kept}
-        return [same.get((record.url, record.sha256), record) for record in records]
+        return asyncio.run(solution)
 
     def _require_portable(self, records: list[RepoDataRecord]) -> None:
-        reason = ""
+        must = f"{self.lock_file} must be portable, but"
         for url in [*self.channels(), *(record.url for record in records)]:
             if not url.startswith(("https://", "http://")):
-                reason = f"{url} is on this machine only: name the URL that serves the channel"
+                raise ForgeError(f"{must} {url} is on this machine only: serve it (--channel URL)")
         for record in records:
             if str(record.build).startswith(HOST_BOUND):
-                reason = f"{record.url} was built on the host base: serve the conda-forge base's"
-        if reason:
-            raise ForgeError(f"{self.lock_file} must be portable, but {reason} (--channel)")
+                raise ForgeError(f"{must} {record.url} was built on the host base (--channel URL)")
+
+    def _locked_environments(self) -> dict[str, rattler.Environment]:
+        try:
+            return dict(LockFile.from_path(self.lock_file).environments())
+        except Exception as error:  # for example marks of a merge
+            raise ForgeError(f"{self.lock_file} is not a lock file: {error}") from None
 
     def locked(self, environment: str) -> list[RepoDataRecord]:
         """The packages of an environment. Raises ForgeError when there is no lock to read."""
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
-        locked = read_lock(self.lock_file).environment(environment)
+        locked = self._locked_environments().get(environment)
         if locked is None or not locked.platforms():
             raise ForgeError(f"{self.lock_file} has no environment {environment!r}")
-        return locked.conda_repodata_records_for_platform(locked.platforms()[0]) or []
+        return _packages(locked)
 
     def outdated(self, without: Set[str] = frozenset()) -> list[str]:
         """How the lock fails to satisfy the manifest, as lines; empty when it satisfies it.
 
-        Requirements of a name in `without` need not be locked.
+        Requirements of a name in `without` need not be locked. Raises ForgeError like locked.
         """
         if not self.lock_file.exists():
             return [f"{self.lock_file} does not exist"]
-        return list(unsatisfied(self.manifest, self.channels(), self.lock_file, without))
+        locked, platform = self._locked_environments(), self.manifest.platform()
+        declared, problems = self.manifest.environments(without), []
+        expected = [(platform.name, PLATFORM, sorted(platform.lines))]
+        for name in sorted(declared.keys() | locked.keys()):
+            if name not in declared or name not in locked:
+                where = "not locked" if name in declared else "not in pixi.toml"
+                problems.append(f"environment {name} is {where}")
+                continue
+            urls = [str(channel).rstrip("/") for channel in locked[name].channels()]
+            if urls != [channel.rstrip("/") for channel in self.channels()]:
+                problems.append(f"{name}: locked for the channels {', '.join(urls)}")
+            solved = locked[name].platforms()
+            there = [(p.name, str(p.subdir), sorted(p.virtual_packages)) for p in solved]
+            if there != expected:
+                problems.append(f"{name}: locked for other platforms than {platform.name}: {there}")
+                continue
+            records = _packages(locked[name])
+            try:  # what is locked is the only source
+                needed = {record.url for record in self._solve([], declared[name], records)}
+            except Exception as error:
+                problems.append(f"{name}: what is locked does not satisfy it: {error}".strip())
+                continue
+            unneeded = sorted(r.name.normalized for r in records if r.url not in needed)
+            problems += [f"{name}: {n} is locked, but nothing requires it" for n in unneeded]
+        return problems
 
     def install(self, environment: str, cache: Path | None = None) -> int:
         """Install from the lock, checking hashes; returns the number of packages.
@@ -189,15 +212,18 @@ class Workspace:
             raise ForgeError(f"stack {which} is not installed: run forge install {which}")
         installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
         names = {record.file_name for record in self.locked(environment)}
-        if installed != {re.sub(r"\.(conda|tar\.bz2)$", "", name) for name in names}:
+        if installed != {name.removesuffix(".conda").removesuffix(".tar.bz2") for name in names}:
             why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
             raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
-        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-        script = activate(prefix, ActivationVariables(None, path)).script
+        script = activate(prefix, ActivationVariables(None, os.get_exec_path())).script
         # the caller's own PYTHONPATH would put its modules before the environment's
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         line = f"{script}\nexec {shlex.join(command)}"
         return subprocess.run(["bash", "-c", line], env=clean, check=False).returncode
+
+
+def _packages(locked: rattler.Environment) -> list[RepoDataRecord]:
+    return locked.conda_repodata_records_for_platform(locked.platforms()[0]) or []
 
 
 def _local_file(url: str) -> Path | None:

@@ -8,7 +8,6 @@ this machine's libraries, its compilers are this machine's) and is never publish
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -39,6 +39,8 @@ from forge.sources.download import Progress
 
 Say = Callable[[str], None]
 RunJob = Callable[[dict[str, Any], Path], None]
+VERSION = platform.python_version()
+CUDA = "nvidia-", "cuda-"  # names of wheels that only the CUDA build of torch brings
 
 
 class HostBase:
@@ -49,14 +51,14 @@ class HostBase:
         self.folder = base.folder or project.build / "host-base"
         self.recipe = project.root / "bases" / "host"
         python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-        os.environ["FORGE_PYTHON"] = python
-        os.environ["FORGE_PYTHON_VERSION"] = platform.python_version()
-        os.environ["FORGE_GLIBC_VERSION"] = platform.libc_ver()[1] or "0"
-        os.environ["FORGE_GCC_VERSION"] = _gcc_version()
+        gcc, glibc = _gcc_version(), platform.libc_ver()[1] or "0"
+        os.environ |= {  # what the recipe reads
+            "FORGE_PYTHON": python, "FORGE_PYTHON_VERSION": VERSION,
+            "FORGE_GCC_VERSION": gcc, "FORGE_GLIBC_VERSION": glibc,
+        }  # fmt: skip
         inputs = [
-            digest_tree(self.recipe), CODE, self.requirements,
-            importlib.metadata.version("py-rattler-build"), sys.version, sha256_file(Path(python)),
-            os.environ["FORGE_GCC_VERSION"], os.environ["FORGE_GLIBC_VERSION"],
+            digest_tree(self.recipe), CODE, self.requirements, version("py-rattler-build"),
+            sys.version, sha256_file(Path(python)), gcc, glibc,
         ]  # fmt: skip
         self.key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
@@ -68,8 +70,8 @@ class HostBase:
 
     def names(self) -> frozenset[str]:
         """The packages that its requirements name: what no recipe has to build on this base."""
-        lines = [line for line in self.requirements.splitlines() if not line.startswith("#")]
-        names = [canonicalize_name(Requirement(line).name) for line in lines if line.strip()]
+        lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
+        names = [canonicalize_name(Requirement(line).name) for line in lines]
         return frozenset(CONDA_NAMES.get(name, name) for name in names)
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -93,21 +95,17 @@ class HostBase:
         """
         if self.is_current():
             return
-        missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]
-        if missing:
-            raise NotAttempted(
-                f"the host base needs {' and '.join(missing)}, also for triton at run time; "
-                "on Debian: apt-get install g++"
-            )
+        if missing := [name for name in ("gcc", "g++") if shutil.which(name) is None]:
+            advice = "also for triton at run time; on Debian: apt-get install g++"
+            raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
         with hold(self.folder, "making the host base in", say):
             if not self.is_current():
                 self._make(say, progress, run)
 
     def _make(self, say: Say, progress: Progress, run: RunJob) -> None:
-        subdir, cache, wheels = self.folder / "linux-64", SourceCache(self.project), {}
-        for source, tag in self._resolve(say):
-            wheel = Wheel.read(cache.fetch(source, progress), source, tag)
-            wheels[wheel.name] = wheel
+        subdir, cache = self.folder / "linux-64", SourceCache(self.project)
+        read = [Wheel.read(cache.fetch(s, progress), s, tag) for s, tag in self._resolve(say)]
+        wheels = {wheel.name: wheel for wheel in read}
         packages = self._build_recipe(say, run)
         for wheel in wheels.values():
             with tempfile.TemporaryDirectory(dir=self.project.staging) as scratch:
@@ -126,14 +124,14 @@ class HostBase:
             say("host base: pip resolves the wheels")
             files = [_resolved(entry) for entry in self._pip_report()]
             self._write("resolution.json", files=files)
-        cuda = sum(name.startswith(("nvidia-", "cuda-")) for _, _, name, _ in files)
+        cuda = sum(name.startswith(CUDA) for _, _, name, _ in files)
         wheels, gib = [], 0.0
-        for file_name, version, name, sha256 in files:
-            purl = PackageURL("pypi", None, name, version, {"file_name": file_name})
+        for file_name, release, name, sha256 in files:
+            purl = PackageURL("pypi", None, name, release, {"file_name": file_name})
             source = Source(f"{PYPI_URL}/{file_name}", sha256, purl)
-            local = Version(version).local
+            local = Version(release).local
             tag = f"{local.split('.')[0]}_" if local else ""
-            if cuda and name.startswith(("nvidia-", "cuda-", "torch")):
+            if cuda and name.startswith((*CUDA, "torch")):
                 gib += (remote_size(source) or 0) / 2**30
                 tag = "cuda_" if name == "torch" else tag
             wheels.append((source, tag))
@@ -143,44 +141,34 @@ class HostBase:
         return wheels
 
     def _pip_report(self) -> list[dict[str, Any]]:
-        with tempfile.TemporaryDirectory() as folder:
-            listed, out = Path(folder, "requirements.txt"), Path(folder, "report.json")
-            listed.write_text(self.requirements)
-            command = [
-                sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed",
-                "--only-binary", ":all:", "--quiet", "--report", str(out), "-r", str(listed),
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                errors = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
-                why = " ".join(errors) or done.stderr.strip()
-                raise NotAttempted(f"pip cannot resolve {self.recipe}/requirements.in: {why}")
-            entries: list[dict[str, Any]] = json.loads(out.read_text())["install"]
-            return entries
+        command = [
+            sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet",
+            "--only-binary", ":all:", "--report", "-", "-r", "/dev/stdin",
+        ]  # fmt: skip
+        done = subprocess.run(command, input=self.requirements, capture_output=True, text=True)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            why = " ".join(errors) or done.stderr.strip()
+            raise NotAttempted(f"pip cannot resolve {self.recipe}/requirements.in: {why}")
+        return json.loads(done.stdout)["install"]
 
     def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
         """Python and the compilers, by rattler-build like any recipe, tests included."""
-        subdir, names = self.folder / "linux-64", self._read("recipe.json").get("files", [])
-        if names and all((subdir / name).exists() for name in names):
-            return set(names)
-        say(f"host base: CPython {platform.python_version()} and the compilers")
+        say(f"host base: CPython {VERSION} and the compilers")
         output, log = self.project.staging / "host-base", self.project.logs / "host-base.log"
         shutil.rmtree(output, ignore_errors=True)
-        job = self.base.arguments(f"host-{self.key}", None) | {
+        job = {
             "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
             "output_dir": str(output), "package_format": "conda:1",
         }  # fmt: skip
-        run(job, log)
-        packages = sorted(output.glob("linux-64/*.conda"))
-        paths = [str(package) for package in packages]
+        run(job | self.base.arguments(f"host-{self.key}", None), log)
+        packages = {file.name: file for file in sorted(output.glob("linux-64/*.conda"))}
+        paths = [str(package) for package in packages.values()]
         run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, log)
-        for package in packages:
-            if not (subdir / package.name).exists():
-                move_whole(package, subdir / package.name)
+        for name, package in packages.items():
+            move_whole(package, self.folder / "linux-64" / name)
         shutil.rmtree(output)
-        names = [package.name for package in packages]
-        self._write("recipe.json", files=names)
-        return set(names)
+        return set(packages)
 
 
 def _resolved(entry: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -191,16 +179,16 @@ def _resolved(entry: dict[str, Any]) -> tuple[str, str, str, str]:
     url = urlsplit(entry["download_info"]["url"])
     path = Path(unquote(url.path))
     sha256 = entry["download_info"]["archive_info"].get("hashes", {}).get("sha256")
-    if sha256 is None and url.scheme == "file":
-        sha256 = sha256_file(path)
     if sha256 is None:
-        raise NotAttempted(f"pip's index states no sha256 for {path.name}")
+        if url.scheme != "file":
+            raise NotAttempted(f"pip's index states no sha256 for {path.name}")
+        sha256 = sha256_file(path)
     return path.name, entry["metadata"]["version"], entry["metadata"]["name"], sha256
 
 
 def _gcc_version() -> str:
-    if shutil.which("gcc") is None:
+    try:
+        command = ["gcc", "-dumpfullversion"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "0"
+    except FileNotFoundError:
         return "0"
-    command = ["gcc", "-dumpfullversion"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "0"

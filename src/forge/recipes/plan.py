@@ -32,7 +32,7 @@ class Step:
     """What `plan` decided for one recipe.
 
     `digest` is what the content digest is made of. `outputs` are Records when up to date;
-    `superseded` tells that older builds are in the channel.
+    `superseded` says whether older builds are in the channel.
     """
 
     recipe: Recipe
@@ -62,15 +62,15 @@ class RecipeSet:
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
         self.provided = [path.parent.name for path in paths if path.parent.name in provided]
-        read = [Recipe.read(path, base) for path in paths if path.parent.name not in provided]
+        read = [Recipe(path, base) for path in paths if path.parent.name not in provided]
         self.recipes = {recipe.name: recipe for recipe in read}
         self.owner = {output: recipe.name for recipe in read for output in recipe.output_names}
         graph = {name: self.direct_needs(name) for name in self.recipes}
         try:
-            order = list(graphlib.TopologicalSorter(graph).static_order())
+            order = graphlib.TopologicalSorter(graph).static_order()
+            self.recipes = {name: self.recipes[name] for name in order}
         except graphlib.CycleError as error:
             raise ForgeError(f"recipes need each other in a circle: {error.args[1]}") from None
-        self.recipes = {name: self.recipes[name] for name in order}
 
     def render(self, path: Path, digest: str, number: int | None = None) -> list[dict[str, Any]]:
         """The outputs of one recipe.yaml on this base; see forge.recipes.render."""
@@ -96,17 +96,16 @@ class RecipeSet:
         return list(steps.values())
 
     def _outputs(self, step: Step, number: int | None = None) -> list[Output]:
-        outputs, tag = [], self.base.build_prefix
+        outputs = []
         for rendered in self.render(step.recipe.path, step.digest_value, number):
-            data = rendered["recipe"]
-            build, name = data["build"]["string"], data["package"]["name"]
-            if not (CONTENT_HASH.search(build) and build.startswith(tag)):
-                form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
+            data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
+            package, build = data["package"], data["build"]["string"]
+            if not (CONTENT_HASH.search(build) and build.startswith(self.base.build_prefix)):
+                name, form = package["name"], "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
                 raise ForgeError(
                     f"{step.recipe.path}: {name}'s build string {build!r} is not {form}"
                 )
-            subdir = rendered["build_configuration"]["target_platform"]
-            outputs.append(Output(name, str(data["package"]["version"]), build, subdir))
+            outputs.append(Output(package["name"], str(package["version"]), build, subdir))
         return outputs
 
     def _decide(self, step: Step, records: list[Record], channel: Channel, rebuild: bool) -> None:
@@ -121,24 +120,13 @@ class RecipeSet:
             return
         step.outputs = self._outputs(step, number + 1) if newest else outputs
         step.action, step.superseded = BUILD, bool(newest)
-        if rebuild:
-            step.reason = "rebuild requested"
-        elif len(newest) < len(outputs):
-            step.reason = "not in the channel"
-        else:
+        step.reason = "rebuild requested" if rebuild else "not in the channel"
+        if not rebuild and len(newest) == len(outputs):
             step.reason = _difference(channel.digest_of(newest[0]), step.digest)
 
     def direct_needs(self, name: str) -> set[str]:
         """The recipes that one recipe builds, runs or is tested with."""
-        recipe = self.recipes[name]
-        return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
-
-    def levels(self) -> dict[str, int]:
-        """The level of each recipe, which needs recipes of lower levels only."""
-        level: dict[str, int] = {}
-        for name in self.recipes:
-            level[name] = 1 + max((level[other] for other in self.direct_needs(name)), default=-1)
-        return level
+        return {self.owner[n] for n in self.recipes[name].all_needs if n in self.owner}
 
     def missing(self, name: str) -> str:
         """One line about what a recipe needs that neither a recipe nor the base provides, or "".
@@ -147,8 +135,7 @@ class RecipeSet:
         """
         if not (provided := self.base.dists()):
             return ""
-        recipe = self.recipes[name]
-        missing = (recipe.needs | recipe.tests_need) - self.owner.keys() - provided.keys()
+        missing = self.recipes[name].all_needs - self.owner.keys() - provided.keys()
         names = ", ".join(sorted(name for name in missing if not name.startswith("__")))
         return f"the {self.base.name} base has no {names}" if names else ""
 
@@ -163,7 +150,7 @@ class RecipeSet:
         """`names` and every recipe that builds or runs against one of them, transitively."""
         result = set(names)
         for name, recipe in self.recipes.items():
-            if {self.owner[n] for n in recipe.needs if n in self.owner} & result:
+            if any(self.owner.get(needed) in result for needed in recipe.needs):
                 result.add(name)
         return result
 

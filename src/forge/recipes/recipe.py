@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,72 +20,53 @@ from forge.sources.cache import PYPI_URL, Source
 REQUIREMENT_KINDS = ("build", "host", "run")
 
 
-@dataclass
 class Recipe:
     """One recipe folder, rendered for a base.
 
-    `requirements` are its specs by kind, `needs` the names in them, `tests_need` names that only
-    its tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
+    `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
+    tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
+    Raises ForgeError if it does not render, has no content digest, or names a missing file.
     """
 
-    name: str
-    path: Path
-    version: str
-    requirements: dict[str, list[str]]
-    needs: set[str]
-    tests_need: set[str]
-    sources: list[dict[str, Any]]
-    extra: dict[str, Any]
-    output_names: set[str]
-
-    @classmethod
-    def read(cls, path: Path, base: Base) -> Recipe:
-        """Raises ForgeError if it does not render, has no content digest, or names no file."""
+    def __init__(self, path: Path, base: Base) -> None:
+        self.name, self.path = path.parent.name, path
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]
         if not outputs:
             raise ForgeError(f"{path} yields no package on the {base.name} base")
-        requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
-        tests_need: set[str] = set()
-        sources: list[dict[str, Any]] = []
+        self.version = str(outputs[0]["package"]["version"])
+        self.extra: dict[str, Any] = outputs[0].get("extra", {})
+        self.output_names = {data["package"]["name"] for data in outputs}
+        self.requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
+        self.sources: list[dict[str, Any]] = []
+        tested_with: list[str] = []
         for data in outputs:
             for section in [data, *data.get("staging_caches", [])]:
-                for kind, specs in requirements.items():
+                for kind, specs in self.requirements.items():
                     new = map(_match_spec, section.get("requirements", {}).get(kind, []))
                     specs += [spec for spec in new if spec not in specs]
-                sources += [s for s in section.get("source", []) if s not in sources]
+                self.sources += [s for s in section.get("source", []) if s not in self.sources]
             for test in data.get("tests", []):
-                for specs in test.get("requirements", {}).values():
-                    tests_need |= set(map(package_name, specs))
+                tested_with += itertools.chain(*test.get("requirements", {}).values())
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
-        names = {data["package"]["name"] for data in outputs}
-        recipe = cls(
-            name=path.parent.name,
-            path=path,
-            version=str(outputs[0]["package"]["version"]),
-            requirements=requirements,
-            needs={package_name(spec) for specs in requirements.values() for spec in specs} - names,
-            tests_need=tests_need - names,
-            sources=sources,
-            extra=outputs[0].get("extra", {}),
-            output_names=names,
-        )
-        for kind, file in recipe.local_files():
+        built_with = itertools.chain(*self.requirements.values())
+        self.needs = set(map(package_name, built_with)) - self.output_names
+        self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
+        for file in self.local_files():
             if not file.exists():
-                raise ForgeError(f"{path} names the {kind} {file}, which does not exist")
-        return recipe
+                raise ForgeError(f"{path} names {file}, which does not exist")
 
-    def local_files(self) -> list[tuple[str, Path]]:
-        """The patches and local sources that it names, each as its kind and path."""
-        patches = [("patch", p) for source in self.sources for p in source.get("patches", [])]
-        local = [("source", source["path"]) for source in self.sources if "path" in source]
-        return [(kind, (self.path.parent / name).resolve()) for kind, name in patches + local]
+    def local_files(self) -> list[Path]:
+        """The patches and local sources that it names."""
+        names = [patch for source in self.sources for patch in source.get("patches", [])]
+        names += [source["path"] for source in self.sources if "path" in source]
+        return [(self.path.parent / name).resolve() for name in names]
 
     def content(self) -> str:
         """The digest of everything that the recipe says and reads from this repository."""
         total = hashlib.sha256(digest_tree(self.path.parent).encode())
-        for _, file in self.local_files():
+        for file in self.local_files():
             digest = digest_tree(file) if file.is_dir() else sha256_file(file)
             total.update(f"{file.name} {digest}".encode())
         return total.hexdigest()[:16]

@@ -25,8 +25,7 @@ from forge.errors import ForgeError
 
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
     """rattler-build's function without its warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         cli_api.build_recipes(recipes, **arguments)
 
 
@@ -49,5 +48,4 @@ def render(path: Path, base: Base, digest: str, number: int | None = None) -> li
             os.dup2(saved, 1)
             os.close(saved)
         capture.seek(0)
-        outputs: list[dict[str, Any]] = json.load(capture)
-        return outputs
+        return json.load(capture)
