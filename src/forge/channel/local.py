@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,6 @@ class Record(Output):
     size: int
 
 
-FIELDS = ("name", "version", "build", "subdir", "sha256", "size")
-
-
 def write_index(folder: Path, **options: Any) -> None:
     """Index a folder of packages; `options` are index_fs's. Raises BuildFailed."""
     try:
@@ -89,7 +86,10 @@ class Channel:
             return
         try:
             packages = json.loads(path.read_bytes())["packages.conda"].items()
-            records = {name: Record(**{f: data[f] for f in FIELDS}) for name, data in packages}
+            records = {
+                name: Record(**{f.name: data[f.name] for f in fields(Record)})
+                for name, data in packages
+            }
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ForgeError(f"{path} is damaged; ./forge build-all rewrites it") from None
         for file_name, record in records.items():

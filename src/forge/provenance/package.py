@@ -59,9 +59,8 @@ class Package:
             ):
                 entries = {}
                 for member in (member for member in tar if not member.isdir()):
-                    stream: Any = io.BytesIO(member.linkname.encode())
-                    if member.isreg():
-                        stream = tar.extractfile(member)
+                    target = io.BytesIO(member.linkname.encode())
+                    stream: Any = tar.extractfile(member) if member.isreg() else target
                     content = stream.read() if section == "info" else b""
                     sha256 = hashlib.file_digest(
                         stream if section == "pkg" else io.BytesIO(content), "sha256"

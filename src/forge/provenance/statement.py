@@ -72,10 +72,8 @@ def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
     }
     # the build's SOURCE_DATE_EPOCH, in whole seconds
     started = str(configuration["timestamp"])[:19].replace(" ", "T") + "Z"
-    details = {
-        "builder": {"id": "urn:strix-forge:builder:local", "version": versions},
-        "metadata": {"startedOn": started},
-    }
+    builder = {"id": "urn:strix-forge:builder:local", "version": versions}
+    details = {"builder": builder, "metadata": {"startedOn": started}}
     return {
         "_type": STATEMENT,
         "subject": [{"name": package.path.name, "digest": {"sha256": sha256_file(package.path)}}],
