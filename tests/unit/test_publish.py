@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.static_channel import BUILD, Source, findings, tree, unzstd
+from support.static_channel import BUILD, Source, findings, lock_of, solve, tree, unzstd
 
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
@@ -57,6 +57,22 @@ def test_folder(source: Source, target: Path) -> None:
     assert log[0]["time"].endswith("+00:00") and findings(target) == []
     old = json.loads(unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes()))
     assert list(old["packages.conda"]) == [f"alpha-1.0-{BUILD}.conda"]
+
+
+def test_revision_is_a_channel(source: Source, target: Path, tmp_path: Path) -> None:
+    """A solver takes from it what the channel had then, and the files from where they are."""
+    old = source.make("alpha")
+    StaticChannel(target).publish(source)
+    StaticChannel(target).publish(source, [old])
+    source.make("alpha", "2.0")
+    StaticChannel(target).publish(source)
+    revision = target / "revisions/1"
+    assert solve(revision.as_uri(), tmp_path / "cache", "alpha") == {old}
+    for subdir in ("noarch", "linux-64"):
+        plain = json.loads((revision / subdir / "repodata.json").read_bytes())
+        assert json.loads(unzstd((revision / subdir / "repodata.json.zst").read_bytes())) == plain
+    lock = lock_of(revision.as_uri(), tmp_path / "pixi.lock", "alpha").read_text()
+    assert f"{target}/noarch/{old}.conda" in lock
 
 
 def test_run_exports(source: Source, target: Path) -> None:

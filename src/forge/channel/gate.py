@@ -15,7 +15,7 @@ from forge.provenance.package import Package
 # the sha256 of SUBDIR/FILE if it is already published, else None
 PublishedHash = Callable[[str], str | None]
 
-LICENSES = "info/licenses/"
+LICENSES = "licenses/"
 
 
 def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
@@ -66,7 +66,7 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
         yield f"has the licence {expression or 'nothing'!r}: about.license must be an SPDX one"
     # redistribution requires a licence text
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
-        yield f"has no licence text in {LICENSES}: name it in about.license_file"
+        yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
     known = published(f"{record.subdir}/{record.file_name}")
     if known not in (None, record.sha256):
         yield (

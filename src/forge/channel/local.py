@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,14 @@ class Record(Output):
     size: int
 
 
+def write_index(folder: Path, **options: Any) -> None:
+    """Index a folder of packages; `options` are index_fs's. Raises BuildFailed."""
+    try:
+        asyncio.run(index_fs(folder, **options))
+    except Exception as error:
+        raise BuildFailed(f"cannot index {folder}: {error}") from None
+
+
 class Channel:
     """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
 
@@ -76,10 +84,12 @@ class Channel:
         path = self.folder / subdir / "repodata.json"
         if not path.exists():
             return
-        fields = ("name", "version", "build", "subdir", "sha256", "size")
         try:
             packages = json.loads(path.read_bytes())["packages.conda"].items()
-            records = {name: Record(*(data[field] for field in fields)) for name, data in packages}
+            records = {
+                name: Record(**{f.name: data[f.name] for f in fields(Record)})
+                for name, data in packages
+            }
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ForgeError(f"{path} is damaged; ./forge build-all rewrites it") from None
         for file_name, record in records.items():
@@ -128,10 +138,7 @@ class Channel:
         """Write repodata.json of both subdirs, keeping known entries."""
         for subdir in SUBDIRS:
             (self.folder / subdir).mkdir(parents=True, exist_ok=True)
-        try:
-            asyncio.run(index_fs(self.folder, write_zst=False, write_shards=False))
-        except Exception as error:
-            raise BuildFailed(f"cannot index {self.folder}: {error}") from None
+        write_index(self.folder, write_zst=False, write_shards=False)
 
     def add(self, packages: dict[Path, int], digest: dict[str, str]) -> None:
         """Move built packages in and index them; the numbers are those of the tests each passed.

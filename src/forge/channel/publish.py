@@ -8,8 +8,6 @@ the next publish completes one that was killed. No published file is ever delete
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
 import os
 import shutil
@@ -17,11 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import zstandard
-from rattler.index import index_fs
 from rattler_build import assemble_package
 
 from forge.channel import gate, revisions, verify
-from forge.channel.local import Channel, Record
+from forge.channel.local import Channel, Record, write_index
 from forge.channel.location import Location
 from forge.channel.revisions import Revision
 from forge.errors import BuildFailed, ForgeError
@@ -115,26 +112,18 @@ class StaticChannel:
         """Copy each package, and its provenance and SBOM if the build made them."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
             self._write_log([])
-        for name, record in sorted(packages.items()):
-            self._copy(source.path(record), name, record.sha256)
-            for suffix in (RECORD, SBOM):
-                companion = f"forge/{record.dist}{suffix}"
-                if (source.folder / companion).exists():
-                    self._copy(source.folder / companion, companion)
-
-    def _copy(self, source: Path, name: str, sha256: str | None = None) -> None:
-        """Copy a file by one rename, unless it exists. Raises ForgeError for another sha256."""
-        if (self.folder / name).exists():
-            return
-        partial = self.staging / "partial"
         self.staging.mkdir(exist_ok=True)
-        shutil.copyfile(source, partial)
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
-            copied = hashlib.file_digest(stream, "sha256").hexdigest()
-        if sha256 not in (None, copied):
-            raise ForgeError(f"{source} changed while it was published; no index lists it yet")
-        _move(partial, self.folder / name)
+        for name, record in sorted(packages.items()):
+            for file in (name, *(f"forge/{record.dist}{suffix}" for suffix in (RECORD, SBOM))):
+                target, partial = self.folder / file, self.staging / "partial"
+                if target.exists() or not (source.folder / file).exists():
+                    continue
+                shutil.copyfile(source.folder / file, partial)
+                with partial.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                if file == name and sha256_file(partial) != record.sha256:
+                    raise ForgeError(f"{source.path(record)} changed while it was published")
+                _move(partial, target)
 
     def _require_complete(self, files: set[str], index: verify.Index) -> None:
         """Raise BuildFailed for a published file that is missing or truncated."""
@@ -159,10 +148,7 @@ class StaticChannel:
                 shutil.copy(self.folder / name, self.staging / name)
         for name in files:
             os.link(self.folder / name, self.staging / name)
-        try:
-            asyncio.run(index_fs(self.staging, repodata_patch=self._patch(yanked), force=anew))
-        except Exception as error:
-            raise BuildFailed(f"cannot index {self.folder}: {error}") from None
+        write_index(self.staging, repodata_patch=self._patch(yanked), force=anew)
         for name, sha256 in verify.hashes(Location(self.staging)).items():
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
                 raise BuildFailed(
@@ -177,9 +163,8 @@ class StaticChannel:
                 for name, record in sorted(records["packages.conda"].items())
             }
             info = {"subdir": subdir, "version": 1}
-            text = json.dumps({"info": info, "packages": {}, "packages.conda": exports}).encode()
-            (folder / "run_exports.json").write_bytes(text)
-            (folder / "run_exports.json.zst").write_bytes(zstandard.compress(text, 19))
+            text = json.dumps({"info": info, "packages": {}, "packages.conda": exports})
+            self._write(text, folder / "run_exports.json", folder / "run_exports.json.zst")
 
     def _patch(self, yanked: set[str]) -> str:
         """Make the indexer's repodata patch package; returns its path in the staged noarch/."""
@@ -207,17 +192,27 @@ class StaticChannel:
         for subdir in SUBDIRS:
             for shard in (self.staging / subdir).glob("shards/*"):
                 _move(shard, self.folder / subdir / "shards" / shard.name)
-            copy = self.staging / "index"
-            shutil.copyfile(self.staging / subdir / "repodata.json.zst", copy)
-            _move(copy, self.folder / revisions.index_path(log[-1].revision, subdir))
+            data = json.loads((self.staging / subdir / "repodata.json").read_bytes())
+            # so that solvers take the revision for a channel, whose packages are here
+            data["info"]["base_url"] = f"../../../{subdir}/"
+            target = self.folder / revisions.index_path(log[-1].revision, subdir)
+            self._write(json.dumps(data), target.with_suffix(""), target)
         self._write_log(log)
         for name in (*verify.FORMS, "repodata.json"):
             for subdir in SUBDIRS:
                 _move(self.staging / subdir / name, self.folder / subdir / name)
 
+    def _write(self, text: str, *targets: Path) -> None:
+        """Write each target by one rename, those named .zst compressed."""
+        for target in targets:
+            packed = target.suffix == ".zst"
+            partial = self.staging / target.name
+            self.staging.mkdir(exist_ok=True)
+            partial.write_bytes(zstandard.compress(text.encode(), 19) if packed else text.encode())
+            _move(partial, target)
+
     def _write_log(self, log: list[Revision]) -> None:
-        write_text(self.staging / "log.json", revisions.dump(log))
-        _move(self.staging / "log.json", self.folder / revisions.LOG)
+        self._write(revisions.dump(log), self.folder / revisions.LOG)
 
 
 def _named(dists: set[str], files: set[str]) -> set[str]:

@@ -63,14 +63,14 @@ class ServerChannel:
         return len(missing), len(hashes) + len(missing)
 
     def _upload(self, package: Path, key: str | None) -> None:
-        files = [str(package)]
+        files, url = [str(package)], f"https://{self.host}"
         if self.host == "anaconda.org":
             upload_package_to_anaconda(files, self.name, channel=["main"], api_key=key)
-            return
-        # a Sigstore attestation needs the identity of trusted publishing: no API key
-        attest = key is None and IDENTITY in os.environ
-        url = "https://prefix.dev"
-        upload_package_to_prefix(files, url, self.name, api_key=key, generate_attestation=attest)
+        else:  # a Sigstore attestation needs the identity of trusted publishing: no API key
+            attest = key is None and IDENTITY in os.environ
+            upload_package_to_prefix(
+                files, url, self.name, api_key=key, generate_attestation=attest
+            )
 
 
 def destination(to: str) -> Path | ServerChannel:

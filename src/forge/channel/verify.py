@@ -144,16 +144,14 @@ def _files(location: Location, index: Index) -> Iterator[str]:
             continue
         file = Hasher()
         try:
-            exists = location.stream(name, file)
+            if not location.stream(name, file):
+                yield f"{name}: missing"
+            elif file.size != record["size"]:
+                yield f"{name}: {file.size} bytes, the record says {record['size']}"
+            elif (sha256 := file.sha256.hexdigest()) != record["sha256"]:
+                yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
         except (Unreadable, OSError) as error:
             yield f"{name}: {error}"
-            continue
-        if not exists:
-            yield f"{name}: missing"
-        elif file.size != record["size"]:
-            yield f"{name}: {file.size} bytes, the record says {record['size']}"
-        elif (sha256 := file.sha256.hexdigest()) != record["sha256"]:
-            yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
     files = location.folder.glob("*/*") if location.folder else ()
     packages = {f"{f.parent.name}/{f.name}" for f in files if f.name.endswith(PACKAGES)}
     for name in sorted(packages - set(index.records) - index.removed):

@@ -9,10 +9,10 @@ import json
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
 import zstandard
@@ -20,19 +20,19 @@ import zstandard
 from forge.errors import BuildFailed
 from forge.files import sha256_file
 
-RECIPE = "info/recipe/"
-RENDERED = f"{RECIPE}rendered_recipe.yaml"
-# what rattler-build adds to the recipe's own files
-ADDED = (RENDERED, f"{RECIPE}variant_config.yaml")
-T = TypeVar("T")
+RENDERED = "recipe/rendered_recipe.yaml"
 
 
 class Entry(NamedTuple):
-    """One file of a package. For a link `sha256` is that of its target's name."""
+    """One file of a package. A link contains its target's name; `content` is kept of `info`."""
 
     sha256: str
     mode: int
     link: bool
+    content: bytes
+
+    def __str__(self) -> str:
+        return f"{'link' if self.link else 'file'} {self.sha256[:12]} of mode {self.mode:o}"
 
 
 class Package:
@@ -41,8 +41,8 @@ class Package:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def files(self, section: str, take: Callable[[tarfile.TarInfo, IO[bytes]], T]) -> dict[str, T]:
-        """Name -> what `take` makes of each file in `info` or `pkg`. A link holds its target.
+    def entries(self, section: str) -> dict[str, Entry]:
+        """Name -> Entry of every file in `info` or `pkg`.
 
         By hand: py-rattler's PackageArchive has no modes, holds whole files in memory, and most
         processes that read through it abort when they exit.
@@ -54,65 +54,62 @@ class Package:
             with (
                 zipfile.ZipFile(self.path) as archive,
                 archive.open(inner) as packed,
-                zstandard.ZstdDecompressor().stream_reader(packed) as stream,
-                tarfile.open(fileobj=stream, mode="r|") as tar,
+                zstandard.ZstdDecompressor().stream_reader(packed) as unpacked,
+                tarfile.open(fileobj=unpacked, mode="r|") as tar,
             ):
-                found = {}
-                for member in tar:
-                    if not member.isdir():
-                        content = tar.extractfile(member) if member.isreg() else None
-                        found[member.name] = take(
-                            member, content or io.BytesIO(member.linkname.encode())
-                        )
-                return found
+                entries = {}
+                for member in (member for member in tar if not member.isdir()):
+                    target = io.BytesIO(member.linkname.encode())
+                    stream: Any = tar.extractfile(member) if member.isreg() else target
+                    content = stream.read() if section == "info" else b""
+                    sha256 = hashlib.file_digest(
+                        stream if section == "pkg" else io.BytesIO(content), "sha256"
+                    ).hexdigest()
+                    entries[member.name] = Entry(sha256, member.mode, not member.isreg(), content)
+                return entries
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None
         except Exception as error:  # each layer has its own errors, and zipfile wrong ones too
             raise BuildFailed(f"{self.path} cannot be read: {error or 'truncated'}") from None
 
-    def entries(self, section: str) -> dict[str, Entry]:
-        """Name -> Entry of every file in `info` or `pkg`."""
-
-        def entry(member: tarfile.TarInfo, content: Any) -> Entry:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-            return Entry(sha256, member.mode, not member.isreg())
-
-        return self.files(section, entry)
-
     @cached_property
     def info(self) -> dict[str, bytes]:
-        """Name -> content of the files in `info`."""
-        return self.files("info", lambda _, content: content.read())
+        """Name -> content of the files in `info`, without that prefix."""
+        entries = self.entries("info")
+        return {name.removeprefix("info/"): entry.content for name, entry in entries.items()}
 
-    def json(self, name: str) -> Any:
-        """A parsed info/NAME.json."""
-        return self._parsed(f"info/{name}.json", json.loads)
+    def parsed(self, name: str) -> Any:
+        """The content of info/NAME, a JSON or YAML file."""
+        try:
+            if name.endswith(".json"):
+                return json.loads(self.info[name])
+            # the C loader: a rendered recipe of hundreds of packages takes seconds otherwise
+            return yaml.load(self.info[name], yaml.CSafeLoader)
+        except (KeyError, ValueError, yaml.YAMLError) as error:
+            raise BuildFailed(
+                f"{self.path}: info/{name} is missing or unreadable: {error}"
+            ) from None
 
-    @cached_property
+    @property
     def index(self) -> dict[str, Any]:
-        return self.json("index")
+        """What the package says about itself: name, version, requirements, licence."""
+        return self.parsed("index.json")
 
     @cached_property
     def rendered(self) -> dict[str, Any]:
         """The rendered recipe that rattler-build puts into every package."""
-        # the C loader: a rendered recipe of hundreds of packages takes seconds otherwise
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return self._parsed(RENDERED, lambda text: yaml.load(text, loader))
+        return self.parsed(RENDERED)
 
-    def _parsed(self, name: str, parse: Callable[[bytes], Any]) -> Any:
-        try:
-            return parse(self.info[name])
-        except (KeyError, ValueError, yaml.YAMLError) as error:
-            raise BuildFailed(f"{self.path}: {name} is missing or unreadable: {error}") from None
 
-    @property
-    def recipe_files(self) -> dict[str, str]:
-        """Name in the recipe's folder -> sha256."""
-        return {
-            name.removeprefix(RECIPE): hashlib.sha256(content).hexdigest()
-            for name, content in self.info.items()
-            if name.startswith(RECIPE) and name not in ADDED
-        }
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str
+) -> list[str]:
+    """A line for each key whose values differ; `we` and `they` say whose value is which."""
+    return [
+        f"{key}: {we} {ours.get(key, 'nothing')}, {they} {theirs.get(key, 'nothing')}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
 
 
 def compare(original: Path, rebuilt: Path) -> list[str]:
@@ -122,9 +119,6 @@ def compare(original: Path, rebuilt: Path) -> list[str]:
     lines = []
     for section in ("info", "pkg"):
         before, after = Package(original).entries(section), Package(rebuilt).entries(section)
-        lines += [f"{name}: only in the original" for name in sorted(before.keys() - after.keys())]
-        lines += [f"{name}: only in the rebuilt" for name in sorted(after.keys() - before.keys())]
-        common = sorted(before.keys() & after.keys())
-        lines += [f"{name}: differs" for name in common if before[name] != after[name]]
+        lines += differences(before, after, "original has", "rebuilt")
     lines = lines or ["every file is the same; the archives differ in order, times or compression"]
     return [*lines, f"diffoscope {original} {rebuilt} shows how"]

@@ -16,48 +16,38 @@ from cyclonedx.model import HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model import component as model
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from forge.provenance.package import Package
-from forge.provenance.statement import PATCH, SOURCE, Descriptor, conda_purl
-
-LIBRARY, FILE, APPLICATION = ComponentType.LIBRARY, ComponentType.FILE, ComponentType.APPLICATION
+from forge.provenance.statement import PATCH, SOURCE, Descriptor, conda_purl, used
 
 
 def sbom(package: Package, statement: dict[str, Any]) -> str:
     """The SBOM of a package, from its record, as JSON text."""
-    predicate, (subject,) = statement["predicate"], statement["subject"]
-    details, used = predicate["runDetails"], predicate["buildDefinition"]["resolvedDependencies"]
+    (subject,) = statement["subject"]
     licence = package.index.get("license")
     root = Component(
         name=package.index["name"],
         version=str(package.index["version"]),
-        type=LIBRARY,
+        type=ComponentType.LIBRARY,
         bom_ref=subject["name"],
         purl=PackageURL.from_string(conda_purl(package.index)),
         hashes=_hashes(subject["digest"]),
-        description=package.json("about").get("summary"),
+        description=package.parsed("about.json").get("summary"),
         licenses=[LicenseFactory().make_from_string(licence)] if licence else [],
-        pedigree=model.Pedigree(patches=[_patch(e) for e in used if _kind(e) == PATCH]),
+        pedigree=model.Pedigree(patches=map(_patch, used(statement, PATCH))),
     )
-    parts = [_source(entry) for entry in used if _kind(entry) == SOURCE]
-    parts += _requirements(package.index.get("depends", []))
+    # virtual packages are the machine's
+    specs = {spec for spec in package.index.get("depends", []) if not spec.startswith("__")}
+    parts = [*map(_source, used(statement, SOURCE)), *map(_requirement, sorted(specs))]
     serial = uuid.uuid5(uuid.NAMESPACE_URL, f"sha256:{subject['digest']['sha256']}")
     bom = Bom(serial_number=serial, components=parts)
     bom.metadata.component = root
-    bom.metadata.timestamp = datetime.fromisoformat(details["metadata"]["startedOn"])
-    tools = details["builder"]["version"].items()
-    bom.metadata.tools = ToolRepository(
-        components=[Component(name=name, version=v, type=APPLICATION) for name, v in tools]
-    )
+    started = statement["predicate"]["runDetails"]["metadata"]["startedOn"]
+    bom.metadata.timestamp = datetime.fromisoformat(started)
     bom.register_dependency(root, parts)
     return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
-
-
-def _kind(entry: Descriptor) -> str:
-    return entry["annotations"]["kind"]
 
 
 def _hashes(digest: dict[str, str]) -> list[HashType]:
@@ -75,32 +65,23 @@ def _source(entry: Descriptor) -> Component:
     """A source archive, commit, or folder of the repository."""
     uri, digest = entry.get("uri", ""), entry["digest"]
     purl = PackageURL.from_string(uri) if uri.startswith("pkg:") else None
-    others = [(name, value) for name, value in digest.items() if name != "sha256"]
+    name = entry.get("name") or uri
     return Component(
-        name=purl.name if purl else entry.get("name") or uri,
-        version=purl.version if purl else digest.get("gitCommit"),
-        type=LIBRARY if purl else FILE,
-        bom_ref=uri or entry["name"],
+        name=purl.name if purl else name,
+        version=purl.version if purl else digest.get("gitCommit") or digest.get("dirHash"),
+        type=ComponentType.LIBRARY if purl else ComponentType.FILE,
+        bom_ref=uri or name,
         purl=purl,
         hashes=_hashes(digest),
-        properties=[Property(name=f"strix-forge:{name}", value=value) for name, value in others],
     )
 
 
-def _requirements(depends: list[str]) -> list[Component]:
-    """Run-time requirements, without virtual packages, which are the machine's."""
-    specs: dict[str, list[str]] = {}
-    for spec in depends:
-        name, _, rest = spec.partition(" ")
-        if not name.startswith("__"):
-            specs.setdefault(name, []).append(rest or "*")
-    return [
-        Component(
-            name=name,
-            type=LIBRARY,
-            bom_ref=f"requirement:{name}",
-            purl=PackageURL("conda", None, name),
-            properties=[Property(name="strix-forge:spec", value=", ".join(found))],
-        )
-        for name, found in specs.items()
-    ]
+def _requirement(spec: str) -> Component:
+    name, _, versions = spec.partition(" ")
+    return Component(
+        name=name,
+        type=ComponentType.LIBRARY,
+        bom_ref=f"requirement:{spec}",
+        purl=PackageURL("conda", None, name),
+        properties=[Property(name="strix-forge:spec", value=versions or "*")],
+    )

@@ -22,38 +22,49 @@ from packageurl import PackageURL
 
 from forge.errors import ForgeError
 from forge.files import digest_tree, sha256_file
-from forge.provenance.package import Package
+from forge.provenance.package import RENDERED, Package
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 # values of the annotation `kind`: what a dependency is to the build; also `build` and `host`
 RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
+# what rattler-build adds to the recipe's own files
+ADDED = (RENDERED, "recipe/variant_config.yaml")
 Descriptor = dict[str, Any]
 
 
 def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
     """The record of a package built from `recipe` in the repository at `root` on `base`.
 
-    Raises ForgeError for a damaged package or a missing patch.
+    Raises BuildFailed for a damaged package, ForgeError for a missing patch.
     """
-    name = recipe.relative_to(root).as_posix()
-    dependencies = list(materials(package, posixpath.dirname(name)))
+    data = described(package, recipe.relative_to(root).as_posix(), base)
+    dependencies = data["predicate"]["buildDefinition"]["resolvedDependencies"]
     for entry in dependencies:
         if not entry["digest"]:
             _complete(entry, root)
     if commit := _commit(root):
         dependencies.append(_descriptor(REPOSITORY, name="strix-forge", gitCommit=commit))
+    return data
+
+
+def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
+    """A record by the package's own word; `recipe` is its path in the repository.
+
+    Patches and local sources have no digest: the package does not hold them.
+    """
     configuration = package.rendered["build_configuration"]
-    settings = configuration["packaging_settings"]
+    settings, variant = configuration["packaging_settings"], configuration["variant"]
+    parameters = {
+        "recipe": {"name": recipe},
+        "variant": {key: str(value) for key, value in sorted(variant.items())},
+        "base": base,
+        "packageFormat": f"{settings['archive_type']}:{settings['compression_level']}",
+    }
     definition = {
         "buildType": "urn:strix-forge:recipe-build:v1",
-        "externalParameters": {
-            "recipe": {"name": name},
-            "variant": variant(package),
-            "base": base,
-            "packageFormat": f"{settings['archive_type']}:{settings['compression_level']}",
-        },
-        "resolvedDependencies": dependencies,
+        "externalParameters": parameters,
+        "resolvedDependencies": list(_materials(package, posixpath.dirname(recipe))),
     }
     versions = {
         "strix-forge": digest_tree(Path(__file__).parent.parent)[:16],  # it has no releases
@@ -61,26 +72,27 @@ def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str
     }
     # the build's SOURCE_DATE_EPOCH, in whole seconds
     started = str(configuration["timestamp"])[:19].replace(" ", "T") + "Z"
-    details = {
-        "builder": {"id": "urn:strix-forge:builder:local", "version": versions},
-        "metadata": {"startedOn": started},
-    }
-    digest = {"sha256": sha256_file(package.path)}
+    builder = {"id": "urn:strix-forge:builder:local", "version": versions}
+    details = {"builder": builder, "metadata": {"startedOn": started}}
     return {
         "_type": STATEMENT,
-        "subject": [{"name": package.path.name, "digest": digest}],
+        "subject": [{"name": package.path.name, "digest": {"sha256": sha256_file(package.path)}}],
         "predicateType": PREDICATE,
         "predicate": {"buildDefinition": definition, "runDetails": details},
     }
 
 
-def materials(package: Package, folder: str) -> Iterator[Descriptor]:
-    """What went into a package by its own word; `folder` is the recipe's, in the repository.
+def used(statement: dict[str, Any], kind: str) -> list[Descriptor]:
+    """What a package was made of, by its kind."""
+    dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return [entry for entry in dependencies if entry["annotations"]["kind"] == kind]
 
-    Patches and local sources have no digest yet: the package does not hold them.
-    """
-    for name, sha256 in sorted(package.recipe_files.items()):
-        yield _descriptor(RECIPE, f"{folder}/{name}", sha256=sha256)
+
+def _materials(package: Package, folder: str) -> Iterator[Descriptor]:
+    for name, content in sorted(package.info.items()):
+        if name.startswith("recipe/") and name not in ADDED:
+            path = name.replace("recipe", folder, 1)
+            yield _descriptor(RECIPE, path, sha256=hashlib.sha256(content).hexdigest())
     recipe = package.rendered["recipe"]
     purls = map(PackageURL.from_string, recipe.get("extra", {}).get("purls", []))
     by_file = {purl.qualifiers.get("file_name"): str(purl) for purl in purls}
@@ -146,22 +158,13 @@ def conda_purl(record: dict[str, Any]) -> str:
     return str(PackageURL("conda", None, record["name"], str(record["version"]), qualifiers))
 
 
-def variant(package: Package) -> dict[str, str]:
-    """The variant values that a package was built with."""
-    values = package.rendered["build_configuration"]["variant"]
-    return {key: str(value) for key, value in sorted(values.items())}
-
-
 def _commit(root: Path) -> str | None:
     """The repository's commit; None without one, or if files differ from it."""
-
-    def git(*words: str) -> str | None:
-        try:
-            return subprocess.check_output(
-                ["git", "-C", root, *words], text=True, stderr=subprocess.DEVNULL
-            ).strip()
-        except (FileNotFoundError, subprocess.CalledProcessError):
-            return None
-
-    clean = git("rev-parse", "--show-toplevel") == str(root) and git("status", "--porcelain") == ""
-    return git("rev-parse", "HEAD") if clean else None
+    # not of a repository that `root` is merely a folder of
+    command = ["git", "--git-dir", ".git", "status", "--porcelain=v2", "--branch"]
+    try:
+        text = subprocess.check_output(command, cwd=root, text=True, stderr=subprocess.DEVNULL)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    headers = re.fullmatch(r"# branch.oid (\w+)\n(# .*\n)*", text)
+    return headers[1] if headers else None
