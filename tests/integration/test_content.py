@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -71,23 +70,6 @@ def test_edit(chain: MiniProject, edited: str, text: str, affected: set[str]) ->
     assert all(file.endswith("_1.conda") for file in new), "a new build must outrank the old one"
     # nothing was replaced under its old name
     assert {name: sha256_file(chain.channel / "noarch" / name) for name in old} == old
-
-
-def test_levels(chain: MiniProject) -> None:
-    """A level needs lower ones only; the lines are what a workflow takes its job matrix from."""
-    lines = [line.partition("=") for line in chain.forge("plan", "--matrix").stdout.splitlines()]
-    jobs = {level: [job["recipe"] for job in json.loads(text)] for level, _, text in lines}
-    assert {level: sorted(names) for level, names in jobs.items()} == {
-        "level0": ["alpha", "delta"],
-        "level1": ["beta"],
-        "level2": ["gamma"],
-    }
-    gamma = chain.plan()["gamma"]
-    assert (gamma["level"], gamma["needs"]) == (2, ["beta"])
-    files = [
-        path for _, _, text in lines for job in json.loads(text) for path in job["files"].split()
-    ]
-    assert all((chain.root / path).is_file() for path in files), "the files that were built"
 
 
 def test_reason_says_what_changed(chain: MiniProject) -> None:

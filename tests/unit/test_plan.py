@@ -71,12 +71,11 @@ def test_circle(mini: MiniProject) -> None:
         recipes_of(mini)
 
 
-def test_levels_and_dependents(mini: MiniProject) -> None:
+def test_dependencies_and_dependents(mini: MiniProject) -> None:
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma", run=["beta"])
     recipes = recipes_of(mini)
-    assert recipes.levels() == {"alpha": 0, "beta": 1, "gamma": 2}
     assert recipes.dependencies({"beta"}) == {"alpha", "beta"}
     assert recipes.dependents({"beta"}) == {"beta", "gamma"}
 

@@ -24,7 +24,6 @@ Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
 URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
 Served = Annotated[str | None, URL]
-Revision = Annotated[int | None, Option(help="The channel as it was at this revision.")]
 Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
 Root = Annotated[bool, Option("--root", help="The build tools, pixi.toml.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
@@ -39,7 +38,6 @@ def lock(
     stack: Name = None,
     root: Root = False,
     channel: Served = None,
-    revision: Revision = None,
     records: Repodata = None,
     update: Update = False,
     check: Check = False,
@@ -54,20 +52,17 @@ def lock(
         raise ForgeError("name either a stack or --root")
     if update and not root:
         raise ForgeError("--update is for --root: a stack is solved anew each time")
-    if root and revision is not None:
-        raise ForgeError("--revision is for the channel that a stack is locked against")
+    unbuilt: set[str] = set()
     if stack:
-        if records:
-            forge = replace(forge, base_name=BaseName.CONDA_FORGE)
-        chosen = forge.stack(stack, channel, revision, records)
+        forge = replace(forge, base_name=BaseName.CONDA_FORGE) if records else forge
+        chosen = forge.stack(stack, channel, records)
+        if not channel and not forge.channel.is_indexed():
+            with forge.project.lock():
+                forge.channel.reconcile()
+        if forge.hostbase:
+            unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     else:
         chosen = forge.build_tools(None if check else records or known_records(forge))
-    unbuilt: set[str] = set()
-    if stack and not channel and not forge.channel.is_indexed():
-        with forge.project.lock():
-            forge.channel.reconcile()
-    if stack and forge.hostbase:
-        unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     if check:
         problems = chosen.outdated(unbuilt)
         for problem in problems:

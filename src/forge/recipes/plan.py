@@ -133,13 +133,6 @@ class RecipeSet:
         recipe = self.recipes[name]
         return {self.owner[n] for n in recipe.needs | recipe.tests_need if n in self.owner}
 
-    def levels(self) -> dict[str, int]:
-        """The level of each recipe, which needs recipes of lower levels only."""
-        level: dict[str, int] = {}
-        for name in self.recipes:
-            level[name] = 1 + max((level[other] for other in self.direct_needs(name)), default=-1)
-        return level
-
     def missing(self, name: str) -> str:
         """One line about what a recipe needs that neither a recipe nor the base provides, or "".
 

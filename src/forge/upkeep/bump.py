@@ -7,12 +7,12 @@ rendered, downloaded and hashed before any file of the checkout is written.
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import re
 import shutil
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from rattler import MatchSpec, VersionSpec
 from rattler import Version as CondaVersion
 
 from forge import bases
-from forge.envs.manifest import match_spec
+from forge.envs.manifest import Manifest
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import read_text, sha256_file, write_text
 from forge.project import Project
@@ -220,11 +220,9 @@ def is_whole(archive: Path) -> bool:
     """Whether it reads to its end: a download without a stated length may end anywhere."""
     if zipfile.is_zipfile(archive):  # its directory is its end
         return True
-    try:
-        with tarfile.open(archive) as tar:
-            return len(tar.getmembers()) > 0
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
-        return False
+    with contextlib.suppress(tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
+        return len(tarfile.open(archive).getmembers()) > 0
+    return False
 
 
 def to_do(
@@ -251,21 +249,11 @@ def to_do(
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
     """What recipes and stacks require of our packages, where our versions do not satisfy it."""
     versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
-    said = {
-        f"recipes/{name}": [spec for specs in recipe.requirements.values() for spec in specs]
-        for name, recipe in recipes.recipes.items()
-    }
+    said = {f"recipes/{n}": r.requirements.values() for n, r in recipes.recipes.items()}
     for path in sorted(recipes.project.root.glob("stacks/*/pixi.toml")):
-        try:
-            data = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise ForgeError(f"{path} is not TOML: {error}") from None
-        tables = [data, *data.get("feature", {}).values()]
-        said[f"stacks/{path.parent.name}"] = [
-            match_spec(*item) for table in tables for item in table.get("dependencies", {}).items()
-        ]
-    for who, specs in said.items():
-        for spec in sorted(specs):
+        said[f"stacks/{path.parent.name}"] = Manifest.load(path).environments().values()
+    for who, lists in said.items():
+        for spec in sorted({spec for specs in lists for spec in specs}):
             version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
             if version and wanted and not VersionSpec(wanted).matches(CondaVersion(version)):
                 yield f"{who} requires {spec}, but ours is {version}"
@@ -286,20 +274,19 @@ class Row:
         return bool(self.newest) and Version(self.newest) > Version(self.version)
 
 
-def outdated(recipes: RecipeSet, names: Iterable[str]) -> Iterator[Row]:
+def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
     """The newest release of each recipe's upstream, and whether ours was yanked."""
     downloader = Downloader()
-    for recipe in map(recipes.recipes.__getitem__, names):
-        name, version, place = recipe.name, recipe.version, upstream.listed_at(recipe)
-        if not place:
-            yield Row(name, version, "", "", _why_none(recipe))
-            continue
+    for recipe in recipes:
+        name, version, asked = recipe.name, recipe.version, upstream.listed_at(recipe)
+        newest, note = "", "" if asked else _why_none(recipe)
         try:
-            releases = upstream.releases(downloader, recipe)
+            releases = upstream.releases(downloader, recipe) if asked else []
         except NotAttempted as error:
-            yield Row(name, version, "", place, f"unreachable: {error}")
-            continue
-        newest = upstream.newest(releases)
-        ours = next((r for r in releases if r.key == Version(version)), None)
-        note = f"{version} was yanked: {ours.yanked}" if ours and ours.yanked else ""
-        yield Row(name, version, newest.version if newest else "", place, note)
+            releases, note = [], f"unreachable: {error}"
+        if last := upstream.newest(releases):
+            newest = last.version
+        for release in releases:
+            if release.key == Version(version) and release.yanked:
+                note = f"{version} was yanked: {release.yanked}"
+        yield Row(name, version, newest, asked, note)
