@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from typer import Option
 
 from forge.build import rebuild as reproduce
 from forge.build import runner
-from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
+from forge.build.runner import FAILED, NOT_ATTEMPTED, Builder, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.files import sha256_file
@@ -20,6 +20,7 @@ from forge.recipes.plan import SKIPPED, Step
 
 app = typer.Typer()
 
+Again = Callable[[Builder, list[Step]], list[Result]]
 KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip what needs a failed one.")]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
@@ -104,24 +105,24 @@ def rebuild(
     wanted = forge.select(packages)
     if not check:
         run_build(forge, wanted, keep_going, form, rebuild=True, lenient=False)
-    with forge.project.lock():
-        builder = forge.builder(form)
-        steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
-        with builder.display:
-            results = reproduce.check(builder, steps)
-    report(forge, results, wanted, lenient=False)
+    again(forge, wanted, reproduce.check, lenient=False)
 
 
 @command(app)
 def test_packages(forge: Context, packages: Maybe = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
-    wanted = forge.select(packages)
+    lenient = packages is None and bool(forge.hostbase)
+    again(forge, forge.select(packages), Builder.test_packages, lenient)
+
+
+def again(forge: Context, wanted: set[str], do: Again, lenient: bool) -> None:
+    """Do something to packages as they are in the channel. Ends as `report`."""
     with forge.project.lock():
         builder = forge.builder()
         steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
         with builder.display:
-            results = builder.test_packages(steps)
-    report(forge, results, wanted, lenient=packages is None and bool(forge.hostbase))
+            results = do(builder, steps)
+    report(forge, results, wanted, lenient)
 
 
 @command(app)
@@ -178,11 +179,11 @@ def status_rows(forge: Context, step: Step) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"recipe": step.recipe.name, "name": output.name}
         row |= {"version": output.version, "build": output.build, "reason": step.reason}
         row |= {"state": "outdated" if step.superseded else "not built"}
-        row |= {"file": None, "sha256": None, "size": None}
+        row |= dict.fromkeys(("file", "sha256", "size"))
         if isinstance(output, Record):
             file = forge.channel.path(output)
-            row |= {"file": f"{output.subdir}/{output.file_name}", "state": "damaged"}
             if file.exists():
                 row |= {"sha256": sha256_file(file), "size": file.stat().st_size}
-                row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+            row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+            row["file"] = f"{output.subdir}/{output.file_name}"
         yield row

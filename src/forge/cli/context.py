@@ -67,8 +67,7 @@ class Context:
 
     @cached_property
     def base(self) -> bases.Base:
-        project = self.project
-        name, line = bases.choose(self.base_name)
+        project, (name, line) = self.project, bases.choose(self.base_name)
         err.print(line)
         return bases.load(project, name, bases.parse_overrides(self.variants))
 
@@ -103,9 +102,7 @@ class Context:
             raise ForgeError(f"no recipe {', '.join(sorted(unknown))}; there are: {there}")
         return wanted
 
-    def stack(
-        self, name: str, channel: str | None = None, records: Path | None = None
-    ) -> Workspace:
+    def stack(self, name: str, channel: str | None, records: Path | None = None) -> Workspace:
         """stacks/NAME, with our packages from `channel` (URL or folder), or from this checkout's.
 
         With a channel and conda-forge its lock is for every machine, and lies beside the manifest.
@@ -150,11 +147,7 @@ def takes_context(function: Callable[..., None]) -> Callable[..., None]:
     """
 
     def run(
-        context: typer.Context,
-        base: Base = None,
-        output: Output = None,
-        variant: Variants = None,
-        **own: Any,
+        context: typer.Context, base: Base, output: Output, variant: Variants, **own: Any
     ) -> None:
         forge = context.obj or Context()
         variants = [*forge.variants, *(variant or ())]
@@ -164,7 +157,8 @@ def takes_context(function: Callable[..., None]) -> Callable[..., None]:
 
     *shared, _ = inspect.signature(run, eval_str=True).parameters.values()
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *shared)]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+    parameters += [p.replace(kind=p.KEYWORD_ONLY, default=None) for p in shared]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -173,7 +167,12 @@ def takes_context(function: Callable[..., None]) -> Callable[..., None]:
 
 def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
     """Register a function whose first parameter is the Context as a command of `app`."""
-    return lambda function: app.command(name, **settings)(takes_context(function))
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, **settings)(takes_context(function))
+        return function
+
+    return register
 
 
 def closing(codes: Iterable[int]) -> typer.Exit:

@@ -57,9 +57,8 @@ def run() -> int:
     try:
         app(prog_name="forge")
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # click and rich make 1 of it
-            return CLOSED_PIPE
-        return stop.code if isinstance(stop.code, int) else 0
+        closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it
+        return CLOSED_PIPE if closed else int(stop.code or 0)
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
         return INTERRUPTED

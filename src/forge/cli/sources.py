@@ -50,9 +50,14 @@ def add(forge: Context, files: Files) -> None:
 
     A file is recognized by its sha256, a repository by its name and commit.
     """
-    cache, known = SourceCache(forge.project), [source for _, source in named(forge)]
+    cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
     for file in files:
-        out.print(f"{file} is {cache.add(file, known).origin}")
+        try:
+            out.print(f"{file} is {cache.add(file, known).origin}")
+        except ForgeError as error:
+            err.print(f"refused: {error}")
+            code = error.exit_code
+    raise typer.Exit(code)
 
 
 @command(sources_app, "list")
@@ -92,11 +97,4 @@ def import_folder(forge: Context, folder: Folder) -> None:
     files = [f for f in sorted(folder.glob("*/*")) if f.is_file() or f.suffix == ".git"]
     if not files:
         raise ForgeError(f"{folder} holds no exported sources")
-    cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
-    for file in files:
-        try:
-            out.print(f"{file} is {cache.add(file, known).origin}")
-        except ForgeError as error:
-            err.print(f"refused: {error}")
-            code = error.exit_code
-    raise typer.Exit(code)
+    add(forge, files)
