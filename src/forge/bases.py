@@ -36,10 +36,10 @@ class BaseName(StrEnum):
     HOST = "host"
 
     @classmethod
-    def _missing_(cls, value: object) -> BaseName | None:
+    def _missing_(cls, value: object) -> BaseName:
         """`embedded` is what HOST was called before; the next release drops it."""
         if value != "embedded":
-            return None
+            raise ForgeError(f"base {value!r} is not one of {', '.join(cls)}")
         print("the base embedded is called host now; the next release drops it", file=sys.stderr)
         return cls.HOST
 

@@ -21,7 +21,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from support.project import MiniProject
 
-from forge.cli.provenance import verify_one
+from forge.cli.publishing import verify_one
 from forge.files import sha256_file
 from forge.provenance import records
 from forge.provenance.package import Package

@@ -46,7 +46,7 @@ def test_the_former_name_of_the_host_base(capsys: pytest.CaptureFixture[str]) ->
     assert BaseName("embedded") is BaseName.HOST
     said = capsys.readouterr()
     assert "called host now" in said.err and said.err.count("\n") == 1 and not said.out
-    with pytest.raises(ValueError, match="other"):
+    with pytest.raises(ForgeError, match="other"):
         BaseName("other")
 
 

@@ -75,7 +75,7 @@ ENGINE = """\
       url: {files}/engine-0.9.tar.gz
       sha256: {}"""
 VARIANTS = '# the reason\nengine:\n  - "1.0"\n\nwheels:\n  - "1.0"\n'
-STACK = '[workspace]\nname = "s"\n\n[dependencies]\ntoy = ">=1.0,<1.1.1"\n'
+STACK = '[workspace]\nchannels = []\nplatforms = []\n\n[dependencies]\ntoy = ">=1.0,<1.1.1"\n'
 
 
 def archive(top: str, text: str) -> bytes:
@@ -154,7 +154,7 @@ class World:
 
     def rows(self) -> dict[str, bump.Row]:
         recipes = self.recipes()
-        return {row.name: row for row in bump.outdated(recipes, recipes.recipes)}
+        return {row.name: row for row in bump.outdated(recipes.recipes.values())}
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_source_out_of_reach(patched: Patched) -> None:
     record.write_text(entry.replace("text:", "other:"))
     assert "all hunks but those of text" in patched.check().detail
     record.write_text(entry.replace("a" * 40, "main"))
-    with pytest.raises(ForgeError, match="needs a blob"):
+    with pytest.raises(ForgeError, match="blob and commit"):
         patched.check()
 
 

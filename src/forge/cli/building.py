@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -12,15 +12,15 @@ from typer import Option
 
 from forge.build import rebuild as reproduce
 from forge.build import runner
-from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
+from forge.build.runner import FAILED, NOT_ATTEMPTED, Builder, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.files import sha256_file
 from forge.recipes.plan import SKIPPED, Step
-from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
+Again = Callable[[Builder, list[Step]], list[Result]]
 KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip what needs a failed one.")]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
@@ -29,47 +29,41 @@ Check = Annotated[bool, Option("--check", help="Compare with the channel and lea
 
 
 def run_build(
-    forge: Context,
-    wanted: set[str] | None,
-    rebuild: set[str],
-    keep_going: bool,
-    package_format: str,
+    forge: Context, wanted: set[str], keep_going: bool, form: str, rebuild: bool, lenient: bool
 ) -> None:
-    """Build `wanted` (None: all) and what they need, print the table, exit with its code.
-
-    With None on the host base, what that base cannot reach does not count as wanted.
-    """
+    """Build `wanted` and what they need; all of `wanted` again with `rebuild`. Ends as `report`."""
     with forge.project.lock():
-        builder = forge.builder(package_format)
+        builder = forge.builder(form)
         forge.channel.reconcile()
         forge.channel.require_base(forge.base.build_prefix)
-        steps = forge.recipes.plan(forge.channel, frozenset(rebuild))
-        if wanted is not None:
-            needed = forge.recipes.dependencies(wanted)
-            steps = [step for step in steps if step.recipe.name in needed]
+        needed = forge.recipes.dependencies(wanted)
+        steps = forge.recipes.plan(forge.channel, frozenset(wanted if rebuild else ()))
+        steps = [step for step in steps if step.recipe.name in needed]
         with builder.display:
             results = builder.run(forge.recipes, steps, keep_going)
-    report(forge, results, wanted, lenient=wanted is None and bool(forge.hostbase))
+    report(forge, results, wanted, lenient)
 
 
-def report(forge: Context, results: list[Result], wanted: set[str] | None, lenient: bool) -> None:
-    """Print the closing table and what was not attempted; exit with 0, 1 or 3."""
+def report(forge: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
+    """Print the closing table and what was not attempted, and exit.
+
+    With 1 if one failed, and 3 if a wanted one was not attempted, unless `lenient`.
+    """
     out.print(runner.table(results), soft_wrap=False, crop=False)
     out.print(f"logs: {forge.project.logs}")
-    skipped = [result for result in results if result.state == NOT_ATTEMPTED]
-    for result in skipped:
-        err.print(f"not attempted: {result.step.recipe.name}: {result.detail}")
+    skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}
+    for name, detail in skipped.items():
+        err.print(f"not attempted: {name}: {detail}")
     if any(result.state == FAILED for result in results):
         raise typer.Exit(1)
-    missing = [r for r in skipped if wanted is None or r.step.recipe.name in wanted]
-    raise typer.Exit(3 if missing and not lenient else 0)
+    raise typer.Exit(3 if skipped.keys() & wanted and not lenient else 0)
 
 
 @command(app)
 def build_all(
     forge: Context,
     keep_going: KeepGoing = False,
-    package_format: Format = LOCAL_FORMAT,
+    form: Format = LOCAL_FORMAT,
     strict: Strict = False,
 ) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
@@ -77,7 +71,8 @@ def build_all(
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
-    run_build(forge, forge.select(None) if strict else None, set(), keep_going, package_format)
+    lenient = bool(forge.hostbase) and not strict
+    run_build(forge, forge.select(None), keep_going, form, rebuild=False, lenient=lenient)
 
 
 @command(app)
@@ -86,12 +81,12 @@ def build(
     packages: Packages,
     with_dependents: Dependents = False,
     keep_going: KeepGoing = False,
-    package_format: Format = LOCAL_FORMAT,
+    form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages and their dependencies, where they are not up to date."""
     wanted = forge.select(packages)
     wanted = forge.recipes.dependents(wanted) if with_dependents else wanted
-    run_build(forge, wanted, set(), keep_going, package_format)
+    run_build(forge, wanted, keep_going, form, rebuild=False, lenient=False)
 
 
 @command(app)
@@ -100,7 +95,7 @@ def rebuild(
     packages: Packages,
     check: Check = False,
     keep_going: KeepGoing = False,
-    package_format: Format = LOCAL_FORMAT,
+    form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages again, up to date or not, under the next build number.
 
@@ -109,13 +104,25 @@ def rebuild(
     """
     wanted = forge.select(packages)
     if not check:
-        run_build(forge, wanted, wanted, keep_going, package_format)
+        run_build(forge, wanted, keep_going, form, rebuild=True, lenient=False)
+    again(forge, wanted, reproduce.check, lenient=False)
+
+
+@command(app)
+def test_packages(forge: Context, packages: Maybe = None) -> None:
+    """Run the tests inside the built packages again, against the channel as it is."""
+    lenient = packages is None and bool(forge.hostbase)
+    again(forge, forge.select(packages), Builder.test_packages, lenient)
+
+
+def again(forge: Context, wanted: set[str], do: Again, lenient: bool) -> None:
+    """Do something to packages as they are in the channel. Ends as `report`."""
     with forge.project.lock():
-        builder = forge.builder(package_format)
+        builder = forge.builder()
         steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
         with builder.display:
-            results = reproduce.check(builder, steps)
-    report(forge, results, wanted, lenient=False)
+            results = do(builder, steps)
+    report(forge, results, wanted, lenient)
 
 
 @command(app)
@@ -143,19 +150,14 @@ def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
     steps = forge.recipes.plan(forge.channel)
     skipped = runner.skipped(forge.project, forge.recipes, steps)
     for step in steps:
-        name, why = step.recipe.name, skipped.get(step.recipe.name)
+        name = step.recipe.name
         yield {
             "recipe": name,
-            "action": SKIPPED if why else step.action,
-            "reason": why or step.reason,
+            "action": SKIPPED if name in skipped else step.action,
+            "reason": skipped.get(name, step.reason),
             "version": step.recipe.version,
             "outputs": [output.dist for output in step.outputs],
             "needs": sorted(forge.recipes.direct_needs(name)),
-            "requirements": step.recipe.requirements,
-            "sources": [
-                {"origin": s.origin, "commit" if s.commit else "sha256": s.digest}
-                for s in sources_of(step.recipe)
-            ],
         }
 
 
@@ -177,23 +179,11 @@ def status_rows(forge: Context, step: Step) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"recipe": step.recipe.name, "name": output.name}
         row |= {"version": output.version, "build": output.build, "reason": step.reason}
         row |= {"state": "outdated" if step.superseded else "not built"}
-        row |= {"file": None, "sha256": None, "size": None}
+        row |= dict.fromkeys(("file", "sha256", "size"))
         if isinstance(output, Record):
             file = forge.channel.path(output)
-            row |= {"file": f"{output.subdir}/{output.file_name}", "state": "damaged"}
             if file.exists():
                 row |= {"sha256": sha256_file(file), "size": file.stat().st_size}
-                row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+            row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+            row["file"] = f"{output.subdir}/{output.file_name}"
         yield row
-
-
-@command(app)
-def test_packages(forge: Context, packages: Maybe = None) -> None:
-    """Run the tests inside the built packages again, against the channel as it is."""
-    wanted = forge.select(packages)
-    with forge.project.lock():
-        builder = forge.builder()
-        steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
-        with builder.display:
-            results = builder.test_packages(steps)
-    report(forge, results, wanted, lenient=packages is None and bool(forge.hostbase))

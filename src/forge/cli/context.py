@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,33 +35,18 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 # a low zstd level for local work; a release pays the time for a high one
 LOCAL_FORMAT = "conda:3"
 
-
 _terminal = functools.partial(Console, soft_wrap=True, highlight=False, markup=False)
 out, err = _terminal(), _terminal(stderr=True)
 
 
-def base_name(word: str | None) -> BaseName:
-    """The value of --base, aliases included."""
-    try:
-        return BaseName(word or BaseName.AUTO)
-    except ValueError:
-        raise typer.BadParameter(f"{word!r} is not one of {', '.join(BaseName)}") from None
-
-
-def _shared(*names: str, **settings: Any) -> Any:
-    return Option(*names, rich_help_panel="Options before or after any command", **settings)
-
-
-NAMES = "auto|conda-forge|host"
-BASE = _shared("--base", metavar=NAMES, parser=base_name, help="Base to build on.")
-OUTPUT = _shared("--output", help="Channel folder, if not channel/.")
-VARIANT = _shared("--variant", metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
-# the fields of Context that options set
-SHARED: dict[str, Any] = {
-    "base_name": Annotated[BaseName | None, BASE],
-    "output": Annotated[Path | None, OUTPUT],
-    "variants": Annotated[list[str] | None, VARIANT],
-}
+shared = functools.partial(Option, rich_help_panel="Options before or after any command")
+# a parser, because typer itself takes no aliases
+NAMES: Any = {"parser": BaseName, "metavar": "|".join(BaseName)}
+Base = Annotated[BaseName | None, shared(**NAMES, help="Base to build on.")]
+Output = Annotated[Path | None, shared(help="Channel folder, if not channel/.")]
+Variants = Annotated[
+    list[str] | None, shared(metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
+]
 Packages = Annotated[list[str], Argument(help="Recipe names.")]
 Maybe = Annotated[list[str] | None, Argument(help="Recipe names (default: all).")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -71,15 +56,10 @@ Json = Annotated[bool, Option("--json", help="Print JSON.")]
 class Context:
     """The project, base and channel that a command works on, each made when first asked for."""
 
-    base_name: BaseName = field(default_factory=lambda: base_name(os.environ.get("FORGE_BASE")))
+    base_name: BaseName = field(default_factory=lambda: BaseName(os.getenv("FORGE_BASE") or "auto"))
     output: Path | None = None
     variants: list[str] = field(default_factory=list)
     root: Path = field(default_factory=lambda: Path(os.environ.get("FORGE_ROOT", CHECKOUT)))
-
-    def override(self, given: dict[str, Any]) -> Context:
-        """This context with the options that are given; variants add up."""
-        given["variants"] = [*self.variants, *(given["variants"] or ())]
-        return replace(self, **{name: value for name, value in given.items() if value})
 
     @cached_property
     def project(self) -> Project:
@@ -87,8 +67,7 @@ class Context:
 
     @cached_property
     def base(self) -> bases.Base:
-        project = self.project
-        name, line = bases.choose(self.base_name)
+        project, (name, line) = self.project, bases.choose(self.base_name)
         err.print(line)
         return bases.load(project, name, bases.parse_overrides(self.variants))
 
@@ -115,44 +94,36 @@ class Context:
         """The named recipes, or all. Raises ForgeError for an unknown name."""
         among = among or self.recipes
         wanted = set(names or among.recipes)
-        unknown = sorted(wanted - set(among.recipes))
-        if provided := [name for name in unknown if name in among.provided]:
+        unknown = wanted - among.recipes.keys()
+        if provided := sorted(unknown & set(among.provided)):
             raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
         if unknown:
             there = ", ".join(among.recipes)
-            raise ForgeError(f"no recipe {', '.join(unknown)}; there are: {there}")
+            raise ForgeError(f"no recipe {', '.join(sorted(unknown))}; there are: {there}")
         return wanted
 
-    def stack(
-        self, name: str, channel: str | None = None, records: Path | None = None
-    ) -> Workspace:
+    def stack(self, name: str, channel: str | None, records: Path | None = None) -> Workspace:
         """stacks/NAME, with our packages from `channel` (URL or folder), or from this checkout's.
 
         With a channel and conda-forge its lock is for every machine, and lies beside the manifest.
         Any other names what is on this machine, and lies in build/. `records` is a folder of
         repodata instead of conda-forge's own.
         """
-        manifest = self.project.root / "stacks" / name / "pixi.toml"
-        if not manifest.is_file():
-            stacks = self.project.root.glob("stacks/*/pixi.toml")
-            there = ", ".join(sorted(stack.parent.name for stack in stacks))
-            raise ForgeError(f"no stack {name!r}; there are: {there}")
+        stacks = {path.parent.name: path for path in self.project.root.glob("stacks/*/pixi.toml")}
+        if name not in stacks:
+            raise ForgeError(f"no stack {name!r}; there are: {', '.join(sorted(stacks))}")
         ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel
         substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        known: dict[str, Records] = {}
-        if records:
-            known[CONDA_FORGE] = Records.on_disk(CONDA_FORGE, records)
-        served = channel and not self.hostbase
-        folder = manifest.parent if served else self.project.build / "stacks" / name
-        return Workspace(name, Manifest.load(manifest), folder, substitutes, known)
+        manifest, local = Manifest.load(stacks[name]), self.project.build / "stacks" / name
+        folder = stacks[name].parent if channel and not self.hostbase else local
+        return Workspace(name, manifest, folder, substitutes, _instead(records))
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
-        root = self.project.root
-        known = {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
-        substitutes = {"conda-forge": CONDA_FORGE}
-        return Workspace("--root", Manifest.load(root / "pixi.toml"), root, substitutes, known)
+        root, substitutes = self.project.root, {"conda-forge": CONDA_FORGE}
+        manifest = Manifest.load(root / "pixi.toml")
+        return Workspace("--root", manifest, root, substitutes, _instead(records))
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the host base is made now if it is not current."""
@@ -165,24 +136,30 @@ class Context:
         return builder
 
 
+def _instead(records: Path | None) -> dict[str, Records]:
+    return {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
+
+
 def takes_context(function: Callable[..., None]) -> Callable[..., None]:
     """A command, or a group's callback, whose first parameter is the Context.
 
     Adds the shared options, because click takes those of a group only before a command's name.
     """
-    hints = get_type_hints(function, include_extras=True)
-    _, *own = inspect.signature(function).parameters.values()
 
-    @functools.wraps(function)
-    def run(typer_context: typer.Context, **values: Any) -> None:
-        given = {name: values.pop(name) for name in SHARED}
-        typer_context.obj = (typer_context.obj or Context()).override(given)
-        function(typer_context.obj, **values)
+    def run(
+        context: typer.Context, base: Base, output: Output, variant: Variants, **own: Any
+    ) -> None:
+        forge = context.obj or Context()
+        variants = [*forge.variants, *(variant or ())]
+        base, output = base or forge.base_name, output or forge.output
+        context.obj = replace(forge, base_name=base, output=output, variants=variants)
+        function(context.obj, **own)
 
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    parameters = [keyword("typer_context", annotation=typer.Context)]
-    parameters += [keyword(p.name, annotation=hints[p.name], default=p.default) for p in own]
-    parameters += [keyword(name, annotation=SHARED[name], default=None) for name in SHARED]
+    *shared, _ = inspect.signature(run, eval_str=True).parameters.values()
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+    parameters += [p.replace(kind=p.KEYWORD_ONLY, default=None) for p in shared]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -190,4 +167,14 @@ def takes_context(function: Callable[..., None]) -> Callable[..., None]:
 
 def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
     """Register a function whose first parameter is the Context as a command of `app`."""
-    return lambda function: app.command(name, **settings)(takes_context(function))
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, **settings)(takes_context(function))
+        return function
+
+    return register
+
+
+def closing(codes: Iterable[int]) -> typer.Exit:
+    """To raise when all is done: 1 if anything failed, else 3 if something was not attempted."""
+    return typer.Exit(min(filter(None, codes), default=0))

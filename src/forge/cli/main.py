@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from forge.cli import building, checks, provenance, publishing, sources, stacks, upkeep
+from forge.cli import building, publishing, sources, stacks, upkeep
 from forge.cli.context import CHECKOUT, Context, err, out, takes_context
 from forge.errors import ForgeError
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
@@ -24,7 +24,7 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for part in (building, stacks, publishing, provenance, sources, upkeep, checks):
+for part in (building, stacks, publishing, sources, upkeep):
     app.add_typer(part.app)
 
 
@@ -57,9 +57,8 @@ def run() -> int:
     try:
         app(prog_name="forge")
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # click and rich make 1 of it
-            return CLOSED_PIPE
-        return stop.code if isinstance(stop.code, int) else 0
+        closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it
+        return CLOSED_PIPE if closed else int(stop.code or 0)
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
         return INTERRUPTED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands that bring packages to users."""
+"""The commands that bring packages to users, and say what these were made of."""
 
 from __future__ import annotations
 
@@ -11,58 +11,62 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.channel import revisions, verify
+from forge.channel import revisions
+from forge.channel import verify as verifying
 from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
 from forge.channel.uploads import FORMS, ServerChannel, destination
-from forge.cli.context import Context, Json, command, out
-from forge.errors import ForgeError
+from forge.cli.context import Context, Json, closing, command, out
+from forge.errors import ForgeError, NotAttempted
+from forge.provenance import records
 
 app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
 app.add_typer(channel_app, name="channel")
 
+To = Annotated[str, Option(help=f"{FORMS}.")]
+Dists = Annotated[list[str] | None, Option(help="NAME-VERSION-BUILD, repeatable.")]
+Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
+Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
+Restore = Annotated[bool, Option("--restore", help="Take the mark off again.")]
 Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
-Builds = Annotated[list[str] | None, Option(help="NAME-VERSION-BUILD, repeatable.")]
+Locks = Annotated[
+    list[Path] | None, Option("--lock", exists=True, dir_okay=False, help="A stack's pixi.lock.")
+]
+Url = Annotated[str | None, Option(help="What the locks call the channel.")]
+Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
+Sbom = Annotated[bool, Option("--sbom", help="Print the SBOM (CycloneDX).")]
+Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
+Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in ../forge/.")]
 
 
 @command(app)
-def publish(
-    forge: Context,
-    to: Annotated[str, Option(help=f"{FORMS}.")],
-    yank: Builds = None,
-    restore: Builds = None,
-) -> None:
+def publish(forge: Context, to: To, yank: Dists = None, restore: Dists = None) -> None:
     """Publish the channel's packages. Nothing goes if one of them is not fit to go.
 
     A yanked build stays, so that locks which name it install; no new solve takes it.
     """
     target = destination(to)
-    if isinstance(target, ServerChannel) and (yank or restore):
-        raise ForgeError("only a folder's builds can be yanked here; use the server's own way")
     with forge.project.lock():
-        if isinstance(target, ServerChannel):
+        if not isinstance(target, ServerChannel):
+            revision = StaticChannel(target).publish(forge.channel, yank or (), restore or ())
+            out.print(f"{target}: {revision or 'nothing new'}")
+        elif yank or restore:
+            raise ForgeError("only a folder's builds can be yanked here; use the server's own way")
+        else:
             sent, count = target.publish(forge.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")
-            return
-        revision = StaticChannel(target).publish(forge.channel, yank or (), restore or ())
-    out.print(f"{target}: {revision or 'nothing new'}")
 
 
 @command(channel_app, "yank")
-def yank_builds(
-    forge: Context,
-    folder: Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)],
-    builds: Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")],
-    restore: Annotated[bool, Option("--restore", help="Take the mark off again.")] = False,
-) -> None:
+def yank_builds(forge: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
     channel = StaticChannel(folder.resolve())
     revision = channel.publish(None, *((), builds) if restore else (builds,))
     out.print(f"{folder}: {revision or 'nothing new'}")
 
 
-@command(channel_app, "log")
+@command(channel_app)
 def log(forge: Context, channel: Where, as_json: Json = False) -> None:
     """Print the revisions of a published channel, newest first."""
     entries = revisions.read(Location(channel))
@@ -79,22 +83,55 @@ def log(forge: Context, channel: Where, as_json: Json = False) -> None:
 
 
 @command(channel_app, "verify")
-def verify_channel(
-    forge: Context,
-    channel: Where,
-    lock: Annotated[
-        list[Path] | None, Option(exists=True, dir_okay=False, help="A stack's pixi.lock.")
-    ] = None,
-    url: Annotated[str | None, Option(help="What the locks call the channel.")] = None,
-) -> None:
+def verify_channel(forge: Context, channel: Where, locks: Locks = None, url: Url = None) -> None:
     """Hold every file against its record, and every form of the index against the others.
 
     Exit 1 with each finding on a line. Over HTTP every package is downloaded and none is kept.
     """
     location = Location(channel)
-    index, findings = verify.channel(location, lock or [], url)
+    index, findings = verifying.channel(location, locks or [], url)
     for finding in findings:
         out.print(finding)
     orphans = "" if location.folder else "; a web server does not list files that are not indexed"
     out.print(f"{location}: {len(index.records)} packages, {len(findings)} findings{orphans}")
     raise typer.Exit(1 if findings else 0)
+
+
+@command(app)
+def provenance(forge: Context, package: Package, sbom: Sbom = False) -> None:
+    """Print the provenance of a package: an in-toto Statement with SLSA provenance."""
+    found = forge.channel.records()
+    builds = [record for record in found if record.name == package]
+    if not builds:
+        names = ", ".join(sorted({record.name for record in found})) or "none"
+        raise ForgeError(f"no package {package} in {forge.channel.folder}; there are: {names}")
+    dist = max(builds, key=lambda record: record.number).dist
+    file = forge.channel.folder / "forge" / f"{dist}{records.SBOM if sbom else records.RECORD}"
+    if not file.exists():
+        raise NotAttempted(f"{file} does not exist; forge rebuild {package} makes one")
+    print(file.read_text(), end="")
+
+
+@command(app)
+def verify(forge: Context, files: Files, record: Own = None) -> None:
+    """Check package files against their provenance and against themselves, without a network.
+
+    Exit 1 for any difference, 3 where there is no provenance: then only the files inside a
+    package are checked, against its own list.
+    """
+    if record and len(files) > 1:
+        raise ForgeError("--record is for one file; name one package")
+    raise closing([verify_one(file, record) for file in files])
+
+
+def verify_one(file: Path, record: Path | None) -> int:
+    """Print what was checked and every difference; returns the exit code."""
+    paths = [record] if record else [path for path in records.beside(file) if path.exists()]
+    verdict = records.verify(file, records.read(paths[0]) if paths else None)
+    for line in verdict.wrong:
+        out.print(f"{file.name}: {line}")
+    says = "not as recorded" if verdict.wrong else "as recorded"
+    if not paths:
+        says = f"no record at {' or '.join(map(str, records.beside(file)))}"
+    out.print(f"{file.name}: {says}; checked: {', '.join(verdict.checked) or 'nothing'}")
+    return 1 if verdict.wrong else 0 if paths else 3

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 from typer import Argument
 
 from forge.build.display import Display
-from forge.cli.context import Context, Maybe, command, err, out
+from forge.cli.context import Context, Maybe, closing, command, err, out
 from forge.errors import ForgeError, NotAttempted
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
@@ -20,15 +20,14 @@ app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
 app.add_typer(sources_app, name="sources")
 
+Files = Annotated[list[Path], Argument(exists=True)]
 Folder = Annotated[Path, Argument(help="Folder of exported sources.")]
 
 
-def named(forge: Context, packages: list[str] | None = None) -> Iterator[tuple[str, Source]]:
+def named(forge: Context, packages: Iterable[str] | None = None) -> list[tuple[str, Source]]:
     """Recipe name and source, for each source of the named recipes (default: all)."""
-    wanted = forge.select(packages, forge.all_recipes)
-    for name, recipe in forge.all_recipes.recipes.items():
-        if name in wanted:
-            yield from ((name, source) for source in sources_of(recipe))
+    wanted, recipes = forge.select(packages, forge.all_recipes), forge.all_recipes.recipes
+    return [(n, source) for n, r in recipes.items() if n in wanted for source in sources_of(r)]
 
 
 @command(sources_app)
@@ -46,38 +45,38 @@ def fetch(forge: Context, packages: Maybe = None) -> None:
 
 
 @command(sources_app)
-def add(forge: Context, files: Annotated[list[Path], Argument(exists=True)]) -> None:
+def add(forge: Context, files: Files) -> None:
     """Take files and bare git repositories that were brought by hand into the cache.
 
     A file is recognized by its sha256, a repository by its name and commit.
     """
+    cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
     for file in files:
-        _add(forge, file)
-
-
-def _add(forge: Context, file: Path) -> None:
-    known = [source for _, source in named(forge)]
-    out.print(f"{file} is {SourceCache(forge.project).add(file, known).origin}")
+        try:
+            out.print(f"{file} is {cache.add(file, known).origin}")
+        except ForgeError as error:
+            err.print(f"refused: {error}")
+            code = error.exit_code
+    raise typer.Exit(code)
 
 
 @command(sources_app, "list")
 def list_sources(forge: Context, packages: Maybe = None) -> None:
     """List every source with its sha256, and its state in the cache: absent, partial or whole."""
-    cache = SourceCache(forge.project)
     for name, source in named(forge, packages):
-        kind = "commit" if source.commit else "sha256"
-        out.print(f"{name}: {cache.state(source)}: {source.origin} {kind} {source.digest}")
+        state = SourceCache(forge.project).state(source)
+        out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
 
 
 @command(sources_app)
 def verify(forge: Context, packages: Maybe = None) -> None:
     """Hash the cached sources again. Exit 1 for a changed file, 3 for an absent one."""
-    cache, states = SourceCache(forge.project), set()
+    cache, codes = SourceCache(forge.project), []
     for name, source in named(forge, packages):
         state = cache.state(source)
-        states.add(state)
+        codes.append({"whole": 0, "changed": 1}.get(state, 3))
         out.print(f"{name}: {state}: {cache.path(source)}")
-    raise typer.Exit(1 if "changed" in states else 3 if states - {"whole"} else 0)
+    raise closing(codes)
 
 
 @command(sources_app)
@@ -98,11 +97,4 @@ def import_folder(forge: Context, folder: Folder) -> None:
     files = [f for f in sorted(folder.glob("*/*")) if f.is_file() or f.suffix == ".git"]
     if not files:
         raise ForgeError(f"{folder} holds no exported sources")
-    code = 0
-    for file in files:
-        try:
-            _add(forge, file)
-        except ForgeError as error:
-            err.print(f"refused: {error}")
-            code = error.exit_code
-    raise typer.Exit(code)
+    add(forge, files)

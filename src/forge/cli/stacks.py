@@ -52,18 +52,17 @@ def lock(
         raise ForgeError("name either a stack or --root")
     if update and not root:
         raise ForgeError("--update is for --root: a stack is solved anew each time")
+    unbuilt: set[str] = set()
     if stack:
-        if records:
-            forge = replace(forge, base_name=BaseName.CONDA_FORGE)
+        forge = replace(forge, base_name=BaseName.CONDA_FORGE) if records else forge
         chosen = forge.stack(stack, channel, records)
+        if not channel and not forge.channel.is_indexed():
+            with forge.project.lock():
+                forge.channel.reconcile()
+        if forge.hostbase:
+            unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     else:
         chosen = forge.build_tools(None if check else records or known_records(forge))
-    unbuilt: set[str] = set()
-    if stack and not channel and not forge.channel.is_indexed():
-        with forge.project.lock():
-            forge.channel.reconcile()
-    if stack and forge.hostbase:
-        unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
     if check:
         problems = chosen.outdated(unbuilt)
         for problem in problems:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands that move recipes to other releases: bump, outdated."""
+"""The commands that keep this repository in order: bump, outdated, patches, test, lint."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,24 +13,31 @@ import typer
 from typer import Argument, Option
 
 from forge.build.display import Display
-from forge.cli.context import Context, Json, Maybe, command, err, out
+from forge.cli.context import Context, Json, Maybe, closing, command, err, out
 from forge.errors import ForgeError
 from forge.upkeep import bump as bumping
+from forge.upkeep import patches
 
 app = typer.Typer()
-
+patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help=True)
+app.add_typer(patches_app, name="patches")
 
 Package = Annotated[str, Argument(help="Recipe name.")]
 Version = Annotated[str | None, Argument(help="Default: the newest release.")]
 With = Annotated[list[str] | None, Option("--with", help="PKG=VERSION to move at the same time.")]
-
-
-def package_version(word: str) -> tuple[str, str]:
-    """A `PKG=VERSION` word. Raises ForgeError for another form."""
-    package, _, version = word.partition("=")
-    if not (package and version):
-        raise ForgeError(f"--with {word!r} is not PKG=VERSION")
-    return package, version
+Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
+Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
+PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+# a file's tests share a worker, because they share what their fixtures made
+PYTEST = ["pytest", "-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
+LINTERS = [
+    "ruff format --check .",
+    "ruff check .",
+    "mypy",
+    # without the programs that it would call where they are installed: the same findings everywhere
+    "actionlint -shellcheck= -pyflakes=",
+    "zizmor --offline --no-progress --persona pedantic .github",
+]
 
 
 @command(app)
@@ -37,7 +46,12 @@ def bump(forge: Context, package: Package, version: Version = None, together: Wi
 
     Refuses a file that upstream replaced. Lists what is left to do.
     """
-    wanted = {package: version} | dict(map(package_version, together or []))
+    wanted = {package: version}
+    for word in together or []:
+        name, _, release = word.partition("=")
+        if not release:
+            raise ForgeError(f"--with {word!r} is not PKG=VERSION")
+        wanted[name] = release
     recipes = bumping.every_source(forge.project)
     forge.select(wanted, recipes)
     with forge.project.lock(), Display(out) as display:
@@ -58,17 +72,60 @@ def outdated(forge: Context, packages: Maybe = None, as_json: Json = False) -> N
     """
     recipes = bumping.every_source(forge.project)
     wanted = forge.select(packages, recipes)
-    rows = list(bumping.outdated(recipes, [name for name in recipes.recipes if name in wanted]))
+    rows = list(bumping.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
     if as_json:
         print(json.dumps([asdict(row) | {"outdated": row.outdated} for row in rows], indent=2))
-    else:
-        for row in rows:
-            mark = "newer" if row.outdated else ""
-            out.print(
-                f"{row.name:34} {row.version:14} {row.newest:14} {mark:6} {row.asked or row.note}"
-            )
-        for row in rows:
-            if row.asked and row.note:
-                err.print(f"{row.name}: {row.note}")
-    missed = any(row.asked and not row.newest for row in rows)
-    raise typer.Exit(1 if any(row.outdated for row in rows) else 3 if missed else 0)
+    for row in () if as_json else rows:
+        columns = f"{row.name:34} {row.version:14} {row.newest:14}"
+        out.print(f"{columns} {'newer' if row.outdated else '':6} {row.asked or row.note}")
+        if row.asked and row.note:
+            err.print(f"{row.name}: {row.note}")
+    raise closing(1 if row.outdated else 3 if row.asked and not row.newest else 0 for row in rows)
+
+
+@command(patches_app, "lint")
+def lint_patches(forge: Context) -> None:
+    """Check the form, trailers and numbers of every patch, and that one recipe names it."""
+    raise typer.Exit(patch_findings(forge))
+
+
+def patch_findings(forge: Context) -> int:
+    """Print the findings on every patch; returns the exit code."""
+    findings = patches.lint(forge.project, forge.all_recipes.recipes)
+    for finding in findings:
+        err.print(finding)
+    out.print(f"{len(patches.all_patches(forge.project))} patches, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+@command(patches_app)
+def check(forge: Context, strict: Strict = False) -> None:
+    """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
+    codes, worth = [], {"fails": 1, "not attempted": 3 if strict else 0}
+    with Display(out) as display:
+        for result in patches.check(forge.project, forge.all_recipes.recipes, display.download):
+            codes.append(worth.get(result.state, 0))
+            detail = f": {result.detail}" if result.detail else ""
+            display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
+    raise closing(codes)
+
+
+@command(app, context_settings=PASS_ON)
+def test(forge: Context, words: Words = None) -> None:
+    """Run the tests of this repository; ARGS go to pytest."""
+    tests = [sys.executable, "-m", *PYTEST, *(words or [])]
+    raise typer.Exit(subprocess.run(tests, cwd=forge.project.root, check=False).returncode)
+
+
+@command(app)
+def lint(forge: Context) -> None:
+    """Lint code, types, workflows and patches. Exit 1 for findings, 3 for a missing linter."""
+    says, codes = ["clean", "findings", "", "not run: not installed"], []
+    for line in LINTERS:
+        try:
+            done = subprocess.run(line.split(), cwd=forge.project.root, check=False)
+            codes.append(1 if done.returncode else 0)
+        except FileNotFoundError:
+            codes.append(3)
+        out.print(f"{line}: {says[codes[-1]]}")
+    raise closing([*codes, patch_findings(forge)])

@@ -56,6 +56,10 @@ class Source:
         return self.sha256 or self.commit
 
     @property
+    def kind(self) -> str:
+        return "commit" if self.commit else "sha256"
+
+    @property
     def origin(self) -> str:
         return str(self.purl or self.url)
 
@@ -79,8 +83,6 @@ class SourceCache:
         Raises NotAttempted if no URL of it can be reached, ForgeError for another sha256.
         """
         path = self.path(source)
-        if path.exists():
-            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         # `sources fetch` beside a build would write into the same partial file
         with FileLock(path.parent / ".lock"):
@@ -90,10 +92,8 @@ class SourceCache:
             self.download(source, partial, progress)
             if source.sha256 and (found := sha256_file(partial)) != source.sha256:
                 partial.unlink()
-                raise ForgeError(
-                    f"{source.origin} has sha256 {found}, but the recipe says {source.sha256}. "
-                    "If upstream changed the file, find out why before you change the recipe"
-                )
+                wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
+                raise ForgeError(f"{wrong}. Find out why before you change the recipe")
             return partial.replace(path)
 
     def download(self, source: Source, partial: Path, progress: Progress) -> str:
@@ -109,11 +109,8 @@ class SourceCache:
                 return ((link.hash_option or {}).get("sha256") or [""])[0]
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
-        hint = f". Download it elsewhere and run: forge sources add FILE (sha256 {source.sha256})"
-        raise NotAttempted(
-            f"{source.origin} cannot be reached ({'; '.join(reasons)})"
-            f"{hint if source.sha256 else ''}"
-        )
+        hint = f"get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
+        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}); {hint}")
 
     def add(self, file: Path, sources: list[Source]) -> Source:
         """Take a file or repository obtained elsewhere. Raises ForgeError if no recipe names it."""
@@ -124,9 +121,8 @@ class SourceCache:
                 return source
         named = [source.digest for source in sources if source.file_name == file.name]
         hint = f"; a recipe names a {file.name} with {named[0]}" if named else ""
-        if not digest:
-            raise ForgeError(f"{file} is not an intact repository{hint}")
-        raise ForgeError(f"{file} has digest {digest}, which no recipe names{hint}")
+        what = f"has digest {digest}, which no recipe names" if digest else "is not intact"
+        raise ForgeError(f"{file} {what}{hint}")
 
     def state(self, source: Source) -> str:
         """`absent`, `partial`, `whole`, or `changed` if its bytes are no longer the recipe's."""
@@ -167,10 +163,9 @@ class SourceCache:
         write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry))
 
     def _verified(self, source: Source) -> Path:
-        path = self.path(source)
-        if self.state(source) != "whole":
-            raise ForgeError(f"{path} was changed since it was fetched; delete it and fetch again")
-        return path
+        if self.state(source) == "whole":
+            return self.path(source)
+        raise ForgeError(f"{self.path(source)} was changed since it was fetched; delete it")
 
 
 def _partial(path: Path) -> Path:
@@ -187,11 +182,8 @@ def _copy(source: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(target)
-    if source.is_dir():
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial)
-    else:
-        shutil.copyfile(source, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, partial)
     partial.replace(target)
 
 
@@ -207,11 +199,8 @@ def unpack(archive: Path, target: Path) -> None:
     temporary = target.with_suffix(".unpacking")
     shutil.unpack_archive(archive, temporary)
     top = list(temporary.iterdir())
-    if len(top) == 1 and top[0].is_dir():
-        top[0].replace(target)
-        temporary.rmdir()
-    else:
-        temporary.replace(target)
+    (top[0] if len(top) == 1 and top[0].is_dir() else temporary).replace(target)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remote_size(source: Source) -> int | None:

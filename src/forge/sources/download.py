@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from packageurl import PackageURL
 from unearth import Link, Package, PackageFinder
@@ -26,6 +27,7 @@ from unearth.fetchers import PyPIClient
 from forge.errors import ForgeError, NotAttempted
 
 TIMEOUT_SECONDS = 10
+CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
 HTTPError: type[Exception] = importlib.import_module(PyPIClient.__base__.__module__).HTTPError
 
@@ -58,7 +60,7 @@ class Downloader:
             verify = ssl.create_default_context(cafile=bundle) if bundle else True
         except OSError as error:
             raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
-        self.client = PyPIClient(
+        self.client = CLIENT(
             trusted_hosts=words.get("trusted-host", []),
             verify=verify,
             cert=pip.get("client-cert"),
@@ -130,5 +132,3 @@ class Downloader:
                         progress(link.filename, have, total)
         except HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
-        except OSError as error:
-            raise ForgeError(f"cannot write {partial}: {error.strerror}") from None

@@ -14,16 +14,13 @@ from forge.errors import ForgeError, NotAttempted
 
 BRANCH = "refs/heads/source"
 # fail instead of asking for a password, or of waiting for a server that sends nothing
-QUIET = {"GIT_TERMINAL_PROMPT": "0"}
-IMPATIENT = ("-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10")
+GIT = ["git", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10", "-C"]
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", *IMPATIENT, "-C", str(folder), *arguments]
+def _git(folder: Path, *words: str) -> str:
+    command, environment = [*GIT, str(folder), *words], os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=os.environ | QUIET
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ForgeError("git is not installed") from None
     if done.returncode:

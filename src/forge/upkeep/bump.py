@@ -7,12 +7,12 @@ rendered, downloaded and hashed before any file of the checkout is written.
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import re
 import shutil
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from rattler import MatchSpec, VersionSpec
 from rattler import Version as CondaVersion
 
 from forge import bases
-from forge.envs.manifest import match_spec
+from forge.envs.manifest import Manifest
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import read_text, sha256_file, write_text
 from forge.project import Project
@@ -84,13 +84,10 @@ def bump(
             result.moves.append(f"{name} {recipes.recipes[name].version}{outcome}")
         result.to_do = list(to_do(project, every_source(draft), moved, progress))
         edited = [path for path in _files(draft) if path.read_bytes() != before[path]]
-        for path in edited:
-            result.changed.append(project.root / path.relative_to(draft.root))
-            if result.changed[-1].read_bytes() != before[path]:
-                raise Refused(
-                    f"{result.changed[-1]} was edited meanwhile. Nothing was written: run the "
-                    "same command again"
-                )
+        result.changed = [project.root / path.relative_to(draft.root) for path in edited]
+        for path, target in zip(edited, result.changed, strict=True):
+            if target.read_bytes() != before[path]:
+                raise Refused(f"{target} was edited meanwhile. Nothing was written: run it again")
         for path, target in zip(edited, result.changed, strict=True):
             write_text(target, path.read_text())
     return result
@@ -98,12 +95,10 @@ def bump(
 
 def _draft(project: Project, folder: Path) -> Project:
     """The project with a copy of its recipes and variants in `folder`; the rest is linked."""
+    shutil.copytree(project.root / "recipes", folder / "recipes")
+    shutil.copy(project.root / VARIANTS, folder)
     for path in project.root.iterdir():
-        if path.name == "recipes":
-            shutil.copytree(path, folder / path.name)
-        elif path.name == VARIANTS:
-            shutil.copy(path, folder)
-        else:
+        if path.name not in ("recipes", VARIANTS):
             (folder / path.name).symlink_to(path)
     return Project(folder.resolve(), project.channel, project.build)
 
@@ -123,10 +118,7 @@ def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | 
     place = upstream.listed_at(recipe)
     if not place:
         raise ForgeError(f"{recipe.name} has no upstream of its own: {_why_none(recipe)}")
-    try:
-        releases = upstream.releases(downloader, recipe)
-    except NotAttempted as error:
-        raise NotAttempted(f"{recipe.name}: {place} cannot be reached: {error}") from None
+    releases = upstream.releases(downloader, recipe)
     if wanted is None:
         newest = upstream.newest(releases)
         return newest.version if newest and newest.key > Version(recipe.version) else None
@@ -167,9 +159,8 @@ def set_version(project: Project, recipe: Recipe, new: str) -> None:
     path.write_text(text)
     variants = project.root / VARIANTS
     key = found[1] if found else recipe.name.replace("-", "_")
-    values, count = re.subn(
-        rf'^({key}:\n  - "?){old}("?)$', rf"\g<1>{new}\g<2>", variants.read_text(), flags=re.M
-    )
+    value = re.compile(rf'(?<=^{key}:\n  - )("?){old}("?)$', re.M)
+    values, count = value.subn(rf"\g<1>{new}\g<2>", variants.read_text())
     if found and not count:
         raise ForgeError(f"{VARIANTS} has no {key} with one value")
     variants.write_text(values)
@@ -179,52 +170,40 @@ def _pin(cache: SourceCache, old: Recipe, new: Recipe, progress: Progress) -> No
     """Write the sha256 of its files into `new`. Raises Refused for a file that was replaced."""
     kept = {source.origin for source in sources_of(new)}
     stale = {source.sha256 for source in sources_of(old) if source.origin not in kept}
-    for source in sources_of(new):
-        if source.commit:
-            continue
+    for source in (source for source in sources_of(new) if source.sha256):
         found = _download(cache, source, progress)
         if source.sha256 not in stale and found != source.sha256:
-            raise Refused(
-                f"ALARM: upstream replaced {source.origin}: its sha256 was {source.sha256}, now it "
-                f"is {found}. Nothing was changed. Find out why before you trust either"
-            )
+            change = f"its sha256 was {source.sha256}, now it is {found}. Nothing was changed"
+            raise Refused(f"ALARM: upstream replaced {source.origin}: {change}. Find out why")
         new.path.write_text(new.path.read_text().replace(source.sha256, found))
 
 
 def _download(cache: SourceCache, source: Source, progress: Progress) -> str:
     """Download a file, keep it under its sha256, and return that. Raises Refused if damaged."""
+    cache.folder.mkdir(parents=True, exist_ok=True)
     # nothing of an earlier try is used: bytes of two files would give the sha256 of neither
-    folder = cache.folder / "bump"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        file = folder / source.file_name
+    with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
+        file = Path(folder, source.file_name)
         stated = cache.download(replace(source, sha256=""), file, progress)
         found = sha256_file(file)
         if stated and stated != found:
-            raise Refused(
-                f"{source.origin} has sha256 {found}, but pip's index states {stated}: damaged in "
-                "transit, or tampered with. It was deleted"
-            )
+            wrong = f"{source.origin} has sha256 {found}, but pip's index states {stated}"
+            raise Refused(f"{wrong}: damaged in transit, or tampered with. It was deleted")
         if not is_whole(file):
             raise Refused(f"{source.origin} is not a whole archive: cut off, or an error page?")
         target = cache.path(replace(source, sha256=found))
         target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
         return found
-    finally:
-        shutil.rmtree(folder)
 
 
 def is_whole(archive: Path) -> bool:
     """Whether it reads to its end: a download without a stated length may end anywhere."""
     if zipfile.is_zipfile(archive):  # its directory is its end
         return True
-    try:
-        with tarfile.open(archive) as tar:
-            return len(tar.getmembers()) > 0
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
-        return False
+    with contextlib.suppress(tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
+        return len(tarfile.open(archive).getmembers()) > 0
+    return False
 
 
 def to_do(
@@ -251,21 +230,11 @@ def to_do(
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
     """What recipes and stacks require of our packages, where our versions do not satisfy it."""
     versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
-    said = {
-        f"recipes/{name}": [spec for specs in recipe.requirements.values() for spec in specs]
-        for name, recipe in recipes.recipes.items()
-    }
+    said = {f"recipes/{n}": r.requirements.values() for n, r in recipes.recipes.items()}
     for path in sorted(recipes.project.root.glob("stacks/*/pixi.toml")):
-        try:
-            data = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise ForgeError(f"{path} is not TOML: {error}") from None
-        tables = [data, *data.get("feature", {}).values()]
-        said[f"stacks/{path.parent.name}"] = [
-            match_spec(*item) for table in tables for item in table.get("dependencies", {}).items()
-        ]
-    for who, specs in said.items():
-        for spec in sorted(specs):
+        said[f"stacks/{path.parent.name}"] = Manifest.load(path).environments().values()
+    for who, lists in said.items():
+        for spec in sorted({spec for specs in lists for spec in specs}):
             version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
             if version and wanted and not VersionSpec(wanted).matches(CondaVersion(version)):
                 yield f"{who} requires {spec}, but ours is {version}"
@@ -286,20 +255,19 @@ class Row:
         return bool(self.newest) and Version(self.newest) > Version(self.version)
 
 
-def outdated(recipes: RecipeSet, names: Iterable[str]) -> Iterator[Row]:
+def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
     """The newest release of each recipe's upstream, and whether ours was yanked."""
     downloader = Downloader()
-    for recipe in map(recipes.recipes.__getitem__, names):
-        name, version, place = recipe.name, recipe.version, upstream.listed_at(recipe)
-        if not place:
-            yield Row(name, version, "", "", _why_none(recipe))
-            continue
+    for recipe in recipes:
+        name, version, asked = recipe.name, recipe.version, upstream.listed_at(recipe)
+        newest, note = "", "" if asked else _why_none(recipe)
         try:
-            releases = upstream.releases(downloader, recipe)
+            releases = upstream.releases(downloader, recipe) if asked else []
         except NotAttempted as error:
-            yield Row(name, version, "", place, f"unreachable: {error}")
-            continue
-        newest = upstream.newest(releases)
-        ours = next((r for r in releases if r.key == Version(version)), None)
-        note = f"{version} was yanked: {ours.yanked}" if ours and ours.yanked else ""
-        yield Row(name, version, newest.version if newest else "", place, note)
+            releases, note = [], f"unreachable: {error}"
+        if last := upstream.newest(releases):
+            newest = last.version
+        for release in releases:
+            if release.key == Version(version) and release.yanked:
+                note = f"{version} was yanked: {release.yanked}"
+        yield Row(name, version, newest, asked, note)

@@ -7,6 +7,7 @@ repository its patches were compared with by hand.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import tarfile
@@ -28,6 +29,7 @@ from forge.sources.download import Progress
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Applies-To", "Remove-When", "Verified", "Last-Update")
 NAME, DATE = r"\d{4}-[a-z0-9-]+\.patch", r"\d{4}-\d\d-\d\d"
+FORM = r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n"
 WORDS_OF_WHY = 15
 VERIFIED = "verified.yaml"
 
@@ -52,43 +54,36 @@ def lint_file(path: Path, text: str) -> list[str]:
     head, _, diff = text.partition("\n---\n")
     found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", head, re.M))
     body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
-    package, status = path.parent.name, found.get("Upstream-Status", "").split(" ")[0]
-    form = r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n"
-    checks: dict[str, object] = {
-        "not in git format-patch form": re.match(form, text),
+    status = found.get("Upstream-Status", "").split(" ")[0]
+    right = {
+        "not in git format-patch form": re.match(FORM, text),
         "the subject does not start with [PATCH]": found.get("Subject", "").startswith("[PATCH] "),
         f"Upstream-Status is not one of {', '.join(STATUSES)}": status in STATUSES,
-        "Applies-To is not PACKAGE VERSION": found.get("Applies-To", "").startswith(f"{package} "),
         "Last-Update is not a date": re.fullmatch(DATE, found.get("Last-Update", "")),
         "the file name is not NNNN-subject.patch": re.fullmatch(NAME, path.name),
         "the body does not say why": len(body.split()) >= WORDS_OF_WHY,
         "no diff": diff.strip(),
-    }
-    wrong = [f"no {name}" for name in ("From", "Date", "Subject", *TRAILERS) if name not in found]
-    return wrong + [what for what, right in checks.items() if not right]
+    } | {f"no {name}": name in found for name in ("From", "Date", "Subject", *TRAILERS)}
+    return [what for what, is_right in right.items() if not is_right]
 
 
 def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
     """Findings about every patch file: its head, who names it, its number and version."""
     findings: list[str] = []
-    owners: dict[Path, list[Recipe]] = {}
-    for recipe in recipes.values():
-        for data in recipe.sources:
-            for path in _files(recipe, data):
-                owners.setdefault(path, []).append(recipe)
+    named = [(p, r) for r in recipes.values() for data in r.sources for p in _files(r, data)]
     for path in all_patches(project):
-        text, named_by = read_text(path), owners.get(path, [])
+        text, owners = read_text(path), [recipe for named_one, recipe in named if named_one == path]
         wrong = lint_file(path, text)
-        if len(named_by) != 1:
-            wrong.append("no recipe names it" if not named_by else "named more than once")
-        for recipe in named_by:
-            if f"Applies-To: {path.parent.name} {recipe.version}\n" not in text:
-                wrong.append(f"Applies-To is not {path.parent.name} {recipe.version}")
+        if len(owners) != 1:
+            wrong.append("named more than once" if owners else "no recipe names it")
+        for recipe in owners:
+            applies = f"{path.parent.name} {recipe.version}"
+            if f"Applies-To: {applies}\n" not in text:
+                wrong.append(f"Applies-To is not {applies}")
+        number = 1 + sorted(path.parent.glob("*.patch")).index(path)
+        if not path.name.startswith(f"{number:04}-"):
+            wrong.append(f"the numbers are not 0001, 0002, ...: this is patch {number}")
         findings += [f"{path.relative_to(project.root)}: {what}" for what in wrong]
-    for folder in sorted({path.parent for path in all_patches(project)}):
-        numbers = [path.name[:4] for path in sorted(folder.glob("*.patch"))]
-        if numbers != [f"{n:04}" for n in range(1, len(numbers) + 1)]:
-            findings.append(f"{folder.relative_to(project.root)}: numbers are not 0001, 0002, ...")
     return findings
 
 
@@ -119,27 +114,29 @@ def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> I
 def _apply(archive: Path, files: list[Path]) -> str:
     """git's error about the first patch that does not apply, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = _unpack_touched(archive, Path(folder, "tree"), files)
-        subprocess.run(["git", "init", "-q", tree], check=True)
+        _unpack_touched(archive, Path(folder, "tree"), files)
+        git = ["git", "-C", str(Path(folder, "tree"))]
+        subprocess.run([*git, "init", "-q"], check=True)
         for path in files:
-            command = ["git", "-C", str(tree), "apply", "-p1", str(path)]
+            command = [*git, "apply", "-p1", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 return f"{path.name}: {done.stderr.strip()}"
     return ""
 
 
-def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> Path:
-    """Unpack what patches touch, a few files of pytorch's 100,000; returns the top folder."""
+def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> None:
+    """Unpack what patches touch, a few files of pytorch's 100,000, without the top folder."""
     if not tarfile.is_tarfile(archive):
         unpack(archive, tree)
-        return tree
+        return
     names = {name for path in files for name in touched(read_text(path))}
+    tree.mkdir()
     with tarfile.open(archive) as tar:
-        paths = {member: member.name.removeprefix("./") for member in tar}
-        tops = {path.partition("/")[0] for path in paths.values()}
-        tar.extractall(tree, [m for m, p in paths.items() if names & {p, p.partition("/")[2]}])
-    return tree / tops.pop() if len(tops) == 1 else tree
+        for member in tar:
+            member.name = member.name.removeprefix("./").partition("/")[2]
+            if member.name in names:
+                tar.extract(member, tree)
 
 
 def touched(text: str) -> set[str]:
@@ -163,13 +160,9 @@ def compared_by_hand(files: list[Path]) -> str:
 
 def verified(record: Path) -> dict[str, dict[str, Any]]:
     """File -> what it was compared with. Raises ForgeError for an entry without blob or commit."""
-    try:
-        entries = yaml.safe_load(read_text(record))["files"]
-        items = [(name, dict(entry)) for name, entry in entries.items()]
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ForgeError(f"{record} must map files to blob and commit: {error!r}") from None
-    for name, entry in items:
-        for key in ("blob", "commit"):
-            if not re.fullmatch("[0-9a-f]{40}", str(entry.get(key, ""))):
-                raise ForgeError(f"{record}: {name} needs a {key} of 40 hex digits")
-    return entries
+    with contextlib.suppress(yaml.YAMLError, TypeError, KeyError, AttributeError):
+        files: dict[str, dict[str, Any]] = yaml.safe_load(read_text(record))["files"]
+        named = [entry[key] for entry in files.values() for key in ("blob", "commit")]
+        if all(re.fullmatch("[0-9a-f]{40}", digest) for digest in named):
+            return files
+    raise ForgeError(f"{record} must map each file to its blob and commit, of 40 hex digits")

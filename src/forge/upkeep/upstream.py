@@ -7,6 +7,7 @@ github.com URL the repository's tags, any other URL the page of its folder.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -111,9 +112,7 @@ def versions_in(names: Iterable[str], example: str, version: str) -> list[str]:
         text = match[1]
         if written != version:
             text += ".0" * (version.count(".") - text.count("."))
-        try:
+        with contextlib.suppress(InvalidVersion):
             Version(text)
-        except InvalidVersion:
-            continue
-        versions.append(text)
+            versions.append(text)
     return versions
