@@ -4,8 +4,6 @@
 A base is a channel and a variants file, nothing else: no recipe knows which one it is built on.
 """
 
-from __future__ import annotations
-
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -36,7 +34,7 @@ class BaseName(StrEnum):
     HOST = "host"
 
     @classmethod
-    def _missing_(cls, value: object) -> BaseName:
+    def _missing_(cls, value: object) -> "BaseName":
         """`embedded` is what HOST was called before; the next release drops it."""
         if value != "embedded":
             raise ForgeError(f"base {value!r} is not one of {', '.join(cls)}")

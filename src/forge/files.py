@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files: hashed, read as text, and written so that nobody sees half of one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Kernel locks on folders: one builder, one publisher, one installer at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Processes: how many compilers may run at once, and those that a killed build left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The folders of one checkout."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ class Project:
         self.staging, self.cache = build / "staging", build / "cache"
 
     @classmethod
-    def at(cls, root: Path, output: Path | None = None) -> Project:
+    def at(cls, root: Path, output: Path | None = None) -> "Project":
         """The project at `root`, writing packages to `output` (default: ROOT/channel).
 
         Raises ForgeError if it is not one.

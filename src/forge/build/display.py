@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -22,7 +20,7 @@ class Display:
         self.task = self.progress.add_task("", line="")
         self.tenth = -1
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         if self.live:
             self.progress.start()
         return self

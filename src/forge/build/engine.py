@@ -5,8 +5,6 @@ JOB is JSON: {"action": "build", "test" or "rebuild", and its arguments}. A chil
 rattler-build holds the GIL for hours and may abort.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One engine job in a child process, its output followed into a log."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

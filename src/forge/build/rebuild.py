@@ -5,8 +5,6 @@ The rebuild is rattler-build's: it takes recipe, time, paths and the resolved pa
 package. What it lacks is laid out around it: the repository's patches and folders, PyPI's files.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -6,8 +6,6 @@ tests passed, by one rename. So a run may be interrupted or killed at any point:
 what is in the channel and does the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What may be published, decided from each package itself and from the note of its build."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The local channel: its records and index, and the rules of what may enter and leave it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

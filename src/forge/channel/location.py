@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where a channel is read from: a folder, or a URL through rattler and its credential store."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re
@@ -56,7 +54,7 @@ class Location:
         out = io.BytesIO()
         return out.getvalue() if self.stream(name, out) else None
 
-    def stream(self, name: str, out: SupportsWrite[bytes]) -> bool:
+    def stream(self, name: str, out: "SupportsWrite[bytes]") -> bool:
         """Write a file to `out` in chunks. Returns False if there is no such file."""
         if self.folder:
             path = self.folder / name

@@ -6,8 +6,6 @@ files, each by one rename. So whatever a client reads, and whenever, names files
 the next publish completes one that was killed. No published file is ever deleted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ A publish writes its decision to the log before it switches the index. The log s
 the channel has and which of them are yanked, so the next publish can complete a killed one.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ The credential is rattler-build's: PREFIX_API_KEY or ANACONDA_API_KEY, else what
 holds for the host (RATTLER_AUTH_FILE, the keyring, pixi auth login).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

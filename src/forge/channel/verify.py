@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check a channel against its own records: files, every form of the index, revisions and locks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that plan, build and test packages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any

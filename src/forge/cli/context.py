@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a command works on: project, base, recipes and channel; and the options of every command."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

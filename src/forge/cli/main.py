@@ -5,8 +5,6 @@ Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 
 configuration, 3 something wanted could not be attempted, 130 interrupted, 141 output closed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

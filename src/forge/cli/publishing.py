@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that bring packages to users, and say what these were made of."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that look after the source cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that keep this repository in order: bump, outdated, patches, test, lint."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

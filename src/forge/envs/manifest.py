@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What of a pixi.toml solves and installs: channels, one platform, environments and features."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Set
 from dataclasses import dataclass
@@ -49,7 +47,7 @@ class Manifest:
     data: dict[str, Any]
 
     @classmethod
-    def load(cls, path: Path) -> Manifest:
+    def load(cls, path: Path) -> "Manifest":
         """Read a manifest. Raises ForgeError when it is not one that we can lock as pixi does."""
         try:
             data = tomllib.loads(read_text(path))

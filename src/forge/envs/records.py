@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Records of a channel from files on disk, as a source for the solver."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +32,7 @@ class Records:
                     raise ForgeError(f"repodata of {channel}/{subdir}: {error}") from None
 
     @classmethod
-    def on_disk(cls, channel: str, folder: Path) -> Records:
+    def on_disk(cls, channel: str, folder: Path) -> "Records":
         """From FOLDER/SUBDIR/repodata.json or repodata.json.zst. Raises ForgeError without them."""
         repodata = {}
         for subdir in SUBDIRS:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One workspace: its lock, and the environments that are installed from it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

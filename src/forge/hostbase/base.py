@@ -5,8 +5,6 @@ For machines that reach PyPI but not conda-forge. Everything in it is host-bound
 this machine's libraries, its compilers are this machine's) and is never published.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@
 What such a package holds is decided here alone, so an edit here makes the host base again.
 """
 
-from __future__ import annotations
-
 import compileall
 import hashlib
 import py_compile
@@ -62,7 +60,7 @@ class Wheel:
     metadata: Metadata
 
     @classmethod
-    def read(cls, file: Path, source: Source, tag: str) -> Wheel:
+    def read(cls, file: Path, source: Source, tag: str) -> "Wheel":
         """The wheel that was fetched from `source`, a file of PyPI."""
         with WheelFile.open(file) as archive:
             metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
@@ -70,7 +68,7 @@ class Wheel:
         return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
 
     def convert(
-        self, wheels: dict[str, Wheel], subdir: Path, scratch: Path, say: Callable[[str], None]
+        self, wheels: dict[str, "Wheel"], subdir: Path, scratch: Path, say: Callable[[str], None]
     ) -> Path:
         """Its conda package in `subdir`, made there unless it exists; `wheels` has its extras'."""
         name, version = CONDA_NAMES.get(self.name, self.name), self.version.public

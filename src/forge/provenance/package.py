@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The inside of a conda package: its files' digests, and what it says about itself."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

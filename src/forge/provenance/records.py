@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The record and the SBOM of a package: written beside the index, read, and verified."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field

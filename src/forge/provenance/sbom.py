@@ -5,8 +5,6 @@ The package with its patches, its sources, and what it needs at run time. Like t
 clock or random number: one package gives one document.
 """
 
-from __future__ import annotations
-
 import uuid
 from datetime import datetime
 from typing import Any

@@ -8,8 +8,6 @@ package's own, so one package has one record.
 Specifications: in-toto/attestation spec/v1 and slsa.dev/spec/v1.0/provenance.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re

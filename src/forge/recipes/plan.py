@@ -7,8 +7,6 @@ under `build.variant.use_keys`, and with it the digest enters the `h1234567` par
 string that conda-forge's grammar already has.
 """
 
-from __future__ import annotations
-
 import graphlib
 import hashlib
 from collections.abc import Sequence, Set

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One recipe: what it requires, which sources and patches it reads, and a digest of them all."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

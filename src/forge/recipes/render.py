@@ -7,8 +7,6 @@ build that runs the script of a staging output once: `run_build`, the announced 
 once per output (0.73). With both, this module goes, and the limit on py-rattler-build's version.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@
 found on the index that pip is configured for: a mirror or a wheel folder will do.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tarfile

@@ -4,8 +4,6 @@
 pip itself is not asked for files: for an sdist it runs setup.py, and flash-attn's imports torch.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -4,8 +4,6 @@
 Git names content by its hash, so such a repository proves itself.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

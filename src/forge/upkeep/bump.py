@@ -5,8 +5,6 @@ A bump edits a copy of the recipes as text, so that comments and layout stay. Wh
 rendered, downloaded and hashed before any file of the checkout is written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import lzma
 import re

@@ -5,8 +5,6 @@ For a source that is out of reach, `patches/PKG/verified.yaml` records which fil
 repository its patches were compared with by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -5,8 +5,6 @@ Where releases are listed follows from the recipe: a package URL of PyPI means p
 github.com URL the repository's tags, any other URL the page of its folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable
