@@ -13,7 +13,8 @@ PCI = "sys/bus/pci/devices/0000:c5:00.0"
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
-    "proc/meminfo": f"MemTotal:       {125 * 2**20} kB\nMemFree: 1 kB\n",
+    "proc/meminfo": f"MemTotal:       {125 * 2**20} kB\nMemFree: 1 kB\n"
+    f"MemAvailable:   {118 * 2**20} kB\n",
     "proc/self/environ": "HOME=/home/user\0CONDA_PREFIX=/home/user/env\0",
     "proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
     "Groups:\t39 105 1000 \n",

@@ -91,7 +91,15 @@ class Tree:
     @cached_property
     def memory(self) -> int | None:
         """MemTotal in bytes, without what the BIOS reserves for the GPU."""
-        found = re.search(r"^MemTotal:\s+(\d+) kB", self.read("proc/meminfo") or "", re.M)
+        return self._meminfo("MemTotal")
+
+    @cached_property
+    def available(self) -> int | None:
+        """MemAvailable in bytes: what can be used without swapping."""
+        return self._meminfo("MemAvailable")
+
+    def _meminfo(self, name: str) -> int | None:
+        found = re.search(rf"^{name}:\s+(\d{{1,15}}) kB", self.read("proc/meminfo") or "", re.M)
         return int(found.group(1)) * 1024 if found else None
 
     @cached_property
