@@ -151,9 +151,8 @@ def moe_tables(platform: object) -> dict:
     return said
 
 
-def detect(case: str, sys_class: str, source: Path | None) -> dict:
-    """What vLLM says in this process, with `sys_class` for /sys/class."""
-    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
+def select_platform(sys_class: str, amdsmi: str, hip: bool, source: Path | None) -> object:
+    """vLLM's choice in this process, with `sys_class` for /sys/class."""
     if source:
         load_source(source)
     sys.modules["amdsmi"] = fake_amdsmi(amdsmi)
@@ -164,7 +163,13 @@ def detect(case: str, sys_class: str, source: Path | None) -> dict:
     interface.SYS_CLASS = sys_class  # patch 0001
     from vllm import platforms
 
-    platform = platforms.current_platform
+    return platforms.current_platform
+
+
+def detect(case: str, sys_class: str, source: Path | None) -> dict:
+    """What vLLM says in this process, with `sys_class` for /sys/class."""
+    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
+    platform = select_platform(sys_class, amdsmi, hip, source)
     said = {"platform": type(platform).__name__}
     if said["platform"] == ROCM:
         from vllm.platforms import rocm

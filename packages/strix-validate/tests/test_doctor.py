@@ -188,6 +188,7 @@ MEMORY = {
     "GPU busy": (sizes(used=48), 20, "0.50 --kv-cache-memory-bytes 24G", ""),
     "page limit": (sizes(gtt=128, pages=62), 40, "0.92 --kv-cache-memory-bytes 13G", ""),
     "below the model": (sizes(gtt=62, pages=62), 70, "70 GiB does not fit: 62", "pages_limit="),
+    "nothing free": (sizes(available=6), 0, "does not fit: 2 GiB", "free memory"),
     "larger than all": (sizes(), 120, "120 GiB does not fit: 96", "smaller"),
     "larger than the carve-out": (sizes(96, 15, 15, 31, 28), 100, "does not fit: 96", "smaller"),
 }

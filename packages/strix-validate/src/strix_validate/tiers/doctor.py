@@ -266,17 +266,21 @@ def vllm_memory(tree: Tree, options: Options) -> Result:
         "hip_total_gib": round(found.total / GIB, 1),
         "utilization": found.utilization,
     }
-    if not options.weights:
-        flags += " (--model-gib adds --kv-cache-memory-bytes)"
-        return replace(_fine(**measured), reason=f"vllm serve MODEL {flags}")
     if (cache := found.cache_gib(options.weights)) >= 1:
-        flags += f" --kv-cache-memory-bytes {cache}G"
-        return replace(_fine(**measured, cache_gib=cache), reason=f"vllm serve MODEL {flags}")
-    what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {found.usable / GIB:.0f} GiB are usable"
+        flags += (
+            f" --kv-cache-memory-bytes {cache}G"
+            if options.weights
+            else " (--model-gib adds --kv-cache-memory-bytes)"
+        )
+        return replace(_fine(**measured), reason=f"vllm serve MODEL {flags}")
+    usable = f"{found.usable / GIB:.0f} GiB are usable"
+    what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
     if found.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
         return _warning(what, _raise_gtt(tree.memory), **measured)
-    return _warning(what, "take a smaller or more strongly quantized model", **measured)
+    return _warning(
+        what, "free memory, or take a smaller or more strongly quantized model", **measured
+    )
 
 
 def environment(tree: Tree) -> Result:
