@@ -57,9 +57,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
     folder = tmp_path_factory.mktemp("vllm")
-    parts = tuple(
-        f"vllm-{recipe.version}/{part}" for part in ("vllm/", "requirements/", "setup.py")
-    )
+    touched = ("vllm/", "requirements/", "setup.py", "docker/Dockerfile.rocm_base", "cmake/")
+    parts = tuple(f"vllm-{recipe.version}/{part}" for part in touched)
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(parts)]
         for name in ("upstream", "patched"):
@@ -127,7 +126,7 @@ def test_other_counts_of_memory_are_wrong(
     shutil.copy(upstream / memory.relative_to(tree), memory)
     done = check(python, "check_memory", tree)
     assert done.returncode == 1 and "64 GiB carved out: ok" in done.stdout
-    assert f"free: {118 * 2**30}, not {96.0 * 2**30}" in done.stdout
+    assert f"free: {118 * 2**30}, not {96 * 2**30}" in done.stdout
     shutil.copy(patched / memory.relative_to(tree), memory)
     text = platform.read_text()
     assert "return memory is None or memory[1]" in text
@@ -178,3 +177,21 @@ def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
         "python", "pytorch", "torchvision", "torchaudio", "triton", "amdsmi", "ninja",
         "flash-attn", "amd-aiter",
     }  # fmt: skip
+
+
+def test_pins_are_those_that_amd_builds_with(trees: tuple[Path, Path]) -> None:
+    """For ROCm they are in upstream's Dockerfile, and not in the metadata, which is CUDA's."""
+    project = Project.at(CHECKOUT)
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"))
+    text = (trees[0] / "docker/Dockerfile.rocm_base").read_text()
+    stated = dict(re.findall(r"^ARG (TORCH\w*)_VERSION=(\S+)$", text, re.M))
+    sdk = recipes.recipes["rocm-sdk"].version
+    assert stated == {
+        name: f"{recipes.recipes[recipe].version}+rocm{sdk}"
+        for name, recipe in (
+            ("TORCH", "pytorch"), ("TORCHVISION", "torchvision"), ("TORCHAUDIO", "torchaudio")
+        )
+    }  # fmt: skip
+    kernels = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
+    (commit,) = re.findall(r'TRITON_KERNELS_TAG "([0-9a-f]{40})"', kernels)
+    assert commit in {source.get("rev") for source in recipes.recipes["vllm"].sources}
