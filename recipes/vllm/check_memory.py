@@ -11,9 +11,11 @@ import argparse
 import logging
 import math
 import multiprocessing
+import re
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,18 +111,29 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
     }
     wrong += [f"{what}: {found}, not {right}" for what, (found, right) in said.items()
               if found != right]  # fmt: skip
-    flags = memory_of(Tree(Path(root)))
-    if flags is None or flags.total != snapshot.total_memory:
-        return [*wrong, f"the doctor reads {flags}, HIP's total is {snapshot.total_memory}"]
-    if not fits(snapshot, flags.utilization, mem_utils):
-        wrong.append(f"the doctor's --gpu-memory-utilization {flags.utilization} is refused")
-    cache, weights = flags.cache_gib(case.weights * GIB), case.weights * GIB
-    if (cache >= 1) != case.model_fits:
-        wrong.append(f"the doctor's KV cache beside {case.weights} GiB is {cache} GiB")
-    budget = math.ceil(snapshot.total_memory * flags.utilization)
-    if case.model_fits and weights + cache * GIB + OVERHEAD > budget:
-        wrong.append(f"--kv-cache-memory-bytes {cache}G is more than vLLM would take")
+    found = memory_of(Tree(Path(root)))
+    if found is None or found.total != snapshot.total_memory:
+        return [*wrong, f"the doctor reads {found}, HIP's total is {snapshot.total_memory}"]
+    flags = found.flags(case.weights * GIB)
+    if bool(flags) != case.model_fits:
+        return [*wrong, f"the doctor's flags for a model of {case.weights} GiB: {flags}"]
+    if flags:
+        wrong += refused(flags, snapshot, case.weights * GIB, mem_utils)
     return wrong
+
+
+def refused(
+    flags: str, snapshot: object, weights: int, mem_utils: types.ModuleType
+) -> Iterator[str]:
+    """Which of the doctor's flags vLLM does not accept, or cannot keep."""
+    parse = functions(
+        "utils/argparse_utils", {"human_readable_int"}, re=re, argparse=argparse
+    ).human_readable_int
+    _, utilization, _, cache = flags.split()
+    if not fits(snapshot, float(utilization), mem_utils):
+        yield f"the doctor's --gpu-memory-utilization {utilization} is refused"
+    if weights + parse(cache) + OVERHEAD > snapshot.total_memory * float(utilization):
+        yield f"the doctor's --kv-cache-memory-bytes {cache} is more than vLLM would take"
 
 
 def fits(snapshot: object, utilization: float, mem_utils: types.ModuleType) -> bool:

@@ -93,6 +93,17 @@ FAULTS = {
         {"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"},
         {"kernel": ("failed", "error", "older than 6.18.4", "dnf upgrade")},
     ),
+    "kernel-old-with-backports": (
+        {"proc/sys/kernel/osrelease": "6.12.74-amd64\n",
+         f"{KFD}/1/properties": "simd_count 80\ngfx_target_version 110501\n"
+         "drm_render_minor 128\ncwsr_size 13701120\nctl_stack_size 45056\n"},
+        {},
+    ),
+    "mes-suspect": (
+        {"sys/kernel/debug/dri/1/amdgpu_firmware_info":
+         "MES feature version: 1, firmware version: 0x00000086\n"},
+        {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
+    ),
     "kernel-old-arch": (
         {"proc/sys/kernel/osrelease": "6.18.3-arch1-1\n", "etc/os-release": "ID=arch\n"},
         {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu linux")},

@@ -37,6 +37,14 @@ class Memory:
         """Whole GiB of KV cache beside a model of so many bytes; below 1 if it does not fit."""
         return math.floor((self.total * self.utilization - weights - OVERHEAD) / GIB)
 
+    def flags(self, weights: int) -> str:
+        """Flags for a model of so many bytes, 0 if unknown; empty if it does not fit."""
+        if (cache := self.cache_gib(weights)) < 1:
+            return ""
+        known = f"--kv-cache-memory-bytes {cache}G"
+        unknown = "(--model-gib adds --kv-cache-memory-bytes)"
+        return f"--gpu-memory-utilization {self.utilization:.2f} {known if weights else unknown}"
+
 
 def memory_of(tree: Tree) -> Memory | None:
     """What the tree's GPU may use; None if a number cannot be read."""

@@ -28,6 +28,8 @@ class Node:
 
     version: int
     render_minor: int
+    #: Kernels with the fixed size of the context save area (CWSR) tell it.
+    exports_cwsr: bool = False
 
     @property
     def name(self) -> str:
@@ -111,7 +113,8 @@ class Tree:
             values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.M))
             if int(values.get("simd_count", 0)) and int(values.get("gfx_target_version", 0)):
                 version = int(values["gfx_target_version"])
-                found.append(Node(version, int(values.get("drm_render_minor", 0))))
+                minor, size = (int(values.get(k, 0)) for k in ("drm_render_minor", "cwsr_size"))
+                found.append(Node(version, minor, size > 0))
         return found
 
     @cached_property

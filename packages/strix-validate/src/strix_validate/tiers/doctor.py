@@ -24,6 +24,8 @@ KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
 KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
 BAD_FIRMWARE = "20251125"
 BAD_MES = 0x83
+#: A machine hung under hours of vLLM; open: https://github.com/ROCm/legacy-rocm-build/issues/6165
+SUSPECT_MES = 0x86
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
 #: Packages whose updates make compiled kernels stale.
@@ -112,9 +114,9 @@ def driver(tree: Tree) -> Result:
 
 
 def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes for KFD's queue and memory limits. Without them, compute fails to
-    start or faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html
-    """
+    """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
+    the sizes of the context save area, as backports do. Without them, compute fails to start or
+    faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     release = _known(tree.release, "the kernel's release")
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
     if not found:
@@ -130,7 +132,7 @@ def kernel(tree: Tree) -> Result:
         needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
     else:
         needed = KERNEL
-    if version < needed:
+    if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
         return _error(f"{release} is older than {least}", _kernel_fix(distribution), release=name)
     return _fine(release=name)
@@ -164,6 +166,9 @@ def firmware(tree: Tree) -> Result:
             "arch": "sudo pacman -Syu linux-firmware && sudo reboot",
         }.get(tree.distribution["ID"], "install linux-firmware 20260110 or newer, then reboot")
         return _error(f"linux-firmware {version or hex(mes)} is known bad", fix, **measured)
+    if mes == SUSPECT_MES:
+        what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
+        return _warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
     return _fine(**measured)
 
 
@@ -260,18 +265,12 @@ def vllm_memory(tree: Tree, options: Options) -> Result:
     whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
     _need_gpu(tree)
     found = _known(memory_of(tree), "the GPU's memory or the system's available memory")
-    flags = f"--gpu-memory-utilization {found.utilization:.2f}"
     measured = {
         "usable_gib": round(found.usable / GIB, 1),
         "hip_total_gib": round(found.total / GIB, 1),
         "utilization": found.utilization,
     }
-    if (cache := found.cache_gib(options.weights)) >= 1:
-        flags += (
-            f" --kv-cache-memory-bytes {cache}G"
-            if options.weights
-            else " (--model-gib adds --kv-cache-memory-bytes)"
-        )
+    if flags := found.flags(options.weights):
         return replace(_fine(**measured), reason=f"vllm serve MODEL {flags}")
     usable = f"{found.usable / GIB:.0f} GiB are usable"
     what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
