@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's choice of platform against made-up kernel drivers (KFD) and AMD SMI modules.
+"""What vLLM chooses for a GPU, with made-up kernel drivers (KFD) and AMD SMI modules.
+
+The platform, the attention backend, the kernel of rms_norm and the tuned tables of MoE kernels.
 
     python check_detection.py [--source DIR] [CASE...]
 
@@ -9,8 +11,10 @@ Each case runs in a process of its own, because vLLM looks once, at import; no G
 """
 
 import argparse
+import ast
 import contextlib
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import re
@@ -26,6 +30,9 @@ FOLDER = None  # a properties entry that cannot be read, also by root
 ROCM, NONE = "RocmPlatform", "UnspecifiedPlatform"
 GFX1151 = {"platform": ROCM, "arch": "gfx1151", "capability": [11, 5], "name": "AMD_Radeon_8060S"}
 TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
+NO_AITER_NORM = {"rms_norm": ["native"]}
+#: Tables by their names' ends; "as default": from how many tokens on one equals vLLM's default.
+TABLES = {"tables": {"": True, ",dtype=int4_w4a16": True}, "as default": 33}
 #: what is seen: (KFD nodes, the amdsmi module, torch is a ROCm build, what vLLM must say)
 CASES = {
     "no driver": ([], "absent", True, {"platform": NONE}),
@@ -33,18 +40,28 @@ CASES = {
     "unreadable": ([FOLDER], "absent", True, {"platform": NONE}),
     "no number": (["gfx_target_version x\n"], "absent", True, {"platform": NONE}),
     "torch without ROCm": ([CPU, STRIX_HALO], "absent", False, {"platform": NONE}),
-    "no amdsmi": ([CPU, STRIX_HALO], "absent", True, GFX1151 | TRITON_FIRST),
+    "no amdsmi": (
+        [CPU, STRIX_HALO],
+        "absent",
+        True,
+        GFX1151 | TRITON_FIRST | NO_AITER_NORM | TABLES,
+    ),
     "one node unreadable": ([FOLDER, STRIX_HALO], "absent", True, GFX1151),
     "amdsmi lists nothing": ([CPU, STRIX_HALO], "empty", True, GFX1151),
     "amdsmi without library": ([CPU, STRIX_HALO], "broken", True, GFX1151),
-    "amdsmi lists it": ([], "lists", True, GFX1151 | TRITON_FIRST),
+    "amdsmi lists it": ([], "lists", True, GFX1151 | TRITON_FIRST | TABLES),
     "gfx1100": (
         [CPU, NAVI31],
         "absent",
         True,
-        {"platform": ROCM, "arch": "gfx1100"} | TRITON_FIRST,
+        {"platform": ROCM, "arch": "gfx1100"} | TRITON_FIRST | NO_AITER_NORM,
     ),
-    "gfx942": ([CPU, MI300], "absent", True, {"arch": "gfx942", "first": "ROCM_ATTN"}),
+    "gfx942": (
+        [CPU, MI300],
+        "absent",
+        True,
+        {"arch": "gfx942", "first": "ROCM_ATTN", "rms_norm": ["aiter", "native"]},
+    ),
 }
 COMMAND = "vllm --version"
 INSTALLED = {COMMAND: ([CPU, STRIX_HALO], "absent", True, GFX1151)}
@@ -73,17 +90,69 @@ def load_source(folder: Path) -> None:
     package = types.ModuleType("vllm")
     package.__path__ = [str(folder / "vllm")]
     sys.modules |= {"vllm": package, "regex": re}
-    importlib.metadata.version = lambda name: "0.32.0" if name == "vllm" else "0"
+    importlib.metadata.version = lambda name: "0"
     aiter = types.ModuleType("vllm._aiter_ops")
     aiter.is_aiter_found_and_supported = lambda: False
     off = {"is_mha_enabled": lambda: False, "is_rdna_aiter_enabled": lambda: False}
     aiter.rocm_aiter_ops = types.SimpleNamespace(**off)
     sys.modules["vllm._aiter_ops"] = aiter
+    levels = types.SimpleNamespace(NONE=0)
+    priority = types.SimpleNamespace(with_default=lambda _, **ops: types.SimpleNamespace(**ops))
+    for name, content in {
+        "vllm.config": {},
+        "vllm.config.compilation": {"CompilationMode": levels, "CUDAGraphMode": levels},
+        "vllm.config.kernel": {"IrOpPriorityConfig": priority},
+    }.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(content)
 
 
-def detect(case: str, nodes: str, source: Path | None) -> dict:
-    """What vLLM says in this process, with `nodes` for the kernel's folder."""
-    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
+def functions(module: str, names: set[str], **globals_: object) -> types.SimpleNamespace:
+    """Functions of one of vLLM's modules, without what else its import brings."""
+    file = Path(sys.modules["vllm"].__path__[0], f"{module}.py")
+    wanted = [
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name in names
+    ]
+    future = "from __future__ import annotations\n"
+    exec(future + "\n".join(map(ast.unparse, wanted)), globals_)
+    return types.SimpleNamespace(**{name: globals_[name] for name in names})
+
+
+def rms_norm_order(platform: object) -> list[str]:
+    """The implementations of rms_norm in vLLM's order, where AITER is wanted and graphs are on."""
+    os.environ["VLLM_ROCM_USE_AITER"] = "1"
+    compilation = types.SimpleNamespace(backend="inductor", mode=1, cudagraph_mode=1)
+    config = types.SimpleNamespace(compilation_config=compilation)
+    return list(platform.get_default_ir_op_priority(config).rms_norm)
+
+
+def moe_tables(platform: object) -> dict:
+    """Which tables for Qwen3-30B-A3B are found by name, and from where one is the default."""
+    moe = functions(
+        "model_executor/layers/fused_moe/fused_moe",
+        {"get_config_file_name", "get_default_config"},
+        get_device_name_as_file_name=platform.get_device_name,
+        envs=types.SimpleNamespace(VLLM_BATCH_INVARIANT=False),
+        current_platform=platform,
+    )
+    folder = Path(sys.modules["vllm"].__path__[0], "model_executor/layers/fused_moe/configs")
+    files = {
+        dtype: folder / moe.get_config_file_name(128, 768, dtype) for dtype in (None, "int4_w4a16")
+    }
+    said = {"tables": {f",dtype={d}" if d else "": file.exists() for d, file in files.items()}}
+    if files[None].exists():
+        table = {int(key): value for key, value in json.loads(files[None].read_text()).items()}
+        nearest = {m: table[min(table, key=lambda key: abs(key - m))] for m in range(1, 20000)}
+        other = [m for m, entry in nearest.items()
+                 if entry != moe.get_default_config(m, 128, 768, 2048, 8, None)]  # fmt: skip
+        said["as default"] = max(other) + 1
+    return said
+
+
+def select_platform(sys_class: str, amdsmi: str, hip: bool, source: Path | None) -> object:
+    """vLLM's choice in this process, with `sys_class` for /sys/class."""
     if source:
         load_source(source)
     sys.modules["amdsmi"] = fake_amdsmi(amdsmi)
@@ -91,11 +160,16 @@ def detect(case: str, nodes: str, source: Path | None) -> dict:
     from vllm.platforms import interface
 
     interface.in_wsl = lambda: False
-    if hasattr(interface, "kfd_gcn_arch"):  # patch 0001
-        interface.kfd_gcn_arch.__defaults__ = (nodes,)
+    interface.SYS_CLASS = sys_class  # patch 0001
     from vllm import platforms
 
-    platform = platforms.current_platform
+    return platforms.current_platform
+
+
+def detect(case: str, sys_class: str, source: Path | None) -> dict:
+    """What vLLM says in this process, with `sys_class` for /sys/class."""
+    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
+    platform = select_platform(sys_class, amdsmi, hip, source)
     said = {"platform": type(platform).__name__}
     if said["platform"] == ROCM:
         from vllm.platforms import rocm
@@ -106,6 +180,8 @@ def detect(case: str, nodes: str, source: Path | None) -> dict:
         said |= {"first": order[0], "rocm_attn_stays": "ROCM_ATTN" in order}
         if rocm._GCN_ARCH == "gfx1151":
             said["name"] = platform.get_device_name()
+            said |= moe_tables(platform)
+        said["rms_norm"] = rms_norm_order(platform)
     if case == COMMAND:
         from vllm.entrypoints.cli.main import main as command
 
@@ -115,9 +191,9 @@ def detect(case: str, nodes: str, source: Path | None) -> dict:
     return said
 
 
-def make_nodes(folder: Path, nodes: list[str | None]) -> None:
+def make_nodes(sys_class: Path, nodes: list[str | None]) -> None:
     for number, text in enumerate(nodes):
-        properties = folder / str(number) / "properties"
+        properties = sys_class / "kfd/kfd/topology/nodes" / str(number) / "properties"
         if text is FOLDER:
             properties.mkdir(parents=True)
         else:

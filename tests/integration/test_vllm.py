@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's real sources with our patches: platform detection and metadata, without installing it."""
+"""vLLM's real sources with our patches, without installing it: detection, memory, metadata."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -21,7 +23,8 @@ from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import source_of
 from forge.sources.cache import SourceCache
 
-CHECK = CHECKOUT / "recipes" / "vllm" / "check_detection.py"
+CHECKS = CHECKOUT / "recipes" / "vllm"
+VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"
 MANIFEST = """\
 [workspace]
 name = "detect"
@@ -32,6 +35,7 @@ platforms = ["linux-64"]
 python = ">=3.11"
 pytorch = "*"
 packaging = "*"
+psutil = "*"
 """
 # PyPI's name -> conda-forge's, where they differ
 CONDA_NAMES = {
@@ -53,9 +57,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
     folder = tmp_path_factory.mktemp("vllm")
-    parts = tuple(
-        f"vllm-{recipe.version}/{part}" for part in ("vllm/", "requirements/", "setup.py")
-    )
+    touched = ("vllm/", "requirements/", "setup.py", "docker/Dockerfile.rocm_base", "cmake/")
+    parts = tuple(f"vllm-{recipe.version}/{part}" for part in touched)
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(parts)]
         for name in ("upstream", "patched"):
@@ -83,25 +86,53 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(run.stdout.strip())
 
 
-def detect(python: Path, source: Path, *cases: str) -> subprocess.CompletedProcess[str]:
+def check(python: Path, name: str, source: Path, *cases: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, CHECK, "--source", source, *cases], capture_output=True, text=True, check=False
-    )
+        [python, CHECKS / f"{name}.py", "--source", source, *cases],
+        env=os.environ | {"PYTHONPATH": str(VALIDATOR)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
-def test_platform_detection(trees: tuple[Path, Path], python: Path) -> None:
-    done = detect(python, trees[1])
+@pytest.mark.parametrize(("name", "number"), [("check_detection", 12), ("check_memory", 5)])
+def test_patched(trees: tuple[Path, Path], python: Path, name: str, number: int) -> None:
+    done = check(python, name, trees[1])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(": ok$", done.stdout, re.M)) == 12
+    assert len(re.findall(": ok$", done.stdout, re.M)) == number
 
 
 def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) -> None:
     """The check fails without the patches, in the cases that they are for."""
-    done = detect(python, trees[0], "no driver", "no amdsmi", "amdsmi lists it")
+    cases = ("no driver", "no amdsmi", "amdsmi lists it")
+    done = check(python, "check_detection", trees[0], *cases)
     assert done.returncode == 1
     assert "no driver: ok" in done.stdout
     assert "no amdsmi: says {'platform': 'UnspecifiedPlatform'" in done.stdout
-    assert "amdsmi lists it: says {'first': 'ROCM_ATTN'}" in done.stdout
+    assert (
+        "amdsmi lists it: says {'first': 'ROCM_ATTN', 'tables': {'': False, "
+        "',dtype=int4_w4a16': False}, 'as default': None}"
+    ) in done.stdout
+
+
+def test_other_counts_of_memory_are_wrong(
+    trees: tuple[Path, Path], python: Path, tmp_path: Path
+) -> None:
+    """Counting an integrated GPU as upstream does for CUDA, or Strix Halo as a discrete one."""
+    upstream, patched = trees
+    shutil.copytree(patched, tree := tmp_path / "vllm")
+    memory, platform = (
+        tree / "vllm" / name for name in ("utils/mem_utils.py", "platforms/rocm.py")
+    )
+    shutil.copy(upstream / memory.relative_to(tree), memory)
+    done = check(python, "check_memory", tree)
+    assert done.returncode == 1 and "64 GiB carved out: ok" in done.stdout
+    assert f"free: {118 * 2**30}, not {96 * 2**30}" in done.stdout
+    shutil.copy(patched / memory.relative_to(tree), memory)
+    text = platform.read_text()
+    assert "return memory is None or memory[1]" in text
+    platform.write_text(text.replace("return memory is None or memory[1]", "return False"))
+    done = check(python, "check_memory", tree, "the system uses most")
+    assert done.returncode == 1 and "default fits: True, not False" in done.stdout
 
 
 def requirements(tree: Path, name: str = "rocm.txt") -> dict[str, SpecifierSet]:
@@ -122,11 +153,11 @@ def requirements(tree: Path, name: str = "rocm.txt") -> dict[str, SpecifierSet]:
 
 def differences(wanted: dict[str, SpecifierSet], recipe: list[str]) -> list[str]:
     """Where the metadata and a recipe's run requirements do not say the same."""
-    run = dict((*spec.split(" ", 1), "")[:2] for spec in recipe)
+    run = dict((*spec.split(" "), "")[:2] for spec in recipe)
     return [
         f"{name} {specifier}: the recipe has {run.get(name)}"
         for name, specifier in wanted.items()
-        if name not in run or SpecifierSet(run[name].replace(" ", "")) != specifier
+        if name not in run or SpecifierSet(run[name]) != specifier
     ]
 
 
@@ -142,4 +173,25 @@ def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
     assert any("oss-harmony" in line for line in differences(requirements(trees[0]), run))
     assert differences({"lark": SpecifierSet("==1.2.3")}, run)
     extra = {spec.split(" ")[0] for spec in run} - set(wanted)
-    assert extra == {"python", "pytorch", "torchvision", "torchaudio", "triton", "amdsmi", "ninja"}
+    assert extra == {
+        "python", "pytorch", "torchvision", "torchaudio", "triton", "amdsmi", "ninja",
+        "flash-attn", "amd-aiter",
+    }  # fmt: skip
+
+
+def test_pins_are_those_that_amd_builds_with(trees: tuple[Path, Path]) -> None:
+    """For ROCm they are in upstream's Dockerfile, and not in the metadata, which is CUDA's."""
+    project = Project.at(CHECKOUT)
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"))
+    text = (trees[0] / "docker/Dockerfile.rocm_base").read_text()
+    stated = dict(re.findall(r"^ARG (TORCH\w*)_VERSION=(\S+)$", text, re.M))
+    sdk = recipes.recipes["rocm-sdk"].version
+    assert stated == {
+        name: f"{recipes.recipes[recipe].version}+rocm{sdk}"
+        for name, recipe in (
+            ("TORCH", "pytorch"), ("TORCHVISION", "torchvision"), ("TORCHAUDIO", "torchaudio")
+        )
+    }  # fmt: skip
+    kernels = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
+    (commit,) = re.findall(r'TRITON_KERNELS_TAG "([0-9a-f]{40})"', kernels)
+    assert commit in {source.get("rev") for source in recipes.recipes["vllm"].sources}

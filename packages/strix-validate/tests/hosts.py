@@ -13,7 +13,8 @@ PCI = "sys/bus/pci/devices/0000:c5:00.0"
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
-    "proc/meminfo": f"MemTotal:       {125 * 2**20} kB\nMemFree: 1 kB\n",
+    "proc/meminfo": f"MemTotal:       {125 * 2**20} kB\nMemFree: 1 kB\n"
+    f"MemAvailable:   {118 * 2**20} kB\n",
     "proc/self/environ": "HOME=/home/user\0CONDA_PREFIX=/home/user/env\0",
     "proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
     "Groups:\t39 105 1000 \n",
@@ -91,6 +92,17 @@ FAULTS = {
     "kernel-old": (
         {"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"},
         {"kernel": ("failed", "error", "older than 6.18.4", "dnf upgrade")},
+    ),
+    "kernel-old-with-backports": (
+        {"proc/sys/kernel/osrelease": "6.12.74-amd64\n",
+         f"{KFD}/1/properties": "simd_count 80\ngfx_target_version 110501\n"
+         "drm_render_minor 128\ncwsr_size 13701120\nctl_stack_size 45056\n"},
+        {},
+    ),
+    "mes-suspect": (
+        {"sys/kernel/debug/dri/1/amdgpu_firmware_info":
+         "MES feature version: 1, firmware version: 0x00000086\n"},
+        {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
     ),
     "kernel-old-arch": (
         {"proc/sys/kernel/osrelease": "6.18.3-arch1-1\n", "etc/os-release": "ID=arch\n"},

@@ -10,9 +10,11 @@ import hosts
 import pytest
 from strix_validate import skips
 from strix_validate.checks import CannotRun, Severity, State
+from strix_validate.cli import app
 from strix_validate.skips import Machine
 from strix_validate.tiers import doctor
 from strix_validate.tree import Node, Tree
+from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +155,61 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
 
 def test_faults_are_enough():
     assert len(hosts.FAULTS) >= 15
+
+
+def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
+    """The files of a host with these GiB; `used` is of the pool that the driver gives HIP."""
+    pool = "gtt" if carve_out < gtt else "vram"
+    return {
+        f"{hosts.GPU}/mem_info_vram_total": str(int(carve_out * hosts.GIB)),
+        f"{hosts.GPU}/mem_info_gtt_total": str(gtt * hosts.GIB),
+        f"{hosts.GPU}/mem_info_{pool}_used": str(used * hosts.GIB),
+        "sys/module/ttm/parameters/pages_limit": str(pages * hosts.GIB // 4096),
+        "proc/meminfo": f"MemTotal: {memory * 2**20} kB\nMemAvailable: {available * 2**20} kB\n",
+    }
+
+
+#: name: (the host, GiB of weights, flags or what is said, the fix)
+MEMORY = {
+    "GTT": (sizes(), 40, "0.92 --kv-cache-memory-bytes 44G", ""),
+    "no model": (sizes(), 0, "0.92 (--model-gib adds", ""),
+    "carve-out": (
+        sizes(64, 31, 31, memory=62, available=55, used=1),
+        30,
+        "0.92 --kv-cache-memory-bytes 24G",
+        "",
+    ),
+    "busy": (
+        sizes(gtt=120, pages=120, available=40),
+        20,
+        "0.30 --kv-cache-memory-bytes 12G",
+        "",
+    ),
+    "GPU busy": (sizes(used=48), 20, "0.50 --kv-cache-memory-bytes 24G", ""),
+    "page limit": (sizes(gtt=128, pages=62), 40, "0.92 --kv-cache-memory-bytes 13G", ""),
+    "below the model": (sizes(gtt=62, pages=62), 70, "70 GiB does not fit: 62", "pages_limit="),
+    "nothing free": (sizes(available=6), 0, "does not fit: 2 GiB", "free memory"),
+    "larger than all": (sizes(), 120, "120 GiB does not fit: 96", "smaller"),
+    "larger than the carve-out": (sizes(96, 15, 15, 31, 28), 100, "does not fit: 96", "smaller"),
+}
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_flags_for_vllm(case, tmp_path):
+    changes, gib, said, fix = MEMORY[case]
+    tree = Tree(hosts.make(tmp_path, changes))
+    check = [check for check in doctor.checks() if check.id == "doctor/vllm-memory"]
+    (result,) = doctor.examine(check, tree, gib * hosts.GIB)
+    assert result.state is State.PASSED and said in result.reason and fix in result.fix, result
+    assert result.severity is (Severity.WARNING if fix else None)
+    assert fix or result.reason.startswith("vllm serve MODEL --gpu-memory-utilization ")
+
+
+def test_flags_for_vllm_on_the_command_line(tmp_path):
+    hosts.make(tmp_path, sizes())
+    command = ["doctor", "--root", str(tmp_path), "--only", "doctor/vllm-memory"]
+    done = CliRunner().invoke(app, [*command, "--model-gib", "40"])
+    assert done.exit_code == 0
+    assert "--gpu-memory-utilization 0.92 --kv-cache-memory-bytes 44G" in " ".join(
+        done.output.split()
+    )

@@ -65,12 +65,13 @@ class Options:
     """Options of a run.
 
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
-    the doctor looks for /proc, /sys, /etc and the like.
+    the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
     """
 
     device: str = "cpu"
     size: Size = Size.QUICK
     root: Path = Path("/")
+    weights: int = 0
 
 
 class CannotRun(Exception):

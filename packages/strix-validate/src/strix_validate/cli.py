@@ -145,6 +145,10 @@ def doctor(
         Path,
         typer.Option(metavar="DIR", help="Examine the host whose /proc, /sys and /etc are here."),
     ] = Path("/"),
+    model_gib: Annotated[
+        float,
+        typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
+    ] = 0,
 ) -> None:
     """Find out what keeps this host from running on gfx1151, with the command that fixes it.
 
@@ -152,7 +156,7 @@ def doctor(
     """
     if not root.is_dir():
         raise typer.BadParameter(f"{root} is not a folder")
-    _run(["doctor"], as_json, only, skip, root=root)
+    _run(["doctor"], as_json, only, skip, root=root, weights=int(model_gib * 2**30))
 
 
 @app.command(name="run")
@@ -226,6 +230,7 @@ def _run(
     device: DeviceName = DeviceName.AUTO,
     size: Size = Size.QUICK,
     root: Path = Path("/"),
+    weights: int = 0,
     evidence: Path | None = None,
     plots: Path | None = None,
 ) -> None:
@@ -235,7 +240,7 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
         where = "none" if names == ["doctor"] else host.device_for(device.value)
-        options = Options(device=where, size=size, root=root)
+        options = Options(device=where, size=size, root=root, weights=weights)
         found = run(names, options, only or [], skip or [], say=lambda line: console.print(line))
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error

@@ -28,6 +28,8 @@ class Node:
 
     version: int
     render_minor: int
+    #: Kernels with the fixed size of the context save area (CWSR) tell it.
+    exports_cwsr: bool = False
 
     @property
     def name(self) -> str:
@@ -91,7 +93,15 @@ class Tree:
     @cached_property
     def memory(self) -> int | None:
         """MemTotal in bytes, without what the BIOS reserves for the GPU."""
-        found = re.search(r"^MemTotal:\s+(\d+) kB", self.read("proc/meminfo") or "", re.M)
+        return self._meminfo("MemTotal")
+
+    @cached_property
+    def available(self) -> int | None:
+        """MemAvailable in bytes: what can be used without swapping."""
+        return self._meminfo("MemAvailable")
+
+    def _meminfo(self, name: str) -> int | None:
+        found = re.search(rf"^{name}:\s+(\d{{1,15}}) kB", self.read("proc/meminfo") or "", re.M)
         return int(found.group(1)) * 1024 if found else None
 
     @cached_property
@@ -103,7 +113,8 @@ class Tree:
             values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.M))
             if int(values.get("simd_count", 0)) and int(values.get("gfx_target_version", 0)):
                 version = int(values["gfx_target_version"])
-                found.append(Node(version, int(values.get("drm_render_minor", 0))))
+                minor, size = (int(values.get(k, 0)) for k in ("drm_render_minor", "cwsr_size"))
+                found.append(Node(version, minor, size > 0))
         return found
 
     @cached_property

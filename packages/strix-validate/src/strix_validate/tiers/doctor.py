@@ -8,27 +8,28 @@ Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimizatio
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
 from strix_validate.host import kernel_version
+from strix_validate.memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 from strix_validate.tiers import run_each
 from strix_validate.tree import GFX1151, Tree
 
-GIB = 2**30
-PAGE = 4096
 #: The first kernels with the fixes for KFD's queue and memory limits.
 KERNEL = (6, 18, 4)
 KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
 KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
 BAD_FIRMWARE = "20251125"
 BAD_MES = 0x83
+#: A machine hung under hours of vLLM; open: https://github.com/ROCm/legacy-rocm-build/issues/6165
+SUSPECT_MES = 0x86
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
 #: Packages whose updates make compiled kernels stale.
 COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
-#: Bytes of memory to keep from the GPU.
-SPARE = 4 * GIB
 
 
 def checks() -> list[Check]:
@@ -41,13 +42,14 @@ def checks() -> list[Check]:
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     """See strix_validate.tiers."""
     tree = Tree(options.root)
-    yield from examine(wanted, tree)
+    yield from examine(wanted, tree, options.weights)
 
 
-def examine(wanted: list[Check], tree: Tree) -> Iterator[Result]:
-    """One result for each wanted check, about the host of the tree."""
+def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
+    """One result for each wanted check, about the host of the tree and a model of so many bytes."""
     bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
-    return run_each(wanted, Options(root=tree.root), bodies)
+    bodies["doctor/vllm-memory"] = partial(vllm_memory, tree)
+    return run_each(wanted, Options(root=tree.root, weights=weights), bodies)
 
 
 def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[Options], Result]:
@@ -112,9 +114,9 @@ def driver(tree: Tree) -> Result:
 
 
 def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes for KFD's queue and memory limits. Without them, compute fails to
-    start or faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html
-    """
+    """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
+    the sizes of the context save area, as backports do. Without them, compute fails to start or
+    faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     release = _known(tree.release, "the kernel's release")
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
     if not found:
@@ -130,7 +132,7 @@ def kernel(tree: Tree) -> Result:
         needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
     else:
         needed = KERNEL
-    if version < needed:
+    if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
         return _error(f"{release} is older than {least}", _kernel_fix(distribution), release=name)
     return _fine(release=name)
@@ -164,6 +166,9 @@ def firmware(tree: Tree) -> Result:
             "arch": "sudo pacman -Syu linux-firmware && sudo reboot",
         }.get(tree.distribution["ID"], "install linux-firmware 20260110 or newer, then reboot")
         return _error(f"linux-firmware {version or hex(mes)} is known bad", fix, **measured)
+    if mes == SUSPECT_MES:
+        what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
+        return _warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
     return _fine(**measured)
 
 
@@ -227,6 +232,14 @@ def carve_out(tree: Tree) -> Result:
     return _fine(**measured)
 
 
+def _raise_gtt(memory: int) -> str:
+    pages = (memory - SPARE) // PAGE
+    return (
+        f"echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee "
+        "/etc/modprobe.d/ttm.conf; then update the initramfs and reboot"
+    )
+
+
 def gtt(tree: Tree) -> Result:
     """The GPU may map most of the memory, but not all. The default limit is half of it, and models
     that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
@@ -236,11 +249,7 @@ def gtt(tree: Tree) -> Result:
     size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total") if tree.gpu_folder else None
     limits = [pages * PAGE if pages else None, size]
     limit = _known(min((x for x in limits if x), default=None), "the limit of GTT")
-    wanted = (memory - SPARE) // PAGE
-    fix = (
-        f"echo 'options ttm pages_limit={wanted} page_pool_size={wanted}' | sudo tee "
-        "/etc/modprobe.d/ttm.conf; then update the initramfs and reboot"
-    )
+    fix = _raise_gtt(memory)
     measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
     if limit > memory - SPARE // 2:
         what = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB: the system may swap"
@@ -249,6 +258,28 @@ def gtt(tree: Tree) -> Result:
         what = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
         return _warning(what, fix, **measured)
     return _fine(**measured)
+
+
+def vllm_memory(tree: Tree, options: Options) -> Result:
+    """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
+    whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
+    _need_gpu(tree)
+    found = _known(memory_of(tree), "the GPU's memory or the system's available memory")
+    measured = {
+        "usable_gib": round(found.usable / GIB, 1),
+        "hip_total_gib": round(found.total / GIB, 1),
+        "utilization": found.utilization,
+    }
+    if flags := found.flags(options.weights):
+        return replace(_fine(**measured), reason=f"vllm serve MODEL {flags}")
+    usable = f"{found.usable / GIB:.0f} GiB are usable"
+    what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
+    needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
+    if found.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
+        return _warning(what, _raise_gtt(tree.memory), **measured)
+    return _warning(
+        what, "free memory, or take a smaller or more strongly quantized model", **measured
+    )
 
 
 def environment(tree: Tree) -> Result:
@@ -344,7 +375,7 @@ def free_bytes(place: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-BODIES: dict[str, Callable[[Tree], Result]] = {
+BODIES: dict[str, Callable[..., Result]] = {
     "gpu": gpu,
     "driver": driver,
     "kernel": kernel,
@@ -354,6 +385,7 @@ BODIES: dict[str, Callable[[Tree], Result]] = {
     "groups": groups,
     "carve-out": carve_out,
     "gtt": gtt,
+    "vllm-memory": vllm_memory,
     "environment": environment,
     "stray-rocm": stray_rocm,
     "caches": caches,
