@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each package has a record and an SBOM, and a file that differs from its record is found out."""
+"""Each package has a record, and a file that differs from its record is found out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 import zstandard
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from support.project import MiniProject
 
 from forge.cli.publishing import verify_one
@@ -130,7 +128,7 @@ def test_statement(app: MiniProject, package: Path, record: dict[str, Any]) -> N
 
 
 def test_writing_again_gives_the_same_bytes(app: MiniProject, package: Path) -> None:
-    suffixes = (records.RECORD, records.SBOM)
+    suffixes = (records.RECORD,)
     files = [app.channel / "forge" / f"{package.stem}{suffix}" for suffix in suffixes]
     before = [file.read_bytes() for file in files]
     recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
@@ -146,28 +144,6 @@ def test_without_git_a_record_names_no_commit(
     assert used(record_of(Package(package), recipe, app.root, "host"), "repository") == []
 
 
-def test_sbom_is_strictly_valid_cyclonedx(app: MiniProject, record: dict[str, Any]) -> None:
-    (file,) = (app.channel / "forge").glob("alpha-*.cdx.json")
-    text = file.read_text()
-    validator = JsonStrictValidator(SchemaVersion.V1_6)
-    assert validator.validate_str(text) is None
-    assert validator.validate_str(text.replace('"components"', '"component"', 1)) is not None
-    data = json.loads(text)
-    root = data["metadata"]["component"]
-    assert (root["name"], root["version"]) == ("alpha", "1.0")
-    assert root["hashes"] == [
-        {"alg": "SHA-256", "content": record["subject"][0]["digest"]["sha256"]}
-    ]
-    assert root["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
-    (patch,) = root["pedigree"]["patches"]
-    assert patch["type"] == "backport"
-    parts = {part["name"]: part for part in data["components"]}
-    assert parts.keys() == {"demo-1.0.tar.gz", "src/alpha", "packaging"}
-    assert parts["packaging"]["properties"] == [{"name": "strix-forge:spec", "value": ">=20"}]
-    (needs,) = [entry for entry in data["dependencies"] if entry["ref"] == root["bom-ref"]]
-    assert sorted(needs["dependsOn"]) == sorted(part["bom-ref"] for part in data["components"])
-
-
 def test_commands(app: MiniProject, package: Path) -> None:
     """Exit 0 as recorded, 2 for no such package, 3 without a record."""
     printed = app.forge("provenance", "alpha").stdout
@@ -176,9 +152,9 @@ def test_commands(app: MiniProject, package: Path) -> None:
     assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as recorded") == 2
     assert "3 files" in said and "1 x patch" in said and "2 x source" in said
     assert "there are: alpha, beta" in app.forge("provenance", "gamma", code=2).stderr
-    (sbom,) = (app.channel / "forge").glob("beta-*.cdx.json")
-    sbom.unlink()
-    assert "forge rebuild beta" in app.forge("provenance", "beta", "--sbom", code=3).stderr
+    (record,) = (app.channel / "forge").glob("beta-*.provenance.json")
+    record.unlink()
+    assert "forge rebuild beta" in app.forge("provenance", "beta", code=3).stderr
 
 
 def test_no_record(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -309,8 +309,8 @@ def test_git_source(private: MiniProject, tmp_path: Path) -> None:
     assert said.strip().endswith(str(folder)), "it speaks of others where all are there"
     shutil.rmtree(private.root / "build" / "sources")
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
-    private.forge("sources", "import", str(folder))
-    assert f"commit {commit}" in private.forge("sources", "list").stdout
+    private.forge("sources", "add", str(folder))
+    assert f"commit {commit}" in private.forge("sources", "verify").stdout
     private.forge("build", "alpha")
     assert private.packages()
 
@@ -320,7 +320,7 @@ def test_git_source(private: MiniProject, tmp_path: Path) -> None:
             item.chmod(0o644)
             item.write_bytes(item.read_bytes()[:-3] + b"bad")
     shutil.rmtree(private.root / "build" / "sources")
-    refused = private.forge("sources", "import", str(folder), code=2).stderr
+    refused = private.forge("sources", "add", str(folder), code=2).stderr
     assert f"refused: {moved} is not intact" in refused and commit in refused
 
 
@@ -340,7 +340,7 @@ def exported(private: MiniProject, tmp_path: Path) -> Path:
 
 
 def test_list_and_verify(private: MiniProject, exported: Path) -> None:
-    listed = private.forge("sources", "list").stdout
+    listed = private.forge("sources", "verify").stdout
     assert "alpha: whole: http" in listed and "beta: absent: http" in listed
     private.forge("sources", "verify", "alpha")
     private.forge("sources", "verify", code=3)
@@ -361,7 +361,7 @@ def test_import_and_build_without_a_network(
     (other / "build" / "sources").unlink()
     for name in ("alpha", "beta"):
         shutil.copytree(private.root / "recipes" / name, other / "recipes" / name)
-    project.forge("sources", "import", str(exported))
+    project.forge("sources", "add", str(exported))
     cut = ["unshare", "--map-root-user", "--net"]
     if subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
         pytest.skip("not attempted: this machine lets nobody make a network namespace")
@@ -381,8 +381,8 @@ def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> Non
     bad.write_bytes(b"evil")
     found, wanted = hashlib.sha256(b"evil").hexdigest(), good.parent.name
     shutil.rmtree(private.root / "build" / "sources")
-    done = private.forge("sources", "import", str(exported), code=2)
+    done = private.forge("sources", "add", str(exported), code=2)
     assert f"refused: {bad} has digest {found}" in done.stderr and wanted in done.stderr
     private.forge("sources", "verify", "alpha")
     (exported.parent / "empty").mkdir()
-    private.forge("sources", "import", str(exported.parent / "empty"), code=2)
+    private.forge("sources", "add", str(exported.parent / "empty"), code=2)

@@ -31,7 +31,6 @@ def test_folder(source: Source, target: Path) -> None:
     source.make("alpha")
     source.make("beta", subdir="linux-64", depends=["alpha"])
     (source.folder / "forge" / f"alpha-1.0-{BUILD}.provenance.json").write_text("{}")
-    (source.folder / "forge" / f"alpha-1.0-{BUILD}.cdx.json").write_text("{}")
     before = os.umask(0o077)
     try:
         first = StaticChannel(target).publish(source)
@@ -43,7 +42,7 @@ def test_folder(source: Source, target: Path) -> None:
             assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
     assert findings(target) == []
     assert {p.name for p in (target / "forge").iterdir()} == {
-        f"alpha-1.0-{BUILD}.provenance.json", f"alpha-1.0-{BUILD}.cdx.json",
+        f"alpha-1.0-{BUILD}.provenance.json",
     }  # fmt: skip
     unchanged = tree(target)
     assert StaticChannel(target).publish(source) is None and tree(target) == unchanged

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.build.engine JOB`.
 
-JOB is JSON: {"action": "build", "test" or "rebuild", and its arguments}. A child of its own because
+JOB is JSON: {"action": "build" or "test", and its arguments}. A child of its own because
 rattler-build holds the GIL for hours and may abort.
 """
 
@@ -38,19 +38,9 @@ def test(packages: list[str], channel: list[str]) -> None:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
-def rebuild(package: str, output_dir: str, folder: str) -> None:
-    """rattler-build's own rebuild, into OUTPUT_DIR/DIST-rebuilt-TIME.conda.
-
-    It unpacks the recipe below the temporary folder, and looks for patches and sources from there.
-    """
-    os.environ["TMPDIR"] = f"{folder}/recipes"
-    os.chdir(folder)
-    Package.from_file(package).rebuild(test="skip", output_dir=output_dir)
-
-
 # a build goes without tests and keeps its folder, which has the log
 build = functools.partial(build_recipes, test="skip", keep_build=True)
-ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test, "rebuild": rebuild}
+ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test}
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import SourceCache
 
-Action = Callable[[Step], None]
 FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
 FAILED, NOT_ATTEMPTED = "failed", "not attempted"
 
@@ -87,18 +86,17 @@ class Builder:
         return list(results.values())
 
     def test_packages(self, steps: list[Step]) -> list[Result]:
-        """Run the tests inside the packages of the channel again."""
-        return self.for_current(steps, "passed", self._test_again)
-
-    def for_current(self, steps: list[Step], success: str, action: Action) -> list[Result]:
-        """Run `action` on the steps that are up to date; the others are not attempted."""
+        """Run the tests inside the packages of the channel again, where these are up to date."""
         results = [Result(step, NOT_ATTEMPTED) for step in steps]
         for result in results:
             step, name = result.step, result.step.recipe.name
-            with self._attempt(result, success, name):
+            with self._attempt(result, "passed", name):
                 if step.action != UP_TO_DATE:
                     raise NotAttempted(f"{step.reason}; run: forge build {name}")
-                action(step)
+                self.display.phase(f"{name}: testing")
+                log = self.project.logs / f"{name}.test.log"
+                log.unlink(missing_ok=True)
+                self._test({self.channel.path(output) for output in step.outputs}, log)
         return results
 
     @contextlib.contextmanager
@@ -153,12 +151,6 @@ class Builder:
         except NotAttempted as error:  # for `skipped`
             write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
             raise
-
-    def _test_again(self, step: Step) -> None:
-        self.display.phase(f"{step.recipe.name}: testing")
-        log = self.project.logs / f"{step.recipe.name}.test.log"
-        log.unlink(missing_ok=True)
-        self._test({self.channel.path(output) for output in step.outputs}, log)
 
     def _test(self, packages: set[Path], log: Path, *channels: str) -> None:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]

@@ -23,7 +23,7 @@ from forge.errors import BuildFailed, ForgeError
 from forge.files import sha256_file, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
-from forge.provenance.records import RECORD, SBOM
+from forge.provenance.records import RECORD
 
 # A yanked package depends on what no channel has, as conda-index does it, so that solvers which
 # do not know `removed` avoid it too.
@@ -107,12 +107,12 @@ class StaticChannel:
         return sha256_file(path) if path.exists() else None
 
     def _copy_packages(self, source: Channel, packages: dict[str, Record]) -> None:
-        """Copy each package, and its provenance and SBOM if the build made them."""
+        """Copy each package, and its provenance if the build recorded it."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
             self._write_log([])
         self.staging.mkdir(exist_ok=True)
         for name, record in sorted(packages.items()):
-            for file in (name, *(f"forge/{record.dist}{suffix}" for suffix in (RECORD, SBOM))):
+            for file in (name, f"forge/{record.dist}{RECORD}"):
                 target, partial = self.folder / file, self.staging / "partial"
                 if target.exists() or not (source.folder / file).exists():
                     continue

@@ -2,28 +2,26 @@
 """The commands that plan, build and test packages."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from forge.build import rebuild as reproduce
 from forge.build import runner
-from forge.build.runner import FAILED, NOT_ATTEMPTED, Builder, Result
+from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.files import sha256_file
 from forge.recipes.plan import SKIPPED, Step
+from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
-Again = Callable[[Builder, list[Step]], list[Result]]
 KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip what needs a failed one.")]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
-Check = Annotated[bool, Option("--check", help="Compare with the channel and leave it as it is.")]
 
 
 def run_build(
@@ -91,36 +89,23 @@ def build(
 def rebuild(
     forge: Context,
     packages: Packages,
-    check: Check = False,
     keep_going: KeepGoing = False,
     form: Format = LOCAL_FORMAT,
 ) -> None:
-    """Build the named packages again, up to date or not, under the next build number.
-
-    With --check, build them beside the channel instead and compare byte for byte: exit 1 if one
-    differs, 3 if one cannot be built here.
-    """
-    wanted = forge.select(packages)
-    if not check:
-        run_build(forge, wanted, keep_going, form, rebuild=True, lenient=False)
-    again(forge, wanted, reproduce.check, lenient=False)
+    """Build the named packages again, up to date or not, under the next build number."""
+    run_build(forge, forge.select(packages), keep_going, form, rebuild=True, lenient=False)
 
 
 @command(app)
 def test_packages(forge: Context, packages: Maybe = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
-    lenient = packages is None and bool(forge.hostbase)
-    again(forge, forge.select(packages), Builder.test_packages, lenient)
-
-
-def again(forge: Context, wanted: set[str], do: Again, lenient: bool) -> None:
-    """Do something to packages as they are in the channel. Ends as `report`."""
+    wanted = forge.select(packages)
     with forge.project.lock():
         builder = forge.builder()
         steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
         with builder.display:
-            results = do(builder, steps)
-    report(forge, results, wanted, lenient)
+            results = builder.test_packages(steps)
+    report(forge, results, wanted, lenient=packages is None and bool(forge.hostbase))
 
 
 @command(app)
@@ -156,6 +141,8 @@ def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
             "version": step.recipe.version,
             "outputs": [output.dist for output in step.outputs],
             "needs": sorted(forge.recipes.direct_needs(name)),
+            "requirements": step.recipe.requirements,
+            "sources": [{"origin": s.origin, s.kind: s.digest} for s in sources_of(step.recipe)],
         }
 
 

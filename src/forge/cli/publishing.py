@@ -33,7 +33,6 @@ Locks = Annotated[
 ]
 Url = Annotated[str | None, Option(help="What the locks call the channel.")]
 Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
-Sbom = Annotated[bool, Option("--sbom", help="Print the SBOM (CycloneDX).")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
 Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in ../forge/.")]
 
@@ -96,7 +95,7 @@ def verify_channel(forge: Context, channel: Where, locks: Locks = None, url: Url
 
 
 @command(app)
-def provenance(forge: Context, package: Package, sbom: Sbom = False) -> None:
+def provenance(forge: Context, package: Package) -> None:
     """Print the provenance of a package: an in-toto Statement with SLSA provenance."""
     found = forge.channel.records()
     builds = [record for record in found if record.name == package]
@@ -104,7 +103,7 @@ def provenance(forge: Context, package: Package, sbom: Sbom = False) -> None:
         names = ", ".join(sorted({record.name for record in found})) or "none"
         raise ForgeError(f"no package {package} in {forge.channel.folder}; there are: {names}")
     dist = max(builds, key=lambda record: record.number).dist
-    file = forge.channel.folder / "forge" / f"{dist}{records.SBOM if sbom else records.RECORD}"
+    file = forge.channel.folder / "forge" / f"{dist}{records.RECORD}"
     if not file.exists():
         raise NotAttempted(f"{file} does not exist; forge rebuild {package} makes one")
     print(file.read_text(), end="")

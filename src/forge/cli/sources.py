@@ -44,12 +44,14 @@ def fetch(forge: Context, packages: Maybe = None) -> None:
 
 @command(sources_app)
 def add(forge: Context, files: Files) -> None:
-    """Take files and bare git repositories that were brought by hand into the cache.
+    """Take files, bare git repositories and exported folders into the cache.
 
-    A file is recognized by its sha256, a repository by its name and commit.
+    A file is recognized by its sha256, a repository by its commit; others are refused.
     """
     cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
-    for file in files:
+    folders = {file for file in files if file.is_dir() and file.suffix != ".git"}
+    found = [file for folder in folders for file in sorted(folder.glob("*/*"))]
+    for file in [*(file for file in files if file not in folders), *found]:
         try:
             out.print(f"{file} is {cache.add(file, known).origin}")
         except ForgeError as error:
@@ -58,22 +60,14 @@ def add(forge: Context, files: Files) -> None:
     raise typer.Exit(code)
 
 
-@command(sources_app, "list")
-def list_sources(forge: Context, packages: Maybe = None) -> None:
-    """List every source with its sha256, and its state in the cache: absent, partial or whole."""
-    for name, source in named(forge, packages):
-        state = SourceCache(forge.project).state(source)
-        out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
-
-
 @command(sources_app)
 def verify(forge: Context, packages: Maybe = None) -> None:
-    """Hash the cached sources again. Exit 1 for a changed file, 3 for an absent one."""
+    """List every source and hash what is cached. Exit 1 for a changed file, 3 for an absent one."""
     cache, codes = SourceCache(forge.project), []
     for name, source in named(forge, packages):
         state = cache.state(source)
         codes.append({"whole": 0, "changed": 1}.get(state, 3))
-        out.print(f"{name}: {state}: {cache.path(source)}")
+        out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
     raise closing(codes)
 
 
@@ -81,18 +75,9 @@ def verify(forge: Context, packages: Maybe = None) -> None:
 def export(forge: Context, folder: Folder, packages: Maybe = None) -> None:
     """Copy the cached sources to a folder, for a machine without a network.
 
-    `sha256sum -c SHA256SUMS` checks the folder; `forge sources import` reads it.
+    `sha256sum -c SHA256SUMS` checks the folder; `forge sources add` reads it.
     """
     sources = [source for _, source in named(forge, packages)]
     count = SourceCache(forge.project).export(sources, folder)
     rest = "; the others are not in the cache" if count < len(sources) else ""
     out.print(f"{count} of {len(sources)} sources in {folder}{rest}")
-
-
-@command(sources_app, "import")
-def import_folder(forge: Context, folder: Folder) -> None:
-    """Take an exported folder into the cache. Files with unknown bytes are refused."""
-    files = [f for f in sorted(folder.glob("*/*")) if f.is_file() or f.suffix == ".git"]
-    if not files:
-        raise ForgeError(f"{folder} holds no exported sources")
-    add(forge, files)

@@ -32,7 +32,7 @@ from forge.files import digest_tree, move_whole, sha256_file, write_text
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
 from forge.locks import hold
 from forge.project import Project
-from forge.sources.cache import PYPI_URL, Source, SourceCache, remote_size
+from forge.sources.cache import PYPI_URL, Source, SourceCache
 from forge.sources.download import Progress
 
 Say = Callable[[str], None]
@@ -123,19 +123,15 @@ class HostBase:
             files = [_resolved(entry) for entry in self._pip_report()]
             self._write("resolution.json", files=files)
         cuda = sum(name.startswith(CUDA) for _, _, name, _ in files)
-        wheels, gib = [], 0.0
+        wheels = []
         for file_name, release, name, sha256 in files:
             purl = PackageURL("pypi", None, name, release, {"file_name": file_name})
             source = Source(f"{PYPI_URL}/{file_name}", sha256, purl)
             local = Version(release).local
             tag = f"{local.split('.')[0]}_" if local else ""
-            if cuda and name.startswith((*CUDA, "torch")):
-                gib += (remote_size(source) or 0) / 2**30
-                tag = "cuda_" if name == "torch" else tag
-            wheels.append((source, tag))
+            wheels.append((source, "cuda_" if cuda and name == "torch" else tag))
         if cuda:
-            size = f"with its {cuda} NVIDIA packages that is a download of {gib:.1f} GiB"
-            say(f"host base: pip offers only the CUDA build of torch here; {size}")
+            say(f"host base: pip offers only torch for CUDA, with {cuda} NVIDIA packages: 2.5 GiB")
         return wheels
 
     def _pip_report(self) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@
 import hashlib
 import io
 import json
-import re
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ import yaml
 import zstandard
 
 from forge.errors import BuildFailed
-from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
 
@@ -45,9 +43,7 @@ class Package:
         By hand: py-rattler's PackageArchive has no modes, holds whole files in memory, and most
         processes that read through it abort when they exit.
         """
-        # a rebuilt file has another name than its inner archives
-        dist = re.sub(r"-rebuilt-\d{8}-\d{6}$", "", self.path.stem)
-        inner = f"{section}-{dist}.tar.zst"
+        inner = f"{section}-{self.path.stem}.tar.zst"
         try:
             with (
                 zipfile.ZipFile(self.path) as archive,
@@ -108,15 +104,3 @@ def differences(
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key)
     ]
-
-
-def compare(original: Path, rebuilt: Path) -> list[str]:
-    """The files that differ between two packages; nothing if they are the same byte for byte."""
-    if sha256_file(original) == sha256_file(rebuilt):
-        return []
-    lines = []
-    for section in ("info", "pkg"):
-        before, after = Package(original).entries(section), Package(rebuilt).entries(section)
-        lines += differences(before, after, "original has", "rebuilt")
-    lines = lines or ["every file is the same; the archives differ in order, times or compression"]
-    return [*lines, f"diffoscope {original} {rebuilt} shows how"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record and the SBOM of a package: written beside the index, read, and verified."""
+"""The record of a package: written beside the index, read, and verified."""
 
 import json
 from collections import Counter
@@ -11,18 +11,14 @@ from forge.errors import BuildFailed, ForgeError
 from forge.files import write_text
 from forge.provenance import statement as record
 from forge.provenance.package import Package, differences
-from forge.provenance.sbom import sbom
 
-RECORD, SBOM = ".provenance.json", ".cdx.json"
+RECORD = ".provenance.json"
 
 
 def write(channel: Path, package: Path, recipe: Path, root: Path, base: str) -> None:
-    """Write CHANNEL/forge/DIST.provenance.json and DIST.cdx.json of a built package."""
-    inside = Package(package)
-    data = record.statement(inside, recipe, root, base)
-    folder = channel / "forge"
-    write_text(folder / f"{package.stem}{SBOM}", sbom(inside, data))
-    write_text(folder / f"{package.stem}{RECORD}", json.dumps(data, indent=1) + "\n")
+    """Write CHANNEL/forge/DIST.provenance.json of a built package."""
+    data = record.statement(Package(package), recipe, root, base)
+    write_text(channel / "forge" / f"{package.stem}{RECORD}", json.dumps(data, indent=1) + "\n")
 
 
 def beside(package: Path) -> list[Path]:

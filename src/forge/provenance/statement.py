@@ -80,12 +80,6 @@ def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
     }
 
 
-def used(statement: dict[str, Any], kind: str) -> list[Descriptor]:
-    """What a package was made of, by its kind."""
-    dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return [entry for entry in dependencies if entry["annotations"]["kind"] == kind]
-
-
 def _materials(package: Package, folder: str) -> Iterator[Descriptor]:
     for name, content in sorted(package.info.items()):
         if name.startswith("recipe/") and name not in ADDED:

@@ -20,7 +20,7 @@ from forge.errors import ForgeError, NotAttempted
 from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.sources import git
-from forge.sources.download import Downloader, HTTPError, Progress
+from forge.sources.download import Downloader, Progress
 
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files. A build finds them in rattler-build's cache instead; a
@@ -199,14 +199,3 @@ def unpack(archive: Path, target: Path) -> None:
     top = list(temporary.iterdir())
     (top[0] if len(top) == 1 and top[0].is_dir() else temporary).replace(target)
     shutil.rmtree(temporary, ignore_errors=True)
-
-
-def remote_size(source: Source) -> int | None:
-    """The size of a source in bytes, if its server tells and can be reached."""
-    downloader = Downloader()
-    try:
-        url = downloader.locate(source.url, source.purl).url_without_fragment
-        with downloader.client.stream("GET", url) as response:
-            return int(response.raise_for_status().headers.get("content-length", 0)) or None
-    except (HTTPError, NotAttempted):
-        return None

@@ -5,7 +5,6 @@ For a source that is out of reach, `patches/PKG/verified.yaml` records which fil
 repository its patches were compared with by hand.
 """
 
-import contextlib
 import re
 import subprocess
 import tarfile
@@ -15,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import NotAttempted
 from forge.files import read_text
 from forge.project import Project
 from forge.recipes.recipe import Recipe, source_of
@@ -29,7 +26,6 @@ TRAILERS = ("Upstream-Status", "Applies-To", "Remove-When", "Verified", "Last-Up
 NAME, DATE = r"\d{4}-[a-z0-9-]+\.patch", r"\d{4}-\d\d-\d\d"
 FORM = r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n"
 WORDS_OF_WHY = 15
-VERIFIED = "verified.yaml"
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,7 @@ def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> I
             try:
                 archive = cache.fetch(source_of(recipe, data), progress)
             except NotAttempted as error:
-                detail = f"{error}. {compared_by_hand(files)}"
-                yield Applied(name, len(files), "not attempted", detail)
+                yield Applied(name, len(files), "not attempted", str(error))
                 continue
             wrong = _apply(archive, files)
             yield Applied(name, len(files), "fails" if wrong else "applies", wrong)
@@ -143,24 +138,3 @@ def touched(text: str) -> set[str]:
     moves = re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M)
     sides = {side for pair in headers for side in pair} - {"/dev/null"}
     return {side.partition("/")[2] for side in sides} | set(moves)
-
-
-def compared_by_hand(files: list[Path]) -> str:
-    """Which of the patched files were compared by hand with upstream's, by verified.yaml."""
-    record = files[0].parent / VERIFIED
-    if not record.exists():
-        return "None of its hunks was compared with upstream's files"
-    names = {name for path in files for name in touched(read_text(path))}
-    if missing := sorted(names - verified(record).keys()):
-        return f"Compared by hand: all hunks but those of {', '.join(missing)}"
-    return f"Compared by hand: all hunks, with {len(names)} files ({VERIFIED})"
-
-
-def verified(record: Path) -> dict[str, dict[str, Any]]:
-    """File -> what it was compared with. Raises ForgeError for an entry without blob or commit."""
-    with contextlib.suppress(yaml.YAMLError, TypeError, KeyError, AttributeError):
-        files: dict[str, dict[str, Any]] = yaml.safe_load(read_text(record))["files"]
-        named = [entry[key] for entry in files.values() for key in ("blob", "commit")]
-        if all(re.fullmatch("[0-9a-f]{40}", digest) for digest in named):
-            return files
-    raise ForgeError(f"{record} must map each file to its blob and commit, of 40 hex digits")
