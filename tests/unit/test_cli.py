@@ -162,5 +162,5 @@ def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     """Tests call them without the options of the whole."""
     from forge.cli import sources
 
-    done = CliRunner().invoke(sources.sources_app, ["import", str(tmp_path)])
-    assert "holds no exported sources" in str(done.exception)
+    done = CliRunner().invoke(sources.sources_app, ["add", str(tmp_path / "absent")])
+    assert done.exit_code == 2 and "does not exist" in done.output

@@ -14,7 +14,7 @@ from rattler_build import assemble_package
 
 from forge.errors import BuildFailed, ForgeError
 from forge.provenance import records
-from forge.provenance.package import Package, compare
+from forge.provenance.package import Package
 from forge.provenance.records import verify
 from forge.provenance.statement import PREDICATE, STATEMENT, dir_hash
 
@@ -107,16 +107,3 @@ def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     built.write_bytes(whole)
     with pytest.raises(BuildFailed, match="cannot be read"):
         Package(built).entries("pkg")
-
-
-def test_compare(tmp_path: Path) -> None:
-    one = package(tmp_path / "one", same=b"1", changed=b"1", gone=b"1")
-    two = package(tmp_path / "two", same=b"1", changed=b"2", new=b"1")
-    assert compare(one, one) == []
-    lines = compare(one, two)
-    assert [line.split(" of mode")[0] for line in lines if not line.startswith("info/")] == [
-        "changed: original has file 6b86b273ff34",
-        "gone: original has file 6b86b273ff34",
-        "new: original has nothing, rebuilt file 6b86b273ff34",
-        f"diffoscope {one} {two} shows how",
-    ]
