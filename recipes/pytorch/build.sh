@@ -30,8 +30,9 @@ compile() {
 }
 
 install() {
-    # everything is built; setup.py only makes the Python package
-    python -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
+    # Everything is built; setup.py only makes the Python package. By $PYTHON, as CMake was given it:
+    # with another Python_EXECUTABLE setup.py configures again, without our -D.
+    "$PYTHON" -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
     python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
     python -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash \
         "$SP_DIR/torch" "$SP_DIR/torchgen" "$SP_DIR/functorch"

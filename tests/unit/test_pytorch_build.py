@@ -115,6 +115,10 @@ def test_right_configuration() -> None:
         ("USE_FLASH_ATTENTION : ON", "USE_FLASH_ATTENTION : ", "USE_FLASH_ATTENTION is "),
         ("USE_CUDA : OFF", "USE_CUDA : 1", "USE_CUDA is 1"),
         ("Using Preinstalled AOTriton at", "Using AOTriton Runtime from", "does not come from our"),
+        ("Using Kineto with Roctracer", "Using CPU-only version of", "for the CPU alone"),
+        (" -DHAS_ROCTRACER", "", "for the CPU alone"),
+        ("--   USE_LAPACK : ON", "--   USE_LAPACK : 0", "USE_LAPACK is 0"),
+        ("--   USE_TENSORPIPE : ON", "--   USE_TENSORPIPE : OFF", "USE_TENSORPIPE is OFF"),
         ("Found system Eigen", "Did not find system Eigen", "would be cloned"),
         ("gfx1151 ", "gfx1151 --offload-arch=gfx1100 ", "device code for"),
         ("--offload-arch=gfx1151", "", "device code for nothing"),
@@ -155,11 +159,14 @@ def test_build(build: Build) -> None:
     assert {
         "-DUSE_ROCM=ON", "-DUSE_CUDA=OFF", "-DUSE_FLASH_ATTENTION=ON", "-DUSE_MSLK=OFF",
         "-DCMAKE_HIP_COMPILER_LAUNCHER=ccache", "-DA=1",
+        "-DEIGEN3_FOUND=ON", f"-DEIGEN3_INCLUDE_DIR={build.prefix}/include/eigen3",
+        f"-DPython_EXECUTABLE={build.environment['PYTHON']}",
         f"-DCMAKE_FIND_ROOT_PATH=SRC;{build.prefix};/sysroot",
         "-DCMAKE_HIP_FLAGS=--gcc-install-dir=SRC/gcc/lib/gcc/x86_64-conda-linux-gnu/14.3.0 "
         "--sysroot=/sysroot",
     } <= given  # fmt: skip
     assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
+    assert pip.startswith("host-python -m pip") and pip.endswith("2 jobs")
     assert "--no-index" in pip and "compileall" in byte_compile
     # GCC as clang looks for it
     view, target = build.source / "gcc", "x86_64-conda-linux-gnu"
@@ -188,7 +195,7 @@ def test_resumes_where_it_failed(build: Build) -> None:
     marker.unlink()
     output, calls = build.run()
     assert "== compile" in output and "== prepare" not in output
-    assert [call.split()[0] for call in calls] == ["cmake", "python", "python"]
+    assert [call.split()[0] for call in calls] == ["cmake", "host-python", "python"]
     assert build.run()[1] == []
 
 
@@ -222,5 +229,17 @@ def test_options_reach_setup_py_too(build: Build) -> None:
         assert f"\n{line}\n" in environment
     assert f"CCACHE_BASEDIR={build.source.parent}\n" in environment
     assert f"CCACHE_DIR={build.environment['FORGE_CACHE']}/ccache\n" in environment
-    for flag in ("-std=c++", "-fvisibility-inlines-hidden", "--as-needed"):
+    for flag in ("-std=c++", "--as-needed", "-z,now"):
         assert flag not in environment
+    assert "-Wl,-O2 -Wl,-z,lazy -Wl,-z,noexecstack\n" in environment
+
+
+@pytest.mark.parametrize(("gib", "jobs"), [(1, 1), (9, 4), (30, 8)])
+def test_memory_bounds_the_jobs(build: Build, gib: int, jobs: int) -> None:
+    """2 GiB a compiler, at most one a CPU, and setup.py's ninja is told the same."""
+    awk = Path(build.environment["PATH"].split(":")[0]) / "awk"
+    awk.write_text(f"#!/bin/sh\necho {gib}\n")
+    awk.chmod(0o755)
+    build.environment["CPU_COUNT"] = "8"
+    _, calls = build.run()
+    assert f"[--parallel] [{jobs}]" in calls[2] and calls[3].endswith(f" {jobs} jobs")
