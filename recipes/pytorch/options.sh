@@ -52,6 +52,10 @@ options=(
     CMAKE_HIP_FLAGS="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 )
 
+# for hipcc itself, which older gloo compiles with
+export HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
+export HIPCC_LINK_FLAGS_APPEND="$HIPCC_COMPILE_FLAGS_APPEND"
+
 # conda-forge's exceptions from its own flags: torch sets the standard itself, links libraries whose
 # symbols only other libraries use, and has libraries whose symbols are found at their first call
 # (-z lazy). No file of torch needs an executable stack, and newer glibc refuses to load one.
