@@ -38,7 +38,14 @@ install() {
         "$SP_DIR/torch" "$SP_DIR/torchgen" "$SP_DIR/functorch"
 }
 
-for stage in prepare configure compile install; do
+clean() {
+    # rattler-build copies this folder once for itself and once for each output: without this, 15 to
+    # 25 GB five times. Licence texts and checks are all that the outputs take from it.
+    find . -mindepth 2 ! -type d ! -path '*/LICENSE*' ! -path './checks/*' -delete
+    find . -mindepth 1 -type d -empty -delete
+}
+
+for stage in prepare configure compile install clean; do
     [[ -e .done-$stage ]] && continue
     echo "== $stage"
     "$stage"

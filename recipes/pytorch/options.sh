@@ -73,7 +73,8 @@ CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR
 # change only with rocm-sdk, and so with the compiler.
 export CCACHE_BASEDIR="${SRC_DIR%/*}" CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
 export CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
-export CCACHE_MAXSIZE=20G CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
+export CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
+export CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
 
 # 2.05 GiB is the most that a file took (C++; HIP 0.9). setup.py runs ninja again, with MAX_JOBS.
 gib=$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)

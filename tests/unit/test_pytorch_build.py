@@ -168,6 +168,12 @@ def test_build(build: Build) -> None:
     assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
     assert pip.startswith("host-python -m pip") and pip.endswith("2 jobs")
     assert "--no-index" in pip and "compileall" in byte_compile
+    assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_prepared_tree(build: Build) -> None:
+    build.write("fail-compile", "")
+    build.run(code=1)
     # GCC as clang looks for it
     view, target = build.source / "gcc", "x86_64-conda-linux-gnu"
     assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
@@ -177,7 +183,20 @@ def test_build(build: Build) -> None:
         assert (view / target / link).readlink() == expected
     assert not (build.source / ".gitmodules").exists()
     assert (build.source / "third_party/NNPACK/cmake/DownloadSix.cmake").read_text() == ""
-    assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
+    """Of a tree of 4 MB: licence texts, checks, and the markers of stages that are done."""
+    kept = {"LICENSE", "third_party/a/LICENSE.txt", "third_party/b/LICENSES/MIT", "checks/elf.py"}
+    for name in kept:
+        build.write(name, "text")
+    for name in ("build/a.o", "torch/lib/libtorch.so", "third_party/a/a.cpp", "aten/b.cpp"):
+        build.write(name, "x" * 1_000_000)
+    build.run()
+    left = {p.relative_to(build.source).as_posix() for p in build.source.rglob("*") if p.is_file()}
+    assert kept <= left and not {name for name in left - kept if "/" in name}
+    assert sum((build.source / name).stat().st_size for name in left) < 100_000
+    assert not list(build.source.glob("third_party/a/*.cpp")) and not (build.source / "aten").exists()
 
 
 def test_compiler_without_headers(build: Build) -> None:
