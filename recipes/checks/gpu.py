@@ -18,7 +18,9 @@ DEVICE = Path("/dev/kfd")
 def why_skipped(nodes: Path = NODES, device: Path = DEVICE) -> str:
     """Why nothing can run on a gfx1151 of this machine; empty if it can."""
     texts = [path.read_text() for path in sorted(nodes.glob("*/properties"))]
-    found = [int(v) for text in texts for v in re.findall(r"^gfx_target_version (\d+)$", text, re.M)]
+    found = [
+        int(v) for text in texts for v in re.findall(r"^gfx_target_version (\d+)$", text, re.M)
+    ]
     others = ", ".join(str(version) for version in found if version)
     if TARGET not in found:
         return f"KFD names no GPU of gfx_target_version {TARGET}, only: {others or 'none'}"

@@ -95,11 +95,7 @@ class Refused(SystemExit):
 def part_of(name: str, is_link: bool) -> str:
     """The package (or `drop`) of one path relative to the tree. Raises Refused if none fits."""
     if name.partition("/")[0] in TOP:
-        if (
-            is_link
-            and re.fullmatch(r"lib/lib[^/]+\.so", name)
-            and not name.startswith(OPENED)
-        ):
+        if is_link and re.fullmatch(r"lib/lib[^/]+\.so", name) and not name.startswith(OPENED):
             return "devel"
         for part, pattern in RULES:
             if fnmatchcase(name, pattern):

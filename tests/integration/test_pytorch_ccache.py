@@ -58,7 +58,9 @@ def attempt(folder: Path, clang: str, cache: Path, scale: int) -> tuple[bytes, i
 
 def test_second_attempt_hits(tmp_path: Path) -> None:
     """And a changed header is no hit, though depend mode runs no preprocessor."""
-    found = {name: next(filter(None, map(shutil.which, names)), "") for name, names in TOOLS.items()}
+    found = {
+        name: next(filter(None, map(shutil.which, names)), "") for name, names in TOOLS.items()
+    }
     if lacking := [name for name, path in found.items() if not path]:
         pytest.skip(f"no {', '.join(lacking)} (17 or newer) on PATH")
     first, hits = attempt(tmp_path / "bld_1", found["clang"], tmp_path / "cache", 2)
