@@ -29,8 +29,8 @@ SUMS = "share/therock/SHA256SUMS"
 TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "share"}
 TOP |= {"libhipcxx", "src", "tests"}  # of 7.x
 LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
-# A path of AMD's build machine in CMake and pkg-config files. TheRock installs each component into a
-# folder `stage` or `dist` of its own, and these together become the tree.
+# A path of AMD's build machine in CMake and pkg-config files. TheRock installs each component into
+# a folder `stage` or `dist` of its own, and these together become the tree.
 START, REST = r"(?<![\w$}.)\]/])(?P<flag>-[LI])?", r"""[^\s;"'<>)]"""
 BUILD_PATH = re.compile(
     rf"{START}/(?:[\w.+-]+/)+?(?:stage|dist(?:/rocm)?)(?P<tail>/{REST}*|(?!{REST}))"
@@ -83,8 +83,8 @@ OPENED = ("lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen")
 # What other packages need of the tree: torch's c10d includes the header and opens the library,
 # kineto links the profiler, and without MIOpen's databases each convolution is a search.
 EXPECTED = (
-    "include/amd_smi/amdsmi.h", "lib/libamd_smi.so", "lib/librocprofiler-sdk.so", "lib/libMIOpen.so.*",
-    "share/miopen/db/*",
+    "include/amd_smi/amdsmi.h", "lib/libamd_smi.so", "lib/librocprofiler-sdk.so",
+    "lib/libMIOpen.so.*", "share/miopen/db/*",
 )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def mend_paths(tree: Path) -> list[str]:
 
 
 def check_contents(tree: Path) -> None:
-    """Raises Refused unless the tree holds what other packages need; MIOpen's data for all users."""
+    """Raises Refused if the tree lacks what other packages need; all may read MIOpen's data."""
     for pattern in EXPECTED:
         if not any(tree.glob(pattern)):
             raise Refused(f"the tree has no {pattern}, which other packages need")

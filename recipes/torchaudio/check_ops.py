@@ -31,6 +31,5 @@ if reason := why_skipped():
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
     torch.testing.assert_close(on_gpu, filtered, rtol=1e-4, atol=1e-5)
-    # lfilter falls back to torch's operators there; upstream has forced_align and RNN-T loss for
-    # CUDA alone, and a ROCm build of them for the CPU
+    # of torch's operators; forced_align and RNN-T loss are for the CPU alone (recipe.yaml)
     print(f"{torch.cuda.get_device_name()}: lfilter agrees with the CPU")
