@@ -263,6 +263,12 @@ def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
         solver.solve([*host.specs, "eigen >=5"])
 
 
+def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: Solver) -> None:
+    """Where CC is not set it looks for `gcc`, which conda-forge's compiler package does not hold."""
+    (run,) = [w for w in rendered.environments("triton") if w.what == "run of triton"]
+    assert {"gcc", "gcc_linux-64"} <= solver.solve(run.specs)
+
+
 # Names that build and host environments ask for bare, and that conda-forge-pinning does not hold.
 UNPINNED = {
     "ccache", "make", "ninja", "packaging", "pandas", "patch", "pip", "pkg-config", "psutil",

@@ -127,7 +127,8 @@ def _apply(archive: Path, files: list[Path]) -> str:
 def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> None:
     """Unpack what patches touch, a few files of pytorch's 100,000, without the top folder."""
     if archive.is_dir():
-        return git.check_out(archive, tree)
+        git.check_out(archive, tree)
+        return
     if not tarfile.is_tarfile(archive):
         unpack(archive, tree)
         return
