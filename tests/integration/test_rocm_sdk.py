@@ -232,6 +232,11 @@ def sdk_project(project: MiniProject, tmp_path: Path) -> MiniProject:
     recipe = target / "recipe.yaml"
     text, count = re.subn(r"4feabd9f\w+", sha256_file(archive), recipe.read_text())
     assert count == 1
+    # the tree's hipcc is a text
+    text, count = re.subn(
+        r" +- script:\n +# as in an environment.*?compiler_test/\]\n", "", text, flags=re.S
+    )
+    assert count == 1
     recipe.write_text(text)
     project.forge("sources", "add", str(archive))
     return project

@@ -264,7 +264,7 @@ def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
 
 
 def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: Solver) -> None:
-    """Where CC is not set it looks for `gcc`, which conda-forge's compiler package does not hold."""
+    """Without CC it looks for `gcc`, which conda-forge's compiler package does not hold."""
     (run,) = [w for w in rendered.environments("triton") if w.what == "run of triton"]
     assert {"gcc", "gcc_linux-64"} <= solver.solve(run.specs)
 
