@@ -7,6 +7,7 @@ from pathlib import Path
 import torch  # noqa: F401  before amdsmi, as in use
 
 from amdsmi import AmdSmiException, amdsmi_get_processor_handles, amdsmi_init, amdsmi_shut_down
+from checks.gpu import why_skipped
 from checks.loaded_from import foreign, loaded
 from checks.verdict import require
 
@@ -16,8 +17,8 @@ require(found, "libamd_smi is not loaded")
 outside = foreign(found, Path(sys.prefix))
 require(not outside, f"libamd_smi is not from this environment: {outside}")
 
-if not Path("/dev/kfd").exists():
-    print("SKIPPED: GPU query, because /dev/kfd does not exist; nothing ran on gfx1151")
+if reason := why_skipped():
+    print(f"SKIPPED: GPU query, because {reason}; nothing ran on gfx1151")
 else:
     try:
         amdsmi_init()

@@ -2,6 +2,11 @@
 set -euo pipefail
 . "$RECIPE_DIR/kernels.sh"
 
+if [[ $AOTRITON_KERNELS == upstream ]]; then
+    PYTHONPATH="$SRC_DIR" python "$RECIPE_DIR/select_images.py" upstream/lib/aotriton.images \
+        "$PREFIX/lib/aotriton.images" "$AOTRITON_COMMIT"
+    exit
+fi
 # outlives the build folder: a killed build resumes after its last finished kernel
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
 python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" \

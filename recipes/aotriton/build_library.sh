@@ -40,3 +40,6 @@ for library in "$PREFIX"/lib/libaotriton_v2.so*; do
     ln -s "../../../lib/${library##*/}" "$PREFIX/opt/aotriton/lib/"
 done
 ln -s ../../../include/aotriton "$PREFIX/opt/aotriton/include/aotriton"
+
+# rattler-build copies this folder for each output
+rm -r build

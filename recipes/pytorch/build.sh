@@ -30,14 +30,22 @@ compile() {
 }
 
 install() {
-    # everything is built; setup.py only makes the Python package
-    python -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
+    # Everything is built; setup.py only makes the Python package. By $PYTHON, as CMake was given it:
+    # with another Python_EXECUTABLE setup.py configures again, without our -D.
+    "$PYTHON" -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
     python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
     python -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash \
         "$SP_DIR/torch" "$SP_DIR/torchgen" "$SP_DIR/functorch"
 }
 
-for stage in prepare configure compile install; do
+clean() {
+    # rattler-build copies this folder once for itself and once for each output: without this, 15 to
+    # 25 GB five times. Licence texts and checks are all that the outputs take from it.
+    find . -mindepth 2 ! -type d ! -path '*/LICENSE*' ! -path './checks/*' -delete
+    find . -mindepth 1 -type d -empty -delete
+}
+
+for stage in prepare configure compile install clean; do
     [[ -e .done-$stage ]] && continue
     echo "== $stage"
     "$stage"

@@ -24,6 +24,14 @@ SUMMARY = {
     "USE_NCCL": "ON",
     "USE_GLOO": "ON",
     "USE_KINETO": "ON",
+    # torch turns these off by itself where it finds something wanting
+    "USE_BLAS": "ON",
+    "USE_LAPACK": "ON",
+    "USE_OPENMP": "ON",
+    "USE_DISTRIBUTED": "ON",
+    "USE_TENSORPIPE": "ON",
+    "USE_FBGEMM": "ON",
+    "USE_NNPACK": "ON",
 }
 TRUE = {"ON", "1", "YES", "TRUE", "Y"}
 
@@ -40,6 +48,8 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
         found.append(
             "AOTriton does not come from our package (no line 'Using Preinstalled AOTriton')"
         )
+    if "Using Kineto with Roctracer support" not in log or "-DHAS_ROCTRACER" not in ninja:
+        found.append("Kineto, the profiler's library, is built for the CPU alone")
     if "Found system Eigen at" not in log:
         found.append("Eigen does not come from the environment, so it would be cloned")
 

@@ -40,6 +40,10 @@ options=(
     # conda's stubs are three libraries, and FindOpenBLAS looks for one
     OpenBLAS_INCLUDE_DIR="$PREFIX/include"
     OpenBLAS_LIB="$PREFIX/lib/liblapack.so;$PREFIX/lib/libcblas.so;$PREFIX/lib/libblas.so"
+    # Eigen 5's CMake files set neither variable, and torch 2.13 would clone its own Eigen
+    # (pytorch/pytorch#188793 is later); the recipe pins Eigen 3, and these hold for both
+    EIGEN3_FOUND=ON
+    EIGEN3_INCLUDE_DIR="$PREFIX/include/eigen3"
     # complex dot products by the interface that every BLAS returns in the same way
     BLAS_USE_CBLAS_DOT=ON
     CMAKE_C_COMPILER_LAUNCHER=ccache
@@ -48,20 +52,31 @@ options=(
     CMAKE_HIP_FLAGS="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 )
 
-# conda-forge's exceptions from its own flags: torch sets the standard itself, exports inline
-# functions, and links libraries whose symbols only other libraries use
+# for hipcc itself, which older gloo compiles with
+export HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
+export HIPCC_LINK_FLAGS_APPEND="$HIPCC_COMPILE_FLAGS_APPEND"
+
+# conda-forge's exceptions from its own flags: torch sets the standard itself, links libraries whose
+# symbols only other libraries use, and has libraries whose symbols are found at their first call
+# (-z lazy). No file of torch needs an executable stack, and newer glibc refuses to load one.
 CXXFLAGS=${CXXFLAGS//-std=c++[0-9][0-9]/}
-CXXFLAGS=${CXXFLAGS//-fvisibility-inlines-hidden/}
-export LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
+LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
+export LDFLAGS="${LDFLAGS//-Wl,-z,now/} -Wl,-z,lazy -Wl,-z,noexecstack"
 # headers that the SDK's own headers include without their folder
 export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib/rocm_sysdeps/include"
 # with the source tree not among the roots, CMake does not find the oneDNN in it
 CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR;}
 
-# Paths relative to the build's folder, whose name changes; the compiler known by its bytes.
+# Paths relative to the build's folder, whose name changes; the compiler known by its bytes. ccache
+# rewrites no path inside --option=path, so no HIP object of an earlier attempt was ever found: these
+# options are left out of the key. Depend mode still hashes every header, and the device libraries
+# change only with rocm-sdk, and so with the compiler.
 export CCACHE_BASEDIR="${SRC_DIR%/*}" CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
-export CCACHE_MAXSIZE=20G CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
+export CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
+export CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
+export CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
 
-# clang takes up to 4 GiB for one of the large HIP files
+# 2.05 GiB is the most that a file took (C++; HIP 0.9). setup.py runs ninja again, with MAX_JOBS.
 gib=$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)
-jobs=$((gib / 4 < CPU_COUNT ? (gib < 4 ? 1 : gib / 4) : CPU_COUNT))
+jobs=$((gib / 2 < CPU_COUNT ? (gib < 2 ? 1 : gib / 2) : CPU_COUNT))
+export MAX_JOBS="$jobs"

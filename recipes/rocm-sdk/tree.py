@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import posixpath
 import re
 import shutil
 from fnmatch import fnmatchcase
@@ -26,9 +27,17 @@ ROOT = "opt/rocm"
 MANIFEST = "share/therock/therock_manifest.json"
 SUMS = "share/therock/SHA256SUMS"
 TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "share"}
+TOP |= {"libhipcxx", "src", "tests"}  # of 7.x
 LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
-# a path of AMD's build machine in CMake files; CMake refuses include folders that do not exist
-RUNNER = re.compile(r'/home/runner/[^;"]*?/lib/rocm_sysdeps/lib/pkgconfig/\.\./\.\./')
+# A path of AMD's build machine in CMake and pkg-config files. TheRock installs each component into
+# a folder `stage` or `dist` of its own, and these together become the tree.
+START, REST = r"(?<![\w$}.)\]/])(?P<flag>-[LI])?", r"""[^\s;"'<>)]"""
+BUILD_PATH = re.compile(
+    rf"{START}/(?:[\w.+-]+/)+?(?:stage|dist(?:/rocm)?)(?P<tail>/{REST}*|(?!{REST}))"
+)
+# what is left of that machine; /usr/lib64/libc.so is a missing file on a machine without lib64
+LEFTOVER = re.compile(rf"{START}/(?:__w|home|root|github|therock|workspace|build)/{REST}*")
+HOST_LIBC = re.compile(r';?/usr/lib64/libc\.so(?=[;"])')
 SYSDEPS = "lib/rocm_sysdeps/lib"
 # where AMD's libraries look for the C++ runtime, and have to find conda's
 RUNTIME_LINKS = [f"{SYSDEPS}/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
@@ -37,6 +46,8 @@ RUNTIME_LINKS += [f"lib/llvm/lib/{name}" for name in ("libstdc++.so.6", "libgcc_
 # The first pattern that matches decides; `*` crosses folders, as in fnmatch. A link `lib/x.so` is
 # for the linker and so devel, a file of such a name is a plugin and so libraries.
 RULES: list[tuple[str, str]] = [
+    # folders of older trees, of no use at run time or to a compiler
+    ("drop", "libhipcxx/*"), ("drop", "src/*"), ("drop", "tests/*"),
     # GPL-3.0, and linked to five Pythons of the host
     ("drop", "bin/*gdb*"), ("drop", "share/*gdb/*"), ("drop", "libexec/*gdb*"),
     ("drop", "include/gdb/*"), ("drop", "share/info/*"), ("drop", "share/locale/*"),
@@ -67,6 +78,14 @@ RULES: list[tuple[str, str]] = [
     ("devel", "share/*"),
 ]  # fmt: skip
 PARTS = ("core", "libraries", "devel")
+# Links of the linker's form that are opened at run time: by HIP, the Python module, and MIOpen.
+OPENED = ("lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen")
+# What other packages need of the tree: torch's c10d includes the header and opens the library,
+# kineto links the profiler, and without MIOpen's databases each convolution is a search.
+EXPECTED = (
+    "include/amd_smi/amdsmi.h", "lib/libamd_smi.so", "lib/librocprofiler-sdk.so",
+    "lib/libMIOpen.so.*", "share/miopen/db/*",
+)  # fmt: skip
 
 
 class Refused(SystemExit):
@@ -76,11 +95,7 @@ class Refused(SystemExit):
 def part_of(name: str, is_link: bool) -> str:
     """The package (or `drop`) of one path relative to the tree. Raises Refused if none fits."""
     if name.partition("/")[0] in TOP:
-        if (
-            is_link
-            and re.fullmatch(r"lib/lib[^/]+\.so", name)
-            and not name.startswith(("lib/libamdhip64", "lib/libamd_smi"))
-        ):
+        if is_link and re.fullmatch(r"lib/lib[^/]+\.so", name) and not name.startswith(OPENED):
             return "devel"
         for part, pattern in RULES:
             if fnmatchcase(name, pattern):
@@ -128,14 +143,15 @@ def prune(tree: Path) -> list[str]:
         path.unlink()
         gone.append(name)
 
-    links = [(n, p) for n, p in files_below(tree).items() if p.is_symlink()]
-    for name, path in links:
-        target = path.readlink()
-        if target.is_absolute() or not path.exists():
-            raise Refused(f"{name} is a link to {target}, which is not in the tree")
-    for name, path in files_below(tree).items():
-        if part_of(name, path.is_symlink()) == "drop":
-            remove(name, path)
+    found = files_below(tree)
+    dropped = {name for name, path in found.items() if part_of(name, path.is_symlink()) == "drop"}
+    for name, path in found.items():
+        if path.is_symlink() and name not in dropped:
+            target = path.readlink()
+            if target.is_absolute() or not path.exists():
+                raise Refused(f"{name} is a link to {target}, which is not in the tree")
+    for name in sorted(dropped):
+        remove(name, found[name])
     bundled = {n: p for n, p in files_below(tree).items() if re.match(rf"{SYSDEPS}/[^/]+\.so", n)}
     rest = [p for n, p in files_below(tree).items() if n not in bundled and not p.is_symlink()]
     wanted, todo = set(), set().union(*map(needed, rest)) if rest else set()
@@ -154,17 +170,43 @@ def prune(tree: Path) -> list[str]:
     return gone
 
 
-def mend_cmake(tree: Path) -> list[str]:
-    """Replaces paths of AMD's build machine in CMake files; returns the names of changed files."""
+def mend_paths(tree: Path) -> list[str]:
+    """Makes paths of AMD's build machine relative to the file; returns the names of changed files.
+
+    CMake refuses include folders that do not exist, and pkg-config passes them on. Raises Refused
+    for a path of that machine that is not of a known form.
+    """
     changed = []
     for name, path in files_below(tree).items():
-        if path.suffix == ".cmake" and not path.is_symlink():
-            text = path.read_text(errors="surrogateescape")
-            new = RUNNER.sub("${_IMPORT_PREFIX}/lib/rocm_sysdeps/", text)
-            if new != text:
-                path.write_text(new, errors="surrogateescape")
-                changed.append(name)
+        if path.suffix not in (".cmake", ".pc") or path.is_symlink():
+            continue
+        here = "${pcfiledir}" if path.suffix == ".pc" else "${CMAKE_CURRENT_LIST_DIR}"
+        root = "/".join([here, *[".."] * name.count("/")])
+
+        def inside(match: re.Match[str], root: str = root) -> str:
+            tail = posixpath.normpath(match["tail"] or "/").rstrip("/")  # some have `..` in them
+            return f"{match['flag'] or ''}{root}{tail}"
+
+        text = path.read_text(errors="surrogateescape")
+        new = HOST_LIBC.sub("", BUILD_PATH.sub(inside, text))
+        if left := LEFTOVER.search(new):
+            raise Refused(f"{name} names {left[0]}, a folder of AMD's build machine")
+        if new != text:
+            path.write_text(new, errors="surrogateescape")
+            changed.append(name)
     return changed
+
+
+def check_contents(tree: Path) -> None:
+    """Raises Refused if the tree lacks what other packages need; all may read MIOpen's data."""
+    for pattern in EXPECTED:
+        if not any(tree.glob(pattern)):
+            raise Refused(f"the tree has no {pattern}, which other packages need")
+    for path in (tree / "share/miopen").rglob("*"):
+        # some builds of AMD's have files there that only their owner may read (ROCm/TheRock#4954)
+        path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+    if not any(tree.glob("share/miopen/db/gfx1151*.fdb.txt")):
+        print("no find-db of MIOpen for gfx1151: it searches each convolution at its first use")
 
 
 def link_runtime(tree: Path, prefix: Path) -> None:
@@ -199,7 +241,8 @@ def stage(source: Path, prefix: Path, commit: str) -> None:
     tree.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(source, tree)
     gone = prune(tree)
-    changed = mend_cmake(tree)
+    changed = mend_paths(tree)
+    check_contents(tree)
     link_runtime(tree, prefix)
     names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
     (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))

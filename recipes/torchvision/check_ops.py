@@ -1,10 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchvision's operators on the CPU, and the same on the GPU if there is one."""
+"""Package test: torchvision's codecs and operators, and the operators on gfx1151 if it is there."""
+
+import io
 
 import torch
+from PIL import Image
+from torchvision.io import ImageReadMode, decode_image
 from torchvision.ops import nms, roi_align
 
+from checks.gpu import why_skipped
 from checks.verdict import require
+
+# setup.py only warns about a codec that it does not find
+for codec, bound in {"PNG": 0, "JPEG": 8, "WEBP": 0}.items():
+    pixels = Image.new("RGB", (16, 8), (200, 100, 50))
+    data = io.BytesIO()
+    pixels.save(data, codec, lossless=True)
+    packed = torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
+    decoded = decode_image(packed, ImageReadMode.RGB).int()
+    off = (decoded - torch.tensor([200, 100, 50]).view(3, 1, 1)).abs().max()
+    require(decoded.shape == (3, 8, 16) and off <= bound, f"{codec}: {decoded.shape}, off by {off}")
+print("decodes PNG, JPEG and WebP")
 
 torch.manual_seed(0)
 corners = torch.rand(64, 2) * 50
@@ -19,8 +35,8 @@ shape = tuple(pooled.shape)
 require(shape == (64, 3, 7, 7), f"roi_align gives {shape}, expected (64, 3, 7, 7)")
 print(f"CPU: nms keeps {len(kept)} of 64, roi_align gives {shape}")
 
-if not torch.cuda.is_available():
-    print("SKIPPED: GPU half, because torch sees no GPU; nothing ran on gfx1151")
+if reason := why_skipped():
+    print(f"SKIPPED: GPU half, because {reason}; nothing ran on gfx1151")
 else:
     torch.testing.assert_close(nms(boxes.cuda(), scores.cuda(), 0.5).cpu(), kept)
     on_gpu = roi_align(image.cuda(), rois.cuda(), (7, 7)).cpu()

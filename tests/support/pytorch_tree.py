@@ -30,13 +30,14 @@ NINJA = """\
 rule HIP_COMPILER
   command = ccache /env/opt/rocm/lib/llvm/bin/clang++ $DEFINES $FLAGS -c $in
 build torch_hip.dir/sdp_utils.hip.o: HIP_COMPILER
-  DEFINES = -DUSE_FLASH_ATTENTION -DUSE_MEM_EFF_ATTENTION -DUSE_ROCM
+  DEFINES = -DUSE_FLASH_ATTENTION -DUSE_MEM_EFF_ATTENTION -DUSE_ROCM -DHAS_ROCTRACER
   FLAGS = --gcc-install-dir=/source/gcc -O3 --offload-arch=gfx1151 -I/env/opt/rocm/include
 build libtorch_hip.so: LINK torch_hip.dir/sdp_utils.hip.o | /source/aotriton/lib/libaotriton_v2.so
 """
 LOG = """\
 -- Found system Eigen at /env/include/eigen3
 -- Using Preinstalled AOTriton at /source/aotriton
+-- Using Kineto with Roctracer support
 """ + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
 
 FAKE_TOOLS = {
@@ -47,7 +48,11 @@ FAKE_TOOLS = {
             *) echo "python ${*//$SRC_DIR/SRC}" >> "$SRC_DIR/calls" ;;
         esac
         [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
-        [[ "$*" != *"pip install"* ]] || cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
+        """,
+    # the Python that CMake and setup.py have to share
+    "host-python": """\
+        echo "host-python ${*//$SRC_DIR/SRC}, $MAX_JOBS jobs" >> "$SRC_DIR/calls"
+        cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
         """,
     "cmake": """\
         printf 'cmake' >> "$SRC_DIR/calls"; printf ' [%s]' "${@//$SRC_DIR/SRC}" >> "$SRC_DIR/calls"
@@ -113,9 +118,10 @@ class Build:
         self.environment = {
             "PATH": f"{tools}:{os.environ['PATH']}", "SRC_DIR": str(self.source),
             "PREFIX": str(self.prefix), "BUILD_PREFIX": str(root / "bld/build"),
-            "SP_DIR": str(site), "PYTHON": "python", "RECIPE_DIR": str(RECIPE), "CPU_COUNT": "2",
-            "CXX": "g++", "CXXFLAGS": "-std=c++17 -fvisibility-inlines-hidden -O2",
-            "LDFLAGS": "-Wl,--as-needed -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
+            "SP_DIR": str(site), "PYTHON": str(tools / "host-python"), "CPU_COUNT": "2",
+            "RECIPE_DIR": str(RECIPE),
+            "CXX": "g++", "CXXFLAGS": "-std=c++17 -O2",
+            "LDFLAGS": "-Wl,--as-needed -Wl,-z,now -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
             "CMAKE_ARGS": f"-DCMAKE_FIND_ROOT_PATH={self.prefix};/sysroot -DA=1",
             "TORCH_VERSION": "2.13.0", "AOTRITON_COMMIT": COMMIT, "REAL_PYTHON": sys.executable,
             "FORGE_CACHE": str(root / "cache"),

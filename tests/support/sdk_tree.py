@@ -28,6 +28,10 @@ TEXTS = {
     "share/doc/hip/LICENSE.txt": "MIT\n",
     "share/doc/rocgdb/COPYING3": "GPL\n",
     "share/miopen/db/gfx1151.db.txt": "db\n",
+    "include/amd_smi/amdsmi.h": "#pragma once\n",
+    "libhipcxx/include/cuda/std/array": "#pragma once\n",
+    "src/rocprofiler/main.cpp": "int main() {}\n",
+    "tests/run.sh": "#!/bin/sh\n",
     "share/rocgdb/syscalls.xml": "GPL\n",
     "share/therock/therock_manifest.json": json.dumps({"the_rock_commit": COMMIT}),
 }
@@ -41,6 +45,10 @@ SHARED = {
     "lib/libamdhip64.so.7.15": ["librocm_sysdeps_elf.so.1", "libLLVM.so.23.0"],
     "lib/librocblas.so.5.0": ["libamdhip64.so.7"],
     "lib/libplugin.so": [],
+    "lib/libMIOpen.so.1.0": ["libamdhip64.so.7"],
+    "lib/libMIOpenCKGroupedConv_gfx1151.so.1.0": [],
+    "lib/librocprofiler-sdk.so.1": [],
+    "lib/libamd_smi.so.26": [],
     "bin/rocgdb-py3.12": ["librocm_sysdeps_mpfr.so.6"],
 }
 LINKS = {
@@ -49,6 +57,12 @@ LINKS = {
     "lib/librocblas.so.5": "librocblas.so.5.0",
     "lib/librocblas.so": "librocblas.so.5",
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so": "librocm_sysdeps_gmp.so.10",
+    "lib/libMIOpen.so": "libMIOpen.so.1.0",
+    "lib/libMIOpenCKGroupedConv_gfx1151.so": "libMIOpenCKGroupedConv_gfx1151.so.1.0",
+    "lib/librocprofiler-sdk.so": "librocprofiler-sdk.so.1",
+    "lib/libamd_smi.so": "libamd_smi.so.26",
+    # of a folder that is dropped: not of the tree, and nobody's fault
+    "tests/libc.so": "/lib/x86_64-linux-gnu/libc.so.6",
     "bin/rocgdb": "rocgdb-py3.12",
     "bin/clang": "../lib/llvm/bin/clang-23",
 }

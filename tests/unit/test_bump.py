@@ -311,18 +311,37 @@ def test_edited_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert world.diff() == ["+ # mine"]
 
 
-def test_tags_of_a_git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of the archive follows from the version; commits are left to people."""
+@pytest.fixture
+def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A repository with the tags 1.0b and 1.1b in the place of GitHub; returns its commit."""
     repository = world.hosts / "strix-forge-tests" / "library"
     repository.mkdir(parents=True)
     script = (
         "git init -q . && git -c user.name=x -c user.email=x@example.com commit -q --allow-empty"
     )
-    script += " -m x && git tag 1.0b && git tag 1.1b"
-    subprocess.run(["sh", "-ec", script], cwd=repository, check=True)
+    script += " -m x && git tag 1.0b && git tag 1.1b && git rev-parse HEAD"
+    done = subprocess.run(
+        ["sh", "-ec", script], cwd=repository, check=True, capture_output=True, text=True
+    )
     for name, value in {"COUNT": "1", "KEY_0": f"url.{world.hosts.as_uri()}/.insteadOf",
                         "VALUE_0": "https://github.com/"}.items():  # fmt: skip
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    return done.stdout.strip()
+
+
+def test_tags_of_a_git_source(world: World, git_host: str) -> None:
+    """Its package URL says where releases are tags; the commit is left to people."""
+    source = f"  git: https://github.com/strix-forge-tests/library.git\n  rev: {git_host}"
+    purl = 'pkg:github/strix-forge-tests/library@${{ (version ~ "b") | replace(".0b", "b") }}'
+    world.recipe("library", '"1.0.0"', source, purls=f"'{purl}'")
+    done = world.bump(library=None)
+    assert done.moves == ["library 1.0.0 -> 1.1.0"]
+    assert f"recipes/library uses {git_host}: is it right for 1.1.0?" in done.to_do
+
+
+@pytest.mark.usefixtures("git_host")
+def test_tags_of_a_git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the archive follows from the version; commits are left to people."""
     files, digest = (world.hosts / "files").as_uri(), world.file("1.0b.tar.gz", "old")
     tag = '${{ (version ~ "b") | replace(".0b", "b") }}'
     path = f"strix-forge-tests/library/archive/refs/tags/{tag}.tar.gz"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from checks.loaded_from import foreign, libraries
 from checks.verdict import CheckFailed, require
 
 check_images = load("aotriton", "check_images")
+sys.modules["check_images"] = check_images
+select_images = load("aotriton", "select_images")
 
 # --- the verdict
 
@@ -189,7 +192,23 @@ def test_incomplete_images_of_aotriton(images: Path, spoil: Callable) -> None:
     assert all(message in str(caught.value) for message in messages)
 
 
-def test_kernels_variant_is_core_or_full() -> None:
+def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> None:
+    """The same checks pass on what is left; an archive of another commit is refused."""
+    expected = {path.name: path.read_bytes() for path in images.rglob("*.aks2")}
+    for path in images.rglob("*.aks2"):
+        name = path.parent.name
+        other = (name, 0, code_object(GFX1100))
+        path.write_bytes(aotriton_tree.image(other, (name, 0, code_object(GFX1151)), other))
+    (signature,) = images.rglob("__signature__")
+    signature.write_text('{"AOTRITON_GIT_SHA1": "c0ffee"}')
+    with pytest.raises(CheckFailed, match=r"is not of AOTriton decaf: .*c0ffee"):
+        select_images.select(images, tmp_path / "out", "decaf")
+    assert select_images.select(images, tmp_path / "out", "c0ffee") == COUNT
+    check_images.check(tmp_path / "out", COUNT)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("out/**/*.aks2")} == expected
+
+
+def test_kernels_variant_is_one_of_three() -> None:
     """Images and library read the same file, and any other word is refused."""
     recipe = RECIPES / "aotriton"
     for script in ("build_images.sh", "build_library.sh"):
@@ -197,4 +216,4 @@ def test_kernels_variant_is_core_or_full() -> None:
     command = ["bash", "-c", f". {recipe}/kernels.sh"]
     environment = {"AOTRITON_KERNELS": "most"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "most, not core or full" in done.stderr
+    assert done.returncode == 1 and "most, not core, full or upstream" in done.stderr

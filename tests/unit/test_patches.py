@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_fuzz_is_refused(patched: Patched) -> None:
     patched.patch.write_text(GOOD.replace(" one\n", " ones\n"))
     found = patched.check()
     assert found.state == "fails" and "0001-word.patch" in found.detail
+
+
+def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
+    script = "git init -q . && git add . && git -c user.name=x -c user.email=x@example.com"
+    script += " commit -q -m x && git rev-parse HEAD"
+    commit = subprocess.check_output(["sh", "-ec", script], cwd=tmp_path / "demo", text=True)
+    source = f"git: '{(tmp_path / 'demo').as_uri()}', rev: {commit.strip()},"
+    text = patched.recipe.read_text()
+    patched.recipe.write_text(re.sub(r"url: .*? sha256: \w+,", source, text))
+    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
 
 
 def test_source_out_of_reach(patched: Patched) -> None:

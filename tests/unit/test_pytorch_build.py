@@ -115,6 +115,10 @@ def test_right_configuration() -> None:
         ("USE_FLASH_ATTENTION : ON", "USE_FLASH_ATTENTION : ", "USE_FLASH_ATTENTION is "),
         ("USE_CUDA : OFF", "USE_CUDA : 1", "USE_CUDA is 1"),
         ("Using Preinstalled AOTriton at", "Using AOTriton Runtime from", "does not come from our"),
+        ("Using Kineto with Roctracer", "Using CPU-only version of", "for the CPU alone"),
+        (" -DHAS_ROCTRACER", "", "for the CPU alone"),
+        ("--   USE_LAPACK : ON", "--   USE_LAPACK : 0", "USE_LAPACK is 0"),
+        ("--   USE_TENSORPIPE : ON", "--   USE_TENSORPIPE : OFF", "USE_TENSORPIPE is OFF"),
         ("Found system Eigen", "Did not find system Eigen", "would be cloned"),
         ("gfx1151 ", "gfx1151 --offload-arch=gfx1100 ", "device code for"),
         ("--offload-arch=gfx1151", "", "device code for nothing"),
@@ -155,12 +159,21 @@ def test_build(build: Build) -> None:
     assert {
         "-DUSE_ROCM=ON", "-DUSE_CUDA=OFF", "-DUSE_FLASH_ATTENTION=ON", "-DUSE_MSLK=OFF",
         "-DCMAKE_HIP_COMPILER_LAUNCHER=ccache", "-DA=1",
+        "-DEIGEN3_FOUND=ON", f"-DEIGEN3_INCLUDE_DIR={build.prefix}/include/eigen3",
+        f"-DPython_EXECUTABLE={build.environment['PYTHON']}",
         f"-DCMAKE_FIND_ROOT_PATH=SRC;{build.prefix};/sysroot",
         "-DCMAKE_HIP_FLAGS=--gcc-install-dir=SRC/gcc/lib/gcc/x86_64-conda-linux-gnu/14.3.0 "
         "--sysroot=/sysroot",
     } <= given  # fmt: skip
     assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
+    assert pip.startswith("host-python -m pip") and pip.endswith("2 jobs")
     assert "--no-index" in pip and "compileall" in byte_compile
+    assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_prepared_tree(build: Build) -> None:
+    build.write("fail-compile", "")
+    build.run(code=1)
     # GCC as clang looks for it
     view, target = build.source / "gcc", "x86_64-conda-linux-gnu"
     assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
@@ -170,7 +183,22 @@ def test_build(build: Build) -> None:
         assert (view / target / link).readlink() == expected
     assert not (build.source / ".gitmodules").exists()
     assert (build.source / "third_party/NNPACK/cmake/DownloadSix.cmake").read_text() == ""
-    assert (build.prefix / "lib/libtorch.so").exists()
+
+
+def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
+    """Of a tree of 4 MB: licence texts, checks, and the markers of stages that are done."""
+    kept = {"LICENSE", "third_party/a/LICENSE.txt", "third_party/b/LICENSES/MIT", "checks/elf.py"}
+    for name in kept:
+        build.write(name, "text")
+    for name in ("build/a.o", "torch/lib/libtorch.so", "third_party/a/a.cpp", "aten/b.cpp"):
+        build.write(name, "x" * 1_000_000)
+    build.run()
+    left = {p.relative_to(build.source).as_posix() for p in build.source.rglob("*") if p.is_file()}
+    assert kept <= left and not {name for name in left - kept if "/" in name}
+    assert sum((build.source / name).stat().st_size for name in left) < 100_000
+    assert (
+        not list(build.source.glob("third_party/a/*.cpp")) and not (build.source / "aten").exists()
+    )
 
 
 def test_compiler_without_headers(build: Build) -> None:
@@ -188,7 +216,7 @@ def test_resumes_where_it_failed(build: Build) -> None:
     marker.unlink()
     output, calls = build.run()
     assert "== compile" in output and "== prepare" not in output
-    assert [call.split()[0] for call in calls] == ["cmake", "python", "python"]
+    assert [call.split()[0] for call in calls] == ["cmake", "host-python", "python"]
     assert build.run()[1] == []
 
 
@@ -222,5 +250,18 @@ def test_options_reach_setup_py_too(build: Build) -> None:
         assert f"\n{line}\n" in environment
     assert f"CCACHE_BASEDIR={build.source.parent}\n" in environment
     assert f"CCACHE_DIR={build.environment['FORGE_CACHE']}/ccache\n" in environment
-    for flag in ("-std=c++", "-fvisibility-inlines-hidden", "--as-needed"):
+    assert f"HIPCC_LINK_FLAGS_APPEND=--gcc-install-dir={build.source}/gcc/lib/" in environment
+    for flag in ("-std=c++", "--as-needed", "-z,now"):
         assert flag not in environment
+    assert "-Wl,-O2 -Wl,-z,lazy -Wl,-z,noexecstack\n" in environment
+
+
+@pytest.mark.parametrize(("gib", "jobs"), [(1, 1), (9, 4), (30, 8)])
+def test_memory_bounds_the_jobs(build: Build, gib: int, jobs: int) -> None:
+    """2 GiB a compiler, at most one a CPU, and setup.py's ninja is told the same."""
+    awk = Path(build.environment["PATH"].split(":")[0]) / "awk"
+    awk.write_text(f"#!/bin/sh\necho {gib}\n")
+    awk.chmod(0o755)
+    build.environment["CPU_COUNT"] = "8"
+    _, calls = build.run()
+    assert f"[--parallel] [{jobs}]" in calls[2] and calls[3].endswith(f" {jobs} jobs")

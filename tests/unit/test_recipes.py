@@ -77,6 +77,24 @@ def test_no_recipe_knows_its_base() -> None:
             assert not re.search(words, path.read_text()), path
 
 
+def test_amds_own_kernels_of_aotriton() -> None:
+    """The fast lane adds one source, the archive that torch pins, and its packages say so."""
+    name = "aotriton"
+    ours, fast = (
+        RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge", {"aotriton_kernels": [kernels]}))
+        for kernels in ("full", "upstream")
+    )
+    path = CHECKOUT / "recipes" / name / "recipe.yaml"
+    assert all(
+        output["recipe"]["build"]["string"].startswith("gfx1151_upstream_h")
+        for output in fast.render(path, "x")
+    )
+    (added,) = {s.url for s in sources_of(fast.recipes[name])} - {
+        s.url for s in sources_of(ours.recipes[name])
+    }
+    assert added.endswith("/0.12b/aotriton-0.12b-images-amd-gfx115x.tar.gz")
+
+
 def test_order_puts_dependencies_first(recipes: RecipeSet) -> None:
     order = list(recipes.recipes)
     for name, recipe in recipes.recipes.items():

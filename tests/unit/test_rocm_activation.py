@@ -35,7 +35,11 @@ def test_activation_restores_what_it_changed(tmp_path: Path, shell: str, had: di
     rocm = f"{prefix}/opt/rocm"
     assert seen[1]["ROCM_PATH"] == rocm and seen[1]["PATH"].startswith(f"{rocm}/bin:")
     assert seen[1]["CMAKE_PREFIX_PATH"].endswith(had.get("CMAKE_PREFIX_PATH", rocm))
-    assert f"--sysroot={prefix}" in seen[1]["HIPCC_COMPILE_FLAGS_APPEND"]
+    for name in ("HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND"):
+        assert seen[1][name] == (
+            f"--gcc-toolchain={prefix} --gcc-triple=x86_64-conda-linux-gnu "
+            f"--sysroot={prefix}/x86_64-conda-linux-gnu/sysroot"
+        )
     forbidden = {"HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "HIP_VISIBLE_DEVICES"}
     assert not forbidden & set(seen[1])
     assert seen[3] == start

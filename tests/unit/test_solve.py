@@ -67,7 +67,8 @@ class Rendered:
 
     def __init__(self, overrides: dict[str, list[str]]) -> None:
         base = bases.load(PROJECT, "conda-forge", overrides)
-        self.python = f"python {base.variants['python'][0]}"
+        self.variants = base.variants
+        self.python = self.pinned("python")
         recipes = RecipeSet(PROJECT, base)
         self.by_recipe = {
             name: [data["recipe"] for data in recipes.render(recipe.path, "x")]
@@ -79,6 +80,14 @@ class Rendered:
             for recipe, many in self.by_recipe.items()
             for output in many
         }
+
+    def pinned(self, spec: str) -> str:
+        """A bare name with the version that rattler-build gives it from the variants."""
+        key = spec.replace("-", "_")
+        if key not in self.variants.keys():  # noqa: SIM118  VariantConfig has no __contains__
+            return spec
+        value = self.variants[key][0]
+        return f"{spec} {'=' if value.replace('.', '').isalnum() else ''}{value}"
 
     def run(self, output: dict[str, Any]) -> list[str]:
         """Run requirements with what our own host packages export."""
@@ -104,7 +113,7 @@ class Rendered:
                 requirements = section.get("requirements", {})
                 for kind in ("build", "host"):
                     specs = [spec_of(r, self.outputs) for r in requirements.get(kind, [])]
-                    specs = [self.python if spec == "python" else spec for spec in specs]
+                    specs = [self.pinned(spec) for spec in specs]
                     if specs and (kind, *specs) not in seen:
                         seen.add((kind, *specs))
                         yield Wanted(f"{kind} of {section.get('name', name)}", specs)
@@ -243,6 +252,44 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
     }  # fmt: skip
     with pytest.raises(SolverError):
         solver.solve(["pytorch", "setuptools <70"])
+
+
+def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
+    """torch 2.13 does not recognise it, and would clone its own."""
+    assert solver.solve(["eigen >=5"]) >= {"eigen"}
+    (host,) = [w for w in rendered.environments("pytorch") if w.what == "host of torch-build"]
+    assert "eigen" in solver.solve(host.specs)
+    with pytest.raises(SolverError):
+        solver.solve([*host.specs, "eigen >=5"])
+
+
+def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: Solver) -> None:
+    """Without CC it looks for `gcc`, which conda-forge's compiler package does not hold."""
+    (run,) = [w for w in rendered.environments("triton") if w.what == "run of triton"]
+    assert {"gcc", "gcc_linux-64"} <= solver.solve(run.specs)
+
+
+# Names that build and host environments ask for bare, and that conda-forge-pinning does not hold.
+UNPINNED = {
+    "ccache", "make", "ninja", "packaging", "pandas", "patch", "pip", "pkg-config", "psutil",
+    "pybind11", "pyelftools", "pyyaml", "regex", "requests", "setuptools", "setuptools-scm", "six",
+    "typing_extensions", "wheel", "llvm-openmp", "jinja2",
+}  # fmt: skip
+
+
+def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
+    """Of each bare name one knows that it is pinned, or that conda-forge pins it no more."""
+    bare = {
+        spec
+        for recipe in rendered.by_recipe
+        for wanted in rendered.environments(recipe)
+        if not wanted.what.startswith("run of")
+        for spec in wanted.specs
+        if " " not in spec and spec not in rendered.outputs
+    }
+    assert bare <= UNPINNED, "look these up in conda-forge-pinning: a pin goes into bases/"
+    assert rendered.pinned("pybind11-abi") == "pybind11-abi =4"
+    assert rendered.pinned("libblas") == "libblas 3.9.* *netlib"
 
 
 def test_our_rocm_keeps_others_out(solver: Solver) -> None:

@@ -193,6 +193,9 @@ def test_a_build_is_one_job_that_resumes() -> None:
     )
     assert steps.index(restore) < steps.index(build) < steps.index(save)
     assert save["if"].startswith("always()")
+    assert build["env"] == {"CCACHE_MAXSIZE": "5G"}, "GitHub keeps 10 GB of caches"
+    recipe = (CHECKOUT / "recipes/pytorch/recipe.yaml").read_text()
+    assert 'CCACHE_MAXSIZE: ${{ env.get("CCACHE_MAXSIZE"' in recipe
     assert save["with"]["path"].split() == ["channel", "build/cache"]
     assert save["with"] == {key: restore["with"][key] for key in ("path", "key")}
     assert save["with"]["key"].startswith(restore["with"]["restore-keys"])

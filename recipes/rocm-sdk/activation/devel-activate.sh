@@ -13,9 +13,11 @@ _rocm_sdk_set HIP_DEVICE_LIB_PATH "$ROCM_PATH/lib/llvm/amdgcn/bitcode"
 _rocm_sdk_set PYTORCH_ROCM_ARCH gfx1151
 _rocm_sdk_set CMAKE_PREFIX_PATH "$ROCM_PATH/lib/cmake:$ROCM_PATH${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
 _rocm_sdk_set PATH "$ROCM_PATH/bin:$ROCM_PATH/lib/llvm/bin:$PATH"
-# otherwise the bundled clang finds the host's GCC, whose headers do not match conda's libraries
+# Otherwise the bundled clang finds the host's GCC, whose headers do not match conda's libraries. It
+# does not know conda's triple: without its name no GCC below CONDA_PREFIX is found, and no <cmath>.
 if [ -d "$CONDA_PREFIX/x86_64-conda-linux-gnu/sysroot" ]; then
-    _rocm_sdk_flags="--gcc-toolchain=$CONDA_PREFIX --sysroot=$CONDA_PREFIX/x86_64-conda-linux-gnu/sysroot"
+    _rocm_sdk_flags="--gcc-toolchain=$CONDA_PREFIX --gcc-triple=x86_64-conda-linux-gnu"
+    _rocm_sdk_flags="$_rocm_sdk_flags --sysroot=$CONDA_PREFIX/x86_64-conda-linux-gnu/sysroot"
     _rocm_sdk_set HIPCC_COMPILE_FLAGS_APPEND "$_rocm_sdk_flags"
     _rocm_sdk_set HIPCC_LINK_FLAGS_APPEND "$_rocm_sdk_flags"
     unset _rocm_sdk_flags

@@ -18,6 +18,7 @@ from forge.errors import NotAttempted
 from forge.files import read_text
 from forge.project import Project
 from forge.recipes.recipe import Recipe, source_of
+from forge.sources import git
 from forge.sources.cache import SourceCache, unpack
 from forge.sources.download import Progress
 
@@ -120,6 +121,9 @@ def _apply(archive: Path, files: list[Path]) -> str:
 
 def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> None:
     """Unpack what patches touch, a few files of pytorch's 100,000, without the top folder."""
+    if archive.is_dir():
+        git.check_out(archive, tree)
+        return
     if not tarfile.is_tarfile(archive):
         unpack(archive, tree)
         return

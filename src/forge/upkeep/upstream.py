@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What upstream has released.
 
-Where releases are listed follows from the recipe: a package URL of PyPI means pip's index, a
-github.com URL the repository's tags, any other URL the page of its folder.
+Where releases are listed follows from the recipe: a package URL of PyPI means pip's index, one of
+GitHub or a github.com URL the repository's tags, any other URL the page of its folder.
 """
 
 import contextlib
@@ -47,11 +47,10 @@ def listed_at(recipe: Recipe) -> str:
     """Where the releases of a recipe's upstream are listed; empty for what is made here."""
     if any(purl.type == "pypi" for purl in purls_of(recipe)):
         return "PyPI"
+    if github := _on_github(recipe):
+        return f"tags of {github[0]}"
     sources = sources_of(recipe)
-    if not sources:
-        return ""
-    found = GITHUB.match(sources[0].url)
-    return f"tags of {found['repository']}" if found else f"{sources[0].url.rpartition('/')[0]}/"
+    return f"{sources[0].url.rpartition('/')[0]}/" if sources else ""
 
 
 def releases(downloader: Downloader, recipe: Recipe) -> list[Release]:
@@ -60,14 +59,24 @@ def releases(downloader: Downloader, recipe: Recipe) -> list[Release]:
     if projects:
         found = _on_index(downloader, projects[0])
     else:
-        url = sources_of(recipe)[0].url
-        if github := GITHUB.match(url):
-            names, example = git.tags(github["repository"]), github["archive"] or github["asset"]
+        if github := _on_github(recipe):
+            names, example = git.tags(github[0]), github[1]
         else:
-            folder, _, example = url.rpartition("/")
+            folder, _, example = sources_of(recipe)[0].url.rpartition("/")
             names = _names_on_page(downloader, f"{folder}/")
         found = [Release(v) for v in versions_in(names, example, recipe.version)]
     return sorted(set(found), key=lambda release: release.key)
+
+
+def _on_github(recipe: Recipe) -> tuple[str, str] | None:
+    """The repository whose tags are releases, and the tag of this one."""
+    for purl in purls_of(recipe):
+        if purl.type == "github":
+            return f"https://github.com/{purl.namespace}/{purl.name}", purl.version or ""
+    sources = sources_of(recipe)
+    if sources and (found := GITHUB.match(sources[0].url)):
+        return found["repository"], found["archive"] or found["asset"]
+    return None
 
 
 def _on_index(downloader: Downloader, project: str) -> list[Release]:

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Package test: hipcc of the activated environment makes a gfx1151 program; no GPU is needed.
+
+usage: check_compiler.py PROGRAM, which hipcc has made
+"""
+
+import sys
+from pathlib import Path
+
+from checks import elf, offload
+from checks.verdict import require
+
+program = Path(sys.argv[1])
+images = offload.count_images(elf.section(program, offload.SECTION))
+require(images == 1, f"{program} holds {images} device images, expected one for {elf.ARCH}")
+needed = elf.dynamic(program).needed
+for library in ("libamdhip64.so", "libstdc++.so"):
+    require(any(name.startswith(library) for name in needed), f"{program} does not need {library}")
+print(f"{program.name}: one image for {elf.ARCH}; needs {', '.join(needed)}")

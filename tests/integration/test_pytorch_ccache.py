@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A second attempt at torch's build, in another folder, takes its HIP objects from ccache.
+
+With clang and ccache of this machine and the recipe's own options.sh; the file needs no ROCm.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.pytorch_tree import RECIPE
+
+SOURCE = """\
+#include "scale.h"
+__attribute__((device, used)) float scale(float x) { return x * SCALE; }
+int host() { return 1; }
+"""
+COMPILE = """\
+set -e
+source "$RECIPE_DIR/options.sh"
+make_gcc_view
+ccache "$CLANG" -x hip -nogpuinc -nogpulib --offload-arch=gfx1151 -O2 \\
+    --gcc-install-dir="$gcc_view" --rocm-device-lib-path="$HIP_DEVICE_LIB_PATH" \\
+    -I"$SRC_DIR/include" -isystem "$PREFIX/include" \\
+    -MD -MT scale.o -MF scale.o.d -o scale.o -c "$SRC_DIR/scale.hip"
+"""
+TOOLS = {"clang": ["clang++", *(f"clang++-{n}" for n in range(23, 16, -1))], "ccache": ["ccache"],
+         "lld": ["ld.lld", *(f"ld.lld-{n}" for n in range(23, 16, -1))]}  # fmt: skip
+
+
+def attempt(folder: Path, clang: str, cache: Path, scale: int) -> tuple[bytes, int]:
+    """Compile in a new folder; returns the object and the number of hits so far."""
+    work, prefix = folder / "work", folder / "host_env"
+    for path in (work / "include", prefix / "include", prefix / "opt/rocm/lib/llvm/amdgcn/bitcode"):
+        path.mkdir(parents=True)
+    (work / "scale.hip").write_text(SOURCE)
+    (work / "include/scale.h").write_text(f"#define SCALE {scale}\n")
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "CLANG": clang, "CXX": "g++",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""), "CONDA_BUILD_SYSROOT": "/",
+        "RECIPE_DIR": str(RECIPE), "SRC_DIR": str(work), "PREFIX": str(prefix), "PYTHON": "python",
+        "CPU_COUNT": "2", "TORCH_VERSION": "2.13.0", "CMAKE_ARGS": "", "CXXFLAGS": "",
+        "LDFLAGS": "", "FORGE_CACHE": str(cache),
+    }  # fmt: skip
+    subprocess.run(["bash", "-c", COMPILE], cwd=work, env=environment, check=True)
+    statistics = subprocess.run(
+        ["ccache", "--print-stats"], env=environment | {"CCACHE_DIR": str(cache / "ccache")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    counts = dict(line.split("\t") for line in statistics.stdout.splitlines())
+    hits = int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
+    return (work / "scale.o").read_bytes(), hits
+
+
+def test_second_attempt_hits(tmp_path: Path) -> None:
+    """And a changed header is no hit, though depend mode runs no preprocessor."""
+    found = {
+        name: next(filter(None, map(shutil.which, names)), "") for name, names in TOOLS.items()
+    }
+    if lacking := [name for name, path in found.items() if not path]:
+        pytest.skip(f"no {', '.join(lacking)} (17 or newer) on PATH")
+    first, hits = attempt(tmp_path / "bld_1", found["clang"], tmp_path / "cache", 2)
+    assert hits == 0
+    again, hits = attempt(tmp_path / "bld_22", found["clang"], tmp_path / "cache", 2)
+    assert hits == 1 and again == first
+    other, hits = attempt(tmp_path / "bld_3", found["clang"], tmp_path / "cache", 3)
+    assert hits == 1 and other != first

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""tree.py's rules that need no library: paths of AMD's build machine, and MIOpen's databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.recipe_checks import load
+
+pytest.importorskip("elftools", reason="tree.py reads ELF files with pyelftools")
+tree = load("rocm-sdk", "tree")
+
+NEW, OLD = "/__w/rockrel/rockrel/build", "/home/runner/_work/rockrel/rockrel/output/build"
+SYSDEPS = "third-party/sysdeps/linux/libdrm/build/stage/lib/rocm_sysdeps/lib/pkgconfig/../.."
+HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
+
+
+@pytest.mark.parametrize("build", [NEW, OLD])
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("lib/cmake/rocprofiler-sdk/rocprofiler-sdk-config.cmake",
+         "HINTS\n  {}/core/clr/dist/lib/cmake/hip\n  {}/dist/rocm)\n",
+         f"HINTS\n  {HERE}/lib/cmake/hip\n  {HERE})\n"),
+        ("lib/cmake/hsakmt/hsakmtTargets.cmake",
+         f'"-L{{}}/{SYSDEPS}/lib;$<LINK_ONLY:-ldrm>;/usr/lib64/libc.so;$<LINK_ONLY:dl>"\n',
+         f'"-L{HERE}/lib/rocm_sysdeps/lib;$<LINK_ONLY:-ldrm>;$<LINK_ONLY:dl>"\n'),
+        ("lib/cmake/a/a.cmake", f"$<LINK_ONLY:-L{{}}/{SYSDEPS}/lib>\n",
+         f"$<LINK_ONLY:-L{HERE}/lib/rocm_sysdeps/lib>\n"),
+        ("share/pkgconfig/nlohmann_json.pc", "prefix={}/third-party/json/stage\nb=${{prefix}}/i\n",
+         "prefix=${pcfiledir}/../..\nb=${prefix}/i\n"),
+        ("lib/pkgconfig/flatbuffers.pc", "libdir={}/third-party/flatbuffers/stage/lib\n",
+         "libdir=${pcfiledir}/../../lib\n"),
+        ("lib/cmake/b/b.cmake", '"https://x.org/stage/y" "${{A}}/stage/b" "/usr/share/cmake"\n',
+         '"https://x.org/stage/y" "${A}/stage/b" "/usr/share/cmake"\n'),
+    ],
+)  # fmt: skip
+def test_paths_of_the_build_machine(
+    tmp_path: Path, build: str, name: str, before: str, after: str
+) -> None:
+    """As releases 7.13 to 10.0 have them, and what only looks like one."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True)
+    file.write_text(before.format(build, build))
+    changed = tree.mend_paths(tmp_path)
+    assert file.read_text() == after
+    assert changed == ([name] if build in before.format(build, build) else [])
+
+
+@pytest.mark.parametrize("name", ["lib/cmake/a/a.cmake", "lib/pkgconfig/a.pc"])
+@pytest.mark.parametrize("path", [f"{NEW}/include", "-I/home/runner/x", "/therock/src/y"])
+def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(f'set(A "{path}")\n')
+    with pytest.raises(SystemExit, match=rf"{name} names .*{path.removeprefix('-I')}"):
+        tree.mend_paths(tmp_path)
+
+
+def test_miopens_databases_are_for_all_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in tree.EXPECTED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name.replace("*", "1")).touch(mode=0o600)
+    tree.check_contents(tmp_path)
+    assert (tmp_path / "share/miopen/db/1").stat().st_mode & 0o777 == 0o644
+    assert "no find-db of MIOpen for gfx1151" in capsys.readouterr().out
+    (tmp_path / "share/miopen/db/gfx1151_20.HIP.fdb.txt").touch()
+    tree.check_contents(tmp_path)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "is_link", "part"),
+    [
+        ("lib/libMIOpenCKGroupedConv_gfx1151.so", True, "libraries"),
+        ("lib/libMIOpen.so", True, "libraries"),
+        ("lib/librocblas.so", True, "devel"),
+        ("include/amd_smi/amdsmi.h", False, "devel"),
+        ("libhipcxx/x", False, "drop"),
+        ("src/x", False, "drop"),
+        ("tests/x", False, "drop"),
+    ],
+)
+def test_part_of(name: str, is_link: bool, part: str) -> None:
+    assert tree.part_of(name, is_link) == part
