@@ -94,6 +94,20 @@ def backend(
 
 
 @app.command()
+def libraries(
+    as_json: Json = False,
+    only: Only = None,
+    skip: Skip = None,
+    device: DeviceOption = DeviceName.AUTO,
+) -> None:
+    """Check matrix products, convolutions, host memory and torch.compile on the GPU.
+
+    On a CPU, this checks only the checks themselves.
+    """
+    _run(["libraries"], as_json, only, skip, device)
+
+
+@app.command()
 def attention(
     as_json: Json = False,
     only: Only = None,
@@ -192,7 +206,16 @@ def run_all(
     unknown = [name for name in tier or [] if name not in tiers.TIERS]
     if unknown:
         raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
-    _run(tier or list(tiers.TIERS), as_json, only, skip, device, size, evidence=evidence, vllm=vllm_source)
+    _run(
+        tier or list(tiers.TIERS),
+        as_json,
+        only,
+        skip,
+        device,
+        size,
+        evidence=evidence,
+        vllm=vllm_source,
+    )
 
 
 @app.command(name="list")

@@ -89,7 +89,9 @@ COMPUTED = {
     "prefill-softcap": _attend(_CAP, (70, 70), softcap=3.0),
     "decode-softcap": _attend(_CAP, (1, 70), softcap=3.0),
     "prefill-sinks": _attend(_SINKS, (50, 70), heads=8, kv_heads=1, head_dim=64, sinks=True),
-    "decode-sinks": _attend(_SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True),
+    "decode-sinks": _attend(
+        _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True
+    ),
     "prefill-d96": _attend(_PAD, (40, 40), head_dim=96),
     "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
     "prefill-gqa7": _attend(_GROUP, (40, 40), heads=14),

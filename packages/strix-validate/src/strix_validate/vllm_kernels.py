@@ -6,7 +6,6 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention gives the right output and gradients: torch's backends one by one, flash-attn, and vLLM."""
+"""Attention gives the right output and gradients: torch's backends, flash-attn and vLLM."""
 
 import importlib.util
 from collections.abc import Iterator
