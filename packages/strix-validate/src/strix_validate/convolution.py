@@ -23,6 +23,9 @@ MODES = {
     "dynamic-hybrid": {"MIOPEN_FIND_MODE": "DYNAMIC_HYBRID"},
     "native": {},
 }
+#: Winograd's way, which is right too, came to 23 times the error of a plain sum in float32 (cuDNN,
+#: the gradient of 3x3 weights); TF32 would come to more than 1000 times.
+FACTORS = {torch.float32: 100.0}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FAST = "export MIOPEN_FIND_MODE=FAST"
 _OFF = "torch.backends.cudnn.enabled = False"
@@ -45,7 +48,8 @@ SHAPES = {
     "1d-depthwise": Shape((2, 64, 60), (64, 1, 4), padding=3, groups=64),  # Mamba, GDN
     "2d-patches": Shape((1, 3, 56, 56), (96, 3, 14, 14), stride=14),  # a vision encoder's
     "2d-same": Shape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
-    "3d-patches": Shape((20, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),  # Qwen-VL
+    # Qwen-VL; not more of them, because torch's own kernels add up samples in bfloat16
+    "3d-patches": Shape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
     "3d-same": Shape((1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1),  # a video's decoder
 }
 
@@ -82,7 +86,7 @@ def bodies() -> dict[str, Callable[[Options], Result]]:
 def with_remedy(result: Result) -> Result:
     """The result; if MIOpen failed, with the known issue and what to do about it."""
     mode = mode_of(result.check)
-    if result.state is not State.FAILED or mode == "native":
+    if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result
     fix = _OFF if mode == "fast" else f"{_FAST}, or in Python {_OFF}"
     reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {ISSUE}"
@@ -99,37 +103,47 @@ def _check(id_: str, mode: str, shape: Shape, dtype: torch.dtype, options: Optio
     # fp16 gradients of a long sum would leave its range
     weight = weight / weight[0].numel() ** 0.5
     with torch.no_grad():
-        grad_out = randn(*convolve(shape, x.float(), weight.float(), bias.float()).shape)
+        grad_out = randn(*_right(shape, x.float(), weight.float(), bias.float()).shape)
     inputs = x, weight, bias, grad_out
     with torch.backends.cudnn.flags(
         enabled=mode != "native", benchmark=mode != "default", allow_tf32=False
     ):
-        found = _gradients(shape, *(t.to(options.device) for t in inputs))
+        found = _gradients(convolve, shape, *(t.to(options.device) for t in inputs))
 
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
         tensors = [t.to(reference.working(precision)) for t in inputs]
         if precision == reference.TERMS:  # bilinear: the sums of magnitudes are those of magnitudes
             tensors = [t.abs() for t in tensors]
         with torch.backends.mkldnn.flags(enabled=False):
-            right = _gradients(shape, *tensors)
+            right = _gradients(_right, shape, *tensors)
         return {name: reference.stored(value, precision) for name, value in right.items()}
 
     check = Check(id_, "", "")
-    result = reference.compare(check, found, expected, dtype)
+    result = reference.compare(check, found, expected, dtype, FACTORS.get(dtype))
     if options.device == "cpu":
         return replace(result, reason=f"{result.reason} {ON_CPU}".strip())
     return result
 
 
 def _gradients(
-    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor, grad_out: Tensor
+    function: Callable[..., Tensor],
+    shape: Shape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    grad_out: Tensor,
 ) -> dict[str, Tensor]:
     leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
-    out = convolve(shape, *leaves)
+    out = function(shape, *leaves)
     grads = torch.autograd.grad(out, leaves, grad_out)
     return {"out": out.detach(), **dict(zip(("dx", "dweight", "dbias"), grads, strict=True))}
 
 
 def convolve(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What is under test."""
+    return _right(shape, x, weight, bias)
+
+
+def _right(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     function = getattr(functional, f"conv{x.ndim - 2}d")
     return function(x, weight, bias, shape.stride, shape.padding, 1, shape.groups)

@@ -178,7 +178,10 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def bounds(
-    exact: dict[str, Tensor], rounded: dict[str, Tensor], dtype: torch.dtype
+    exact: dict[str, Tensor],
+    rounded: dict[str, Tensor],
+    dtype: torch.dtype,
+    factor: float | None = None,
 ) -> dict[str, float]:
     """The largest error that each tensor may have.
 
@@ -198,6 +201,7 @@ def bounds(
 
     Args:
         exact: tensors of :func:`attention` in float64, rounded: the same in the dtype under test.
+        factor: instead of the dtype's in FACTORS.
 
     Returns:
         For each name the bound of :func:`max_error`.
@@ -210,7 +214,8 @@ def bounds(
     gradients = [name for name in ("dq", "dk", "dv") if name in exact]
     size |= dict.fromkeys(gradients, max((size[name] for name in gradients), default=0.0))
     found = {
-        name: FACTORS[dtype] * max(max_error(rounded[name], value), half_ulp * size[name])
+        name: (factor or FACTORS[dtype])
+        * max(max_error(rounded[name], value), half_ulp * size[name])
         for name, value in exact.items()
     }
     if not all(map(math.isfinite, found.values())):
@@ -236,6 +241,7 @@ def compare(
     actual: dict[str, Tensor],
     expected: Callable[[Precision], dict[str, Tensor]],
     dtype: torch.dtype,
+    factor: float | None = None,
 ) -> Result:
     """Passed if every expected tensor is within :func:`bounds` of the exact one, and every element.
 
@@ -244,7 +250,7 @@ def compare(
     measured by its own terms: rounding each of them once, and no more than that a few times over.
     """
     exact, terms = expected(torch.float64), expected(TERMS)
-    limits = bounds(exact, expected(dtype), dtype)
+    limits = bounds(exact, expected(dtype), dtype, factor)
     wrong, measured = [], {}
     for name, value in exact.items():
         error, local = max_error(actual[name], value), 0.0
