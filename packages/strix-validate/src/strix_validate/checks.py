@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 
@@ -66,12 +67,14 @@ class Options:
 
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
     the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
+    vllm: a source folder of vLLM to take instead of the installed one.
     """
 
     device: str = "cpu"
     size: Size = Size.QUICK
     root: Path = Path("/")
     weights: int = 0
+    vllm: Path | None = None
 
 
 class CannotRun(Exception):
@@ -92,8 +95,9 @@ def require(condition: object, message: str) -> None:
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:
-    """True for "sdpa/flash/full-float16" if names contains it, "sdpa/flash" or "sdpa"."""
-    return any(f"{id_}/".startswith(f"{name}/") for name in names)
+    """True for "sdpa/flash/full-float16" if names contains it, "sdpa/flash", "sdpa" or a pattern of
+    the shell such as "sdpa/*/full-*"."""
+    return any(fnmatchcase(id_, name) or fnmatchcase(id_, f"{name}/*") for name in names)
 
 
 def exit_code(states: Iterable[State]) -> int:

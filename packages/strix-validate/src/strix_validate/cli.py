@@ -60,7 +60,8 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="ID",
-        help="Run only these checks: an id or its prefix, such as sdpa/flash. Repeatable.",
+        help="Run only these checks: an id, its prefix or a pattern, such as sdpa/flash or "
+        "'kernels/vllm-*'. Repeatable.",
     ),
 ]
 Skip = Annotated[
@@ -69,6 +70,14 @@ Skip = Annotated[
 ]
 DeviceOption = Annotated[
     DeviceName, typer.Option(help="Where checks run. As in torch, cuda includes ROCm GPUs.")
+]
+VllmOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--vllm-source",
+        metavar="DIR",
+        help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
+    ),
 ]
 SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
 
@@ -85,33 +94,52 @@ def backend(
 
 
 @app.command()
+def libraries(
+    as_json: Json = False,
+    only: Only = None,
+    skip: Skip = None,
+    device: DeviceOption = DeviceName.AUTO,
+) -> None:
+    """Check matrix products, convolutions, host memory and torch.compile on the GPU.
+
+    On a CPU, this checks only the checks themselves.
+    """
+    _run(["libraries"], as_json, only, skip, device)
+
+
+@app.command()
 def attention(
     as_json: Json = False,
     only: Only = None,
     skip: Skip = None,
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.QUICK,
+    vllm_source: VllmOption = None,
 ) -> None:
-    """Compare torch's SDPA backends, one at a time, and flash-attn with attention in float64.
+    """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
 
-    Without a GPU, flash-attn's kernels run in Triton's interpreter.
+    Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
     """
-    _run(["attention"], as_json, only, skip, device, size)
+    _run(["attention"], as_json, only, skip, device, size, vllm=vllm_source)
 
 
 @app.command()
-def kernels(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Compile flash-attn's kernels for gfx1151, without a GPU, and inspect the code objects."""
-    _run(["kernels"], as_json, only, skip, DeviceName.CPU)
+def kernels(
+    as_json: Json = False, only: Only = None, skip: Skip = None, vllm_source: VllmOption = None
+) -> None:
+    """Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them."""
+    _run(["kernels"], as_json, only, skip, DeviceName.CPU, vllm=vllm_source)
 
 
 @app.command()
-def emulated(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Execute flash-attn's gfx1151 code objects under emulation, and compare with float64.
+def emulated(
+    as_json: Json = False, only: Only = None, skip: Skip = None, vllm_source: VllmOption = None
+) -> None:
+    """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """
-    _run(["emulated"], as_json, only, skip, DeviceName.CPU)
+    _run(["emulated"], as_json, only, skip, DeviceName.CPU, vllm=vllm_source)
 
 
 @app.command()
@@ -172,12 +200,22 @@ def run_all(
     evidence: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
     ] = None,
+    vllm_source: VllmOption = None,
 ) -> None:
     """Run every tier and write a record of evidence."""
     unknown = [name for name in tier or [] if name not in tiers.TIERS]
     if unknown:
         raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
-    _run(tier or list(tiers.TIERS), as_json, only, skip, device, size, evidence=evidence)
+    _run(
+        tier or list(tiers.TIERS),
+        as_json,
+        only,
+        skip,
+        device,
+        size,
+        evidence=evidence,
+        vllm=vllm_source,
+    )
 
 
 @app.command(name="list")
@@ -233,6 +271,7 @@ def _run(
     weights: int = 0,
     evidence: Path | None = None,
     plots: Path | None = None,
+    vllm: Path | None = None,
 ) -> None:
     """Runs tiers, writes the record where requested, and exits with its status."""
     console = Console(stderr=True, highlight=False)
@@ -240,7 +279,7 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
         where = "none" if names == ["doctor"] else host.device_for(device.value)
-        options = Options(device=where, size=size, root=root, weights=weights)
+        options = Options(device=where, size=size, root=root, weights=weights, vllm=vllm)
         found = run(names, options, only or [], skip or [], say=lambda line: console.print(line))
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from strix_validate import reference
+from strix_validate import reference, triton_device
 from strix_validate.checks import Size
 
 SDIST_WINDOW_BUG = (
@@ -36,6 +36,20 @@ class Call:
     options: dict = field(default_factory=dict)
     grad_out: Tensor | None = None
     repeats: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors["q"].dtype
+
+    def prepare(self) -> str:
+        """Makes flash-attn take CPU tensors; returns which kernels it uses."""
+        found = backend()
+        triton_device.accept_cpu_tensors()
+        return found
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """See :func:`execute`."""
+        return execute(self, device)
 
 
 @dataclass(frozen=True)

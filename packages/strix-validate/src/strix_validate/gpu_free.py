@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""flash-attn without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
+"""Triton kernels without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
 
 All three need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the
 rest of the process, so the calls run in a child process, with ``python -O``: aiter asserts that
@@ -12,21 +12,35 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from strix_validate import flash, triton_device
+from strix_validate import triton_device
 from strix_validate.checks import CannotRun
 
 #: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
-#: code objects are executed by strix-emulate.
-Mode = Literal["interpret", "compile", "emulate"]
+#: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
+Mode = Literal["interpret", "compile", "emulate", "native"]
 #: Seconds for all calls together.
 LIMIT = 1800
+
+
+class Call(Protocol):
+    """A call of a library: flash.Call or vllm_kernels.Call. dtype: of the numbers it computes."""
+
+    dtype: torch.dtype
+
+    def prepare(self) -> str:
+        """Makes the library ready, once per process; returns which kernels the calls will run."""
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """Makes the call; the library's own exceptions pass through."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """backend: see :func:`flash.backend`; calls: one answer per call, in order."""
+    """backend: what Call.prepare says; calls: one answer per call, in order."""
 
     backend: str
     calls: list[Answer]
@@ -75,16 +89,16 @@ class ChildError(RuntimeError):
     """The child process ended without an answer."""
 
 
-def run(calls: list[flash.Call], mode: Mode) -> Answers:
-    """Answers to calls, in order, from a child process.
+def run(calls: Sequence[Call], mode: Mode) -> Answers:
+    """Answers to calls of one library, in order, from a child process.
 
     Raises:
-        ChildError: the child crashed, could not import flash_attn, or exceeded LIMIT.
+        ChildError: the child crashed, could not import the library, or exceeded LIMIT.
         CannotRun: mode "emulate" has no disassembler.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "calls"), Path(folder, "answers")
-        asked.write_bytes(pickle.dumps(calls))
+        asked.write_bytes(pickle.dumps(list(calls)))
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             # a cache would hide a kernel that no longer compiles
@@ -114,11 +128,11 @@ def run(calls: list[flash.Call], mode: Mode) -> Answers:
     return found
 
 
-def answer(call: flash.Call, device: str) -> Answer:
+def answer(call: Call, device: str) -> Answer:
     """Makes the call in this process."""
     begin = perf_counter()
     try:
-        found = Answer(flash.execute(call, device))
+        found = Answer(call.execute(device))
     except Exception as error:  # a result like any other: the caller judges it
         found = Answer(error=(type(error).__name__, str(error)))
     return replace(found, seconds=perf_counter() - begin)
@@ -131,7 +145,8 @@ def _child(mode: Mode, asked: str, answered: str) -> None:
 def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     kernels: list[Kernel] = []
     executed: list[Executed] = []
-    triton_device.install()
+    if mode != "native":
+        triton_device.install()
     if mode == "compile":
         triton_device.intercept(lambda launch: kernels.append(_kernel(launch)))
     if mode == "emulate":
@@ -147,14 +162,14 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
                 executed.append(_executed(emulation.execute(launch)))
 
         triton_device.intercept(execute)
-    backend = flash.backend()
-    triton_device.accept_cpu_tensors()
-    answers = []
     # the parent process wrote this file
-    for call in pickle.loads(asked.read_bytes()):
+    calls = pickle.loads(asked.read_bytes())
+    backend = calls[0].prepare()
+    answers = []
+    for call in calls:
         kernels.clear()
         executed.clear()
-        found = answer(call, "cpu")
+        found = answer(call, "cuda" if mode == "native" else "cpu")
         answers.append(replace(found, kernels=tuple(kernels), executed=tuple(executed)))
     return Answers(backend, answers)
 

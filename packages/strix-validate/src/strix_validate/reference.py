@@ -23,6 +23,28 @@ FACTORS = {torch.float32: 10.0, torch.float16: 4.0, torch.bfloat16: 4.0}
 LOCAL_FACTORS = {torch.float32: 100.0, torch.float16: 4.0, torch.bfloat16: 4.0}
 
 
+def working(dtype: Precision) -> torch.dtype:
+    """What a reference in that precision computes in: float64, or float32 for a smaller dtype."""
+    return torch.float64 if dtype in (torch.float64, TERMS) else torch.float32
+
+
+def stored(x: Tensor, dtype: Precision) -> Tensor:
+    """x, rounded as if a kernel of the dtype had stored it; not rounded for TERMS."""
+    return x if dtype == TERMS else x.to(dtype).to(working(dtype))
+
+
+def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Tensor:
+    """x @ weight^T in the working precision, not rounded; the sums of magnitudes for TERMS.
+
+    Args:
+        rows: of weight at a time, so that a head of 248,000 tokens fits into memory in float64.
+    """
+    x = x.to(working(dtype))
+    x = x.abs() if dtype == TERMS else x
+    parts = (part.to(x.dtype) for part in weight.split(rows))
+    return torch.cat([x @ (part.abs() if dtype == TERMS else part).T for part in parts], -1)
+
+
 def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) -> Tensor:
     """Which key each query sees.
 
@@ -63,6 +85,7 @@ def attention(
     softcap: float = 0.0,
     attn_mask: Tensor | None = None,
     keep: Tensor | None = None,
+    sinks: Tensor | None = None,
     dtype: Precision = torch.float64,
 ) -> dict[str, Tensor]:
     """Plain attention, softmax(q k^T / sqrt(head_dim)) v, and its gradients.
@@ -81,6 +104,7 @@ def attention(
         attn_mask: broadcastable to (batch, heads, seqlen_q, seqlen_k); Boolean, True where a key is
             seen, or added to the scores.
         keep: of dropout, what each weight is multiplied by: 0 or 1 / (1 - p).
+        sinks: (heads,), the score of one more key for every query, whose value is zero.
 
     Returns:
         out, dq, dk, dv with the shapes of q, q, k, v, on the device of q; in float64, or for a
@@ -92,14 +116,14 @@ def attention(
     group, rest = divmod(q.shape[1], k.shape[1])
     if rest:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {q.shape[1]} heads")
-    work = torch.float64 if dtype in (torch.float64, TERMS) else torch.float32
+    work = working(dtype)
 
-    def stored(x: Tensor) -> Tensor:
-        return x if dtype == TERMS else x.to(dtype).to(work)
+    def store(x: Tensor) -> Tensor:
+        return stored(x, dtype)
 
     def per_kv_head(x: Tensor) -> Tensor:
         # kernels without grouped heads sum what they stored for each query head
-        return stored(stored(x).unflatten(1, (-1, group)).sum(2))
+        return store(store(x).unflatten(1, (-1, group)).sum(2))
 
     q, k, v, grad_out = (x.detach().to(work) for x in (q, k, v, grad_out))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -117,7 +141,11 @@ def attention(
         scores = scores + attn_mask.to(work)
     sees_any = seen.any(-1, keepdim=True)
     # a row of only -inf would give NaN: it keeps its scores and gets weight 0
-    weights = scores.masked_fill(~seen & sees_any, float("-inf")).softmax(-1) * sees_any
+    scores = scores.masked_fill(~seen & sees_any, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]] * sees_any
     keep = None if keep is None else keep.to(work)
     kept = weights if keep is None else weights * keep
 
@@ -126,16 +154,16 @@ def attention(
         q, k, v, grad_out = (x.abs() for x in (q, k, v, grad_out))
         sign = 1.0
 
-    out = stored(stored(kept) @ v)
-    grad_v = stored(kept).transpose(-2, -1) @ grad_out
+    out = store(store(kept) @ v)
+    grad_v = store(kept).transpose(-2, -1) @ grad_out
     grad_weights = grad_out @ v.transpose(-2, -1)
     if keep is not None:
         grad_weights = grad_weights * keep
     delta = (grad_out * out).sum(-1, keepdim=True)
-    grad_scores = stored(weights * (grad_weights + sign * delta) * slope)
+    grad_scores = store(weights * (grad_weights + sign * delta) * slope)
     return {
         "out": out,
-        "dq": stored(grad_scores @ k * scale),
+        "dq": store(grad_scores @ k * scale),
         "dk": per_kv_head(grad_scores.transpose(-2, -1) @ q * scale),
         "dv": per_kv_head(grad_v),
     }
@@ -150,7 +178,10 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def bounds(
-    exact: dict[str, Tensor], rounded: dict[str, Tensor], dtype: torch.dtype
+    exact: dict[str, Tensor],
+    rounded: dict[str, Tensor],
+    dtype: torch.dtype,
+    factor: float | None = None,
 ) -> dict[str, float]:
     """The largest error that each tensor may have.
 
@@ -170,6 +201,7 @@ def bounds(
 
     Args:
         exact: tensors of :func:`attention` in float64, rounded: the same in the dtype under test.
+        factor: instead of the dtype's in FACTORS.
 
     Returns:
         For each name the bound of :func:`max_error`.
@@ -182,7 +214,8 @@ def bounds(
     gradients = [name for name in ("dq", "dk", "dv") if name in exact]
     size |= dict.fromkeys(gradients, max((size[name] for name in gradients), default=0.0))
     found = {
-        name: FACTORS[dtype] * max(max_error(rounded[name], value), half_ulp * size[name])
+        name: (factor or FACTORS[dtype])
+        * max(max_error(rounded[name], value), half_ulp * size[name])
         for name, value in exact.items()
     }
     if not all(map(math.isfinite, found.values())):
@@ -208,6 +241,7 @@ def compare(
     actual: dict[str, Tensor],
     expected: Callable[[Precision], dict[str, Tensor]],
     dtype: torch.dtype,
+    factor: float | None = None,
 ) -> Result:
     """Passed if every expected tensor is within :func:`bounds` of the exact one, and every element.
 
@@ -216,12 +250,12 @@ def compare(
     measured by its own terms: rounding each of them once, and no more than that a few times over.
     """
     exact, terms = expected(torch.float64), expected(TERMS)
-    limits = bounds(exact, expected(dtype), dtype)
+    limits = bounds(exact, expected(dtype), dtype, factor)
     wrong, measured = [], {}
     for name, value in exact.items():
         error, local = max_error(actual[name], value), 0.0
-        if math.isfinite(error) and name in ("out", "dq", "dk", "dv"):
-            local = local_error(actual[name], value, terms[name], dtype)
+        if math.isfinite(error):
+            local = local_error(actual[name], value, terms[name].abs(), dtype)
         # not "error > limit", which is false for NaN
         if not (error <= limits[name] and local <= LOCAL_FACTORS[dtype]):
             wrong.append(name)

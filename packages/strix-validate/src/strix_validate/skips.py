@@ -10,13 +10,12 @@ import re
 import tomllib
 from dataclasses import dataclass, replace
 from datetime import date
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from strix_validate.checks import Result, State
+from strix_validate.checks import Result, State, is_named
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Skip(BaseModel):
 
     def covers(self, result: Result, machine: Machine) -> bool:
         return (
-            any(covers_id(pattern, result.check.id) for pattern in self.ids)
+            is_named(result.check.id, self.ids)
             and all(getattr(machine, key) == value for key, value in self.when if value is not None)
             and re.search(self.said, result.reason) is not None
         )
@@ -62,10 +61,6 @@ class Skip(BaseModel):
 def table() -> list[Skip]:
     text = (files("strix_validate") / "skips.toml").read_text()
     return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
-
-
-def covers_id(pattern: str, id_: str) -> bool:
-    return fnmatchcase(id_, pattern) or fnmatchcase(id_, f"{pattern}/*")
 
 
 def judge(result: Result, machine: Machine) -> Result:

@@ -16,7 +16,7 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result, State
 
 #: In the order in which `run` takes them. Imported on use: most need torch.
-TIERS = ("doctor", "backend", "attention", "kernels", "emulated", "bench", "serve")
+TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 
 
 def load(name: str) -> ModuleType:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention gives the right output and gradients: torch's backends, one by one, and flash-attn."""
+"""Attention gives the right output and gradients: torch's backends, flash-attn and vLLM."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from strix_validate import behaviour, flash, gpu_free, sdpa
+from strix_validate import behaviour, flash, gpu_free, sdpa, vllm_checks
 from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.reference import compare
 from strix_validate.tiers import run_each
@@ -24,13 +24,20 @@ FLASH_DTYPES = {
 
 def checks() -> list[Check]:
     """Every check of every size and kind of machine."""
-    return [*sdpa.checks(), *behaviour.checks(), *_flash_cases(Size.STRESS)]
+    return [
+        *sdpa.checks(),
+        *behaviour.checks(),
+        *_flash_cases(Size.STRESS),
+        *vllm_checks.checks("attention"),
+    ]
 
 
 def applies(check: Check, options: Options) -> bool:
     """False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
+    if check.id.startswith("attention/vllm-"):
+        return True
     return check.id in behaviour.bodies() or options.size.holds(sdpa.size_of(check))
 
 
@@ -47,6 +54,14 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each([check for check in wanted if check.id in bodies], options, bodies)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
+    mode = "native" if options.device == "cuda" else "interpret"
+    yield from vllm_checks.run("attention", wanted, options, mode, _judge_vllm)
+
+
+def _judge_vllm(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
+    if answer.error:
+        return Result(check, State.FAILED, ": ".join(answer.error))
+    return compare(check, answer.tensors, expected, call.dtype)
 
 
 def timed(results: Iterator[Result]) -> Iterator[Result]:
@@ -100,7 +115,7 @@ def _run_flash(cases: dict[Check, flash.Case], kind: str) -> Iterator[Result]:
 def judge(check: Check, case: flash.Case, answer: gpu_free.Answer) -> Result:
     """Passed if the answer is right, or refused where that is allowed."""
     if answer.error is None:
-        return compare(check, answer.tensors, case.expected, case.call.tensors["q"].dtype)
+        return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error
     if case.may_refuse and kind == "NotImplementedError":
         return Result(check, State.PASSED, f"Refused, which is right: {message}")

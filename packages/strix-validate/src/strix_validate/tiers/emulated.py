@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""flash-attn's gfx1151 code objects, executed under emulation on any machine.
+"""gfx1151 code objects of flash-attn and vLLM, executed under emulation on any machine.
 
 strix-emulate executes the instructions that the real call path compiles, forward and backward. A
 pass means "executed under emulation"; it says nothing about timing or a real gfx1151.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from strix_validate import flash, gpu_free
+from strix_validate import flash, gpu_free, vllm_checks
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 from strix_validate.reference import compare
 
@@ -54,6 +54,10 @@ SHAPES = {
 
 
 def checks() -> list[Check]:
+    return [*_flash_checks(), *vllm_checks.checks("emulated")]
+
+
+def _flash_checks() -> list[Check]:
     return [
         Check(f"emulated/{name}", f"flash-attn executed under emulation: {name}", _WHY)
         for name in SHAPES
@@ -61,8 +65,10 @@ def checks() -> list[Check]:
 
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs flash_attn and a libLLVM, and no GPU."""
-    del options
+    """See strix_validate.tiers. Needs flash_attn or vLLM's source, a libLLVM, and no GPU."""
+    yield from vllm_checks.run("emulated", wanted, options, "emulate", judge)
+    known = _flash_checks()
+    wanted = [check for check in wanted if check in known]
     if not wanted:
         return
     if importlib.util.find_spec("flash_attn") is None:
@@ -81,13 +87,13 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield replace(result, reason=f"{kernels}. {result.reason}".strip())
 
 
-def judge(check: Check, call: flash.Call, expected, answer: gpu_free.Answer) -> Result:
+def judge(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
     """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     if not answer.executed:
         return Result(check, State.FAILED, "no kernel was executed")
-    result = compare(check, answer.tensors, expected, call.tensors["q"].dtype)
+    result = compare(check, answer.tensors, expected, call.dtype)
     kernels = {
         f"{number}-{done.name}": {"code": done.code, "wave_instructions": done.wave_instructions}
         for number, done in enumerate(answer.executed)

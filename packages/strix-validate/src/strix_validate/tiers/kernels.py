@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""flash-attn's kernels compile for gfx1151, as their compiled files show."""
+"""The kernels of flash-attn and vLLM compile for gfx1151, as their compiled files show."""
 
 import importlib.util
 import io
@@ -12,11 +12,11 @@ import torch
 from elftools.elf.elffile import ELFFile
 from strix_emulate.loader import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
-from strix_validate import TARGET, flash, gpu_free
+from strix_validate import TARGET, flash, gpu_free, vllm_checks
 from strix_validate.checks import Check, Options, Result, State
 
 #: In the names of kernels that multiply no matrices.
-_HELPERS = ("preprocess", "reduce")
+_HELPERS = ("preprocess", "reduce", "reshape_and_cache", "rms_norm", "mrope")
 
 _WHY = (
     "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
@@ -40,14 +40,20 @@ _CALLS: dict[str, tuple[Callable, torch.dtype]] = {
 
 def checks() -> list[Check]:
     """One for each call; it covers every kernel that the call launches."""
+    return [*_flash_checks(), *vllm_checks.checks("kernels")]
+
+
+def _flash_checks() -> list[Check]:
     return [
         Check(f"kernels/{name}", f"kernels compiled for {TARGET}: {name}", _WHY) for name in _CALLS
     ]
 
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs triton and flash_attn, and no GPU."""
-    del options
+    """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
+    yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_vllm)
+    known = _flash_checks()
+    wanted = [check for check in wanted if check in known]
     if not wanted:
         return
     if importlib.util.find_spec("flash_attn") is None:
@@ -64,6 +70,18 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 
 def judge(check: Check, answer: gpu_free.Answer) -> Result:
     """Failed if a kernel did not compile or one of its facts is wrong for gfx1151."""
+    # forward alone would hide a backward pass that was never reached
+    return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
+
+
+def _judge_vllm(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
+    del expected  # nothing was computed
+    multiplies = call.function in ("unified_attention", "moe")
+    return _judge(check, answer, 1 if multiplies else 0)
+
+
+def _judge(check: Check, answer: gpu_free.Answer, least: int) -> Result:
+    """least: how many of the kernels must multiply matrices."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
@@ -72,9 +90,7 @@ def judge(check: Check, answer: gpu_free.Answer) -> Result:
         name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
     }
     faults += [f"{name}: no WMMA" for name, fact in multiplying.items() if not fact["wmma"]]
-    # forward alone would hide a backward pass that was never reached
-    least = 1 if check.id.endswith("decode") else 2
-    if len(multiplying) < least:
+    if not facts or len(multiplying) < least:
         faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
     return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs checks in a child process that may crash, hang, or lose its GPU.
+
+An illegal access spoils every later call of its process, and a crash would end the run. So a child
+stops at its first failure, and the checks after it go on in a fresh one.
+"""
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from strix_validate.checks import Check, Options, Result, State
+from strix_validate.tiers import run_each
+
+#: Seconds that a child may take: MIOpen's search may lock up the GPU
+#: (https://github.com/ROCm/TheRock/issues/5581).
+LIMIT = 900.0
+
+
+def run(
+    module: str,
+    wanted: list[Check],
+    options: Options,
+    environment: Mapping[str, str] | None = None,
+    limit: float = LIMIT,
+) -> Iterator[Result]:
+    """One result per wanted check, from the functions that the module's bodies() gives.
+
+    Args:
+        environment: variables to set in the child.
+        limit: seconds for a child process.
+    """
+    while wanted:
+        found, ended = _child(module, wanted, options, environment or {}, limit)
+        yield from found
+        wanted = wanted[len(found) :]
+        if wanted and not (found and found[-1].state is State.FAILED):
+            yield Result(wanted[0], State.FAILED, f"the process {ended}")
+            wanted = wanted[1:]
+
+
+def _child(
+    module: str, wanted: list[Check], options: Options, environment: Mapping[str, str], limit: float
+) -> tuple[list[Result], str]:
+    """The results that a child process got to, and how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered, log = (Path(folder, name) for name in ("asked", "answered", "log"))
+        asked.write_bytes(pickle.dumps((module, wanted, options)))
+        answered.touch()
+        with log.open("wb") as stream:
+            child = subprocess.Popen(
+                [sys.executable, "-m", __name__, asked, answered],
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                | dict(environment),
+                stdout=stream,
+                stderr=stream,
+            )
+            try:
+                ended = f"ended with status {child.wait(limit)}"
+            except subprocess.TimeoutExpired:
+                ended = f"gave no answer within {limit:.0f} s"
+                child.kill()
+                child.wait()
+        found = []
+        with answered.open("rb") as stream:
+            while True:
+                try:
+                    found.append(pickle.load(stream))
+                except (EOFError, pickle.UnpicklingError):  # the last one may be cut off
+                    break
+        last = log.read_text(errors="replace").strip().splitlines()[-3:]
+    return found, ": ".join([ended, " | ".join(last)]).removesuffix(": ")
+
+
+def _main(asked: str, answered: str) -> None:
+    # the parent process wrote this file
+    module, wanted, options = pickle.loads(Path(asked).read_bytes())
+    bodies = importlib.import_module(module).bodies()
+    with Path(answered).open("wb") as stream:
+        for result in run_each(wanted, options, bodies):
+            pickle.dump(result, stream)
+            stream.flush()
+            if result.state is State.FAILED:
+                return
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

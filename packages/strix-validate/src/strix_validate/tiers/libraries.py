@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What lies below attention: matrix products, convolutions, host memory, and torch.compile.
+
+Each group runs in a child process, because what it looks for also crashes: see isolated.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from strix_validate import convolution, gemm, host_memory, inductor, isolated
+from strix_validate.checks import Check, Options, Result, State
+
+_MODULES = (gemm, host_memory, inductor)
+
+
+def checks() -> list[Check]:
+    return [check for module in (*_MODULES, convolution) for check in module.checks()]
+
+
+def applies(check: Check, options: Options) -> bool:
+    """False on a CPU for MIOpen's find modes, which change nothing there."""
+    is_conv = check.id.startswith("conv/")
+    return options.device == "cuda" or not is_conv or not convolution.environment(check)
+
+
+def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+    """See strix_validate.tiers."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
+        return
+    for module in _MODULES:
+        known = set(module.checks())
+        yield from isolated.run(module.__name__, [c for c in wanted if c in known], options)
+    known = set(convolution.checks())
+    wanted = [check for check in wanted if check in known]
+    for mode, environment in convolution.MODES.items():
+        chosen = [check for check in wanted if convolution.mode_of(check) == mode]
+        found = isolated.run(convolution.__name__, chosen, options, environment)
+        yield from map(convolution.with_remedy, found)

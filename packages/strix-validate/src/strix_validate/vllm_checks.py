@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from strix_validate import gpu_free, vllm_source
+from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.vllm_kernels import (
+    Case,
+    Expected,
+    make,
+    moe,
+    paged_attention,
+    rms_norm,
+    rope,
+    store_keys,
+)
+
+BF16 = torch.bfloat16
+_PREFILL = ((128, 128),)
+_DECODE = ((1, 300), (1, 70))
+_COMPILES = (
+    "a kernel or a Triton that no longer compiles for gfx1151, uses no matrix unit, or needs more "
+    "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+)
+_SPILLS = "; its spills are measured: https://github.com/vllm-project/vllm/pull/56232"
+
+
+def _shapes(lengths) -> dict[str, Case]:
+    """Attention layers of models, with the sizes of their heads."""
+    models = {
+        "d64-sinks": {"head_dim": 64, "heads": 64, "kv_heads": 8, "sinks": True},  # gpt-oss
+        "d128": {"heads": 32, "kv_heads": 8},  # Llama, Qwen3
+        "d128-gqa7": {"heads": 28, "kv_heads": 4},  # Qwen2
+        "d128-window-softcap": {"heads": 32, "kv_heads": 16, "window": 1024, "softcap": 50.0},
+        "d128-fp8-kv": {"heads": 32, "kv_heads": 8, "fp8": True},
+        "d256-block1056": {"head_dim": 256, "heads": 16, "kv_heads": 2, "block": 1056},  # Qwen3.6
+        "d512": {"head_dim": 512, "heads": 32, "kv_heads": 4},  # Gemma 4
+    }
+    return {
+        name: Case(partial(paged_attention, lengths=lengths, **shape), _COMPILES + _SPILLS, BF16)
+        for name, shape in models.items()
+    }
+
+
+#: The launches that are compiled only.
+COMPILED = {
+    **{f"prefill-{name}": case for name, case in _shapes(_PREFILL).items()},
+    **{f"decode-{name}": case for name, case in _shapes(_DECODE).items()},
+    "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
+    "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
+    "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, BF16),
+    "rope-adjacent": Case(partial(rope, heads=32, kv_heads=8, head_dim=64, neox=False), _COMPILES),
+    "moe-prefill": Case(partial(moe, tokens=1024, rows=256, columns=256), _COMPILES, BF16),
+    "moe-decode": Case(partial(moe, rows=256, columns=256), _COMPILES, BF16),
+    "moe-int4-prefill": Case(
+        partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, BF16
+    ),
+    "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
+}
+
+_MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"
+_SPLIT = "segments of a split decode that are merged wrongly, or never written and still read"
+_WINDOW = "a sliding window off by one: https://github.com/vllm-project/vllm/issues/28989"
+_SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
+_CAP = "tanh's softcap that overflows or is left out (Gemma)"
+_PAD = "padding of the head dim to a power of two that leaks into the result"
+_PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
+_GROUP = "a query head that reads another group's keys, where groups are no power of two"
+_EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
+_INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
+
+
+def _attend(why: str, *lengths: tuple[int, int], dtype=torch.float16, **shape) -> Case:
+    return Case(partial(paged_attention, lengths=lengths, **shape), why, dtype)
+
+
+#: Computed in Triton's interpreter, or on a GPU.
+COMPUTED = {
+    "prefill": _attend(_MASK, (37, 37), (5, 80), heads=8),
+    "decode": _attend(_SPLIT, (1, 37), (1, 200), heads=8),
+    "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1)),
+    "prefill-window": _attend(_WINDOW, (70, 70), window=16),
+    "decode-window": _attend(_WINDOW, (1, 200), window=16),
+    "prefill-softcap": _attend(_CAP, (70, 70), softcap=3.0),
+    "decode-softcap": _attend(_CAP, (1, 70), softcap=3.0),
+    "prefill-sinks": _attend(_SINKS, (50, 70), heads=8, kv_heads=1, head_dim=64, sinks=True),
+    "decode-sinks": _attend(
+        _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True
+    ),
+    "prefill-d96": _attend(_PAD, (40, 40), head_dim=96),
+    "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
+    "prefill-gqa7": _attend(_GROUP, (40, 40), heads=14),
+    "decode-gqa7": _attend(_GROUP, (1, 40), heads=14),
+    "prefill-fp8-kv": _attend("a scale of keys or values left out", (40, 60), fp8=True),
+    "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
+    "rms-norm": Case(rms_norm, "the last block, which is not full, counted as full"),
+    "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
+    "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
+    "moe": Case(moe, _EXPERT),
+    "moe-int4": Case(partial(moe, bits=4), _INT4),
+}
+
+#: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
+EMULATED = {
+    "prefill": _attend(_MASK, (37, 37), (5, 60), head_dim=64),
+    "prefill-bfloat16": _attend(_MASK, (37, 37), head_dim=64, dtype=BF16),
+    "prefill-window-softcap": _attend(_WINDOW, (50, 50), head_dim=64, window=16, softcap=3.0),
+    "prefill-gqa7": _attend(_GROUP, (20, 20), heads=7, kv_heads=1),
+    "decode-sinks": _attend(_SINKS, (1, 50), (1, 170), head_dim=64, sinks=True),
+    "decode-block1056": _attend(_PAGES, (1, 100), head_dim=80, block=1056),
+    "reshape-and-cache": COMPUTED["reshape-and-cache"],
+    "rms-norm": COMPUTED["rms-norm"],
+    "rope": COMPUTED["rope"],
+    "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
+    "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
+}
+
+_TIERS = {
+    "kernels": (COMPILED, "compiled for gfx1151"),
+    "attention": (COMPUTED, "in Triton's interpreter or on the GPU"),
+    "emulated": (EMULATED, "executed under emulation"),
+}
+#: Judges an answer: check, call, what it must return, answer.
+Judge = Callable[[Check, gpu_free.Call, Expected, gpu_free.Answer], Result]
+
+
+def checks(tier: str) -> list[Check]:
+    """The tier's checks of vLLM, TIER/vllm-NAME."""
+    cases, how = _TIERS[tier]
+    return [
+        Check(f"{tier}/vllm-{name}", f"vLLM's kernels {how}: {name}", case.why)
+        for name, case in cases.items()
+    ]
+
+
+def run(
+    tier: str, wanted: list[Check], options: Options, mode: gpu_free.Mode, judge: Judge
+) -> Iterator[Result]:
+    """The results of those of the wanted checks that are the tier's checks of vLLM."""
+    known = set(checks(tier))
+    wanted = [check for check in wanted if check in known]
+    if not wanted:
+        return
+    cases = _TIERS[tier][0]
+    names = [check.id.removeprefix(f"{tier}/vllm-") for check in wanted]
+    try:
+        source = vllm_source.find(options.vllm)
+        problems = [make(name, cases[name], source) for name in names]
+        answers = gpu_free.run([call for call, _ in problems], mode)
+    except (CannotRun, gpu_free.ChildError, ValueError) as error:
+        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
+        yield from (Result(check, state, str(error)) for check in wanted)
+        return
+    for check, (call, expected), answer in zip(wanted, problems, answers.calls, strict=True):
+        result = judge(check, call, expected, answer)
+        reason = f"vLLM's kernels: {answers.backend}, {mode}. {result.reason}".strip()
+        yield replace(result, reason=reason, seconds=answer.seconds)

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launches of vLLM's Triton kernels through vLLM's own functions, and what they must return."""
+
+import importlib
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strix_validate import reference, vllm_source
+from strix_validate.reference import Precision
+
+#: Randomness of a case: values of a shape.
+Randn = Callable[..., Tensor]
+Expected = Callable[[Precision], dict[str, Tensor]]
+
+_ATTENTION, _CACHE, _MOE, _ROPE, _NORM = vllm_source.KERNELS
+#: Segments into which vLLM splits the keys of a decode (3d) launch.
+SEGMENTS = 16
+FP8, FP8_SCALE = torch.float8_e4m3fn, 0.5
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch: the function here that makes it, its tensors and options, and vLLM's folder."""
+
+    function: str
+    tensors: dict[str, Tensor]
+    options: dict = field(default_factory=dict)
+    source: Path = Path()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    def prepare(self) -> str:
+        """Makes vLLM importable from its source; returns its version."""
+        vllm_source.install(self.source)
+        return vllm_source.version(self.source)
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """The tensors that the launch writes, by name; vLLM's own exceptions pass through."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return _LAUNCHES[self.function](tensors, **self.options)
+
+
+def paged_attention(
+    randn: Randn,
+    *,
+    lengths: tuple[tuple[int, int], ...],
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 128,
+    block: int = 16,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    fp8: bool = False,
+) -> tuple[Call, Expected]:
+    """Causal attention over a paged cache: unified_attention of vLLM.
+
+    Everything in the cache that belongs to no sequence is NaN, as are the scratch tensors.
+
+    Args:
+        lengths: (queries, keys) of each sequence. With one query each, keys are split: 3d.
+        window: keys that a query sees, its own included; 0 is all.
+        fp8: keys and values are stored as fp8 e4m3 with a scale.
+    """
+    queries, keys = zip(*lengths, strict=True)
+    q = randn(sum(queries), heads, head_dim)
+    blocks = [-(-n // block) for n in keys]
+    k, v = (torch.full((sum(blocks) + 2, block, kv_heads, head_dim), float("nan")) for _ in "kv")
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    # vLLM's tables are wider than needed, and 0 there
+    table = torch.zeros(len(lengths), max(blocks) + 2, dtype=torch.int32)
+    order = iter(range(sum(blocks) + 1, 1, -1))  # not in sequence
+    kept = []
+    for i, n in enumerate(keys):
+        own = torch.tensor([next(order) for _ in range(blocks[i])], dtype=torch.int32)
+        table[i, : blocks[i]] = own
+        kept.append((randn(n, kv_heads, head_dim), randn(n, kv_heads, head_dim)))
+        for cache, values in zip((k, v), kept[-1], strict=True):
+            padded = torch.full((blocks[i] * block, *cache.shape[2:]), float("nan")).to(cache.dtype)
+            padded[:n] = values
+            cache[own.long()] = padded.view(blocks[i], block, *cache.shape[2:])
+    tensors = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": torch.tensor([0, *accumulate(queries)], dtype=torch.int32),
+        "seqused_k": torch.tensor(keys, dtype=torch.int32),
+        "block_table": table,
+    }
+    if sinks:
+        tensors["sinks"] = randn(heads).float()
+    if fp8:
+        kept = [tuple(x.to(FP8).to(q.dtype) * FP8_SCALE for x in pair) for pair in kept]
+    options = {
+        "max_seqlen_q": max(queries),
+        "max_seqlen_k": max(keys),
+        "window_size": (window - 1, 0) if window else (-1, -1),
+        "softcap": softcap,
+        "fp8": fp8,
+    }
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        parts = []
+        for part, pair in zip(q.split(queries), kept, strict=True):
+            # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
+            rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
+            found = reference.attention(
+                *rows,
+                causal="bottom-right",
+                window=(window - 1, 0) if window else (-1, -1),
+                softcap=softcap,
+                sinks=tensors.get("sinks"),
+                dtype=dtype,
+            )
+            parts.append(found["out"][0].transpose(0, 1))
+        return {"out": torch.cat(parts)}
+
+    return Call("unified_attention", tensors, options), expected
+
+
+def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
+    module = importlib.import_module(_ATTENTION)
+    modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
+    q, scale = tensors["q"], None
+    if fp8:  # only here: tensors of fp8 cannot be pickled
+        tensors |= {name: tensors[name].to(FP8) for name in "kv"}
+        scale = torch.tensor([FP8_SCALE], device=q.device)
+    out = torch.full_like(q, float("nan"))
+    if options["max_seqlen_q"] == 1:
+        shape = (*q.shape[:2], SEGMENTS)
+        padded = 1 << (q.shape[2] - 1).bit_length()
+        # the launcher's condition for 3d is met by any threshold of this size
+        options |= {"seq_threshold_3D": 128, "num_par_softmax_segments": SEGMENTS}
+        for name, size in (("output", (*shape, padded)), ("max", shape), ("expsum", shape)):
+            options[f"softmax_segm_{name}"] = q.new_full(size, float("nan"), dtype=torch.float32)
+    module.unified_attention(
+        **tensors,
+        out=out,
+        q_descale=None,
+        k_descale=scale,
+        v_descale=scale,
+        softmax_scale=q.shape[2] ** -0.5,
+        causal=True,
+        kv_quant_mode=modes.FP8_PER_TENSOR if fp8 else modes.NONE,
+        **options,
+    )
+    return {"out": out}
+
+
+def store_keys(randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16) -> tuple[Call, Expected]:
+    """triton_reshape_and_cache_flash: new keys and values go to their slots, padding to none."""
+    new = {name: randn(tokens, heads, head_dim) for name in ("key", "value")}
+    caches = {f"{name}_cache": randn(4, block, heads, head_dim) for name in new}
+    slots = torch.arange(tokens) * 5 % (4 * block)
+    slots[tokens // 2] = -1
+    call = Call("reshape_and_cache", new | caches | {"slot_mapping": slots})
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        found = {}
+        for name, cache in caches.items():
+            after = cache.clone()
+            after.view(-1, heads, head_dim)[slots[slots >= 0]] = new[name[:-6]][slots >= 0]
+            found[name] = after.double()
+        return found
+
+    return call, expected
+
+
+def _reshape_and_cache(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    one = torch.ones(1, device=tensors["key"].device)
+    importlib.import_module(_CACHE).triton_reshape_and_cache_flash(
+        **tensors, kv_cache_dtype="float16", k_scale=one, v_scale=one
+    )
+    return {name: tensors[name] for name in ("key_cache", "value_cache")}
+
+
+def rms_norm(randn: Randn, *, rows=3, columns=1500) -> tuple[Call, Expected]:
+    """rms_norm_batch_invariant, with a last block that is not full."""
+    x, weight = randn(rows, columns), randn(columns)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work = reference.working(dtype)
+        a, w = x.to(work), weight.to(work)
+        out = a * (a.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w
+        return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
+
+    return Call("rms_norm", {"input": x, "weight": weight}), expected
+
+
+def _rms_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(**tensors)}
+
+
+def rope(randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True):
+    """triton_mrope: positions in time, height and width, each for its section of the angles."""
+    sections = (head_dim // 8, head_dim // 16 * 3, head_dim // 16 * 3)
+    sections = (head_dim // 2 - 2 * sections[1], *sections[1:])
+    q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
+    angle = randn(3, tokens, head_dim // 2).float() * 3
+    cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
+    call = Call(
+        "rope",
+        {"q": q, "k": k, "cos": cos, "sin": sin},
+        {
+            "mrope_section": list(sections),
+            "head_size": head_dim,
+            "rotary_dim": head_dim,
+            "mrope_interleaved": False,
+            "is_neox_style": neox,
+        },
+    )
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work = reference.working(dtype)
+        parts = [x.to(work).split(sections, -1) for x in (cos, sin)]
+        c, s = (torch.cat([p[i][i] for i in range(3)], -1)[:, None] for p in parts)
+        found = {}
+        for name, x in (("q", q), ("k", k)):
+            x = x.to(work).view(tokens, -1, head_dim)
+            first, second = x.chunk(2, -1) if neox else (x[..., ::2], x[..., 1::2])
+            if dtype == reference.TERMS:
+                first, second, c, s = (t.abs() for t in (first, second, c, s))
+            sign = 1.0 if dtype == reference.TERMS else -1.0
+            turned = (first * c + sign * second * s, second * c + first * s)
+            both = torch.cat(turned, -1) if neox else torch.stack(turned, -1).flatten(-2)
+            found[name] = reference.stored(both.flatten(1), dtype)
+        return found
+
+    return call, expected
+
+
+def _rope(tensors: dict[str, Tensor], **options) -> dict[str, Tensor]:
+    q, k = importlib.import_module(_ROPE).triton_mrope(**tensors, **options)
+    return {"q": q, "k": k}
+
+
+def moe(
+    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16
+) -> tuple[Call, Expected]:
+    """invoke_fused_moe_triton_kernel with the default tiles: each token times its experts.
+
+    bits: 16, or 4 for int4 weights in groups of 32 with a scale each.
+    """
+    x = randn(tokens, columns)
+    weights = randn(experts, rows, columns) / columns**0.5
+    chosen = torch.stack([torch.arange(tokens) % experts, (torch.arange(tokens) + 1) % experts], 1)
+    tensors = {"x": x, "experts": chosen[:, :top_k], "routed": randn(tokens, top_k).float()}
+    if bits == 4:
+        codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
+        scales = (randn(experts, rows, columns // 32).abs() + 0.5).to(x.dtype)
+        weights = (codes.to(x.dtype) - 8) * scales.repeat_interleave(32, -1)
+        tensors |= {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
+    else:
+        tensors["weights"] = weights
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        parts = [
+            reference.product(x[i : i + 1], weights[int(chosen[i, j])], dtype)
+            for i in range(tokens)
+            for j in range(top_k)
+        ]
+        routed = tensors["routed"].to(reference.working(dtype))
+        routed = routed.abs() if dtype == reference.TERMS else routed
+        out = torch.cat(parts).view(tokens, top_k, rows) * routed[..., None]
+        return {"out": reference.stored(out, dtype)}
+
+    return Call("moe", tensors, {"bits": bits}), expected
+
+
+def _moe(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
+    module = importlib.import_module(_MOE)
+    x, chosen = tensors["x"], tensors["experts"]
+    weights = tensors["codes" if bits == 4 else "weights"]
+    (tokens, top_k), (experts, rows) = chosen.shape, weights.shape[:2]
+    config = module.get_default_config(
+        tokens, experts, rows, x.shape[1], top_k,
+        "int4_w4a16" if bits == 4 else None, [0, 32] if bits == 4 else None,
+    )  # fmt: skip
+    # as moe_align_block_size, which is HIP code: sorted by expert, each filled to whole blocks
+    size = config["BLOCK_SIZE_M"]
+    ids, owners = [], []
+    for expert in range(experts):
+        own = (chosen.flatten() == expert).nonzero().flatten().tolist()
+        own += [chosen.numel()] * (-len(own) % size)
+        ids += own
+        owners += [expert] * (len(own) // size)
+    place = {"dtype": torch.int32, "device": x.device}
+    out = torch.full((tokens, top_k, rows), float("nan"), dtype=x.dtype, device=x.device)
+    common = {
+        "A": x, "B": weights, "C": out, "topk_weights": tensors["routed"],
+        "sorted_token_ids": torch.tensor(ids, **place), "expert_ids": torch.tensor(owners, **place),
+        "num_tokens_post_padded": torch.tensor([len(ids)], **place), "mul_routed_weight": True,
+        "top_k": top_k, "config": config, "use_int8_w8a16": False, "use_int4_w4a16": bits == 4,
+        "compute_type": getattr(module.tl, str(x.dtype).removeprefix("torch.")),
+    }  # fmt: skip
+    if bits == 4:
+        module.invoke_fused_moe_wna16_triton_kernel(
+            **common, B_scale=tensors["scales"], B_zp=None, block_shape=[0, 32]
+        )
+    else:
+        module.invoke_fused_moe_triton_kernel(
+            **common, A_scale=None, B_scale=None, use_fp8_w8a8=False, use_int8_w8a8=False,
+            per_channel_quant=False,
+        )  # fmt: skip
+    return {"out": out}
+
+
+_LAUNCHES = {
+    "unified_attention": _unified_attention,
+    "reshape_and_cache": _reshape_and_cache,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "moe": _moe,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch to build: build(randn) gives the call and what it must return."""
+
+    build: Callable[[Randn], tuple[Call, Expected]]
+    why: str
+    dtype: torch.dtype = torch.float16
+
+
+def make(name: str, case: Case, source: Path) -> tuple[Call, Expected]:
+    """The case's call, of the same numbers in every run, and what it must return."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    call, expected = case.build(
+        lambda *shape: torch.randn(shape, generator=generator).to(case.dtype)
+    )
+    return replace(call, source=source), expected

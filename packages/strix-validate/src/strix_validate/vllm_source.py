@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's Triton kernels from a folder of its source: no installation, no compiled extension.
+
+The modules that define kernels, with the Python functions that launch them, are vLLM's own. What
+else they import is replaced: the platform by gfx1151's answers, Triton's wrapper by Triton, and any
+other module by stand-ins that do nothing. That changes the process: do it in a child process only.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import torch
+
+from strix_validate.checks import CannotRun
+
+#: The modules that run as they are in the source.
+KERNELS = (
+    "vllm.v1.attention.ops.triton_unified_attention",
+    "vllm.v1.attention.ops.triton_reshape_and_cache_flash",
+    "vllm.model_executor.layers.fused_moe.fused_moe",
+    "vllm.model_executor.layers.rotary_embedding.mrope",
+    "vllm.model_executor.determinism.batch_invariant",
+)
+#: What they compute with.
+_HELPERS = (
+    "vllm.envs",
+    "vllm.utils.math_utils",
+    "vllm.v1.attention.ops.triton_attention_helpers",
+    "vllm.v1.kv_cache_interface",
+    "vllm.model_executor.layers.fused_moe.utils",
+    "vllm.model_executor.layers.quantization.utils.quant_utils",
+)
+#: Of vllm.platforms.rocm, the questions whose answer is yes on gfx1151.
+_GFX1151_IS = ("on_gfx1x", "on_gfx11", "on_gfx115x", "on_gfx1151", "on_rdna")
+#: (11, 5) as vLLM counts compute capabilities.
+_CAPABILITY = 115
+
+
+def find(folder: Path | None) -> Path:
+    """The folder that contains vllm/: the given one, or that of the installed package.
+
+    Raises:
+        CannotRun: vLLM is not installed, and no folder was given.
+        ValueError: the given folder is no source of vLLM.
+    """
+    if folder is None:
+        found = importlib.util.find_spec("vllm")
+        if found is None or not found.submodule_search_locations:
+            raise CannotRun("vllm is not installed, and --vllm-source names no source of it")
+        return Path(found.submodule_search_locations[0]).parent
+    if not (folder / "vllm" / "platforms").is_dir():
+        raise ValueError(f"{folder} has no vllm/platforms: it is no source folder of vLLM")
+    return folder.resolve()
+
+
+def version(folder: Path) -> str:
+    """What the source calls itself: from PKG-INFO of an sdist or the installed metadata."""
+    names = (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA"))
+    for file in names:
+        if file.is_file():
+            lines = file.read_text(errors="replace").splitlines()
+            return next((x.split()[1] for x in lines if x.startswith("Version: ")), "unknown")
+    return "unknown"
+
+
+def install(folder: Path) -> None:
+    """Makes ``import vllm...`` give modules of the folder and stand-ins."""
+    sys.meta_path.insert(0, _Finder(folder))
+
+
+class _Platform:
+    """vllm.platforms.current_platform of a gfx1151; a question it does not know gets a no."""
+
+    def is_rocm(self) -> bool:
+        return True
+
+    def is_cuda_alike(self) -> bool:
+        return True
+
+    def has_device_capability(self, capability, device_id: int = 0) -> bool:
+        if isinstance(capability, tuple):
+            capability = capability[0] * 10 + capability[1]
+        return capability <= _CAPABILITY
+
+    def fp8_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn
+
+    def __getattr__(self, name: str):
+        return lambda *args, **options: False
+
+
+class _StandIn(types.ModuleType):
+    """A module whose every name is a mock."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=f"{self.__name__}.{name}")
+
+
+def _stand_in(name: str) -> types.ModuleType:
+    module = _StandIn(name)
+    if name == "vllm.platforms":
+        module.current_platform = _Platform()
+    if name == "vllm.platforms.rocm":
+        asked = ("on_mi3xx", "on_rdna4", "on_cdna", *_GFX1151_IS)
+        asked += tuple(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100"))
+        for question in asked:
+            setattr(module, question, lambda answer=question in _GFX1151_IS: answer)
+    if name == "vllm.config.cache":
+        # no plugin registers a kind of cache
+        module.get_kv_cache_dtype_handler = lambda kind: None
+    if name == "vllm.triton_utils":
+        import triton
+        from triton import language
+
+        module.triton, module.tl, module.HAS_TRITON = triton, language, True
+    return module
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves the whole of vllm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "vllm" and not name.startswith("vllm."):
+            return None
+        file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+        if name in (*KERNELS, *_HELPERS) and file.is_file():
+            return importlib.util.spec_from_file_location(name, file)
+        # every stand-in counts as a package, so that anything can be imported from it
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return _stand_in(spec.name)
+
+    def exec_module(self, module):
+        pass

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+raise ImportError("only the modules with kernels are imported")

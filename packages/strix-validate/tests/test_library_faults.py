@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The tier `libraries` can fail: each of its kinds catches what is planted in it, and a crash."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from strix_validate import convolution, gemm, host_memory, inductor, isolated
+from strix_validate.checks import Check, Options, Result, State
+from strix_validate.run import run
+from strix_validate.tiers import libraries, run_each
+
+right_multiply, right_convolve = gemm.multiply, convolution.convolve
+
+
+def judge(module, id_) -> Result:
+    (check,) = [check for check in module.checks() if check.id == id_]
+    (result,) = run_each([check], Options(), module.bodies())
+    return result
+
+
+def wrong_tile(x, weight, out):
+    right_multiply(x, weight, out)
+    out[-1:, -16:] = out[-1:, :16].clone()
+
+
+def unwritten(x, weight, out):
+    right_multiply(x[:-1], weight, out[:-1])
+
+
+def short_sum(x, weight, out):
+    right_multiply(x[:, :-1], weight[:-1], out)
+
+
+def narrow_sum(x, weight, out):
+    """The sum is rounded to the dtype after each step."""
+    out.zero_()
+    for i in range(x.shape[1]):
+        out += x[:, i : i + 1] * weight[i : i + 1]
+
+
+GEMM = {
+    "a tile in the wrong place": (wrong_tile, "qkv-bfloat16"),
+    "rows that are never written": (unwritten, "head-float32"),
+    "the last term left out": (short_sum, "square-float32"),
+    "a sum in half precision": (narrow_sum, "down-float16"),
+    "nothing done": (lambda x, weight, out: None, "thin-k64-widened-bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", GEMM)
+def test_wrong_products_are_caught(name, monkeypatch):
+    broken, shape = GEMM[name]
+    assert judge(gemm, f"gemm/blaslt/{shape}").state is State.PASSED
+    monkeypatch.setattr(gemm, "multiply", broken)
+    assert judge(gemm, f"gemm/blaslt/{shape}").state is State.FAILED
+
+
+def tf32(shape, x, weight, bias):
+    """What NVIDIA's TF32 does to float32: the last 13 bits are gone."""
+    x, weight = ((t.view(torch.int32) & ~0x1FFF).view(torch.float32) for t in (x, weight))
+    return right_convolve(shape, x, weight, bias)
+
+
+def unpadded(shape, x, weight, bias):
+    out = right_convolve(shape, x, weight, bias)
+    return torch.cat([out[..., :-1], out[..., -1:] * 0], -1)
+
+
+def detached(shape, x, weight, bias):
+    return right_convolve(shape, x, weight * 0 + weight.detach(), bias)
+
+
+CONVOLUTIONS = {
+    "TF32 for float32": (tf32, "2d-same-float32"),
+    "the edge left out": (unpadded, "1d-speech-float16"),
+    "no gradient for weights": (detached, "3d-same-bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_wrong_convolutions_are_caught(name, monkeypatch):
+    broken, shape = CONVOLUTIONS[name]
+    assert judge(convolution, f"conv/native/{shape}").state is State.PASSED
+    monkeypatch.setattr(convolution, "convolve", broken)
+    assert judge(convolution, f"conv/native/{shape}").state is State.FAILED
+
+
+def stale(view, seen={}):  # noqa: B006 the memory of the first call is the fault
+    return torch.bitwise_not(seen.setdefault(view.numel(), view.clone()))
+
+
+def one_word(view):
+    found = torch.bitwise_not(view)
+    found[-1] ^= 1
+    return found
+
+
+HOST_MEMORY = {
+    "stale memory read": ("read", stale, "pinned-read"),
+    "one bit read wrongly": ("read", one_word, "managed-read"),
+    "a store that is lost": ("write", lambda view, values: None, "pinned-write"),
+    "weights of the wrong rows": ("multiply", lambda x, w: x @ w.flip(0).T, "managed-weights"),
+}
+
+
+@pytest.mark.parametrize("name", HOST_MEMORY)
+def test_wrong_host_memory_is_caught(name, monkeypatch):
+    function, broken, check = HOST_MEMORY[name]
+    assert judge(host_memory, f"host-memory/{check}").state is State.PASSED
+    monkeypatch.setattr(host_memory, function, broken)
+    assert judge(host_memory, f"host-memory/{check}").state is State.FAILED
+
+
+def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: "g++")
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    missing = judge(inductor, "compile/inductor-float32")
+    assert missing.state is State.FAILED and "no kernel" in missing.reason
+
+    def compiled(function):
+        def wrong(*inputs):
+            from torch._inductor import metrics
+
+            metrics.generated_kernel_count += 1
+            return function(*inputs) * 1.01
+
+        return wrong
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    wrong = judge(inductor, "compile/inductor-float16")
+    assert wrong.state is State.FAILED and "wrong: out" in wrong.reason
+
+
+def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
+    (check,) = [c for c in convolution.checks() if c.id == "conv/normal/2d-same-float16"]
+    failed = Result(check, State.FAILED, "RuntimeError: miopenStatusUnknownError")
+    monkeypatch.setattr(torch.version, "hip", "10.0")
+    told = convolution.with_remedy(failed)
+    assert told.state is State.FAILED and "MIOpen/issues/3964" in told.reason
+    assert "MIOPEN_FIND_MODE=FAST" in told.fix and "torch.backends.cudnn.enabled" in told.fix
+    passed = Result(check, State.PASSED)
+    assert convolution.with_remedy(passed) == passed
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert convolution.with_remedy(failed) == failed
+
+
+def test_modes_of_miopen_reach_its_process(monkeypatch):
+    asked = []
+
+    def stand_in(module, wanted, options, environment=None):
+        asked.append((module.rsplit(".", 1)[1], len(wanted), environment))
+        return iter([Result(check, State.PASSED) for check in wanted])
+
+    monkeypatch.setattr(isolated, "run", stand_in)
+    found = list(libraries.run(libraries.checks(), Options()))
+    assert len(found) == len(libraries.checks())
+    modes = [environment for module, _, environment in asked if module == "convolution"]
+    assert {"MIOPEN_FIND_MODE": "FAST"} in modes and len(modes) == len(convolution.MODES)
+
+
+HERE = "test_library_faults"
+CHECKS = [Check(f"here/{n}", "", "") for n in range(4)]
+
+
+def bodies():
+    """For the child process."""
+
+    def crash(options):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hang(options):
+        Path(os.environ["MARK"]).touch()
+        time.sleep(1000)
+
+    def fail(options):
+        raise ValueError("wrong")
+
+    functions = [
+        lambda options: {},
+        {"crash": crash, "hang": hang, "fail": fail}[os.environ["FAULT"]],
+    ]
+    return {check.id: functions[n == 1] for n, check in enumerate(CHECKS)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("crash", "status -11"), ("hang", "no answer within"), ("fail", "wrong")]
+)
+def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_path):
+    mark = tmp_path / "hangs"
+
+    class Impatient(subprocess.Popen):
+        """Its time is over when the child hangs, however slow the machine is."""
+
+        def wait(self, timeout=None):
+            while timeout and self.poll() is None:
+                if mark.exists():
+                    mark.unlink()
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.05)
+            return super().wait()
+
+    monkeypatch.setattr(isolated.subprocess, "Popen", Impatient)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    environment = {"FAULT": fault, "MARK": str(mark)}
+    found = list(isolated.run(HERE, CHECKS, Options(), environment))
+    assert [r.check for r in found] == CHECKS
+    assert [r.state for r in found] == [State.PASSED, State.FAILED, State.PASSED, State.PASSED]
+    assert said in found[1].reason
+
+
+def test_on_a_cpu_it_says_what_it_checks():
+    record = run(
+        ["libraries"], Options(), ["gemm/blas/square-float32", "conv/native/2d-same-float16"]
+    )
+    for check in record.checks:
+        assert check.state is State.PASSED and "this checks the harness" in check.reason

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of vLLM's kernels: what is right passes, and each kind of fault is caught.
+
+A stand-in for vLLM's source has one kernel, which is compiled, interpreted and executed under
+emulation. Set VLLM_SOURCE to a folder of the real source to run the real ones, right and spoilt.
+"""
+
+import importlib.util
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from strix_emulate import llvm
+from strix_emulate.errors import DisassemblerError
+from strix_validate import gpu_free, reference, vllm_checks, vllm_kernels, vllm_source
+from strix_validate.checks import CannotRun, Check, Options, State
+from strix_validate.run import run
+from strix_validate.tiers import attention, emulated, kernels
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+STAND_IN = Path(__file__).parent / "fake_vllm_source"
+NORM = "vllm/model_executor/determinism/batch_invariant.py"
+CHECK = Check("x", "", "")
+
+
+def answer(tensors) -> gpu_free.Answer:
+    return gpu_free.Answer(tensors, executed=(gpu_free.Executed("kernel", "0123", 1, 0.0),))
+
+
+#: name: (the check that must fail, what to change in its case, the same numbers otherwise)
+FAULTS = {
+    "window ignored": ("prefill-window", {"window": 0}),
+    "window off by one": ("decode-window", {"window": 17}),
+    "softcap ignored": ("prefill-softcap", {"softcap": 0.0}),
+    "sinks ignored": ("decode-sinks", {"sinks": False}),
+    "scale of fp8 ignored": ("prefill-fp8-kv", {"fp8": False}),
+    "neighbours for halves": ("rope", {"neox": False}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_numbers_are_caught(name):
+    case_name, change = FAULTS[name]
+    case = vllm_checks.COMPUTED[case_name]
+    broken = replace(case, build=partial(case.build, **change))
+    call, expected = vllm_kernels.make("seed", case, Path())
+    _, wrong = vllm_kernels.make("seed", broken, Path())
+    for judge in (attention._judge_vllm, emulated.judge):
+        assert judge(CHECK, call, expected, answer(expected(torch.float16))).state is State.PASSED
+        assert judge(CHECK, call, expected, answer(wrong(torch.float16))).state is State.FAILED
+
+
+SPOILT = {
+    "NaN of an unused slot": ("prefill", "out", lambda out: out * float("nan")),
+    "one element": ("decode-gqa7", "out", lambda out: out.index_fill(0, torch.tensor(0), 0.5)),
+    "another group's keys": ("prefill-gqa7", "out", lambda out: out.roll(7, 1)),
+    "the next slot": ("reshape-and-cache", "key_cache", lambda cache: cache.roll(1, 1)),
+    "another expert": ("moe", "out", lambda out: out.roll(1, 1)),
+    "another token's norm": ("rms-norm", "out", lambda out: out.roll(1, 0)),
+    "a group's scale": ("moe-int4", "out", lambda out: out * 1.02),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_spoilt_results_are_caught(name):
+    case, tensor, spoil = SPOILT[name]
+    call, expected = vllm_kernels.make("seed", vllm_checks.COMPUTED[case], Path())
+    right = expected(torch.float16)
+    wrong = answer(right | {tensor: spoil(right[tensor])})
+    assert attention._judge_vllm(CHECK, call, expected, answer(right)).state is State.PASSED
+    assert attention._judge_vllm(CHECK, call, expected, wrong).state is State.FAILED
+
+
+def test_sinks_are_one_more_key():
+    q, k, v = (torch.randn(1, 2, n, 16, dtype=torch.float64) for n in (3, 5, 5))
+    sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    found = reference.attention(q, k, v, q, sinks=sinks)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    scores = leaves[0] @ leaves[1].transpose(-2, -1) / 4
+    scores = torch.cat([scores, sinks[:, None, None].expand(1, 2, 3, 1)], -1)
+    out = scores.softmax(-1)[..., :-1] @ leaves[2]
+    grads = torch.autograd.grad(out, leaves, q)
+    for name, right in zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True):
+        torch.testing.assert_close(found[name], right)
+
+
+def test_there_are_enough_of_each_kind():
+    both = sum(name.startswith("decode") for name in vllm_checks.COMPILED)  # and reduce_segments
+    assert len(vllm_checks.COMPILED) + both >= 14
+    assert len(vllm_checks.COMPUTED) >= 10 and len(vllm_checks.EMULATED) >= 6
+
+
+def test_what_is_no_source_is_told(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="no source folder of vLLM"):
+        vllm_source.find(tmp_path)
+    (check,) = run(["kernels"], Options(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
+    assert check.state is State.FAILED and "no source folder" in check.reason
+    monkeypatch.setattr(vllm_source.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotRun, match="not installed"):
+        vllm_source.find(None)
+    (check,) = run(["kernels"], Options(), ["kernels/vllm-rms-norm"]).checks
+    assert check.state is State.SKIPPED
+
+
+def test_the_platform_is_gfx1151():
+    platform = vllm_source._stand_in("vllm.platforms").current_platform
+    assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
+    assert platform.has_device_capability((9, 0)) and not platform.has_device_capability(120)
+    rocm = vllm_source._stand_in("vllm.platforms.rocm")
+    assert rocm.on_gfx11() and rocm.on_gfx1x() and not rocm.on_gfx9() and not rocm.on_gfx12x()
+
+
+#: (text of the stand-in's kernel, what a fault makes of it, what the tiers say)
+SOURCE_FAULTS = {
+    "weight left out": ("x * scale * w", "x * scale", {"attention", "emulated"}),
+    "last block counted as full": ("/ n_cols", "/ BLOCK_SIZE", {"attention", "emulated"}),
+    "past the end": ("mask=inside)", "mask=column < BLOCK_SIZE)", {"emulated"}),
+    "does not compile": ("tl.sum(x * x)", "tl.dot(x, x)", {"kernels", "emulated"}),
+    "no such function": ("def rms_norm_batch", "def rms_norm", {"kernels", "attention"}),
+}
+TIERS = {"kernels": kernels, "attention": attention, "emulated": emulated}
+
+
+def tier(name: str, source: Path, check: str = "rms-norm"):
+    if name == "emulated":
+        try:
+            llvm.find()
+        except DisassemblerError as error:
+            pytest.skip(str(error))
+    return run([name], Options(vllm=source), [f"{name}/vllm-{check}"]).checks[0]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", TIERS)
+def test_a_source_without_an_installation_is_enough(name):
+    found = tier(name, STAND_IN)
+    assert found.state is State.PASSED, found.reason
+    assert "vLLM's kernels: 9.9" in found.reason
+
+
+@needs_triton
+@pytest.mark.parametrize("fault", SOURCE_FAULTS)
+def test_faults_in_the_source_are_caught(fault, tmp_path):
+    old, new, catching = SOURCE_FAULTS[fault]
+    shutil.copytree(STAND_IN, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / NORM).read_text()
+    assert old in text
+    (tmp_path / NORM).write_text(text.replace(old, new))
+    for name in sorted(catching):
+        assert tier(name, tmp_path).state is State.FAILED, name
+
+
+#: In vLLM's own source: (file, text, fault, tier, check that fails)
+REAL = Path(os.environ.get("VLLM_SOURCE", ""))
+OPS = "vllm/v1/attention/ops"
+REAL_FAULTS = {
+    "keys of unused slots": (
+        f"{OPS}/triton_attention_helpers.py", "seq_offset[None, :] <= query_abs_pos",
+        "seq_offset[None, :] <= query_abs_pos + 1", "attention", "prefill",
+    ),
+    "LDS of twice the tile": (
+        f"{OPS}/triton_unified_attention.py", "    TILE_SIZE_PREFILL = _get_tile_size(",
+        "    TILE_SIZE_PREFILL = 2 * _get_tile_size(", "kernels", "prefill-d512",
+    ),
+    "another expert": (
+        "vllm/model_executor/layers/fused_moe/fused_moe.py", "tl.load(expert_ids_ptr + pid_m)",
+        "tl.load(expert_ids_ptr)", "emulated", "moe",
+    ),
+}  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+@pytest.mark.parametrize("fault", REAL_FAULTS)
+def test_faults_in_the_real_source_are_caught(fault, tmp_path):
+    file, old, new, name, check = REAL_FAULTS[fault]
+    found = tier(name, REAL, check)
+    assert found.state is State.PASSED, found.reason
+    shutil.copytree(REAL / "vllm", tmp_path / "vllm", ignore=shutil.ignore_patterns("*.json"))
+    text = (tmp_path / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new))
+    assert tier(name, tmp_path, check).state is State.FAILED
