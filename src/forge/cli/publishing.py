@@ -26,12 +26,12 @@ To = Annotated[str, Option(help=f"{FORMS}.")]
 Dists = Annotated[list[str] | None, Option(help="NAME-VERSION-BUILD, repeatable.")]
 Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
 Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
-Restore = Annotated[bool, Option("--restore", help="Take the mark off again.")]
+Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
 Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
 Locks = Annotated[
     list[Path] | None, Option("--lock", exists=True, dir_okay=False, help="A stack's pixi.lock.")
 ]
-Url = Annotated[str | None, Option(help="What the locks call the channel.")]
+Url = Annotated[str | None, Option(help="The channel's URL in the locks.")]
 Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
 Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in ../forge/.")]
@@ -49,7 +49,7 @@ def publish(forge: Context, to: To, yank: Dists = None, restore: Dists = None) -
             revision = StaticChannel(target).publish(forge.channel, yank or (), restore or ())
             out.print(f"{target}: {revision or 'nothing new'}")
         elif yank or restore:
-            raise ForgeError("only a folder's builds can be yanked here; use the server's own way")
+            raise ForgeError("only a folder's builds can be yanked here; yank on the server itself")
         else:
             sent, count = target.publish(forge.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")

@@ -23,7 +23,7 @@ Environment = Annotated[str, Option("--environment", "-e", help="Environment of 
 URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
 Served = Annotated[str | None, URL]
 Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
-Root = Annotated[bool, Option("--root", help="The build tools, pixi.toml.")]
+Root = Annotated[bool, Option("--root", help="Lock this repository's build tools.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
 Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]
 Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]

@@ -68,7 +68,7 @@ class RecipeSet:
             order = graphlib.TopologicalSorter(graph).static_order()
             self.recipes = {name: self.recipes[name] for name in order}
         except graphlib.CycleError as error:
-            raise ForgeError(f"recipes need each other in a circle: {error.args[1]}") from None
+            raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
 
     def render(self, path: Path, digest: str, number: int | None = None) -> list[dict[str, Any]]:
         """The outputs of one recipe.yaml on this base; see forge.recipes.render."""
