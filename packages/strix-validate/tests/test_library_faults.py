@@ -14,12 +14,14 @@ from strix_validate.checks import Check, Options, Result, State
 from strix_validate.run import run
 from strix_validate.tiers import libraries, run_each
 
+#: On a machine with a GPU the faults are planted in what it computes.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 right_multiply, right_convolve = gemm.multiply, convolution.convolve
 
 
 def judge(module, id_) -> Result:
     (check,) = [check for check in module.checks() if check.id == id_]
-    (result,) = run_each([check], Options(), module.bodies())
+    (result,) = run_each([check], Options(device=DEVICE), module.bodies())
     return result
 
 
