@@ -38,11 +38,6 @@ class Output:
         return f"{self.dist}.conda"
 
     @property
-    def stem(self) -> str:
-        """The build string without its number: equal for equal content."""
-        return self.build.rsplit("_", 1)[0]
-
-    @property
     def number(self) -> int:
         return int(self.build.rsplit("_", 1)[1])
 

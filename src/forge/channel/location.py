@@ -6,16 +6,13 @@ import io
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rattler.networking import Client
 from rattler.package_streaming import download_to_writer
 
 from forge.errors import ForgeError, NotAttempted
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 # rattler puts a stored token into the URL, and some hosts redirect to a signed one
 SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"))
@@ -54,7 +51,7 @@ class Location:
         out = io.BytesIO()
         return out.getvalue() if self.stream(name, out) else None
 
-    def stream(self, name: str, out: "SupportsWrite[bytes]") -> bool:
+    def stream(self, name: str, out: Any) -> bool:
         """Write a file to `out` in chunks. Returns False if there is no such file."""
         if self.folder:
             path = self.folder / name

@@ -18,7 +18,9 @@ from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
-KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip only a failure's dependents.")]
+KeepGoing = Annotated[
+    bool, Option("--continue-on-failure", help="Skip only dependents of failures.")
+]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]

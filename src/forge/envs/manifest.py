@@ -87,7 +87,7 @@ class Manifest:
             merged = {} if table.get("no-default-feature") else dict(self.data["dependencies"])
             for feature in table.get("features", []):
                 if feature not in features:
-                    raise ForgeError(f"{self.path}: environment {name} uses undefined feature {feature}")
+                    raise ForgeError(f"{self.path}: {name} uses undefined feature {feature}")
                 merged |= features[feature].get("dependencies", {})
             result[name] = [match_spec(p, v) for p, v in merged.items() if p not in without]
         return result

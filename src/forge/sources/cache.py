@@ -23,8 +23,7 @@ from forge.sources import git
 from forge.sources.download import Downloader, Progress
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# Where rendered recipes see PyPI's files. A build finds them in rattler-build's cache instead; a
-# rebuild has no cache that could be filled, hence a path relative to the process.
+# Where rendered recipes see PyPI's files; our builds find them in rattler-build's cache instead.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 ARCHIVES = tuple(ext for _, extensions, _ in shutil.get_unpack_formats() for ext in extensions)
 
