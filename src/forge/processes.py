@@ -8,20 +8,22 @@ from pathlib import Path
 
 from forge.errors import ForgeError
 
+SESSION = "session"  # file with the number of a job's session, in its output folder
 GIB_PER_JOB = 2.0  # one C++ or HIP compiler process of PyTorch's size at its peak
 
 
 def kill_leftovers(folder: Path) -> None:
-    """Kill processes whose working directory is inside `folder`.
+    """Kill what lives on of builds in `folder`, by the sessions that FOLDER/*/SESSION names.
 
-    A compiler started by a build that was killed with SIGKILL lives on and writes into the folder
-    that the next build uses. Whoever holds the lock is the only builder, so they are all stale.
+    A compiler of a build that was killed with SIGKILL would write into the folder that the next
+    build uses. A person's shell in there is of another session; numbers may have been used again.
     """
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if (entry / "cwd").readlink().is_relative_to(folder):
-                    os.kill(int(entry.name), signal.SIGKILL)
+    sessions = {file.read_text() for file in folder.glob(f"*/{SESSION}")}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            inside = (entry / "cwd").readlink().is_relative_to(folder.resolve())
+            if inside and str(os.getsid(int(entry.name))) in sessions:
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def max_jobs() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import BuildFailed
+from forge.processes import SESSION
 from forge.project import FORGE_CACHE, Project
 
 POLL_SECONDS = 0.1
@@ -42,6 +43,7 @@ def run_job(
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
             env=os.environ | own, start_new_session=True,
         )  # fmt: skip
+    (output / SESSION).write_text(str(child.pid))
     try:
         follower = _follow(output, log)
         while child.poll() is None:

@@ -148,6 +148,7 @@ class Builder:
                 if not self.sources.path(source).exists():
                     self.display.phase(f"fetching {source.origin}")
                 self.sources.fetch(source, self.display.download)
+            _reason_file(self.project, step).unlink(missing_ok=True)
         except NotAttempted as error:  # for `skipped`
             write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
             raise

@@ -65,7 +65,9 @@ def run() -> int:
         return error.exit_code
     except OSError as error:  # a full or failing disk, wherever it shows first
         where = f"{error.filename}: " if error.filename else ""
-        err.print(f"error: {where}{error.strerror}; fix that and run the same command again")
+        err.print(
+            f"error: {where}{error.strerror or error}; fix that and run the same command again"
+        )
         return 1
     return 0
 

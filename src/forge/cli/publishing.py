@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rattler import Version
 from typer import Argument, Option
 
 from forge.channel import revisions
@@ -102,7 +103,7 @@ def provenance(forge: Context, package: Package) -> None:
     if not builds:
         names = ", ".join(sorted({record.name for record in found})) or "none"
         raise ForgeError(f"no package {package} in {forge.channel.folder}; there are: {names}")
-    dist = max(builds, key=lambda record: record.number).dist
+    dist = max(builds, key=lambda record: (Version(record.version), record.number)).dist
     file = forge.channel.folder / "forge" / f"{dist}{records.RECORD}"
     if not file.exists():
         raise NotAttempted(f"{file} does not exist; forge rebuild {package} makes one")

@@ -10,7 +10,7 @@ from typer import Argument
 
 from forge.build.display import Display
 from forge.cli.context import Context, Maybe, closing, command, err, out
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import ForgeError
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 
@@ -19,7 +19,7 @@ sources_app = typer.Typer(help="The source files that recipes name.", no_args_is
 app.add_typer(sources_app, name="sources")
 
 Files = Annotated[list[Path], Argument(exists=True)]
-Folder = Annotated[Path, Argument(help="Folder of exported sources.")]
+Folder = Annotated[Path, Argument(help="Folder to copy to.")]
 
 
 def named(forge: Context, packages: Iterable[str] | None = None) -> list[tuple[str, Source]]:
@@ -36,7 +36,7 @@ def fetch(forge: Context, packages: Maybe = None) -> None:
         for name, source in named(forge, packages):
             try:
                 display.say(f"{name}: {cache.fetch(source, display.download)}")
-            except NotAttempted as error:
+            except ForgeError as error:
                 err.print(f"{name}: {error}")
                 code = error.exit_code
     raise typer.Exit(code)

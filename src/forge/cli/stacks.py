@@ -115,11 +115,10 @@ def run(
     channel: Served = None,
 ) -> None:
     """Run a command in an installed environment, activated."""
-    raise typer.Exit(forge.stack(stack, channel).run(environment, words))
+    forge.stack(stack, channel).run(environment, words)
 
 
 @command(app, context_settings=PASS_ON)
 def validate(forge: Context, words: Maybe = None, channel: Served = None) -> None:
     """Check attention in the installed attention stack; ARGS go to strix-validate."""
-    command_line = ["strix-validate", *(words or ["attention"])]
-    raise typer.Exit(forge.stack("attention", channel).run("default", command_line))
+    forge.stack("attention", channel).run("default", ["strix-validate", *(words or ["attention"])])

@@ -5,11 +5,10 @@ import asyncio
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 import rattler
@@ -199,8 +198,8 @@ class Workspace:
             raise BuildFailed(f"{what}: {_one_line(error)}. {advice}") from None
         return len(records)
 
-    def run(self, environment: str, command: list[str]) -> int:
-        """Run a command in the installed environment, activated; returns its exit status.
+    def run(self, environment: str, command: list[str]) -> NoReturn:
+        """Become a command in the installed environment, activated: it gets signals itself.
 
         Raises ForgeError when something else than the lock is installed, or only part of it.
         """
@@ -217,7 +216,7 @@ class Workspace:
         # the caller's own PYTHONPATH would put its modules before the environment's
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         line = f"{script}\nexec {shlex.join(command)}"
-        return subprocess.run(["bash", "-c", line], env=clean, check=False).returncode
+        os.execvpe("bash", ["bash", "-c", line], clean)
 
 
 def _packages(locked: rattler.Environment) -> list[RepoDataRecord]:

@@ -23,12 +23,8 @@ class Entry(NamedTuple):
     """One file of a package. A link contains its target's name; `content` is kept of `info`."""
 
     sha256: str
-    mode: int
     link: bool
     content: bytes
-
-    def __str__(self) -> str:
-        return f"{'link' if self.link else 'file'} {self.sha256[:12]} of mode {self.mode:o}"
 
 
 class Package:
@@ -40,8 +36,8 @@ class Package:
     def entries(self, section: str) -> dict[str, Entry]:
         """Name -> Entry of every file in `info` or `pkg`.
 
-        By hand: py-rattler's PackageArchive has no modes, holds whole files in memory, and most
-        processes that read through it abort when they exit.
+        By hand: py-rattler's PackageArchive holds whole files in memory, and most processes that
+        read through it abort when they exit.
         """
         inner = f"{section}-{self.path.stem}.tar.zst"
         try:
@@ -59,7 +55,7 @@ class Package:
                     sha256 = hashlib.file_digest(
                         stream if section == "pkg" else io.BytesIO(content), "sha256"
                     ).hexdigest()
-                    entries[member.name] = Entry(sha256, member.mode, not member.isreg(), content)
+                    entries[member.name] = Entry(sha256, not member.isreg(), content)
                 return entries
         except KeyError:
             raise BuildFailed(f"{self.path} holds no {inner}; was it renamed?") from None

@@ -73,7 +73,7 @@ def verify(path: Path, statement: dict[str, Any] | None) -> Verdict:
             counts = Counter(claim.split(" ")[0] for claim in ours)
             verdict.checked += [f"{count} x {kind}" for kind, count in sorted(counts.items())]
             verdict.wrong += differences(ours, recorded, "the package has", "its record")
-    except (BuildFailed, KeyError, TypeError) as error:
+    except (BuildFailed, ValueError, KeyError, TypeError, AttributeError) as error:
         verdict.wrong.append(f"{path} cannot be checked: {error}")
     return verdict
 

@@ -16,7 +16,7 @@ import siphash24
 from filelock import FileLock
 from packageurl import PackageURL
 
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.sources import git
@@ -77,7 +77,7 @@ class SourceCache:
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Bring a source into the cache, resuming an interrupted download.
 
-        Raises NotAttempted if no URL of it can be reached, ForgeError for another sha256.
+        Raises NotAttempted if no URL of it can be reached, Refused for another sha256.
         """
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class SourceCache:
             if source.sha256 and (found := sha256_file(partial)) != source.sha256:
                 partial.unlink()
                 wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
-                raise ForgeError(f"{wrong}. Find out why before you change the recipe")
+                raise Refused(f"{wrong}. Find out why before you change the recipe")
             return partial.replace(path)
 
     def download(self, source: Source, partial: Path, progress: Progress) -> str:
@@ -114,6 +114,8 @@ class SourceCache:
         digest = _digest(file)
         for source in sources:
             if source.digest == digest:
+                if self.state(source) == "changed":
+                    shutil.rmtree(self.path(source).parent)
                 _copy(file, self.path(source))
                 return source
         named = [source.digest for source in sources if source.file_name == file.name]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Patches: each says why it is there, is named by one recipe, and applies without fuzz.
-
-For a source that is out of reach, `patches/PKG/verified.yaml` records which files of upstream's
-repository its patches were compared with by hand.
-"""
+"""Patches: each says why it is there, is named by one recipe, and applies without fuzz."""
 
 import re
 import subprocess
