@@ -160,7 +160,10 @@ def test_connection_that_breaks_off(
     private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
     upstream.cut = 30
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
+    assert private.plan()["alpha"]["action"] == "skipped"
+    private.forge("sources", "fetch", "alpha")
     private.forge("build", "alpha")
+    assert private.plan()["alpha"]["action"] == "up-to-date"
     assert upstream.asked == [(f"/{path.name}", 0), (f"/{path.name}", 30)]
 
 
@@ -267,6 +270,8 @@ def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
     cached.write_bytes(b"evil")
     done = private.forge("build", "alpha", code=1)
     assert "was changed since it was fetched" in done.stdout and private.packages() == set()
+    private.forge("sources", "add", str(path))  # which also mends it
+    private.forge("build", "alpha")
 
 
 def test_mirrors_are_tried_in_turn(
@@ -339,14 +344,13 @@ def exported(private: MiniProject, tmp_path: Path) -> Path:
     return folder
 
 
-def test_list_and_verify(private: MiniProject, exported: Path) -> None:
-    listed = private.forge("sources", "verify").stdout
+def test_verify(private: MiniProject, exported: Path) -> None:
+    listed = private.forge("sources", "verify", code=3).stdout
     assert "alpha: whole: http" in listed and "beta: absent: http" in listed
     private.forge("sources", "verify", "alpha")
-    private.forge("sources", "verify", code=3)
     cached = next((private.root / "build" / "sources").glob("*/demo-1.0.tar.gz"))
     cached.write_bytes(b"evil")
-    assert f"alpha: changed: {cached}" in private.forge("sources", "verify", code=1).stdout
+    assert "alpha: changed: http" in private.forge("sources", "verify", code=1).stdout
     again = private.forge("sources", "export", str(exported.parent / "again"), code=2)
     assert "was changed since it was fetched" in again.stderr
 

@@ -50,7 +50,7 @@ def add(forge: Context, files: Files) -> None:
     """
     cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
     folders = {file for file in files if file.is_dir() and file.suffix != ".git"}
-    found = [file for folder in folders for file in sorted(folder.glob("*/*"))]
+    found = [f for folder in folders for f in sorted(folder.glob("*/*")) or [folder]]
     for file in [*(file for file in files if file not in folders), *found]:
         try:
             out.print(f"{file} is {cache.add(file, known).origin}")
