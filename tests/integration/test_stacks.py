@@ -161,7 +161,7 @@ def unlocked_copy(app: MiniProject, folder: Path) -> MiniProject:
         ('"1.0.*"', '"2.0.*"', "does not solve"),
         ("[dependencies]", "[other]", "lacks"),
         ("[dependencies]", "[dependencies", "not TOML"),
-        ('["more"]', '["less"]', "no feature less"),
+        ('["more"]', '["less"]', "undefined feature less"),
     ],
 )
 def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:
