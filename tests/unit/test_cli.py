@@ -163,4 +163,4 @@ def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     from forge.cli import sources
 
     done = CliRunner().invoke(sources.sources_app, ["add", str(tmp_path / "absent")])
-    assert done.exit_code == 2 and "does not exist" in done.output
+    assert done.exit_code == 2 and "Invalid value" in done.output
