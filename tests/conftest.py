@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,29 @@ from forge.recipes.plan import RecipeSet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker for the tests of a file, and one, from the start, for those of the copy."""
+    """One worker for the tests of a file; and one, from the start, for those of a slow fixture."""
+    slow = {"built": "checkout", "attention_stack": "checkout", "conda_forge": "release"}
     for item in items:
         kind = item.path.relative_to(Path(__file__).parent).parts[0]
         item.add_marker(getattr(pytest.mark, kind))
-        ours = {"built", "attention_stack"} & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("checkout" if ours else item.path.stem))
-    items.sort(key=lambda item: next(item.iter_markers("xdist_group")).args != ("checkout",))
+        groups = [slow[name] for name in getattr(item, "fixturenames", ()) if name in slow]
+        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else item.path.stem))
+    items.sort(key=lambda item: next(item.iter_markers("xdist_group")).args[0] not in slow.values())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The tally of mutated foreign data (support/mutants.py), over all workers."""
+    readers: dict[str, Counter[str]] = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "mutants":
+                readers.setdefault(value[0], Counter()).update(value[1])
+    total = sum(readers.values(), Counter())
+    for reader, outcomes in [*sorted(readers.items()), ("all readers", total)] if readers else ():
+        counts = ", ".join(f"{number} {word}" for word, number in sorted(outcomes.items()))
+        terminalreporter.write_line(
+            f"mutants, {reader}: {outcomes.total()}: {counts}, 0 tracebacks"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ A base is a channel and a variants file, nothing else: no recipe knows which one
 """
 
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +13,9 @@ from typing import Any
 
 from rattler_build import VariantConfig
 
-from forge.channel.local import HOST_BOUND, Channel
+from forge import network
+from forge.channel.local import HOST_BOUND
+from forge.channel.location import redacted, refuse_credentials
 from forge.errors import ForgeError
 from forge.project import Project
 
@@ -35,16 +36,15 @@ class BaseName(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "BaseName":
-        """`embedded` is what HOST was called before; the next release drops it."""
-        if value != "embedded":
-            raise ForgeError(f"base {value!r} is not one of {', '.join(cls)}")
-        print("the base embedded is called host now; the next release drops it", file=sys.stderr)
-        return cls.HOST
+        raise ForgeError(f"base {value!r} is not one of {', '.join(cls)}")
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base channel with the variant values that belong to it."""
+    """A base channel with the variant values that belong to it.
+
+    `channel` is the address for rattler-build, which through its bindings reads no [mirrors].
+    """
 
     name: str
     channel: str
@@ -64,25 +64,15 @@ class Base:
             "build_num": number,
         }
 
-    def dists(self) -> dict[str, list[str]]:
-        """Name -> dists of a base on this machine; empty for conda-forge: the solver decides."""
-        result: dict[str, list[str]] = {}
-        for record in Channel(self.folder).records() if self.folder else []:
-            result.setdefault(record.name, []).append(record.dist)
-        return {name: sorted(dists) for name, dists in result.items()}
-
 
 def choose(name: BaseName) -> tuple[str, str]:
     """Resolve `auto`; returns the base's name and one line that says which and why."""
     if name is not BaseName.AUTO:
         return name.value, f"base: {name.value} (requested)"
-    request = urllib.request.Request(f"{CONDA_FORGE}/noarch/repodata.json.zst", method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
-            return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
-    except OSError as error:
-        why = getattr(error, "reason", error)
-        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})"
+    why = network.unanswered(f"{CONDA_FORGE}/noarch/repodata.json.zst", PROBE_SECONDS)
+    if why:
+        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {redacted(why)})"
+    return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
@@ -118,5 +108,6 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     if unknown := set(replaced or {}) - set(variants):
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
     variants = variants.merge(VariantConfig(overrides))
-    channel = folder.as_uri() if folder else CONDA_FORGE
+    channel = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
+    refuse_credentials(channel)  # it would be in every package's rendered recipe
     return Base(name, channel, folder, variants, files, overrides, tag)

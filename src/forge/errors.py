@@ -24,3 +24,8 @@ class NotAttempted(ForgeError):
     """Something could not be tried at all, for example because a source is unreachable."""
 
     exit_code = 3
+
+
+def one_line(text: str) -> str:
+    """Foreign text as one short line that every terminal and log takes."""
+    return " ".join(ascii(text)[1:-1].split())[:600]

@@ -5,7 +5,11 @@ import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from pathspec import GitIgnoreSpec
 
 from forge.errors import BuildFailed, ForgeError
 
@@ -16,50 +20,47 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def digest_tree(folder: Path) -> str:
-    """One sha256 over the names, executable bits, link targets and bytes below `folder`.
+def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
+    """One sha256 over the names, executable bits, link targets and bytes of a file or folder.
 
-    Byte code and packaging leftovers are not content: they appear by merely using the folder.
+    What the .gitignore of ROOT lists is not content: editors and tools leave it there. A link that
+    leads out of the folder counts with what it leads to.
     """
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if any(part == "__pycache__" or part.endswith(".egg-info") for part in relative.parts):
+    total, ignore = hashlib.sha256(), root / ".gitignore"
+    ignored = GitIgnoreSpec.from_lines(read_text(ignore).splitlines() if ignore.exists() else ())
+    for found in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        place = found.relative_to(root if found.is_relative_to(root) else path)
+        if ignored.match_file(place) or not (found.is_symlink() or found.is_file()):
             continue
-        if path.is_symlink():
-            total.update(f"{relative} link {path.readlink()}\n".encode())
-        elif path.is_file():
-            executable = path.stat().st_mode & 0o100
-            total.update(f"{relative} {executable:o} {sha256_file(path)}\n".encode())
+        total.update(os.fsencode(found.relative_to(path)) + b" ")
+        if found.is_symlink():
+            total.update(b"link " + os.fsencode(found.readlink()))
+            if follow and found.is_dir() and not path.resolve().is_relative_to(found.resolve()):
+                total.update(digest_tree(found.resolve(), root, follow=False).encode())
+        if found.is_file():
+            total.update(f"{found.stat().st_mode & 0o100:o} {sha256_file(found)}\n".encode())
     return total.hexdigest()
 
 
 def read_text(path: Path) -> str:
     """A small text file. Raises ForgeError for one that is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ForgeError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is never seen half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(text)
-    partial.replace(path)
+@contextlib.contextmanager
+def written(target: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes `target`, whole and on the disk, when the block ends.
 
-
-def move_whole(source: Path, target: Path) -> None:
-    """Move a file to `target` so that `target` is never seen half written.
-
-    Raises BuildFailed when there is no room or no permission; `source` is then still there.
+    Raises BuildFailed when there is no room or no permission; `target` is then as it was.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as stream, partial.open("wb") as out:
-            shutil.copyfileobj(stream, out)
+        with partial.open("wb") as out:
+            yield out
             out.flush()
             os.fsync(out.fileno())
         # rattler-build writes packages with mode 0600, which a web server cannot read
@@ -70,4 +71,16 @@ def move_whole(source: Path, target: Path) -> None:
             partial.unlink()
         advice = "Mend that and run the same command again"
         raise BuildFailed(f"cannot write {target}: {error.strerror}. {advice}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is never seen half written. Raises BuildFailed."""
+    with written(path) as out:
+        out.write(text.encode())
+
+
+def move_whole(source: Path, target: Path) -> None:
+    """Move a file to `target`, never seen half written. Raises BuildFailed; `source` is kept."""
+    with source.open("rb") as stream, written(target) as out:
+        shutil.copyfileobj(stream, out)
     source.unlink()

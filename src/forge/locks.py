@@ -21,9 +21,8 @@ def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> 
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        advice = "Make it writable or choose another folder (--output, --to)"
-        message = f"cannot write to {error.filename}: {error.strerror}. {advice}"
-        raise ForgeError(message) from None
+        why = f"cannot write to {error.filename}: {error.strerror}"
+        raise ForgeError(f"{why}. Make it writable or choose another folder") from None
     with os.fdopen(descriptor, "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Set
 from pathlib import Path
 
 from forge.errors import ForgeError
@@ -18,12 +19,36 @@ def kill_leftovers(folder: Path) -> None:
     A compiler of a build that was killed with SIGKILL would write into the folder that the next
     build uses. A person's shell in there is of another session; numbers may have been used again.
     """
-    sessions = {file.read_text() for file in folder.glob(f"*/{SESSION}")}
+    sessions = {file.read_bytes().decode(errors="replace") for file in folder.glob(f"*/{SESSION}")}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             inside = (entry / "cwd").readlink().is_relative_to(folder.resolve())
             if inside and str(os.getsid(int(entry.name))) in sessions:
-                os.kill(int(entry.name), signal.SIGKILL)
+                kill({int(entry.name)})
+
+
+def kill(processes: Set[int]) -> None:
+    """Kill those that still run."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def left_behind(job: int) -> set[int]:
+    """Processes that a job waits for although its script has ended: they hold its output open.
+
+    They are found by the pipe that they share with the job, whatever session they are in.
+    """
+    holders: dict[int, set[str]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
+            if int(parent) == job and state != "Z":
+                return set()
+            links = {str(link.readlink()) for link in (entry / "fd").iterdir()}
+            holders[int(entry.name)] = {link for link in links if link.startswith("pipe:")}
+    pipes = holders.pop(job, set())
+    return {process for process, held in holders.items() if held & pipes}
 
 
 def max_jobs() -> int:
@@ -35,5 +60,9 @@ def max_jobs() -> int:
         if not jobs.isdigit() or int(jobs) < 1:
             raise ForgeError(f"MAX_JOBS={jobs!r} is not a positive number")
         return int(jobs)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_JOB)))
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory_gib() / GIB_PER_JOB)))
+
+
+def memory_gib() -> float:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -2,6 +2,7 @@
 """The folders of one checkout."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from forge.errors import ForgeError
 from forge.locks import hold
 from forge.processes import kill_leftovers
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
@@ -24,6 +26,12 @@ class Project:
         self.root, self.channel, self.build = root, channel, build
         self.logs, self.sources = build / "logs", build / "sources"
         self.staging, self.cache = build / "staging", build / "cache"
+        self.names = root / "recipes" / "pypi-names.json"
+
+    @staticmethod
+    def default_root() -> Path:
+        """The checkout of this driver, or FORGE_ROOT."""
+        return Path(os.environ.get("FORGE_ROOT", CHECKOUT))
 
     @classmethod
     def at(cls, root: Path, output: Path | None = None) -> "Project":

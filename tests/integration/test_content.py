@@ -50,7 +50,7 @@ def test_unchanged_builds_nothing(chain: MiniProject) -> None:
         ("recipes/alpha/build.sh", "# a comment\n", {"alpha", "beta", "gamma"}),
         ("recipes/beta/recipe.yaml", "# a comment\n", {"beta", "gamma"}),
         ("recipes/gamma/new-file", "new", {"gamma"}),
-        ("local/text", "more\n", {"alpha", "beta", "gamma"}),
+        ("local/other", "more\n", {"alpha", "beta", "gamma"}),
         ("patches/alpha/0001-two.patch", "\n", {"alpha", "beta", "gamma"}),
         ("recipes/delta/build.sh", "# a comment\n", {"delta"}),
         ("local/__pycache__/text.pyc", "byte code is no content", set()),

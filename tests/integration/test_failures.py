@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.project import MiniProject
 
+from forge.files import sha256_file
+
 SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
 
 
@@ -41,6 +43,15 @@ def test_failing_package_test(project: MiniProject) -> None:
     (recipe / "recipe.yaml").write_text(text.replace("share/nothing", "/dev/null -o -n x"))
     project.forge("build-all")
     assert len(project.packages()) == 1
+
+
+def test_environment_of_a_test_that_does_not_solve(project: MiniProject) -> None:
+    """rattler-build says only that it failed to set it up."""
+    recipe = project.recipe("alpha") / "recipe.yaml"
+    test = "tests:\n  - {script: ['true'], requirements: {run: [python <3]}}"
+    recipe.write_text(recipe.read_text().replace("tests:", test))
+    done = project.forge("build-all", code=1)
+    assert "python <3" in done.stdout and "its environment (alpha ==" in done.stdout
 
 
 def test_test_packages_fails_on_a_package_that_no_longer_passes(
@@ -213,7 +224,7 @@ def test_read_only_channel(project: MiniProject, mounted: object) -> None:
     project.recipe("alpha")
     folder = mounted("readonly", "ro")
     error = project.forge("build-all", "--output", str(folder), code=2).stderr
-    assert str(folder) in error and "--output" in error and "Traceback" not in error
+    assert str(folder) in error and "another folder" in error and "Traceback" not in error
 
 
 def test_full_disk(project: MiniProject, mounted: object) -> None:
@@ -273,3 +284,58 @@ def test_live_display_on_a_terminal(project: MiniProject) -> None:
         status = os.waitstatus_to_exitcode(pty.spawn(["sh", "-c", command], read))
     screen = b"".join(chunks).decode(errors="replace")
     assert status == 1 and "working on it" in screen and "\x1b[" in screen
+
+
+def test_a_script_that_leaves_a_process_behind(project: MiniProject) -> None:
+    """It holds the script's output open; the build goes on without it."""
+    script = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\nsleep 300 &\n'
+    project.recipe("alpha", script=script)
+    start = time.monotonic()
+    project.forge("build-all")
+    assert len(project.packages()) == 1 and time.monotonic() - start < 200
+    assert processes_in(project.root) == []
+
+
+def test_one_bad_recipe_fails_alone(project: MiniProject) -> None:
+    project.recipe("alpha")
+    project.recipe("beta", run=["alpha"])
+    project.recipe("gamma")
+    (project.root / "recipes" / "alpha" / "recipe.yaml").write_bytes(b"\xff")
+    assert "alpha/recipe.yaml" in project.forge("build-all", code=2).stderr
+    assert project.packages() == set()
+    done = project.forge("build-all", "--continue-on-failure", code=1)
+    assert "failed: alpha: " in done.stderr and "not attempted: beta: needs alpha" in done.stderr
+    assert {p.split("-")[0] for p in project.packages()} == {"gamma"}
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_one_bad_source_or_patch_fails_alone(project: MiniProject, tmp_path: Path) -> None:
+    """Before its build; what other recipes wait for goes on."""
+    (project.root / "build" / "sources").unlink()
+    archive = tmp_path / "demo-1.0.tar.gz"
+    archive.write_bytes(b"an error page")
+    source = f"[{{url: 'http://upstream.invalid/{archive.name}', sha256: {sha256_file(archive)}}}]"
+    project.recipe("archive", source=source)
+    project.forge("sources", "add", str(archive))
+    hostile = "--- /dev/null\n+++ b/../../../out\n@@ -0,0 +1 @@\n+x\n"
+    for name, patch in (
+        ("leaves", hostile.encode()),
+        ("nothing", b"no patch"),
+        ("binary", b"\xff"),
+    ):
+        recipe = project.recipe(name, source="[{path: files, patches: [a.patch]}]")
+        (recipe / "files").mkdir()
+        (recipe / "files" / "text").write_text("one\n")
+        (recipe / "a.patch").write_bytes(patch)
+    project.recipe("zeta")
+    (project.root / "build" / "staging" / "yota").parent.mkdir(exist_ok=True)
+    (project.root / "build" / "staging" / "yota").write_text("a file where a folder has to be")
+    project.recipe("yota")
+    done = project.forge("build-all", "--continue-on-failure", code=1, TMPDIR="/nowhere")
+    assert {p.split("-")[0] for p in project.packages()} == {"zeta"}
+    assert f"{archive} cannot be unpacked".partition("/demo")[2] in done.stdout
+    assert "a.patch: it names" in done.stdout and "a.patch is not UTF-8" in done.stdout
+    assert "staging/yota" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert not list((project.root / "build" / "logs").glob("leaves.log"))
+    assert max(map(len, done.stdout.splitlines())) > 80, "a table that is cut"
+    assert "hostbound_h" in done.stdout.partition("package ")[2]

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.pytorch_tree import RECIPE
+from support.pytorch_tree import RECIPE, hip_clang
 
 SOURCE = """\
 #include "scale.h"
@@ -28,19 +28,36 @@ ccache "$CLANG" -x hip -nogpuinc -nogpulib --offload-arch=gfx1151 -O2 \\
     -I"$SRC_DIR/include" -isystem "$PREFIX/include" \\
     -MD -MT scale.o -MF scale.o.d -o scale.o -c "$SRC_DIR/scale.hip"
 """
-TOOLS = {"clang": ["clang++", *(f"clang++-{n}" for n in range(23, 16, -1))], "ccache": ["ccache"],
-         "lld": ["ld.lld", *(f"ld.lld-{n}" for n in range(23, 16, -1))]}  # fmt: skip
+CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 
 
-def attempt(folder: Path, clang: str, cache: Path, scale: int) -> tuple[bytes, int]:
+def clang() -> str:
+    """The first clang++ on PATH, from 17 (--gcc-install-dir) on, that finds lld and its bundler."""
+    for path in filter(None, map(shutil.which, CLANGS)):
+        version = ask(path, "--version").partition("clang version ")[2].partition(".")[0]
+        tools = (ask(path, f"-print-prog-name={tool}") for tool in ("lld", "clang-offload-bundler"))
+        if int(version) >= 17 and all(map(shutil.which, tools)):
+            return path
+    return ""
+
+
+def ask(program: str, question: str) -> str:
+    done = subprocess.run([program, question], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def attempt(
+    folder: Path, compiler: str, cache: Path, scale: int, version: str = "22.1"
+) -> tuple[bytes, int]:
     """Compile in a new folder; returns the object and the number of hits so far."""
     work, prefix = folder / "work", folder / "host_env"
     for path in (work / "include", prefix / "include", prefix / "opt/rocm/lib/llvm/amdgcn/bitcode"):
         path.mkdir(parents=True)
+    hip_clang(prefix, version)
     (work / "scale.hip").write_text(SOURCE)
     (work / "include/scale.h").write_text(f"#define SCALE {scale}\n")
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(folder), "CLANG": clang, "CXX": "g++",
+        "PATH": os.environ["PATH"], "HOME": str(folder), "CLANG": compiler, "CXX": "g++",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""), "CONDA_BUILD_SYSROOT": "/",
         "RECIPE_DIR": str(RECIPE), "SRC_DIR": str(work), "PREFIX": str(prefix), "PYTHON": "python",
         "CPU_COUNT": "2", "TORCH_VERSION": "2.13.0", "CMAKE_ARGS": "", "CXXFLAGS": "",
@@ -57,15 +74,16 @@ def attempt(folder: Path, clang: str, cache: Path, scale: int) -> tuple[bytes, i
 
 
 def test_second_attempt_hits(tmp_path: Path) -> None:
-    """And a changed header is no hit, though depend mode runs no preprocessor."""
-    found = {
-        name: next(filter(None, map(shutil.which, names)), "") for name, names in TOOLS.items()
-    }
-    if lacking := [name for name, path in found.items() if not path]:
-        pytest.skip(f"no {', '.join(lacking)} (17 or newer) on PATH")
-    first, hits = attempt(tmp_path / "bld_1", found["clang"], tmp_path / "cache", 2)
+    """And a changed header is no hit, though depend mode runs no preprocessor; nor is another
+    compiler whose clang++, a driver without its libraries, has the same bytes."""
+    compiler = clang()
+    if not compiler or not shutil.which("ccache"):
+        pytest.skip("no ccache, or no clang++ (17 or newer) with lld and clang-offload-bundler")
+    first, hits = attempt(tmp_path / "bld_1", compiler, tmp_path / "cache", 2)
     assert hits == 0
-    again, hits = attempt(tmp_path / "bld_22", found["clang"], tmp_path / "cache", 2)
+    again, hits = attempt(tmp_path / "bld_22", compiler, tmp_path / "cache", 2)
     assert hits == 1 and again == first
-    other, hits = attempt(tmp_path / "bld_3", found["clang"], tmp_path / "cache", 3)
+    other, hits = attempt(tmp_path / "bld_3", compiler, tmp_path / "cache", 3)
     assert hits == 1 and other != first
+    _, hits = attempt(tmp_path / "bld_4", compiler, tmp_path / "cache", 2, "22.2")
+    assert hits == 1

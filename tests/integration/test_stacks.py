@@ -159,9 +159,9 @@ def unlocked_copy(app: MiniProject, folder: Path) -> MiniProject:
     ("old", "new", "message"),
     [
         ('"1.0.*"', '"2.0.*"', "does not solve"),
-        ("[dependencies]", "[other]", "lacks"),
+        ("[dependencies]", "[other]", "[top level] other is not supported"),
         ("[dependencies]", "[dependencies", "not TOML"),
-        ('["more"]', '["less"]', "undefined feature less"),
+        ('["more"]', '["less"]', "undefined feature: ['less']"),
     ],
 )
 def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -27,6 +27,12 @@ TOKEN = "pfx-s3cr3t-t0k3n-0123456789"
 STEPS = ("/package/", "/release/")
 
 
+def said(file: str, sha256: str) -> dict[str, Any]:
+    """What a server's index says of a package file."""
+    name, version, build = file.removesuffix(".conda").rsplit("-", 2)
+    return {"name": name, "version": version, "build": build, "sha256": sha256, "size": 1}
+
+
 class Server(http.server.BaseHTTPRequestHandler):
     """The parts of both services that the uploaders use, and the channel that they then serve."""
 
@@ -76,7 +82,7 @@ class Server(http.server.BaseHTTPRequestHandler):
             )
         else:
             for found in re.findall(rb'filename="([^"]+)"', body):
-                cls.records = cls.records | {found.decode(): {"sha256": "?", "size": len(body)}}
+                cls.records = cls.records | {found.decode(): said(found.decode(), "f" * 64)}
             self.answer(200)
 
 
@@ -159,10 +165,11 @@ def test_upload(
     assert "(2, 2)" in publish(server, source, to, **{key: TOKEN})
     sent = [(where, auth) for where, auth in server.requests if where.startswith(path)]
     assert len(sent) == 2 and {auth for _, auth in sent} == {header}
-    server.records = {f"{r.dist}.conda": {"sha256": r.sha256} for r in source.records()}
+    server.records = {r.file_name: said(r.file_name, r.sha256) for r in source.records()}
     source.make("gamma")
     assert "(1, 3)" in publish(server, source, to, **{key: TOKEN})
-    server.records |= {f"gamma-1.0-{BUILD}.conda": {"sha256": "0" * 64}}
+    gamma = f"gamma-1.0-{BUILD}.conda"
+    server.records |= {gamma: said(gamma, "0" * 64)}
     assert "already published with other content" in publish(server, source, to, code=2)
 
 

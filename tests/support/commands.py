@@ -10,5 +10,5 @@ from forge.cli.main import app
 
 def understood(words: list[str]) -> bool:
     """Whether the driver knows a line, up to what it passes on; --help keeps it from running."""
-    stops = [words.index(stop) + 1 for stop in ("run", "test", "validate") if stop in words]
+    stops = [words.index(stop) + 1 for stop in ("run", "test") if stop in words]
     return CliRunner().invoke(app, [*words[: min(stops, default=None)], "--help"]).exit_code == 0

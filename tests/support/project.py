@@ -46,7 +46,8 @@ class MiniProject:
         if (root / "variants.yaml").exists():  # a copy of another one
             return
         root.mkdir(exist_ok=True)
-        shutil.copy(CHECKOUT / "variants.yaml", root)
+        for name in ("variants.yaml", ".gitignore"):
+            shutil.copy(CHECKOUT / name, root)
         shutil.copytree(CHECKOUT / "bases", root / "bases")
         (root / "recipes").mkdir()
         share_build(root)
@@ -108,15 +109,16 @@ def share_build(root: Path) -> None:
         (root / "build" / shared).symlink_to(CHECKOUT / "build" / shared)
 
 
-def copy_checkout(root: Path) -> None:
+def copy_checkout(root: Path, packages: bool = True) -> None:
     """Copy what git tracks or would track to `root`, and link the packages of channel/ there.
 
     So that what the checkout has built need not be built again, and nothing is written to it.
+    Without `packages` the copy is as a clone is: nothing is built.
     """
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
     channel = [file for file in (CHECKOUT / "channel").rglob("*") if file.name != ".lock"]
-    files = [CHECKOUT / name for name in names.split("\0") if name] + channel
+    files = [CHECKOUT / name for name in names.split("\0") if name] + (channel if packages else [])
     for file in filter(Path.is_file, files):
         target = root / file.relative_to(CHECKOUT)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -95,6 +95,14 @@ def installed_torch(prefix: Path) -> tuple[Path, Path]:
     return torch, prefix
 
 
+def hip_clang(prefix: Path, version: str) -> None:
+    """The SDK's clang++, of which options.sh asks the version."""
+    path = prefix / "opt/rocm/lib/llvm/bin/clang++"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\nprintf '%s\\nInstalledDir: {path.parent}\\n' '{version}'\n")
+    path.chmod(0o755)
+
+
 class Build:
     """build.sh in an environment like rattler-build's, on a tree of the few files it touches."""
 
@@ -104,6 +112,7 @@ class Build:
         for folder in (site, self.prefix / "include", tools, root / "bld/build/lib/gcc"):
             folder.mkdir(parents=True)
         (root / "bld/build/lib/gcc/libgcc.a").touch()
+        hip_clang(self.prefix, "AMD clang version 23.0.0git (roc-10.0)")
         for name, script in FAKE_TOOLS.items():
             (tools / name).write_text(f"#!/bin/bash\nset -e\n{script}")
             (tools / name).chmod(0o755)

@@ -17,6 +17,7 @@ from rattler import Channel as ChannelName
 from rattler import Gateway, LockFile, SourceConfig, VirtualPackage
 from rattler.lock import LockChannel, LockPlatform
 from rattler_build import assemble_package
+from support.conda_packages import repacked
 
 from forge.channel import verify
 from forge.channel.local import Channel
@@ -55,9 +56,19 @@ class Source(Channel):
             name, version, subdir, build, work / subdir, files_dir=work / "files",
             noarch="generic" if subdir == "noarch" else None, **about | more,
         )  # fmt: skip
+        if exports:  # it lists them with the files to install, as no build does
+            repacked(package.path, package.path, _unlisted)
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"
+
+
+def _unlisted(_: str, name: str, content: bytes) -> bytes:
+    if name != "info/paths.json":
+        return content
+    data = json.loads(content)
+    data["paths"] = [path for path in data["paths"] if not path["_path"].startswith("info/")]
+    return json.dumps(data).encode()
 
 
 def findings(target: Path, *locks: Path, url: str | None = None) -> list[str]:

@@ -9,17 +9,21 @@ import io
 import re
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT
 from support.project import MiniProject
+from unearth import Link
+from unearth.collector import IndexPage
 
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import write_text
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
-from forge.sources import download
+from forge.sources import download, git
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 from forge.upkeep import bump, upstream
 
@@ -75,7 +79,13 @@ ENGINE = """\
       url: {files}/engine-0.9.tar.gz
       sha256: {}"""
 VARIANTS = '# the reason\nengine:\n  - "1.0"\n\nwheels:\n  - "1.0"\n'
-STACK = '[workspace]\nchannels = []\nplatforms = []\n\n[dependencies]\ntoy = ">=1.0,<1.1.1"\n'
+STACK = """[workspace]
+channels = []
+platforms = ["linux-64"]
+
+[dependencies]
+toy = ">=1.0,<1.1.1"
+"""
 
 
 def archive(top: str, text: str) -> bytes:
@@ -226,7 +236,7 @@ def test_our_versions_satisfy_our_recipes_and_stacks(recipes: RecipeSet) -> None
     ("version", "kind", "match"),
     [
         ("7", ForgeError, "no toy 7: PyPI ends with .*1.2rc1, 1.3"),
-        ("seven", ForgeError, "'seven' is not a version"),
+        ("seven", ForgeError, "no toy seven: PyPI ends with"),
         ("1.3", Refused, "yanked by upstream: wrong numbers"),
     ],
 )
@@ -348,13 +358,47 @@ def test_tags_of_a_git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> No
     source = (
         f"  url:\n    - https://github.com/{path}\n    - {files}/{tag}.tar.gz\n  sha256: {digest}"
     )
-    world.recipe("library", '"1.0.0"', source, uses="c0ffee00" * 5)
+    purl = f"'pkg:github/strix-forge-tests/library@{tag}'"
+    world.recipe("library", '"1.0.0"', source, uses="c0ffee00" * 5, purls=purl)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # the real host must not answer
     new = world.file("1.1b.tar.gz", "new")
     done = world.bump(library=None)
     assert done.moves == ["library 1.0.0 -> 1.1.0"]
     assert new in (world.root / "recipes/library/recipe.yaml").read_text()
     assert f"recipes/library uses {'c0ffee00' * 5}: is it right for 1.1.0?" in done.to_do
+
+
+STATED = """\
+ARG ENGINE_VERSION={}+rocm10
+ARG TOY_BRANCH="v9"
+ARG WHEELS_TAG="v1.0"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STATED.format("1.0"), []),
+        (STATED.format("1.1"), ["ENGINE_VERSION=1.1, but ours is engine 1.0"]),
+        ("RUN ENGINE_VERSION=1.0\nARG WHEELS_TAG=v1.0\n",
+         ["ENGINE_VERSION=nothing, but ours is engine 1.0"]),
+    ],
+    ids=["same", "another", "no longer stated"],
+)  # fmt: skip
+def test_what_upstream_builds_a_release_with(world: World, text: str, said: list[str]) -> None:
+    """As vLLM's Dockerfile for ROCm, which pairs it with torch; read from the new release."""
+    source = f"  url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n  sha256: "
+    source += world.release("paired-1.0.tar.gz")
+    world.release("paired-2.0.tar.gz", text)
+    world.recipe("paired", '"1.0"', source, purls="pkg:pypi/paired@1.0?file_name=paired-1.0.tar.gz")
+    file = world.root / "recipes/paired/recipe.yaml"
+    pairs = "{ENGINE_VERSION: engine, WHEELS_TAG: wheels}"
+    file.write_text(f"{file.read_text()}  built_with: {{text: {pairs}, gone: {{X: toy}}}}\n")
+    to_do = [line for line in world.bump(paired=None).to_do if "ours is" in line]
+    assert to_do == [
+        "gone of paired 2.0 says X=nothing, but ours is toy 1.1",
+        *(f"text of paired 2.0 says {line}" for line in said),
+    ]
 
 
 def test_outdated(world: World) -> None:
@@ -386,3 +430,35 @@ def test_outdated(world: World) -> None:
 )
 def test_versions_in_names(name: str, example: str, version: str, found: list[str]) -> None:
     assert upstream.versions_in([name], example, version) == found
+
+
+@pytest.mark.parametrize("kind", ["index", "page", "tags"])
+def test_mutants_of_what_upstream_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None],
+    kind: str,
+) -> None:  # fmt: skip
+    """A damaged list names a release of its own, or none; nothing that is no version."""
+    recipe, downloader = world.recipes().recipes["toy"], download.Downloader()
+    file = world.hosts / "simple" / "toy" / "index.html"
+    valid = file.read_bytes()
+    if kind != "index":
+        url = (world.hosts / "simple" / "toy" / "toy-1.1.tar.gz").as_uri()
+        recipe.extra, recipe.sources = {}, [{"url": url, "sha256": "0"}]
+    if kind == "page":
+        link = Link(file.parent.as_uri())
+        monkeypatch.setattr(
+            upstream, "fetch_page", lambda *_: IndexPage(link, file.read_bytes(), None, "text/html")
+        )
+    if kind == "tags":
+        recipe.extra = {"purls": ["pkg:github/x/toy@v1.1"]}
+        valid = b"".join(b"%040d\trefs/tags/v1.%d\n" % (number, number) for number in range(5))
+        monkeypatch.setattr(git, "_git", lambda *_: file.read_bytes().decode(errors="replace"))
+    tally = Tally(f"upstream's {kind}", record_property)
+    for text in [valid, *texts(valid, 7, 45)]:
+        file.write_bytes(text)
+        tally.give(
+            lambda: upstream.newest(upstream.releases(downloader, recipe)),
+            lambda found: found is None or not found.key.is_prerelease,
+            text,
+        )
+    assert tally.outcomes["accepted"]

@@ -10,12 +10,15 @@ from pathlib import Path
 import msgpack
 import pytest
 import zstandard
+from support.conda_packages import file, package
+from support.servers import served
 from support.static_channel import BUILD, Source, findings, flip, tree, unzstd
 
 from forge.channel import revisions, verify
+from forge.channel.local import write_index
 from forge.channel.location import Location, redacted
 from forge.channel.publish import StaticChannel
-from forge.errors import BuildFailed
+from forge.errors import BuildFailed, ForgeError
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,25 @@ def test_verify_finds(case: str, damaged: Path) -> None:
     assert findings(damaged) == []
     damage(damaged)
     assert any(message in line for line in findings(damaged)), findings(damaged)
+
+
+def test_hostile_package_is_found(tmp_path: Path) -> None:
+    """Its record is right; the gate would have refused it."""
+    source, out = Source(tmp_path / "channel"), tmp_path / "out"
+    bad = package(tmp_path / "bad", [file("../../x")])
+    (out / "linux-64").mkdir(parents=True)
+    (out / "noarch").mkdir()
+    (out / "noarch" / bad.name).write_bytes(bad.read_bytes())
+    write_index(out)
+    assert any("no plain path below a prefix" in line for line in findings(out))
+    with served(out) as url:
+        found = verify.channel(Location(url), [])[1]
+    assert any("no plain path below a prefix" in line for line in found)
+    source.index()
+    (out / "noarch" / bad.name).rename(source.folder / "noarch" / bad.name)
+    source.index()
+    with pytest.raises(ForgeError, match="is not fit to be installed.* no plain path"):
+        StaticChannel(tmp_path / "published").publish(source)
 
 
 def test_publish_mends_the_index(damaged: Path) -> None:

@@ -35,6 +35,10 @@ def test_credentials_in_urls(to: str) -> None:
         assert TOKEN not in str(error.value)
 
 
+def test_a_folder_named_as_a_token_would_be_is_none() -> None:
+    assert Location("file:///srv/t/channel").folder == Path("/srv/t/channel")
+
+
 @pytest.mark.parametrize(
     "to",
     ["http://[::1/x", "https://h:99999/x", f"https://me:{TOKEN}/x"],

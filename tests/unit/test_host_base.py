@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +19,21 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 from rattler import MatchSpec
+from rattler_build import assemble_package
+from support.mutants import Tally, texts, trees
 from support.project import MiniProject
 
 from forge import bases
-from forge.errors import NotAttempted
-from forge.files import sha256_file
+from forge.channel.local import Channel
+from forge.errors import ForgeError, NotAttempted
+from forge.files import move_whole, sha256_file
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
 from forge.hostbase.base import HostBase, _resolved
 from forge.hostbase.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
 from forge.locks import hold
 from forge.project import Project
+from forge.sources.cache import Source
 
 
 @pytest.mark.parametrize(
@@ -51,9 +57,8 @@ def test_resolution_of_a_wheel_without_a_stated_hash(tmp_path: Path) -> None:
     wheel = tmp_path / "demo-1.0+cpu-py3-none-any.whl"
     wheel.write_bytes(b"wheel")
     url = wheel.as_uri().replace("+", "%2B")
-    metadata = {"name": "demo", "version": "1.0+cpu"}
-    entry = {"download_info": {"url": url, "archive_info": {}}, "metadata": metadata}
-    assert _resolved(entry) == (wheel.name, "1.0+cpu", "demo", sha256_file(wheel))
+    entry = {"download_info": {"url": url, "archive_info": {}}}
+    assert _resolved(entry) == (wheel.name, sha256_file(wheel))
     entry["download_info"]["url"] = "https://index.invalid/demo-1.0-py3-none-any.whl"
     with pytest.raises(NotAttempted, match="no sha256"):
         _resolved(entry)
@@ -151,7 +156,7 @@ def test_two_checkouts_that_share_a_host_base(
         second = threading.Thread(target=machine.make, args=(say, None, None))
         second.start()
         assert waits.wait(10), "the second does not see the first"
-        machine._write("base.json")
+        machine._write("base.json", packages={})
     second.join(10)
     assert not second.is_alive()
     assert said == [f"process {os.getpid()} is making the host base in {machine.folder}. "
@@ -165,7 +170,7 @@ def test_an_interrupted_host_base_is_made_by_the_next(
     monkeypatch.setattr(HostBase, "_make", lambda *_: made.append("made"))
     machine.make(print, None, None)
     assert made == ["made"] and not machine.is_current()
-    machine._write("base.json")
+    machine._write("base.json", packages={})
     machine.make(print, None, None)
     assert made == ["made"]
     (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
@@ -186,3 +191,105 @@ def test_no_compiler(tmp_path: Path) -> None:
     project.recipe("alpha")
     error = project.forge("build-all", code=3, PATH=str(tmp_path)).stderr
     assert "needs gcc and g++" in error and "apt-get" in error
+
+
+@pytest.fixture
+def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
+    """A finished host base of one package, whose bytes differ each time it is made."""
+
+    def build(self: HostBase, say: object, run: object) -> set[str]:
+        scratch = self.project.build / "scratch"
+        (scratch / "tree").mkdir(parents=True, exist_ok=True)
+        (scratch / "tree" / "text").write_bytes(os.urandom(999))
+        made = assemble_package(
+            "python", "3", "linux-64", "hostbound_h1234567_0", scratch, files_dir=scratch / "tree"
+        )
+        move_whole(made.path, self.folder / "linux-64" / made.path.name)
+        return {made.path.name}
+
+    monkeypatch.setattr(HostBase, "_build_recipe", build)
+    monkeypatch.setattr(HostBase, "_pip_report", lambda _: [])
+    machine.make(lambda _: None, None, None)
+    assert machine.is_current()
+    return machine
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+    "empty base.json": ("base.json", lambda path: path.write_bytes(b"")),
+    "base.json of another kind": ("base.json", lambda path: path.write_bytes(b"[]")),
+    "base.json that is no text": ("base.json", lambda path: path.write_bytes(b"\xff{")),
+    "no base.json": ("base.json", Path.unlink),
+    "cut base.json": ("base.json", cut),
+    "cut index": ("linux-64/repodata.json", cut),
+    "empty index": ("linux-64/repodata.json", lambda p: p.write_text('{"packages.conda": {}}')),
+    "no index": ("linux-64/repodata.json", Path.unlink),
+    "cut package": ("linux-64/python-3-hostbound_h1234567_0.conda", cut),
+    "lost package": ("linux-64/python-3-hostbound_h1234567_0.conda", Path.unlink),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("resolution", ["kept", "empty", "garbage"])
+def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str, resolution: str) -> None:
+    name, damage = DAMAGE[how]
+    damage(small.folder / name)
+    if resolution != "kept":
+        (small.folder / "resolution.json").write_text("" if resolution == "empty" else "{[")
+    assert not small.is_current()
+    small.make(lambda _: None, None, None)
+    assert small.is_current()
+    (record,) = Channel(small.folder).records()
+    assert record.sha256 == sha256_file(Channel(small.folder).path(record))
+
+
+@pytest.mark.parametrize("name", ["base.json", "resolution.json"])
+def test_mutants_of_what_a_run_left(
+    small: HostBase, record_property: Callable[[str, object], None], name: str
+) -> None:
+    """Whatever is not what this driver wrote is nothing."""
+    small._write("resolution.json", files=[["demo-1.0-py3-none-any.whl", "0" * 64]])
+    file, tally = small.folder / name, Tally(name, record_property)
+    valid, whole = file.read_bytes(), small._read(name)
+    assert whole
+    right = (whole, {})
+    for data in texts(valid, 8, 70):
+        file.write_bytes(data)
+        tally.give(lambda: small._read(name), lambda found: found in right, data)
+    for tree in trees(json.loads(valid), 8, 70):
+        file.write_text(json.dumps(tree))
+        tally.give(lambda: small._read(name), lambda found: found in right, tree)
+    file.write_bytes(valid)
+    assert small._read(name) == whole
+
+
+def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a compiler nor a change of the environment comes of asking what it provides."""
+    project, before = Project.at(MiniProject(tmp_path).root), dict(os.environ)
+    monkeypatch.setattr(hostbase.subprocess, "run", None)
+    names = HostBase(project, bases.load(project, "host")).names()
+    assert {"pytorch", "numpy", "python", "hostgcc_linux-64"} <= names
+    assert dict(os.environ) == before
+
+
+def test_extras_of_other_wheels_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `name[extra]` asks for is in the metadata of the other wheel."""
+    monkeypatch.setattr(wheels, "unpack_wheel", lambda *_: None)
+    asks, names = wheel_metadata("app", "web[tls]"), set()
+    for needs in ("one", "two"):
+        others = {"web": wheel_metadata("web", f'{needs}; extra == "tls"')}
+        monkeypatch.setattr(wheels, "assemble_package", lambda *a, **_: pytest.fail(a[3]))
+        with pytest.raises(pytest.fail.Exception) as build:
+            asks.convert(others, tmp_path, tmp_path, lambda _: None)
+        names.add(str(build.value))
+    assert len(names) == 2
+
+
+def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:
+    file = tmp_path / "demo-1.0-py3-none-any.whl"
+    file.write_bytes(b"an error page")
+    with pytest.raises(ForgeError, match="is not a wheel"):
+        Wheel.read(file, Source(f"x/{file.name}", "0" * 64), "")

@@ -6,36 +6,44 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from strix_validate.cli import app as validate
 from support.commands import understood
 from support.project import CHECKOUT
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from forge.cli.main import app
 
 COMMANDS = get_command(app).commands
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *CHECKOUT.glob("docs/*.md")]
-PAGES += CHECKOUT.glob("stacks/*/README.md")
+PAGES += [*CHECKOUT.glob("stacks/*/README.md"), *CHECKOUT.glob("packages/*/README.md")]
 MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 
 
-def shown() -> list[str]:
-    """The arguments of every `./forge` in the code blocks of the pages."""
+def shown() -> set[str]:
+    """Every command in the code blocks of the pages."""
     lines = set()
     for page in PAGES:
         for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S):
             for line in block.replace("\\\n", " ").splitlines():
                 parts = re.split(r"\s(?:&&|[|]{1,2}|;)\s", re.sub(r"(^|\s)#.*", "", line))
-                lines |= {part.strip() for part in parts if part.strip().startswith("./forge ")}
-    return sorted(line.removeprefix("./forge ") for line in lines)
+                lines |= {part.strip() for part in parts}
+    return lines
 
 
-LINES = shown()
+SHOWN = shown()
+LINES = sorted(line.removeprefix("./forge ") for line in SHOWN if line.startswith("./forge "))
+# alone, in a stack, or in an environment of its own: what follows the program's name
+VALIDATOR = sorted(
+    {found[1] for line in SHOWN if (found := re.match(r"(?:.* )?strix-validate ([a-z].*)", line))}
+)
 FORMS = ["--help", "--version", "--base host plan", "--variant k=v build-all", "plan --base=host",
          "run attention -- tool --flag 'two words' '$HOME' '*' '{{x}}'", ""]  # fmt: skip
 
@@ -86,6 +94,11 @@ def test_every_line_is_understood(line: str) -> None:
     assert understood(words)
 
 
+@pytest.mark.parametrize("line", VALIDATOR)
+def test_the_validator_understands_every_line(line: str) -> None:
+    assert CliRunner().invoke(validate, [*shlex.split(line), "--help"]).exit_code == 0
+
+
 def test_without_pixi_the_python_must_do(pixi: dict[str, str]) -> None:
     unfit = {"FORGE_PYTHON_BIN": "/bin/false"}
     for environment in ({"PATH": "/usr/bin:/bin"}, pixi | {"FORGE_NO_PIXI": "1"}):
@@ -124,3 +137,17 @@ def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
+    """Its reason is not a missing package of Python. A file stands in for missing permission."""
+    shutil.copy(CHECKOUT / "forge", tmp_path)
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "build").write_text("in the way")
+    environment = os.environ | {"FORGE_NO_PIXI": "1", "FORGE_PYTHON_BIN": sys.executable}
+    done = subprocess.run(
+        [tmp_path / "forge", "plan"], env=environment, text=True, capture_output=True
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.splitlines()[-1].startswith(f"forge: cannot write to {tmp_path}/build")
+    assert "python3-venv" not in done.stderr

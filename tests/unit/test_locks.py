@@ -141,12 +141,12 @@ def test_the_lock_satisfies_its_manifest(tmp_path: Path) -> None:
             "no-default-feature = false",
             "lint: what is locked does not satisfy",
         ),
-        ("[environments]\nlint = {", "[x]\nlint = {", "environment lint is not in pixi.toml"),
+        ("\nlint = {", "\nlinted = {", "environment lint is not in pixi.toml"),
         ('channels = ["conda-forge"]', 'channels = ["https://x.invalid/y"]', "for the channels"),
         (
             '"linux-64"',
             '{ name = "a", platform = "linux-64", __glibc = "2.39" }',
-            "for other platforms",
+            "but not for what pixi.toml declares",
         ),
     ],
 )
@@ -160,13 +160,15 @@ def test_a_change_that_is_not_locked_is_seen(
 
 
 def test_a_lock_of_more_platforms_is_outdated(tmp_path: Path) -> None:
-    chosen, two = root(tmp_path), [LockPlatform(PLATFORM), LockPlatform("linux-aarch64")]
+    chosen = root(tmp_path)
+    lines = chosen.manifest.platform().lines
+    two = [LockPlatform(PLATFORM, None, lines), LockPlatform("linux-aarch64")]
     lock, record = LockFile(two), chosen.locked("default")[0]
-    lock.set_channels("default", [LockChannel(CONDA_FORGE)])
+    lock.set_channels("default", [LockChannel(f"{CONDA_FORGE}/")])
     for platform in two:
         lock.add_conda_package("default", platform, record)
     lock.to_path(chosen.lock_file)
-    assert "default: locked for other platforms" in "\n".join(chosen.outdated())
+    assert "default: locked for other platforms as well" in "\n".join(chosen.outdated())
 
 
 def test_a_lock_with_marks_of_a_merge_is_named(known: Records, tmp_path: Path) -> None:
@@ -211,33 +213,120 @@ def test_damaged_records_are_named(content: bytes) -> None:
         Records(CONDA_FORGE, {"linux-64": content})
 
 
+GPU = '{ name = "a", platform = "linux-64", %s }'
+ONE = f"platforms = [{GPU}]"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('platforms = ["linux-64", "linux-aarch64"]', "there are 2 of them"),
-        ("platforms = []", "there are 0 of them"),
-        ('platforms = ["linux-aarch64"]', "needs a name, and platform 'linux-64'"),
-        ('platforms = [{ platform = "linux-64", cuda = "12" }]', "needs a name"),
-        ('platforms = [{ name = "a", platform = "linux-64", archspec = "zen5" }]', "archspec is"),
+        ('platforms = ["linux-64", "linux-aarch64"]', "needs exactly one entry"),
+        ("platforms = []", "needs exactly one entry"),
+        ('platforms = "linux-64"', "needs exactly one entry"),
+        ('platforms = ["linux-aarch64"]', "is not for linux-64"),
+        ('platforms = [{ name = "linux-64", platform = "osx-64" }]', "is not for linux-64"),
+        ('platforms = [{ name = "linux-64", __x = "1" }]', "needs another name"),
+        (ONE % 'archspec = "zen5"', "archspec = 'zen5' is not supported"),
+        (ONE % "__x = 1", "__x = 1 is not supported"),
+        (ONE % '__amdgpu_arch = "11.5.1"', "__amdgpu_arch requires __amdgpu"),
+        (ONE % "amdgpu = false", "amdgpu = False is neither"),
+        (
+            ONE % 'amdgpu = "gfx11-generic"',
+            "amdgpu = 'gfx11-generic' is neither",
+        ),
+        (ONE % 'amdgpu = "11.5.1"', "amdgpu = '11.5.1' is neither"),
         ('platforms = ["linux-64"]\nchannel-priority = "disabled"', "channel-priority is not"),
-        ("", "lacks 'platforms'"),
+        ('platforms = ["linux-64"]\nexclude-newer = "7d"', "[workspace] exclude-newer is not"),
+        ('platforms = ["linux-64"]\npreview = ["pixi-build"]', "[workspace] preview is not"),
+        ('platforms = ["linux-64"]\n[target.linux-64.dependencies]', "[top level] target is not"),
+        ('platforms = ["linux-64"]\n[pypi-dependencies]', "pypi-dependencies is not supported"),
+        ('platforms = ["linux-64"]\n[system-requirements]', "system-requirements is not supported"),
+        ('platforms = ["linux-64"]\n[build-dependencies]', "build-dependencies is not supported"),
+        ('platforms = ["linux-64"]\n[activation.env]\nX = "1"', "activation is not supported"),
+        ('platforms = ["linux-64"]\n[feature.x]\nchannels = []', "[feature.x] channels is not"),
+        ('platforms = ["linux-64"]\n[feature.x.target.unix]', "[feature.x] target is not"),
+        ('platforms = ["linux-64"]\n[feature.default]', "[feature.default] is the name of"),
+        (
+            'platforms = ["linux-64"]\n[environments]\nx = { features = [], solve-group = "y" }',
+            "[environments.x] solve-group is not",
+        ),
+        ('platforms = ["linux-64"]\n[environments]\n"../x" = []', "lower-case letters"),
+        ('platforms = ["linux-64"]\n[environments]\nx = ["y"]', "undefined feature"),
+        ('platforms = ["linux-64"]\n[dependencies]\nx = { path = "." }', "path is not supported"),
+        ('platforms = ["linux-64"]\n[dependencies]\nx = { git = "https://x" }', "git is not"),
+        ('platforms = ["linux-64"]\n[dependencies]\nx = { channel = "y" }', "channel is not"),
+        ('platforms = ["linux-64"]\n[dependencies]\nx = 1', "is missing or no table"),
+        ('platforms = ["linux-64"]\n[dependencies]\n"x y" = "*"', "no package has such a name"),
+        ('platforms = ["linux-64"]\nchannels = ["https://u:p@x.invalid/y"]', "credential"),
+        ('platforms = ["linux-64"]\nchannels = ["https://x.invalid/t/secret/y"]', "credential"),
+        ('platforms = ["linux-64"]\nchannels = [{ channel = "x" }]', "channels is not a list"),
+        ("", "needs exactly one entry"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "pixi.toml"
-    file.write_text(f'[workspace]\nchannels = []\n{line}\n\n[dependencies]\npython = "*"\n')
-    with pytest.raises(ForgeError, match=message):
-        Manifest.load(file).platform()
+    channels = "" if "a list" in message or "credential" in message else "channels = []\n"
+    file.write_text(f"[workspace]\n{channels}{line}\n")
+    with pytest.raises(ForgeError, match=re.escape(message)) as error:
+        Manifest.load(file)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "declared"),
+    [
+        ('"linux-64"', "linux-64", []),
+        ('{ platform = "linux-64" }', "linux-64", []),
+        ('{ name = "x", platform = "linux-64" }', "p1", []),
+        (GPU % "amdgpu = true", "p1", ["__amdgpu=0"]),
+        (GPU % 'amdgpu = "gfx1151"', "p1", ["__amdgpu=0", "__amdgpu_arch=11.5.1"]),
+        (GPU % 'amdgpu = "gfx90a"', "p1", ["__amdgpu=0", "__amdgpu_arch=9.0.10"]),
+        (GPU % 'amdgpu = "gfx942", __cuda = "12"', "p1", [
+            "__amdgpu=0", "__amdgpu_arch=9.4.2", "__cuda=12"
+        ]),
+        (GPU % '__amdgpu = "0", __amdgpu_arch = "11.0.0"', "p1", [
+            "__amdgpu=0", "__amdgpu_arch=11.0.0"
+        ]),
+    ],
+)  # fmt: skip
+def test_a_platform_as_pixi_writes_it(
+    tmp_path: Path, entry: str, name: str, declared: list[str]
+) -> None:
+    """Its name in locks, what is declared, and what pixi assumes of every linux-64 machine."""
+    file = tmp_path / "pixi.toml"
+    file.write_text(f"[workspace]\nchannels = []\nplatforms = [{entry}]\n")
+    platform = Manifest.load(file).platform()
+    assumed = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
+    assert (platform.name, platform.lines) == (name, [*declared, *assumed])
+    assert len(platform.virtual_packages()) == len(platform.lines)
+
+
+def test_requirements_of_features_add_up(tmp_path: Path) -> None:
+    """As in pixi: a feature narrows what the others ask for, and replaces none of it."""
+    file = tmp_path / "pixi.toml"
+    file.write_text(
+        '[workspace]\nchannels = []\nplatforms = ["linux-64"]\n'
+        '[dependencies]\npython = ">=3.11"\nalpha = "*"\n'
+        '[feature.a.dependencies]\npython = "<3.13"\n[feature.b.dependencies]\nalpha = "*"\n'
+        '[environments]\na = ["a", "b"]\nb = { features = ["b"], no-default-feature = true }\n'
+    )
+    assert Manifest.load(file).environments() == {
+        "default": ["python >=3.11", "alpha *"],
+        "a": ["python >=3.11", "alpha *", "python <3.13"],
+        "b": ["alpha *"],
+    }
 
 
 @pytest.mark.parametrize(
     ("value", "spec"),
     [
         ("*", "alpha *"),
-        ("1.2", "alpha 1.2.*"),
+        ("1.2", "alpha ==1.2"),
+        ("1.2.*", "alpha 1.2.*"),
         (">=1,<2", "alpha >=1,<2"),
         ("==1.0", "alpha ==1.0"),
-        ({"version": "1.2", "build": "cpu*"}, "alpha 1.2.* cpu*"),
+        ({"version": "1.2.*", "build": "cpu*"}, "alpha 1.2.* cpu*"),
     ],
 )
 def test_spec(value: object, spec: str) -> None:
@@ -259,13 +348,25 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     assert workspace["channel-priority"] == "strict" and workspace["requires-pixi"]
     assert workspace["name"] == manifest.parent.name
     platform = Manifest.load(manifest).platform()
-    assert platform.lines[0] == "__amdgpu_arch=11.5.1"
+    assert platform.promised.items() >= {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}.items()
     # variables are the packages' own, by activation: a copied manifest cannot forget them
     assert not re.search(r"activation|\benv\b", manifest.read_text())
-    assert len((manifest.parent / "README.md").read_text().splitlines()) <= 14
+    assert len((manifest.parent / "README.md").read_text().splitlines()) <= 25
     lock = manifest.parent / "pixi.lock"
     for url in stack_urls(lock) if lock.exists() else []:
         assert url.startswith("https://")
+
+
+@pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
+def test_a_stack_names_its_packages_on_pypi(manifest: Path) -> None:
+    """For the channel that it uses; docs/pypi.md shows the same table to paste."""
+    workspace = tomllib.loads(manifest.read_text())["workspace"]
+    shown = re.search(r"^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text(), re.M | re.S)
+    assert workspace["conda-pypi-map"] == tomllib.loads(shown[1])["workspace"]["conda-pypi-map"]
+    ((channel, table),) = workspace["conda-pypi-map"].items()
+    assert channel == PUBLISHED and table["mapping-mode"] == "replace"
+    names = json.loads((CHECKOUT / "recipes/pypi-names.json").read_text())
+    assert table["mapping"] == {ours: theirs for ours, theirs in names.items() if theirs}
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
@@ -276,6 +377,72 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
     tasks = tomllib.loads(manifest.read_text())["tasks"]
     assert {"doctor", "check", "bench"} <= set(tasks)
     for task in tasks.values():
+        assert set(task) == {"cmd", "description"}, "a task with args refuses a program's own flags"
         program, command = task["cmd"].split()[:2]
         assert task["description"] and program in ("strix-validate", "strix-emulate", "vllm")
         assert program != "strix-validate" or command in commands
+
+
+PIXI = CHECKOUT / "tests" / "data" / "pixi"
+OURS = "https://channel.invalid/ours"
+
+
+def written_by_pixi(folder: Path) -> Workspace:
+    """What pixi 0.77 locked, and the records that it had."""
+    for name in ("pixi.toml", "pixi.lock"):
+        (folder / name).write_bytes((PIXI / name).read_bytes())
+    records = {OURS: Records.on_disk(OURS, PIXI)}
+    return Workspace("app", Manifest.load(folder / "pixi.toml"), folder, {}, records)
+
+
+def test_a_lock_that_pixi_wrote_is_taken_and_written_again(tmp_path: Path) -> None:
+    """Byte for byte: names of platforms, their virtual packages, and no indexed_timestamp."""
+    chosen = written_by_pixi(tmp_path)
+    assert chosen.outdated() == [] and len(chosen.locked("more")) == 3
+    chosen.lock_file.unlink()
+    assert chosen.lock() == {"default": 2, "more": 3, "bare": 2}
+    assert chosen.lock_file.read_bytes() == (PIXI / "pixi.lock").read_bytes()
+    assert "indexed_timestamp" in (PIXI / "noarch/repodata.json").read_text()
+
+
+def test_a_platform_is_what_it_promises(tmp_path: Path) -> None:
+    """Neither its name nor the order counts, and what every linux-64 has may be left out."""
+    chosen = written_by_pixi(tmp_path)
+    text = chosen.lock_file.read_text()
+    gpu, arch = "  - __amdgpu=0\n", "  - __amdgpu_arch=11.5.1\n"
+    for same in (
+        text.replace("p1", "strix-halo"),
+        text.replace(gpu + arch, arch + gpu),
+        text.replace("  - __linux=4.18\n", ""),
+    ):
+        assert same != text
+        chosen.lock_file.write_text(same)
+        assert chosen.outdated() == []
+    for other in (text.replace(gpu, ""), text.replace("11.5.1\n  - __unix", "11.0.0\n  - __unix")):
+        chosen.lock_file.write_text(other)
+        assert "not for what pixi.toml declares" in "\n".join(chosen.outdated())
+
+
+PYPI = """\
+- pypi: https://files.invalid/wheel-1.0-py3-none-any.whl
+  name: wheel
+  version: '1.0'
+  sha256: 0000000000000000000000000000000000000000000000000000000000000000
+"""
+SOURCE = """\
+- conda_source: made[9a9a9a9a] @ .
+  version: '1.0'
+  build: h1234567_0
+  subdir: noarch
+"""
+
+
+@pytest.mark.parametrize("entry", [PYPI, SOURCE], ids=["pypi", "source"])
+def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -> None:
+    chosen = written_by_pixi(tmp_path)
+    head, packages = chosen.lock_file.read_text().split("packages:\n- ")
+    use = f"      {entry.splitlines()[0]}\n"
+    chosen.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
+    with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*no package of a conda channel"):
+        chosen.locked("more")
+    assert "no package of a conda channel" in "\n".join(chosen.outdated())

@@ -106,4 +106,4 @@ def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     whole[len(whole) // 2] ^= 0xFF
     built.write_bytes(whole)
     with pytest.raises(BuildFailed, match="cannot be read"):
-        Package(built).entries("pkg")
+        _ = Package(built).payload

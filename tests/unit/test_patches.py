@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT
 from support.project import CHECKOUT, MiniProject
 
@@ -18,6 +20,7 @@ from forge.files import sha256_file
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import sources_of
+from forge.sources import patching
 from forge.sources.cache import SourceCache
 from forge.upkeep import bump, patches
 
@@ -147,7 +150,78 @@ def test_source_out_of_reach(patched: Patched) -> None:
     ],
 )
 def test_touched(text: str, paths: set[str]) -> None:
-    assert patches.touched(text) == paths
+    assert patching.touched(text) == paths
+
+
+NEW = "--- /dev/null\n+++ {}\n@@ -0,0 +1 @@\n+x\n"
+HOSTILE = {
+    "parent": NEW.format("b/../../out"),
+    "parent at once": NEW.format("../out"),
+    "absolute": NEW.format("/etc/forge-test"),
+    "absolute after the first part": NEW.format("b//etc/forge-test"),
+    "quoted": NEW.format('"b/\\056\\056/out"'),
+    "carriage return": NEW.format("b/../out\r"),
+    "time stamp": NEW.format("b/../out\t2026-11-21"),
+    "rename": "similarity index 100%\nrename from text\nrename to ../out\n",
+    "copy": "diff --git a/text b/out\nsimilarity index 100%\ncopy from text\ncopy to /tmp/out\n",
+    "git head": "diff --git a/../out b/../out\ndeleted file mode 100644\nindex 1..0\n",
+    "made link": "diff --git a/l b/l\nnew file mode 120000\nindex 0000000..1\n" + NEW.format("b/l"),
+    "turned link": "diff --git a/l b/l\nindex 1234567..89abcde 120000\n--- a/l\n+++ b/l\n",
+    "in a hunk": GOOD + "--- a/x\n+++ b/../x\n",
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_patch_that_leaves_the_source(patched: Patched, how: str) -> None:
+    patched.patch.write_text(HOSTILE[how])
+    found = patched.check()
+    assert found.state == "fails" and found.detail.startswith("0001-word.patch: it ")
+
+
+@pytest.mark.parametrize("text", ["", "no patch at all\n", "--- a/text\n+++ b/text\n"])
+def test_what_is_no_patch(patched: Patched, text: str) -> None:
+    patched.patch.write_text(text)
+    assert patched.check().state == "fails"
+
+
+@pytest.mark.parametrize("link", ["text", "sub"])
+def test_source_whose_link_leads_out(tmp_path: Path, link: str) -> None:
+    """A patch would write through it."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "text").write_text(TEXT)
+    tree, patch = tmp_path / "tree", tmp_path / "a.patch"
+    tree.mkdir()
+    (tree / link).symlink_to(tmp_path / ("out/text" if link == "text" else "out"))
+    patch.write_text(GOOD.replace("/text", "/text" if link == "text" else "/sub/text"))
+    assert "is a link to" in patching.apply(tree, [patch])
+    (tree / link).unlink()
+    (tree / link).mkdir() if link == "sub" else None
+    (tree / link / "text" if link == "sub" else tree / link).write_text(TEXT)
+    assert patching.apply(tree, [patch]) == ""
+    assert (tmp_path / "out" / "text").read_text() == TEXT
+
+
+def test_one_bad_encoding_fails_alone(patched: Patched) -> None:
+    patched.patch.write_bytes(b"\xff")
+    found = patched.check()
+    assert found.state == "fails" and "is not UTF-8" in found.detail
+
+
+def test_mutants(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """A mutant that is accepted changes one file of the source and nothing else."""
+    tree, patch, tally = tmp_path / "tree", tmp_path / "a.patch", Tally("patch", record_property)
+    tree.mkdir()
+    (tree / "text").write_text(TEXT)
+
+    def read() -> None:
+        if wrong := patching.apply(tree, [patch]):
+            raise ForgeError(wrong)
+
+    for data in texts(GOOD.encode(), 10, 70):
+        patch.write_bytes(data)
+        tally.give(read, lambda _: True, data)
+        assert (tree / "text").read_text() == TEXT
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.patch", "tree"]
 
 
 @pytest.mark.parametrize("record", sorted(CHECKOUT.glob("patches/*/verified.yaml")), ids=str)
@@ -158,7 +232,7 @@ def test_patches_compared_by_hand(record: Path) -> None:
         assert re.fullmatch("[0-9a-f]{40}", entry["blob"])
         assert re.fullmatch("[0-9a-f]{40}", entry["commit"])
     for path in record.parent.glob("*.patch"):
-        assert patches.touched(path.read_text()) <= set(files), path.name
+        assert patching.touched(path.read_text()) <= set(files), path.name
 
 
 def test_patch_that_is_not_text(patched: Patched) -> None:

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.project import MiniProject
+from support.project import CHECKOUT, MiniProject
 
 from forge import bases
-from forge.build.runner import skipped
-from forge.channel.local import Channel
+from forge.bases import BaseName
+from forge.build.runner import Result, skipped, table
+from forge.channel.local import Channel, Record
+from forge.cli.context import Context
 from forge.errors import ForgeError
+from forge.hostbase.base import HostBase
 from forge.project import Project
-from forge.recipes.plan import BUILD, RecipeSet
+from forge.recipes.plan import BUILD, RecipeSet, Step
 
 
 @pytest.fixture
@@ -82,16 +85,132 @@ def test_order_and_dependents(mini: MiniProject) -> None:
     assert recipes.dependents({"beta"}) == {"beta", "gamma"}
 
 
-def test_what_will_be_skipped(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_will_be_skipped(mini: MiniProject) -> None:
     """What needs something that neither a recipe nor the base provides, and what needs that."""
     mini.recipe("alpha", run=["nowhere", "__glibc"])
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma", run=["python"])
-    monkeypatch.setattr(bases.Base, "dists", lambda _: {"python": ["python-3.12-0"]})
-    recipes = recipes_of(mini)
+    project = Project.at(mini.root)
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"), {"python"}, "key")
     steps = recipes.plan(Channel(mini.channel))
     assert {step.action for step in steps} == {BUILD}
     assert skipped(recipes.project, recipes, steps) == {
         "alpha": "the conda-forge base has no nowhere",
         "beta": "needs alpha",
     }
+
+
+def test_two_recipes_of_one_package(mini: MiniProject) -> None:
+    mini.recipe("alpha")
+    recipe = mini.recipe("beta") / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: beta", "name: alpha"))
+    with pytest.raises(ForgeError, match="recipes/alpha and recipes/beta both yield alpha"):
+        recipes_of(mini)
+
+
+def test_a_recipe_that_does_not_render_says_why(mini: MiniProject) -> None:
+    recipe = mini.recipe("alpha") / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("a test package", '"${{ nowhere_set }}"'))
+    with pytest.raises(ForgeError, match="undefined value.*nowhere_set"):
+        recipes_of(mini)
+
+
+def test_an_engine_that_panics_is_one_message(
+    mini: MiniProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """rattler-build 0.73 does, for a name longer than a path may be."""
+    recipe = mini.recipe("alpha") / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: alpha", f"name: {'a' * 70_000}"))
+    with pytest.raises(ForgeError, match="does not render") as error:
+        recipes_of(mini)
+    assert len(str(error.value)) < 2_000
+    assert capfd.readouterr() == ("", "")
+
+
+BAD = {
+    "yaml": lambda path: path.write_text("["),
+    "encoding": lambda path: path.write_bytes(b"\xff\xfe"),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "file name": lambda path: (path.with_name("x\udcff").write_text("x"), path.write_text("[")),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
+    mini.recipe("alpha")
+    mini.recipe("beta", run=["alpha"])
+    mini.recipe("gamma")
+    BAD[how](mini.root / "recipes" / "alpha" / "recipe.yaml")
+    with pytest.raises(ForgeError, match=r"recipes/alpha/recipe\.yaml"):
+        recipes_of(mini)
+    project, broken = Project.at(mini.root), {}
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"), broken=broken)
+    assert set(recipes.recipes) == {"beta", "gamma"} and "recipe.yaml" in broken["alpha"]
+    assert recipes.direct_needs("beta") == {"alpha"}
+    assert len(recipes.plan(Channel(mini.channel))) == 2
+
+
+@pytest.mark.parametrize("edited", ["bases/host/activate-c.sh", "bases/host/requirements.in"])
+def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
+    """Made from the base's inputs, so that it is the same before the base is made and after."""
+    mini.recipe("alpha", run=["python"])
+    mini.recipe("beta")
+    (mini.root / "build" / "host-base").unlink()
+
+    def decided() -> dict[str, str]:
+        steps = Context(base_name=BaseName.HOST, root=mini.root).recipes.plan(channel)
+        return {step.recipe.name: step.reason for step in steps}
+
+    channel = Recorded(mini.channel)
+    assert decided() == dict.fromkeys(("alpha", "beta"), "not in the channel")
+    channel.taken = Context(base_name=BaseName.HOST, root=mini.root).recipes.plan(channel)
+    assert decided() == dict.fromkeys(("alpha", "beta"), "up to date")
+    with (mini.root / edited).open("a") as stream:
+        stream.write("# edited\n")
+    assert decided() == {"alpha": "the host base changed", "beta": "up to date"}
+
+
+class Recorded(Channel):
+    """A channel in which everything that a plan named was built."""
+
+    taken: Sequence[Step] = ()
+
+    def records(self) -> list[Record]:
+        return [
+            Record(o.name, o.version, o.build, o.subdir, "", 0)
+            for step in self.taken for o in step.outputs
+        ]  # fmt: skip
+
+    def digest_of(self, record: Record) -> dict[str, str] | None:
+        return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
+
+
+@pytest.mark.parametrize("note", [[], "", 1, {}, {"content": []}])
+def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -> None:
+    mini.recipe("alpha")
+    channel = Recorded(mini.channel)
+    channel.taken = recipes_of(mini).plan(channel)
+    (mini.root / "recipes" / "alpha" / "more").touch()
+    channel.digest_of = lambda _: note
+    (step,) = recipes_of(mini).plan(channel)
+    assert step.action == BUILD and step.reason
+
+
+def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
+    """Each recipe's direct needs stand in requirements.in: a plan needs no resolution."""
+    project = Project.at(CHECKOUT)
+    base = bases.load(project, "host")
+    host = HostBase(project, base)
+    recipes = RecipeSet(project, base, host.names(), host.key)
+    ready = {name for name in recipes.recipes if not recipes.missing(name)}
+    assert ready == {"triton", "flash-attn", "amd-aiter", "strix-validate", "strix-emulate",
+                     "model-hosting-container-standards", "amdsmi"}  # fmt: skip
+
+
+def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:
+    name = "a" * 90
+    mini.recipe(name)
+    (step,) = recipes_of(mini).plan(Channel(mini.channel))
+    head, row = table([Result(step, "built", "", 1.25)])
+    assert row.split() == [name, "1.0", step.outputs[0].build, "built", "1.2"]
+    assert head.index("build") == row.index(step.outputs[0].build)

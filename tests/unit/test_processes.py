@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from forge.processes import SESSION, kill_leftovers
+from forge.processes import SESSION, kill_leftovers, left_behind
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -31,3 +35,38 @@ def test_only_processes_of_a_job_are_killed(tmp_path: Path, linked: bool) -> Non
         for child in (job, shell):
             child.kill()
             child.wait()
+
+
+WAITS = """
+import subprocess, sys
+script = subprocess.Popen(["sh", "-c", sys.argv[1]], stdout=subprocess.PIPE)
+script.stdout.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["sleep 60 & exit", "setsid sleep 60 & exit", "cd /; sleep 60 & exit"]
+)
+def test_what_a_script_leaves_behind(how: str) -> None:
+    """It holds the output that the engine reads to its end, whatever session or folder it is in."""
+    job = subprocess.Popen([sys.executable, "-c", WAITS, how])
+    try:
+        deadline = time.monotonic() + 20
+        while not (found := left_behind(job.pid)):
+            assert time.monotonic() < deadline, "not found"
+            time.sleep(0.05)
+        (process,) = found
+        assert b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes()
+        os.kill(process, signal.SIGKILL)
+        assert job.wait(10) == 0
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_a_script_that_runs_is_left_alone() -> None:
+    job = subprocess.Popen([sys.executable, "-c", WAITS, "sleep 3 & sleep 2"])
+    while job.poll() is None and Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text() == "":
+        time.sleep(0.05)
+    assert left_behind(job.pid) == set()
+    assert job.wait(30) == 0

@@ -250,6 +250,7 @@ def test_options_reach_setup_py_too(build: Build) -> None:
         assert f"\n{line}\n" in environment
     assert f"CCACHE_BASEDIR={build.source.parent}\n" in environment
     assert f"CCACHE_DIR={build.environment['FORGE_CACHE']}/ccache\n" in environment
+    assert "CCACHE_NAMESPACE=AMD clang version 23.0.0git (roc-10.0)\n" in environment
     assert f"HIPCC_LINK_FLAGS_APPEND=--gcc-install-dir={build.source}/gcc/lib/" in environment
     for flag in ("-std=c++", "--as-needed", "-z,now"):
         assert flag not in environment

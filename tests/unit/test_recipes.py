@@ -14,10 +14,12 @@ from support.plain_rendering import plain
 from support.project import CHECKOUT
 
 from forge import bases
+from forge.channel import pypi
 from forge.channel.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import sources_of
+from forge.recipes.recipe import package_name, sources_of
+from forge.sources.cache import PYPI_URL
 
 PROJECT = Project.at(CHECKOUT)
 RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
@@ -112,6 +114,21 @@ def test_variants_have_reasons() -> None:
         assert lines[index - 1].startswith("# "), f"{lines[index]} has no reason above it"
 
 
+def test_packages_name_sources_that_others_can_fetch() -> None:
+    """Those of the base whose packages are published; where not, the recipe says why."""
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+    why = "no hash of upstream's archive|from upstream's own wheel"
+    without_reason = {
+        name
+        for name, recipe in recipes.recipes.items()
+        if any(str(source.get("url")).startswith(PYPI_URL) for source in recipe.sources)
+        and not re.search(why, recipe.path.read_text())
+    }
+    assert not without_reason
+    (archive,) = recipes.recipes["model-hosting-container-standards"].sources
+    assert archive["url"].startswith("https://github.com/aws/")
+
+
 def test_versions_agree(recipes: RecipeSet) -> None:
     """What a reader and a stack are told is what the recipes and variants.yaml say."""
     readme = (CHECKOUT / "README.md").read_text()
@@ -125,3 +142,31 @@ def test_versions_agree(recipes: RecipeSet) -> None:
     assert stack["triton"] == f"{pins['triton']}.*"
     assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"
     assert stack["flash-attn"] == f"{recipes.recipes['flash-attn'].version}.*"
+
+
+def test_every_output_is_in_the_table_of_names_on_pypi() -> None:
+    """Without a line there, pixi would install PyPI's package of an unknown name over ours."""
+    outputs = set()
+    for base in ("conda-forge", "host"):
+        for recipe in RecipeSet(PROJECT, bases.load(PROJECT, base)).recipes.values():
+            outputs |= recipe.output_names
+    names = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
+    assert names.keys() == outputs and list(names) == sorted(names)
+    assert names["pytorch"] == "torch" and names["libtorch"] is None
+
+
+def test_vllm_runs_the_checks_of_its_kernels(recipes: RecipeSet) -> None:
+    """In its package test, with what they need; a skip, status 3, passes only without a libLLVM."""
+    recipe = recipes.recipes["vllm"]
+    (output,) = (rendered["recipe"] for rendered in recipes.render(recipe.path, "x"))
+    (test,) = (test for test in output["tests"] if "script" in test)
+    lines = [line for line in test["script"] if line.startswith("strix-validate")]
+    assert lines == [
+        "strix-validate kernels --only 'kernels/vllm-*'",
+        "strix-validate attention --device cpu --only 'attention/vllm-*'",
+        "strix-validate emulated --only 'emulated/vllm-*' || test $? -eq 3",
+        "strix-validate serve || test $? -eq 3",
+    ]
+    assert "strix-validate" in test["requirements"]["run"]
+    assert {"pytorch", "triton"} <= {package_name(spec) for spec in recipe.requirements["run"]}
+    assert "strix-emulate" in recipes.recipes["strix-validate"].needs

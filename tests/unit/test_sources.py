@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from forge.files import write_text
 from forge.project import Project
 from forge.recipes.recipe import sources_of
 from forge.sources import cache, download
+from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
 from forge.upkeep.bump import every_source
 
@@ -50,11 +52,11 @@ def test_source_without_what_pins_it(tmp_path: Path, source: str, wrong: str) ->
 
 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's own order: [global], then [download], then the environment."""
+    """pip's own order: [global], then [install], which also resolves, then the environment."""
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = a\nproxy = b\ncert = c\nextra-index-url =\n    d\n    e\n"
-        "[download]\nproxy = f\ncert = g\n[install]\nproxy = h\n"
+        "[install]\nproxy = f\ncert = g\n[download]\nproxy = h\n"
     )
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -135,7 +137,36 @@ def test_unpacked_as_rattler_build_does(tmp_path: Path, names: list[str]) -> Non
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for name in names:
             archive.writestr(name, "")
-    cache.unpack(tmp_path / "a.zip", tmp_path / "got")
+    unpack(tmp_path / "a.zip", tmp_path / "got")
     found = sorted(path.name for path in (tmp_path / "got").iterdir())
     assert found == sorted(name.rpartition("/")[2] for name in names)
     assert not (tmp_path / "got.unpacking").exists()
+
+
+def test_a_cut_copy_is_fetched_anew(index: Index) -> None:
+    index.settings["find-links"] = str(index.wheel.parent)
+    index.fetch()
+    (cached,) = (index.folder / "build" / "sources").rglob(WHEEL)
+    cached.write_bytes(cached.read_bytes()[:5])
+    assert index.fetch() == "a wheel of another system"
+
+
+@pytest.mark.parametrize("how", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
+def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> None:
+    """Of which only that commit is kept."""
+    script = (
+        "git init -q up && cd up && git config user.email x@example.com && git config user.name x"
+        " && echo first > text && git add . && git commit -qm first && echo second > text"
+        f" && git commit -qam second && git rev-parse HEAD && git {how} file://$PWD ../other"
+    )
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, text=True, capture_output=True)
+    commit = done.stdout.strip()
+    source = Source("https://upstream.invalid/demo.git", "", commit=commit)
+    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    assert kept.add(tmp_path / "other", [source]) == source and kept.state(source) == "whole"
+    count = ["git", "-C", str(kept.path(source)), "rev-list", "--all", "--count"]
+    assert subprocess.check_output(count, text=True) == "1\n"
+    tree = kept.prefill(source, tmp_path / "src_cache")
+    assert (tree / "text").read_text() == "second\n"
+    with pytest.raises(ForgeError, match="no recipe names"):
+        kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])

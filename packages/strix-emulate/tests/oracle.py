@@ -11,8 +11,8 @@ from fractions import Fraction
 
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 #: significand bits, smallest normal exponent, largest exponent, total bits
-F32, F16 = (24, -126, 127, 32), (11, -14, 15, 16)
-NAN = {F32: 0x7FC00000, F16: 0x7E00}
+F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
+NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48}
 
 
 def value(bits: int, form: tuple):
@@ -94,7 +94,7 @@ def negate(a: int, form: tuple) -> int:
 
 def _order(a: int, b: int, form: tuple) -> int | None:
     """-1, 0, 1, or None with a NaN."""
-    big = {"inf": Fraction(2) ** 999, "-inf": -(Fraction(2) ** 999)}
+    big = {"inf": Fraction(2) ** 1999, "-inf": -(Fraction(2) ** 1999)}
     x, y = (value(v, form)[0] for v in (a, b))
     if "nan" in (x, y):
         return None
@@ -182,7 +182,7 @@ _COMPARE = {
     "lg": lambda o: o in (-1, 1), "ge": lambda o: o in (0, 1), "o": lambda o: o is not None,
     "u": lambda o: o is None, "nge": lambda o: o not in (0, 1), "nlg": lambda o: o not in (-1, 1),
     "ngt": lambda o: o != 1, "nle": lambda o: o not in (-1, 0), "neq": lambda o: o != 0,
-    "nlt": lambda o: o != -1,
+    "nlt": lambda o: o != -1, "f": lambda _o: False, "t": lambda _o: True,
 }  # fmt: skip
 
 
@@ -190,10 +190,20 @@ def _sign(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 
+def _fields(a: int, b: int, bits: int) -> list[tuple[int, int]]:
+    mask = (1 << bits) - 1
+    return [(a >> i & mask, b >> i & mask) for i in range(0, 32, bits)]
+
+
+def _leading_signs(x: int, bits: int) -> int:
+    y = ~x if x < 0 else x
+    return bits - y.bit_length() if y else -1
+
+
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     """mnemonic: (kind of result, kinds of sources, function on bits); a "mask" is one bit."""
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
-    for kind, form in (("f32", F32), ("f16", F16)):
+    for kind, form in (("f32", F32), ("f16", F16), ("f64", F64)):
         two, three = (kind,) * 2, (kind,) * 3
         table |= {
             f"v_add_{kind}": (kind, two, lambda a, b, f=form: add(a, b, f)),
@@ -220,19 +230,16 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 two,
                 lambda a, b, f=form, t=test: int(t(_order(a, b, f))),
             )
-    for name in ("lt", "eq", "le", "gt", "ge"):
-        test = _COMPARE[name]
-        table[f"v_cmp_{name}_u32"] = (
-            "mask",
-            ("u32", "u32"),
-            lambda a, b, t=test: int(t(_sign(a, b))),
-        )
-        table[f"v_cmp_{name}_i32"] = (
-            "mask",
-            ("u32", "u32"),
-            lambda a, b, t=test: int(t(_sign(signed(a), signed(b)))),
-        )
-    table["v_cmp_ne_u32"] = ("mask", ("u32", "u32"), lambda a, b: int(a != b))
+    for bits in (16, 32, 64):
+        for name in ("lt", "eq", "le", "gt", "ge", "lg", "f", "t"):
+            spelt, kinds = {"lg": "ne"}.get(name, name), (f"u{bits}",) * 2
+            table[f"v_cmp_{spelt}_u{bits}"] = (
+                "mask", kinds, lambda a, b, t=_COMPARE[name]: int(t(_sign(a, b))))  # fmt: skip
+            table[f"v_cmp_{spelt}_i{bits}"] = (
+                "mask",
+                kinds,
+                lambda a, b, t=_COMPARE[name], n=bits: int(t(_sign(signed(a, n), signed(b, n)))),
+            )
     u = "u32"
     two = {
         "v_add_nc_u32": lambda a, b: a + b, "v_sub_nc_u32": lambda a, b: a - b,
@@ -247,6 +254,9 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_min_i32": lambda a, b: min(signed(a), signed(b)),
         "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF),
         "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
+        "v_add_nc_i32": lambda a, b: a + b, "v_sub_nc_i32": lambda a, b: a - b,
+        "v_mul_hi_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
+        "v_mul_hi_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24) >> 32,
         "v_bcnt_u32_b32": lambda a, b: a.bit_count() + b,
         "v_bfm_b32": lambda a, b: ((1 << (a & 31)) - 1) << (b & 31),
     }  # fmt: skip
@@ -266,6 +276,20 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + signed(c),
         "v_max3_i32": lambda a, b, c: max(map(signed, (a, b, c))),
         "v_min3_u32": lambda a, b, c: min(a, b, c),
+        "v_max3_u32": lambda a, b, c: max(a, b, c),
+        "v_min3_i32": lambda a, b, c: min(map(signed, (a, b, c))),
+        "v_maxmin_i32": lambda a, b, c: min(max(signed(a), signed(b)), signed(c)),
+        "v_minmax_i32": lambda a, b, c: max(min(signed(a), signed(b)), signed(c)),
+        "v_maxmin_u32": lambda a, b, c: min(max(a, b), c),
+        "v_minmax_u32": lambda a, b, c: max(min(a, b), c),
+        "v_sad_u8": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 8)) + c,
+        "v_sad_hi_u8": lambda a, b, c: (
+            sum(abs(x - y) for x, y in _fields(a, b, 8)) << 16) + c,
+        "v_sad_u16": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 16)) + c,
+        "v_sad_u32": lambda a, b, c: abs(a - b) + c,
+        "v_msad_u8": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 8) if y) + c,
+        "v_lerp_u8": lambda a, b, c: sum(
+            (x + y + (c >> 8 * i & 1) >> 1) << 8 * i for i, (x, y) in enumerate(_fields(a, b, 8))),
         "v_med3_i32": lambda a, b, c: sorted(map(signed, (a, b, c)))[1],
         "v_med3_u32": lambda a, b, c: sorted((a, b, c))[1],
     }  # fmt: skip
@@ -278,6 +302,9 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_cvt_u32_f32": lambda a: to_integer(a, F32, 0, M32),
         "v_cvt_f32_i32": lambda a: encode(Fraction(signed(a)), F32),
         "v_cvt_f32_u32": lambda a: encode(Fraction(a), F32),
+        "v_cls_i32": lambda a: _leading_signs(signed(a), 32),
+        "v_cvt_f32_ubyte1": lambda a: encode(Fraction(a >> 8 & 255), F32),
+        "v_cvt_f32_ubyte2": lambda a: encode(Fraction(a >> 16 & 255), F32),
         "v_cvt_f32_ubyte0": lambda a: encode(Fraction(a & 255), F32),
         "v_cvt_f32_ubyte3": lambda a: encode(Fraction(a >> 24), F32),
     }  # fmt: skip
@@ -298,10 +325,38 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_mul_lo_u16": lambda a, b: a * b,
         "v_lshlrev_b16": lambda a, b: b << (a & 15), "v_lshrrev_b16": lambda a, b: b >> (a & 15),
         "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15), "v_max_u16": max,
-        "v_and_b16": lambda a, b: a & b,
+        "v_and_b16": lambda a, b: a & b, "v_or_b16": lambda a, b: a | b,
+        "v_xor_b16": lambda a, b: a ^ b, "v_min_u16": min, "v_add_nc_i16": lambda a, b: a + b,
+        "v_sub_nc_i16": lambda a, b: a - b,
+        "v_max_i16": lambda a, b: max(signed(a, 16), signed(b, 16)),
         "v_min_i16": lambda a, b: min(signed(a, 16), signed(b, 16)),
     }.items():  # fmt: skip
         table[name] = ("u16", ("u16", "u16"), function)
+    for sign, read in (("i", lambda x: signed(x, 16)), ("u", int)):
+        for name, function in (
+            ("max3", max), ("min3", min), ("med3", lambda *x: sorted(x)[1]),
+        ):  # fmt: skip
+            table[f"v_{name}_{sign}16"] = (
+                "u16", ("u16",) * 3,
+                lambda a, b, c, f=function, r=read: f(r(a), r(b), r(c)))  # fmt: skip
+        table[f"v_mad_{sign}16"] = ("u16", ("u16",) * 3, lambda a, b, c: a * b + c)
+        table[f"v_mad_{sign}32_{sign}16"] = (
+            u, ("u16", "u16", u), lambda a, b, c, r=read: r(a) * r(b) + c)  # fmt: skip
+        table[f"v_cvt_{sign}32_{sign}16"] = (u, ("u16",), lambda a, r=read: r(a))
+    table["v_not_b16"] = ("u16", ("u16",), lambda a: ~a)
+    for source, form in (("f32", F32), ("f64", F64)):
+        for target, other in (("f32", F32), ("f64", F64)):
+            if source != target:
+                table[f"v_cvt_{target}_{source}"] = (
+                    target, (source,), lambda a, f=form, o=other: _convert(a, f, o))  # fmt: skip
+    table["v_cvt_f64_i32"] = ("f64", (u,), lambda a: encode(Fraction(signed(a)), F64))
+    table["v_cvt_f64_u32"] = ("f64", (u,), lambda a: encode(Fraction(a), F64))
+    table["v_cvt_i32_f64"] = (u, ("f64",), lambda a: to_integer(a, F64, -(2**31), 2**31 - 1))
+    table["v_cvt_u32_f64"] = (u, ("f64",), lambda a: to_integer(a, F64, 0, M32))
+    table["v_cvt_f16_u16"] = ("f16", ("u16",), lambda a: encode(Fraction(a), F16))
+    table["v_cvt_f16_i16"] = ("f16", ("u16",), lambda a: encode(Fraction(signed(a, 16)), F16))
+    table["v_cvt_i16_f16"] = ("u16", ("f16",), lambda a: to_integer(a, F16, -(2**15), 2**15 - 1))
+    table["v_cvt_u16_f16"] = ("u16", ("f16",), lambda a: to_integer(a, F16, 0, 0xFFFF))
     table["v_alignbit_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> (c & 31))
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
     table["v_mov_b16"] = ("u16", ("u16",), lambda a: a)
@@ -378,6 +433,10 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_sext_i32_i8": lambda a: (signed(a, 8), None),
         "s_ctz_i32_b32": lambda a: ((a & -a).bit_length() - 1, None),
         "s_clz_i32_u32": lambda a: (32 - a.bit_length() if a else -1, None),
+        "s_cls_i32": lambda a: (_leading_signs(signed(a), 32), None),
+        "s_bcnt0_i32_b32": lambda a: bits(32 - a.bit_count()),
+        "s_cvt_f32_u32": lambda a: (encode(Fraction(a), F32), None),
+        "s_cvt_u32_f32": lambda a: (to_integer(a, F32, 0, M32), None),
         "s_cvt_f32_i32": lambda a: (encode(Fraction(signed(a)), F32), None),
         "s_cvt_i32_f32": lambda a: (to_integer(a, F32, -(2**31), 2**31 - 1), None),
     }  # fmt: skip
@@ -399,6 +458,29 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table |= {name: ("f32", ("f32", "f32"), function) for name, function in f.items()}
     table |= {name: ("u32", ("u32",), function) for name, function in one.items()}
     table |= {name: ("", u, function) for name, function in compare.items()}
+    for name, function in {
+        "xor": lambda a, b: a ^ b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
+        "xnor": lambda a, b: ~(a ^ b), "and_not1": lambda a, b: a & ~b,
+        "or_not1": lambda a, b: a | ~b & M64,
+    }.items():  # fmt: skip
+        table[f"s_{name}_b64"] = ("u64", q, lambda a, b, f=function: wide(f(a, b)))
+    for name, test in (("eq", 0), ("lg", 1)):
+        table[f"s_cmp_{name}_u64"] = ("", q, lambda a, b, t=test: (None, int((a != b) == t)))
+    table["s_bcnt1_i32_b64"] = ("u32", ("u64",), lambda a: bits(a.bit_count()))
+    table["s_bcnt0_i32_b64"] = ("u32", ("u64",), lambda a: bits(64 - a.bit_count()))
+    table["s_clz_i32_u64"] = (
+        "u32", ("u64",), lambda a: (64 - a.bit_length() if a else -1, None))  # fmt: skip
+    table["s_ctz_i32_b64"] = ("u32", ("u64",), lambda a: ((a & -a).bit_length() - 1, None))
+    table["s_cls_i32_i64"] = ("u32", ("u64",), lambda a: (_leading_signs(signed(a, 64), 64), None))
+    table["s_not_b64"] = ("u64", ("u64",), lambda a: wide(~a))
+    table["s_mov_b64"] = ("u64", ("u64",), lambda a: (a, None))
+    table["s_brev_b64"] = ("u64", ("u64",), lambda a: (int(f"{a:064b}"[::-1], 2), None))
+    for name, test in _COMPARE.items():
+        table[f"s_cmp_{name}_f16"] = (
+            "",
+            ("f16", "f16"),
+            lambda a, b, t=test: (None, int(t(_order(a, b, F16)))),
+        )
     table["s_and_b64"] = ("u64", q, lambda a, b: wide(a & b))
     table["s_or_b64"] = ("u64", q, lambda a, b: wide(a | b))
     table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(_shifted(a, b & 63, 64)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import oracle
 from elftools.elf.elffile import ELFFile
-from strix_emulate import llvm, program, vmem
+from strix_emulate import addressing, llvm, program
 from strix_emulate.decode import EXEC, VCC, Instruction, decode
 from strix_emulate.errors import EmulatorError
 from strix_emulate.loader import Kernel
@@ -35,8 +35,8 @@ EDGES = (
 _INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
            "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
            "u16": ("0", "1", "-1", "64", "0x1234"), "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
-           "u64": ("0", "1", "-1")}  # fmt: skip
-_FORMS = {"f32": oracle.F32, "f16": oracle.F16}
+           "u64": ("0", "1", "-1"), "f64": ("0", "1.0", "-2.0", "0.5")}  # fmt: skip
+_FORMS = {"f32": oracle.F32, "f16": oracle.F16, "f64": oracle.F64}
 
 
 @dataclass
@@ -112,8 +112,8 @@ def waves(V, S) -> Waves:
     return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, [[], [], []])
 
 
-def spaces() -> vmem.Spaces:
-    return vmem.Spaces(Arena(1 << 16, 1, False, False),
+def spaces() -> addressing.Spaces:
+    return addressing.Spaces(Arena(1 << 16, 1, False, False),
                        Memory("LDS", 4096, 1, False, False), 4096, 4096,
                        Memory("scratch", 4096, 1, False, False), 16)  # fmt: skip
 
@@ -133,6 +133,10 @@ def run(programs: int = 60, length: int = 40, seed: int = 1) -> Report:
     rng, report = random.Random(seed), Report()
     tables = [(n, "v", e) for n, e in oracle.vector_table().items()]
     tables += [(n, "s", e) for n, e in oracle.scalar_table().items()]
+    # the same comparisons, with EXEC for a result
+    tables += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in tables if "v_cmp_" in n]
+    real = real_mnemonics({name for name, _, _ in tables})
+    tables = [entry for entry in tables if entry[0] in real]
     order: list = []
     with np.errstate(all="ignore"):
         for _ in range(programs):
@@ -162,8 +166,13 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
         step.run(g)
         report.compared += 1
         report.covered.add(operation.name)
+        after = waves(g.V, g.S)
+        after.scc[...] = g.scc
+        if "cmpx" in operation.name:
+            g.S[EXEC] = before.S[EXEC]
+            g.exec_changed()
         for lane in range(LANES):
-            if (fault := _fault(operation, before, g, lane)) and len(report.disagreements) < 20:
+            if (fault := _fault(operation, before, after, lane)) and len(report.disagreements) < 20:
                 report.disagreements.append(f"{step.instruction.text}: lane {lane}: {fault}")
                 break
 
@@ -235,7 +244,9 @@ def _operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     modifiers = {}
     if file == "v":
         encoded += "_e64"
-        if kind == "mask":
+        if kind == "mask" and "cmpx" in name:
+            target = Source("", "s", EXEC)
+        elif kind == "mask":
             target = Source("s9", "s", 9) if rng.random() < 0.5 else Source("vcc_lo", "s", VCC)
         else:
             target = _register(rng, "v", kind)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fake hosts for the doctor: a healthy Strix Halo machine as files, and one fault at a time."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,24 @@ GIB = 2**30
 KFD = "sys/class/kfd/kfd/topology/nodes"
 GPU = "sys/class/drm/card1/device"
 PCI = "sys/bus/pci/devices/0000:c5:00.0"
+META = "home/user/env/conda-meta"
+SITE = "home/user/env/lib/python3.12/site-packages"
+CONDA_FORGE = "https://conda.anaconda.org/conda-forge/linux-64"
+
+
+def record(name: str, version: str, channel: str = "https://repo.prefix.dev/strix-forge") -> str:
+    """What conda-meta holds of an installed package, as far as it is read."""
+    return json.dumps({"name": name, "version": version, "build": "h1_0", "channel": channel})
+
+
+def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
+    """A GPU's properties in KFD's topology; two SIMDs are one compute unit."""
+    return (
+        f"cpu_cores_count 0\nsimd_count {simds}\nsimd_per_cu 2\n"
+        f"gfx_target_version {version}\nvendor_id 4098\ndrm_render_minor {minor}\n{more}"
+    )
+
+
 #: Triton is two days old, the caches one, and a package that does not matter is new.
 NOW = 1_800_000_000
 HEALTHY = {
@@ -21,10 +40,11 @@ HEALTHY = {
     "etc/group": "root:x:0:\nvideo:x:39:user\nrender:x:105:user\nuser:x:1000:\n",
     "etc/os-release": 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=43\n',
     f"{KFD}/0/properties": "cpu_cores_count 32\nsimd_count 0\ngfx_target_version 0\n",
-    f"{KFD}/1/properties": "cpu_cores_count 0\nsimd_count 80\ngfx_target_version 110501\n"
-    "drm_render_minor 128\n",
+    f"{KFD}/1/properties": node(110501, 80),
     f"{PCI}/vendor": "0x1002\n",
     f"{PCI}/device": "0x1586\n",
+    f"{GPU}/vendor": "0x1002\n",
+    f"{GPU}/device": "0x1586\n",
     f"{GPU}/mem_info_vram_total": f"{GIB // 2}\n",
     f"{GPU}/mem_info_gtt_total": f"{120 * GIB}\n",
     "sys/module/amdgpu/initstate": "live\n",
@@ -36,20 +56,28 @@ HEALTHY = {
     "dev/kfd": "",
     "dev/dri/renderD128": "",
     "lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.42.\n",
-    "home/user/env/conda-meta/triton-3.7.1-h1_0.json": "",
-    "home/user/env/conda-meta/rich-1-h1_0.json": "",
+    f"{META}/triton-3.7.1-h1_0.json": record("triton", "3.7.1"),
+    f"{META}/pytorch-2.13.0-h1_0.json": record("pytorch", "2.13.0"),
+    f"{META}/rich-1-h1_0.json": record("rich", "1", CONDA_FORGE),
+    f"{SITE}/triton-3.7.1.dist-info/INSTALLER": "conda\n",
+    f"{SITE}/torch-2.13.0.dist-info/INSTALLER": "conda",
     "home/user/.cache/comgr/entry": "",
 }
 
 
-def make(root: Path, changes: dict[str, str | None]) -> Path:
-    """Writes the healthy host with the changes, None for a file that is not there."""
-    for name, text in (HEALTHY | changes).items():
-        if text is not None:
-            file = root / name
+def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
+    """Writes the healthy host with the changes: None for a file that is not there, a path for what
+    a symbolic link names."""
+    for name, content in (HEALTHY | changes).items():
+        file = root / name
+        if content is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-    ages = {"conda-meta/triton-3.7.1-h1_0.json": 2, "conda-meta/rich-1-h1_0.json": 0}
+        if isinstance(content, Path):
+            file.symlink_to(content)
+        elif content is not None:
+            file.write_text(content)
+    ages = {"triton-3.7.1": 2, "pytorch-2.13.0": 2, "rich-1": 0}
+    ages = {f"conda-meta/{name}-h1_0.json": age for name, age in ages.items()}
     ages = {f"env/{name}": age for name, age in ages.items()} | {".cache/comgr/entry": 1}
     for name, age in ages.items():
         if (root / "home/user" / name).exists():
@@ -64,6 +92,47 @@ def without_gpu(root: Path) -> Path:
     return root
 
 
+#: The variables of pixi's detection that stand for a Strix Halo machine.
+OVERRIDE, OVERRIDE_ARCH = "CONDA_OVERRIDE_AMDGPU=0", "CONDA_OVERRIDE_AMDGPU_ARCH=11.5.1"
+#: A Radeon RX 7900 XTX, which KFD lists before the APU.
+DISCRETE = {
+    f"{KFD}/1/properties": node(110000, 192),
+    f"{KFD}/2/properties": node(110501, 80, 129),
+    "sys/class/drm/card0/device/vendor": "0x1002\n",
+    "sys/class/drm/card0/device/device": "0x744c\n",
+    "sys/class/drm/card0/device/mem_info_vram_total": f"{24 * GIB}\n",
+    "sys/class/drm/card0/device/mem_info_gtt_total": f"{62 * GIB}\n",
+    "dev/dri/renderD129": "",
+}
+#: The GPU has a driver, but KFD of this kernel does not know it.
+WITHOUT_KFD = {f"{KFD}/1/properties": None, f"{GPU}/driver": Path("/sys/bus/pci/drivers/amdgpu")}
+#: name: (a machine's files, what pixi's solver makes of it)
+MACHINES = {
+    "alone": ({}, {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}),
+    "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
+    # sysfs is readable for all: only /dev/kfd is not
+    "without-rights": (
+        {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"},
+        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+    ),
+    "older-kernel": (
+        {"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"},
+        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+    ),
+    "kernel-without-kfd": (WITHOUT_KFD, {"__amdgpu": "0"}),
+    "without-gpu": ({f"{KFD}/1/properties": None}, {}),
+    "integrated-larger": (
+        {f"{KFD}/2/properties": node(110003, 24)}, {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+    ),
+    "same-size": (
+        {f"{KFD}/2/properties": node(120001, 80)}, {"__amdgpu": "0", "__amdgpu_arch": "12.0.1"},
+    ),
+    "size-unknown": (
+        {f"{KFD}/1/properties": "gfx_target_version 90010\n",
+         f"{KFD}/2/properties": "gfx_target_version 110501\nsimd_count 80\nsimd_per_cu 0\n"},
+        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+    ),
+}  # fmt: skip
 UBUNTU = 'ID=ubuntu\nVERSION_ID="24.04"\n'
 
 
@@ -75,15 +144,58 @@ def environ(**values: str) -> dict[str, str]:
 #: name: (changes, {check: (state, severity or None, part of what is said, part of the fix)})
 FAULTS = {
     "gfx1150": (
-        {f"{KFD}/1/properties": "simd_count 32\ngfx_target_version 110500\ndrm_render_minor 128\n"},
-        {"gpu": ("failed", "error", "gfx1150", "use packages")},
+        {f"{KFD}/1/properties": node(110500, 32)},
+        {"gpu": ("failed", "error", "gfx1150", "use packages"),
+         "pixi": ("passed", "warning", "__amdgpu_arch=11.5.0", OVERRIDE_ARCH)},
     ),
     "driver-missing": (
         {f"{KFD}/1/properties": None, "sys/module/amdgpu/initstate": None, "dev/kfd": None,
          f"{GPU}/mem_info_vram_total": None},
         {"gpu": ("failed", "error", "PCI bus", "modprobe amdgpu"),
+         "pixi": ("passed", "warning", "no AMD GPU", f"{OVERRIDE} {OVERRIDE_ARCH}"),
          "driver": ("failed", "error", "not loaded", "modprobe amdgpu"),
          "kfd": ("failed", "error", "does not exist", "--device")},
+    ),
+    "kernel-without-kfd": (
+        WITHOUT_KFD,
+        {"gpu": ("failed", "error", "PCI bus", "modprobe amdgpu"),
+         "pixi": ("passed", "warning", "pixi sees __amdgpu=0;", f"export {OVERRIDE_ARCH}")},
+    ),
+    "beside-discrete": (
+        DISCRETE,
+        {"gpu": ("passed", "warning", "gfx1100 is beside gfx1151", "export ROCR_VISIBLE_DEVICES=1"),
+         "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}")},
+    ),
+    "beside-discrete-second": (
+        {f"{KFD}/1/properties": None, f"{KFD}/2/properties": node(110501, 80),
+         f"{KFD}/10/properties": node(110000, 192, 129)},
+        {"gpu": ("passed", "warning", "gfx1100 is beside gfx1151", "export ROCR_VISIBLE_DEVICES=0"),
+         "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}")},
+    ),
+    "beside-discrete-without-render-node": (
+        DISCRETE | {"dev/dri/renderD129": None}
+        | environ(ROCR_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        {"render": ("failed", "error", "renderD129 does not exist", "--device")},
+    ),
+    "beside-discrete-mended": (
+        DISCRETE | environ(ROCR_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"), {},
+    ),
+    "override-hides-the-gpu": (
+        environ(CONDA_OVERRIDE_AMDGPU=""),
+        {"pixi": ("passed", "warning", "no AMD GPU", f"export {OVERRIDE}")},
+    ),
+    "torch-of-pypi": (
+        {f"{SITE}/torch-2.15.0.dist-info/INSTALLER": "uv-pixi\n"},
+        {"packages": ("failed", "error", "torch 2.15.0 was installed by uv-pixi",
+                      "pixi update --no-install torch && pixi clean && pixi install")},
+    ),
+    "triton-of-pypi-over-ours": (
+        {f"{SITE}/triton-3.7.1.dist-info/INSTALLER": "pip"},
+        {"packages": ("failed", "error", "triton 3.7.1 was installed by pip", "pixi clean")},
+    ),
+    "torch-of-conda-forge": (
+        {f"{META}/pytorch-2.13.0-h1_0.json": record("pytorch", "2.13.0", CONDA_FORGE)},
+        {"packages": ("failed", "error", "pytorch 2.13.0 is conda-forge's", "channel-priority")},
     ),
     "dkms": (
         {"sys/module/amdgpu/version": "6.12.12\n"},
@@ -95,8 +207,7 @@ FAULTS = {
     ),
     "kernel-old-with-backports": (
         {"proc/sys/kernel/osrelease": "6.12.74-amd64\n",
-         f"{KFD}/1/properties": "simd_count 80\ngfx_target_version 110501\n"
-         "drm_render_minor 128\ncwsr_size 13701120\nctl_stack_size 45056\n"},
+         f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")},
         {},
     ),
     "mes-suspect": (
@@ -144,7 +255,7 @@ FAULTS = {
         {"render": ("failed", "error", "renderD128 does not exist", "--device")},
     ),
     "render-node-other": (
-        {f"{KFD}/1/properties": "simd_count 80\ngfx_target_version 110501\ndrm_render_minor 129\n"},
+        {f"{KFD}/1/properties": node(110501, 80, 129)},
         {"render": ("failed", "error", "renderD129", "--device")},
     ),
     "not-in-group": (

@@ -14,6 +14,7 @@ from strix_validate.cli import app
 from strix_validate.skips import Machine
 from strix_validate.tiers import doctor
 from strix_validate.tree import Node, Tree
+from strix_validate.virtual_packages import detected
 from typer.testing import CliRunner
 
 
@@ -67,11 +68,41 @@ def test_combination_finds_all(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("machine", hosts.MACHINES)
+def test_what_pixi_detects(machine, tmp_path):
+    """tests/integration/test_detection.py has py-rattler's word for it."""
+    files, expected = hosts.MACHINES[machine]
+    assert detected(Tree(hosts.make(tmp_path, files))) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CONDA_OVERRIDE_AMDGPU": ""}, {}),
+        ({"CONDA_OVERRIDE_AMDGPU_ARCH": ""}, {"__amdgpu": "0"}),
+        (
+            {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "9.0.10"},
+            {"__amdgpu": "0", "__amdgpu_arch": "9.0.10"},
+        ),
+    ],
+)
+def test_what_pixi_is_told(variables, expected, tmp_path):
+    assert detected(Tree(hosts.make(tmp_path, hosts.environ(**variables)))) == expected
+
+
+def test_an_architecture_alone_is_dropped(tmp_path):
+    changes = {f"{hosts.KFD}/1/properties": None}
+    changes |= hosts.environ(CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1")
+    assert detected(Tree(hosts.make(tmp_path, changes))) == {}
+
+
 def test_no_permission(tmp_path):
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 
-    found = examine(hosts.make(tmp_path, {}), open_device=refuse)
+    tree = hosts.make(tmp_path, hosts.MACHINES["without-rights"][0])
+    found = examine(tree, open_device=refuse)
+    assert found["groups"].severity is Severity.WARNING and found["pixi"].severity is None
     for name in ("kfd", "render"):
         assert found[name].state is State.FAILED and "permission denied" in found[name].reason
         assert "usermod -aG render,video" in found[name].fix

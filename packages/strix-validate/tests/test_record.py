@@ -2,6 +2,7 @@
 """Records, the table of skips, benchmarks' arithmetic, the report, and the registry of tiers."""
 
 import json
+import sys
 from datetime import UTC, date, datetime
 
 import pytest
@@ -259,6 +260,20 @@ def test_plots_are_written(tmp_path):
     }
     assert all(file.stat().st_size > 1000 for file in files)
     assert list(plots.figures(make(FAILED))) == []
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    """The page is whole but for the plots; asking for plots is refused before any check."""
+    monkeypatch.delitem(sys.modules, "strix_validate.report.plots", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = render([make(*benchmarks(), FAILED)], ["mine"])
+    assert "<svg" not in page and "matplotlib is not installed" in page and "<h3>Checks" in page
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    done = CliRunner().invoke(cli.app, ["bench", "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 2 and "pixi add matplotlib-base" in done.output
+    assert not (tmp_path / "plots").exists()
 
 
 def test_summary_of_what_was_measured():

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The serving tier's logic, with a stand-in for vLLM and each fault of it."""
 
+import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
-from strix_validate import skips, tiny_llama
+from strix_validate import skips, tiny_llama, tiny_models
 from strix_validate.checks import Options, State
 from strix_validate.skips import Machine
 from strix_validate.tiers import run_each, serve
 
+ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
 FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 
@@ -25,9 +27,9 @@ def examine(monkeypatch, tmp_path):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: True)
     generate = serve._child
 
-    def child(task, folder):
+    def child(task, folder, *model):
         if task == "generate":
-            return generate(task, folder)
+            return generate(task, folder, *model)
         folder.mkdir()
         logprobs = [math.log(0.5 / 511)] * 512
         logprobs[sum(tiny_llama.PROMPT) % 512] = math.log(0.5)
@@ -58,7 +60,7 @@ def test_a_right_server_passes(examine):
 @pytest.mark.parametrize(
     "fault, failing, said",
     [
-        ("repeats", {"offline-repeats"}, "different tokens"),
+        ("repeats", {"offline-repeats"} | ALL_MODELS, "different tokens"),
         ("logits", {"offline-logits"}, "off by 0.2"),
         ("tokens", {"completion", "streaming"}, "offline"),
         ("http", {"completion", "streaming"}, "HTTP 500"),
@@ -69,9 +71,11 @@ def test_a_right_server_passes(examine):
         ("silent", {"attention-backend"}, "names no attention backend"),
         ("stays", {"stop"}, "after SIGTERM"),
         ("orphan", {"stop"}, "left a process behind"),
-        ("dies", {"start", "attention-backend", "completion", "streaming", "stop"},
+        *((name, {f"model-{name}"}, "off by 0.4") for name in tiny_models.MODELS),
+        ("no-graphs", {"graphs"}, "without graphs"),
+        ("dies", {"start", "graphs", "attention-backend", "completion", "streaming", "stop"},
          "Engine core initialization failed"),
-        ("crash", {"offline-repeats", "offline-logits", "completion", "streaming"},
+        ("crash", {"offline-repeats", "offline-logits", "completion", "streaming"} | ALL_MODELS,
          "Failed to infer device type"),
     ],
 )  # fmt: skip
@@ -97,3 +101,17 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
         assert result.reason in ("vllm is not installed",
                                  "vLLM serves only on a GPU here, and torch sees none")  # fmt: skip
         assert skips.judge(result, Machine()).state is State.SKIPPED
+
+
+def test_the_server_captures_graphs(examine, monkeypatch):
+    """So that "completion" compares graphs with the eager decoding of "offline"."""
+    started = []
+    popen = serve.subprocess.Popen
+    monkeypatch.setattr(
+        serve.subprocess, "Popen", lambda *a, **o: started.append(a[0]) or popen(*a, **o)
+    )
+    examine("")
+    (command,) = [words for words in started if "serve" in words]
+    assert "--enforce-eager" not in command
+    captured = json.loads(command[command.index("--compilation-config") + 1])
+    assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"

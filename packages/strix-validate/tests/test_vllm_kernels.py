@@ -16,7 +16,14 @@ import pytest
 import torch
 from strix_emulate import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate import gpu_free, reference, vllm_checks, vllm_kernels, vllm_source
+from strix_validate import (
+    gpu_free,
+    reference,
+    vllm_checks,
+    vllm_kernels,
+    vllm_mxfp4,
+    vllm_source,
+)
 from strix_validate.checks import CannotRun, Check, Options, State
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated, kernels
@@ -154,6 +161,57 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
     (tmp_path / NORM).write_text(text.replace(old, new))
     for name in sorted(catching):
         assert tier(name, tmp_path).state is State.FAILED, name
+
+
+def test_mxfp4_without_triton_kernels_is_skipped():
+    found = tier("kernels", STAND_IN, "mxfp4-decode")
+    assert found.state is State.SKIPPED and "leaves them to its build" in found.reason
+
+
+@needs_triton
+def test_triton_kernels_that_do_not_import_fail(tmp_path):
+    """vLLM itself only logs it, and gpt-oss does not start."""
+    shutil.copytree(STAND_IN, tmp_path, dirs_exist_ok=True)
+    kernels_of = vllm_source.third_party(tmp_path) / "triton_kernels"
+    kernels_of.mkdir(parents=True)
+    (kernels_of / "matmul_ogs.py").write_text(
+        "from triton.language.target_info import is_hip_gfx9999"
+    )
+    found = tier("kernels", tmp_path, "mxfp4-decode")
+    assert found.state is State.FAILED and "is_hip_gfx9999" in found.reason
+
+
+def test_experts_in_mxfp4_by_another_formula():
+    """And what a kernel could get wrong is outside the bounds."""
+    build = partial(vllm_kernels.mxfp4, tokens=3, size=64, inner=32)
+    case = vllm_kernels.Case(build, "", torch.bfloat16)
+    call, expected = vllm_kernels.make("seed", case, Path())
+    given = call.tensors
+    weights = {}
+    for name in ("w1", "w2"):
+        codes = torch.stack([given[name] & 15, given[name] >> 4], -1).flatten(-2).long()
+        scales = torch.exp2(given[f"{name}_scale"].double() - 127)
+        weights[name] = vllm_mxfp4.FP4[codes] * scales.repeat_interleave(32, -1)
+
+    def answer_with(order=(0, 1), limit=7.0, bias=1.0):
+        out = []
+        for x, logits in zip(given["x"].double(), given["logits"].double(), strict=True):
+            shares, chosen = logits.topk(2)
+            total = 0
+            for share, e in zip(shares.softmax(0), chosen, strict=True):
+                both = weights["w1"][e] @ x + bias * given["w1_bias"][e]
+                gate, up = (both.view(-1, 2)[:, i] for i in order)
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+                total += share * (weights["w2"][e] @ inner + given["w2_bias"][e])
+            out.append(total)
+        return {"out": torch.stack(out)}
+
+    torch.testing.assert_close(answer_with(), expected(torch.float64))
+    compared = partial(reference.compare, CHECK, expected=expected, dtype=torch.bfloat16)
+    assert compared(answer_with()).state is State.PASSED
+    for wrong in (answer_with(order=(1, 0)), answer_with(bias=0.0), answer_with(limit=0.5)):
+        assert compared(wrong).state is State.FAILED
 
 
 #: In vLLM's own source: (file, text, fault, tier, check that fails)

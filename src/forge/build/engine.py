@@ -5,6 +5,7 @@ JOB is JSON: {"action": "build" or "test", and its arguments}. A child of its ow
 rattler-build holds the GIL for hours and may abort.
 """
 
+import asyncio
 import ctypes
 import functools
 import json
@@ -13,11 +14,15 @@ import signal
 import sys
 from collections.abc import Callable
 
+import rattler
 from rattler_build import Package
 
+from forge import network
+from forge.project import SUBDIRS
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
+NOT_SET_UP = "failed to setup test environment"
 
 
 def test(packages: list[str], channel: list[str]) -> None:
@@ -31,11 +36,31 @@ def test(packages: list[str], channel: list[str]) -> None:
                 passed, output = result.success, result.output
             except Exception as error:
                 passed, output = False, [str(error)]
+            if any(NOT_SET_UP in line for line in output):
+                output = [*output, *unsolved(package, index, channel)]
             print(*output, sep="\n", flush=True)
             if not passed:
                 failed.append(f"{package.name} test {index + 1}")
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
+
+
+def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
+    """The solver's reason if a test's environment does not solve; rattler-build does not say it."""
+    test = package.tests[index]
+    specs = [f"{package.name} =={package.version} {package.build_string}"]
+    specs += getattr(test, "requirements_run", [])
+    if python := test.to_dict().get("python_version"):
+        specs += ["pip", f"python {python}"]
+    machine = [found.into_generic() for found in rattler.VirtualPackage.detect()]
+    try:
+        gateway = rattler.Gateway(client=network.client())
+        asyncio.run(
+            rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
+        )
+    except Exception as error:
+        return [f"its environment ({', '.join(specs)}): {error}"]
+    return []
 
 
 # a build goes without tests and keeps its folder, which has the log

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import BuildFailed
-from forge.processes import SESSION
+from forge.processes import SESSION, kill, left_behind
 from forge.project import FORGE_CACHE, Project
 
 POLL_SECONDS = 0.1
+POLLS_OF_PATIENCE = 50
 TAIL_LINES = 40
 ENGINE_LOG = "engine.log"
 FULL = 1 << 16  # bytes free on a full disk, at most
@@ -36,7 +37,9 @@ def run_job(
         log.unlink(missing_ok=True)
     for folder in (output, log.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    own = {"CPU_COUNT": str(cpus), "TMPDIR": str(output), FORGE_CACHE: str(project.cache)}
+    own = job.pop("environment", {}) | {
+        "CPU_COUNT": str(cpus), "TMPDIR": str(output), FORGE_CACHE: str(project.cache)
+    }  # fmt: skip
     with (output / ENGINE_LOG).open("wb") as stream:
         child = subprocess.Popen(
             [sys.executable, "-m", "forge.build.engine", json.dumps(job)],
@@ -46,9 +49,14 @@ def run_job(
     (output / SESSION).write_text(str(child.pid))
     try:
         follower = _follow(output, log)
+        polls, seen = 0, set[int]()
         while child.poll() is None:
             line(next(follower))
             time.sleep(POLL_SECONDS)
+            polls += 1
+            if polls % POLLS_OF_PATIENCE == 0:
+                before, seen = seen, left_behind(child.pid)
+                kill(before & seen)
         next(follower)
     finally:
         if child.poll() is None:

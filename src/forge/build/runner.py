@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rattler_build import Package
-from rich.table import Table
 
 from forge.bases import Base
 from forge.build.display import Display
@@ -27,7 +26,7 @@ from forge.processes import max_jobs
 from forge.project import Project
 from forge.provenance import records
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
-from forge.recipes.recipe import sources_of
+from forge.recipes.recipe import prepare, sources_of
 from forge.sources.cache import SourceCache
 
 FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
@@ -49,7 +48,7 @@ class Builder:
 
     def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
         self.project, self.base, self.display = project, base, display
-        self.channel, self.sources = Channel(project.channel), SourceCache(project)
+        self.channel, self.sources = Channel(project.channel, project.names), SourceCache(project)
         self.package_format = package_format
         self.run_job = functools.partial(run_job, project, max_jobs(), display.line)
 
@@ -64,6 +63,7 @@ class Builder:
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
+            lost |= recipes.broken.keys()
             needs = ", ".join(sorted(recipes.direct_needs(name) & lost))
             if reason := recipes.missing(name) or (needs and f"needs {needs}"):
                 raise NotAttempted(reason)
@@ -107,7 +107,7 @@ class Builder:
             yield
         except NotAttempted as error:
             result.state, result.detail = NOT_ATTEMPTED, str(error)
-        except ForgeError as error:
+        except (ForgeError, OSError) as error:
             self.display.say(f"{label}: {error}")
             result.state = FAILED
         result.seconds += time.monotonic() - start
@@ -121,8 +121,9 @@ class Builder:
         if not (whole.exists() and all(path.exists() for path in expected)):
             self.display.phase(f"{label}: building ({step.reason})")
             shutil.rmtree(output, ignore_errors=True)
-            for source in sources_of(step.recipe):
-                self.sources.prefill(source, output / "src_cache")
+            for source in step.recipe.sources:
+                if wrong := prepare(step.recipe, source, self.sources, output / "src_cache"):
+                    raise BuildFailed(f"{wrong}. Nothing was built")
             job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
                 "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
@@ -164,27 +165,32 @@ def _reason_file(project: Project, step: Step) -> Path:
     return project.build / "not-attempted" / step.recipe.name
 
 
-def skipped(project: Project, recipes: RecipeSet, steps: list[Step]) -> dict[str, str]:
+def skipped(
+    project: Project, recipes: RecipeSet, steps: list[Step], last_run: bool = True
+) -> dict[str, str]:
     """The recipes to build that the next run is expected to skip, and why.
 
-    The base cannot provide what one needs, the last run could not attempt this very content, or
+    The base cannot provide what one needs, the `last_run` could not attempt this very content, or
     it needs another such recipe.
     """
     reasons: dict[str, str] = {}
     for step in (step for step in steps if step.action == BUILD):
         name, file = step.recipe.name, _reason_file(project, step)
-        digest, _, last = file.read_text().partition("\n") if file.exists() else ("", "", "")
+        digest = last = ""
+        with contextlib.suppress(OSError, ValueError):  # absent, or damaged and so unknown
+            digest, _, last = file.read_text(encoding="utf-8").partition("\n")
         needs = ", ".join(sorted(recipes.direct_needs(name) & reasons.keys()))
-        reason = recipes.missing(name) or (digest == step.digest_value and last)
+        reason = recipes.missing(name) or (last_run and digest == step.digest_value and last)
         if reason := reason or (needs and f"needs {needs}"):
             reasons[name] = reason
     return reasons
 
 
-def table(results: list[Result]) -> Table:
-    """The closing table of a run."""
-    grid = Table("package", "version", "build", "state", "seconds", box=None, pad_edge=False)
+def table(results: list[Result]) -> list[str]:
+    """The closing table of a run, a line each, as wide as it has to be."""
+    rows = [("package", "version", "build", "state", "seconds")]
     for result in results:
         name, first = result.step.recipe.name, result.step.outputs[0]
-        grid.add_row(name, first.version, first.build, result.state, f"{result.seconds:.1f}")
-    return grid
+        rows.append((name, first.version, first.build, result.state, f"{result.seconds:.1f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from forge.channel.local import HOST_BOUND, Channel, Record
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.provenance.package import Package
 
@@ -45,11 +45,12 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
         return
     try:
         package = Package(path)
-        build, expression = package.index["build"], package.index.get("license") or ""
-    except (BuildFailed, KeyError) as error:
-        yield f"cannot be read: {error}; rebuild it"
+        package.require_safe()
+    except ForgeError as error:
+        yield f"is not fit to be installed: {error}"
         return
-    if build.startswith(HOST_BOUND):
+    expression = str(package.index.get("license") or "")
+    if str(package.index["build"]).startswith(HOST_BOUND):
         yield (
             "is host-bound (built on the host base), so it is never published. Build on the "
             "conda-forge base into an empty folder: --base conda-forge --output DIR"

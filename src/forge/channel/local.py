@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rattler.index import index_fs
 
+from forge.channel import index, pypi
+from forge.channel.pypi import Names
 from forge.errors import BuildFailed, ForgeError
 from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS
@@ -66,8 +69,14 @@ def write_index(folder: Path, **options: Any) -> None:
 class Channel:
     """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, names: Path | None = None) -> None:
+        self.folder, self._names = folder, names
+
+    @cached_property
+    def names(self) -> Names:
+        """What its packages are called on PyPI."""
+        path = self._names
+        return pypi.parse(path.read_bytes() if path and path.exists() else None, path)
 
     def records(self) -> list[Record]:
         """Every package in the index. Raises ForgeError if an index file cannot be read."""
@@ -77,21 +86,14 @@ class Channel:
         path = self.folder / subdir / "repodata.json"
         if not path.exists():
             return
-        try:
-            packages = json.loads(path.read_bytes())["packages.conda"].items()
-            records = {
-                name: Record(**{f.name: data[f.name] for f in fields(Record)})
-                for name, data in packages
-            }
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ForgeError(f"{path} is damaged; ./forge build-all rewrites it") from None
-        for file_name, record in records.items():
-            if record.file_name != file_name:
-                raise ForgeError(
-                    f"{path.with_name(file_name)} calls itself {record.file_name}: it was renamed. "
-                    f"Delete it and {path}"
-                )
-            yield record
+        data = index.parse(path.name, path.read_bytes())
+        for file_name, record in data.get("packages.conda", {"": {}}).items():
+            if "renamed" in (why := index.fault(file_name, record)):
+                file = path.with_name(file_name)
+                raise ForgeError(f"{file} {why}. Delete it and {path}")
+            if why or record.get("subdir") != subdir:
+                raise ForgeError(f"{path} is damaged; ./forge build-all rewrites it")
+            yield Record(**{f.name: record[f.name] for f in fields(Record)})
 
     def path(self, output: Output) -> Path:
         return self.folder / output.subdir / output.file_name
@@ -109,10 +111,11 @@ class Channel:
             indexed = {self.path(record) for record in self.records()}
         except ForgeError:  # nothing is lost: the packages hold all of it
             indexed = set()
-            for index in self.folder.glob("*/repodata.json"):
-                index.unlink()
+            for damaged in self.folder.glob("*/repodata.json"):
+                damaged.unlink()
         if indexed != set(self.folder.glob("*/*.conda")) or not self.is_indexed():
             self.index()
+        self._name_on_pypi()
 
     def is_indexed(self) -> bool:
         """Whether solvers can read the folder; they refuse a channel without these files."""
@@ -132,6 +135,20 @@ class Channel:
         for subdir in SUBDIRS:
             (self.folder / subdir).mkdir(parents=True, exist_ok=True)
         write_index(self.folder, write_zst=False, write_shards=False)
+        self._name_on_pypi()
+
+    def _name_on_pypi(self) -> None:
+        """Write into the index what its packages are on PyPI; rattler-build leaves that empty."""
+        for path in self.folder.glob("*/repodata.json"):
+            data = index.parse(path.name, path.read_bytes())
+            found = index.records(data)
+            wrong = {
+                f: p for f in found if (p := pypi.purls(f, self.names)) != found[f].get("purls", [])
+            }
+            for file, purls in wrong.items():
+                found[file]["purls"] = purls
+            if wrong:
+                write_text(path, json.dumps(data))
 
     def add(self, packages: dict[Path, int], digest: dict[str, str]) -> None:
         """Move built packages in and index them; the numbers are those of the tests each passed.
@@ -151,16 +168,19 @@ class Channel:
 
     def digest_of(self, record: Record) -> dict[str, str] | None:
         """What the content digest of a package was made of, if that is still known."""
-        return self._note(record).get("digest")
+        digest = self._note(record).get("digest")
+        return digest if isinstance(digest, dict) else None
 
     def tests_of(self, record: Record) -> int | None:
         """How many tests these very bytes passed before they came in, if that is known."""
         note = self._note(record)
-        return note.get("tests") if note.get("sha256") == record.sha256 else None
+        known = note.get("sha256") == record.sha256 and isinstance(note.get("tests"), int)
+        return note["tests"] if known else None
 
     def _note(self, record: Record) -> dict[str, Any]:
-        note = self.folder / "forge" / f"{record.dist}.json"
+        path = self.folder / "forge" / f"{record.dist}.json"
         try:
-            return json.loads(note.read_text()) if note.exists() else {}
-        except ValueError:  # what is damaged is unknown
-            return {}
+            note = json.loads(path.read_bytes()) if path.exists() else {}
+        except (ValueError, RecursionError):
+            note = {}
+        return note if isinstance(note, dict) else {}  # what is damaged is unknown

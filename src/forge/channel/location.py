@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from rattler.networking import Client
 from rattler.package_streaming import download_to_writer
 
+from forge import network
 from forge.errors import ForgeError, NotAttempted
 
 # rattler puts a stored token into the URL, and some hosts redirect to a signed one
@@ -32,16 +32,11 @@ class Location:
     def __init__(self, channel: str | Path, retries: int = 3) -> None:
         text = str(channel)
         refuse_credentials(text)
-        parts = urlsplit(text)
-        self.folder: Path | None = None
-        if "://" not in text:
-            self.folder = Path(text).resolve()
-        elif parts.scheme == "file":
-            self.folder = Path(unquote(parts.path))
-        elif parts.scheme not in ("http", "https") or not parts.hostname:
+        self.folder = folder_of(text)
+        if not self.folder and not text.startswith(("http://", "https://")):
             raise ForgeError(f"{text} is neither a folder nor an http(s) URL")
         self.url = self.folder.as_uri() if self.folder else text.rstrip("/")
-        self._client = Client.default_client(max_retries=retries)
+        self._client = network.client(retries)
 
     def __str__(self) -> str:
         return str(self.folder or self.url)
@@ -72,6 +67,14 @@ class Location:
         return True
 
 
+def folder_of(url: str) -> Path | None:
+    """The folder or file of this machine that a `file:` URL or a bare path names."""
+    if "://" not in url:
+        return Path(url).resolve()
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
 def refuse_credentials(channel: str) -> None:
     """Raise ForgeError, without repeating a URL, if it has a password, a token or a query."""
     if not channel:
@@ -83,7 +86,8 @@ def refuse_credentials(channel: str) -> None:
         _ = parts.port  # in https://user:password/x the password stands where a port would
     except ValueError:  # not echoed: it may contain a secret
         raise ForgeError("malformed channel URL") from None
-    if "@" in parts.netloc or "/t/" in f"{parts.path}/" or parts.query or parts.fragment:
+    token = parts.scheme != "file" and "/t/" in f"{parts.path}/"
+    if "@" in parts.netloc or token or parts.query or parts.fragment:
         raise ForgeError(
             "the channel URL carries a credential (user:password@, /t/TOKEN/ or a query), which "
             "command lines, logs and locks would expose. Give the plain URL, and store the "

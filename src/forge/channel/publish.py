@@ -11,11 +11,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import zstandard
 from rattler_build import assemble_package
 
-from forge.channel import gate, revisions, verify
+from forge.channel import gate, pypi, revisions, serving, verify
+from forge.channel.index import load
 from forge.channel.local import Channel, Record, write_index
 from forge.channel.location import Location
 from forge.channel.revisions import Revision
@@ -38,11 +40,16 @@ class StaticChannel:
         self.staging = folder / ".staging"
 
     def publish(
-        self, source: Channel | None, yank: Iterable[str] = (), restore: Iterable[str] = ()
+        self,
+        source: Channel | None,
+        yank: Iterable[str] = (),
+        restore: Iterable[str] = (),
+        url: str = "",
     ) -> Revision | None:
         """Add the packages of `source`, and yank or restore builds NAME-VERSION-BUILD.
 
-        Returns the new revision, or None if nothing changes. Raises ForgeError for what the gate
+        `url` is where the channel is served; it is remembered. Returns the new revision, or None if
+        nothing changes. Raises ForgeError for what the gate
         refuses, an unknown build, a folder of something else, or another publisher at work;
         BuildFailed if the folder cannot be written or the index cannot be made.
         """
@@ -52,7 +59,7 @@ class StaticChannel:
             with hold(self.folder, "publishing to"):
                 self._clean()
                 try:
-                    return self._publish(source, set(yank), set(restore))
+                    return self._publish(source, set(yank), set(restore), url.rstrip("/"))
                 finally:
                     self._clean()
         except OSError as error:
@@ -76,8 +83,11 @@ class StaticChannel:
             )
 
     def _publish(
-        self, source: Channel | None, yank: set[str], restore: set[str]
+        self, source: Channel | None, yank: set[str], restore: set[str], url: str
     ) -> Revision | None:
+        url = url or revisions.address(self.location)
+        table = self.location.read(pypi.FILE)
+        names = pypi.parse(table, self.folder / pypi.FILE) | (source.names if source else {})
         index, log = verify.read_index(self.location), revisions.read(self.location)
         files, yanked = revisions.state(log)
         packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
@@ -91,11 +101,25 @@ class StaticChannel:
         changed = bool(added or yank or restore)
         if changed:
             log.append(Revision(len(log) + 1, sorted(added), sorted(yank), sorted(restore)))
-        elif not (log and index.findings):
+        elif not log:
             return None
-        self._stage(files, (yanked | yank) - restore, index)
-        self._switch(log)
+        if not (self._describe(url, names) or changed or index.findings):
+            return None
+        self._stage(files, (yanked | yank) - restore, index, names)
+        self._switch(log, url)
         return log[-1] if changed else None
+
+    def _describe(self, url: str, names: pypi.Names) -> bool:
+        """Write where the channel is served, and what hosts and clients read; whether it is new."""
+        texts = {
+            revisions.URL: f"{url}\n" if url else "",
+            pypi.FILE: json.dumps(names, indent=1, sort_keys=True) + "\n",
+            serving.HEADERS: serving.headers(url),
+        }
+        new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
+        for name, text in new.items():
+            self._write(text, self.folder / name)
+        return bool(new)
 
     def _clean(self) -> None:
         shutil.rmtree(self.staging, ignore_errors=True)
@@ -132,7 +156,9 @@ class StaticChannel:
                     f"{path} was published but is missing or truncated: restore it from a copy"
                 )
 
-    def _stage(self, files: set[str], yanked: set[str], index: verify.Index) -> None:
+    def _stage(
+        self, files: set[str], yanked: set[str], index: verify.Index, names: pypi.Names
+    ) -> None:
         """Make every index file for exactly `files` in the staging folder.
 
         Where the present index is damaged, every record is read anew from its package. Raises
@@ -146,7 +172,7 @@ class StaticChannel:
                 shutil.copy(self.folder / name, self.staging / name)
         for name in files:
             os.link(self.folder / name, self.staging / name)
-        write_index(self.staging, repodata_patch=self._patch(yanked), force=anew)
+        write_index(self.staging, repodata_patch=self._patch(files, yanked, names), force=anew)
         for name, sha256 in verify.hashes(Location(self.staging)).items():
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
                 raise BuildFailed(
@@ -164,15 +190,20 @@ class StaticChannel:
             text = json.dumps({"info": info, "packages": {}, "packages.conda": exports})
             self._write(text, folder / "run_exports.json", folder / "run_exports.json.zst")
 
-    def _patch(self, yanked: set[str]) -> str:
+    def _patch(self, files: set[str], yanked: set[str], names: pypi.Names) -> str:
         """Make the indexer's repodata patch package; returns its path in the staged noarch/."""
         content = self.staging / "patch"
         for subdir in SUBDIRS:
-            names = sorted(name.split("/")[1] for name in yanked if name.startswith(f"{subdir}/"))
+            own = {f.removeprefix(f"{subdir}/"): f for f in files if f.startswith(f"{subdir}/")}
+            records: dict[str, dict[str, list[str]]] = {}
+            for name, file in own.items():
+                records[name] = {"purls": pypi.purls(name, names)}
+                if file in yanked:
+                    records[name]["depends"] = [REVOKED]
             patch = {
                 "patch_instructions_version": 1,
-                "remove": names,
-                "packages.conda": {name: {"depends": [REVOKED]} for name in names},
+                "remove": sorted(name for name, file in own.items() if file in yanked),
+                "packages.conda": records,
             }
             write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
         folder = self.staging / "noarch" / "patch"  # which the indexer does not look into
@@ -182,7 +213,7 @@ class StaticChannel:
         )
         return f"patch/{package.path.name}"
 
-    def _switch(self, log: list[Revision]) -> None:
+    def _switch(self, log: list[Revision], url: str) -> None:
         """Move what was staged to where clients find it, in the order that keeps every view whole.
 
         Shards are named by their content, and old ones stay for clients with an older index.
@@ -190,15 +221,26 @@ class StaticChannel:
         for subdir in SUBDIRS:
             for shard in (self.staging / subdir).glob("shards/*"):
                 _move(shard, self.folder / subdir / "shards" / shard.name)
-            data = json.loads((self.staging / subdir / "repodata.json").read_bytes())
-            # so that solvers take the revision for a channel, whose packages are here
-            data["info"]["base_url"] = f"../../../{subdir}/"
-            target = self.folder / revisions.index_path(log[-1].revision, subdir)
-            self._write(json.dumps(data), target.with_suffix(""), target)
+            name = f"{subdir}/repodata.json"
+            self._write_revision(log[-1], subdir, url, load(Location(self.staging), name) or {})
+            for entry in log[:-1]:
+                packed, plain = revisions.index_paths(entry.revision, subdir)
+                data = load(self.location, packed) or load(self.location, plain)
+                if data:
+                    self._write_revision(entry, subdir, url, data)
         self._write_log(log)
         for name in (*verify.FORMS, "repodata.json"):
             for subdir in SUBDIRS:
                 _move(self.staging / subdir / name, self.folder / subdir / name)
+
+    def _write_revision(self, entry: Revision, subdir: str, url: str, data: dict[str, Any]) -> None:
+        """Write the index of a revision, whose packages are the channel's (CEP 15)."""
+        info = data.get("info", {}) | {"base_url": revisions.base_url(url, subdir)}
+        paths = revisions.index_paths(entry.revision, subdir)
+        present = [load(self.location, path) for path in paths]
+        data = data | {"info": info, "repodata_version": 2}
+        if present != [data, data]:
+            self._write(json.dumps(data), *(self.folder / path for path in paths))
 
     def _write(self, text: str, *targets: Path) -> None:
         """Write each target by one rename, those named .zst compressed."""

@@ -9,10 +9,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
+from forge.channel.index import FILE
 from forge.channel.location import Location
 from forge.errors import ForgeError
+from forge.project import SUBDIRS
 
-LOG = "revisions/log.json"
+LOG, URL = "revisions/log.json", "revisions/url.txt"
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,46 @@ class Revision:
         counts = [f"{len(files)} {word}" for word, files in changes.items() if files]
         return f"revision {self.revision}: {', '.join(counts)}"
 
+    def is_whole(self, number: int) -> bool:
+        """Whether this is the entry of that number, with values of the right kinds."""
+        lists = [self.added, self.yanked, self.restored]
+        files = [file.split("/", 1) for files in lists for file in files]
+        datetime.fromisoformat(self.time)
+        return (
+            self.revision == number
+            and all(isinstance(files, list) for files in lists)
+            and all(d in SUBDIRS and FILE.fullmatch(name) for d, name in files)
+        )
 
-def index_path(revision: int, subdir: str) -> str:
-    """Where the channel keeps the index of a revision."""
-    return f"revisions/{revision}/{subdir}/repodata.json.zst"
+
+def index_paths(revision: int, subdir: str) -> list[str]:
+    """Where the channel keeps the index of a revision, in the forms that clients ask for."""
+    path = f"revisions/{revision}/{subdir}/repodata.json"
+    return [f"{path}.zst", path]
+
+
+def address(location: Location) -> str:
+    """The URL that a channel is served at, if it was published with one; else ""."""
+    return (location.read(URL) or b"").decode(errors="replace").strip()
+
+
+def base_url(url: str, subdir: str) -> str:
+    """Where a revision's packages are. conda's classic client takes nothing but an absolute one."""
+    return f"{url}/{subdir}/" if url else f"../../../{subdir}/"
 
 
 def read(location: Location) -> list[Revision]:
     """The revisions of a channel, oldest first; none if it has no log."""
     text = location.read(LOG)
     try:
-        return [] if text is None else [Revision(**entry) for entry in json.loads(text)]
-    except (ValueError, TypeError):
-        raise ForgeError(f"{location}/{LOG} is damaged; restore it from a copy") from None
+        entries = [] if text is None else json.loads(text)
+        log = [Revision(**entry) for entry in entries]
+        whole = isinstance(entries, list) and all(e.is_whole(n) for n, e in enumerate(log, 1))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise ForgeError(f"{location}/{LOG} is damaged; restore it from a copy")
+    return log
 
 
 def dump(log: list[Revision]) -> str:

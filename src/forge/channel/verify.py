@@ -2,26 +2,26 @@
 """Check a channel against its own records: files, every form of the index, revisions and locks."""
 
 import hashlib
-import json
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import zstandard
 from rattler.lock import LockFile
 
-from forge.channel import revisions
+from forge.channel import pypi, revisions, serving
+from forge.channel.index import PACKAGES, fault, foreign, load, parse, records, root_of
 from forge.channel.location import Location, Unreadable
-from forge.errors import ForgeError
+from forge.errors import ForgeError, Refused, one_line
+from forge.files import sha256_file
 from forge.project import SUBDIRS
+from forge.provenance.package import Package
 
-PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"
 # What decides a solve and an installation; every form of the index has these fields.
-ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size")
+ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size", "purls")
 
 
 @dataclass
@@ -34,17 +34,6 @@ class Index:
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     findings: list[str] = field(default_factory=list)
-
-
-class Hasher:
-    """Takes a file in chunks and keeps none of them."""
-
-    def __init__(self) -> None:
-        self.sha256, self.size = hashlib.sha256(), 0
-
-    def write(self, chunk: bytes) -> None:
-        self.sha256.update(chunk)
-        self.size += len(chunk)
 
 
 def channel(
@@ -61,19 +50,32 @@ def channel(
     findings = [*index.findings, *_files(location, index)]
     for lock in locks:
         findings += _locked(lock, url or ("" if location.folder else location.url), index)
-    return index, findings
+    if not location.folder:
+        findings += _kept(location)
+    return index, [one_line(finding) for finding in findings]
+
+
+def _kept(location: Location) -> Iterator[str]:
+    for name, seconds in serving.kept(location):
+        if seconds > serving.LIMIT:
+            yield (
+                f"{name}: clients keep it for {seconds} s without asking, and see no new build and "
+                "no yank: let the server send Cache-Control: no-cache (docs/publishing.md)"
+            )
 
 
 def read_index(location: Location) -> Index:
     """Read repodata.json of both subdirs, and check its other forms and the log against it."""
     index, log = Index(), revisions.read(location)
     for subdir in SUBDIRS:
-        data = _load(location, f"{subdir}/repodata.json")
+        data = load(location, f"{subdir}/repodata.json")
         if not data:
             index.findings.append(f"{subdir}/repodata.json: missing or damaged")
             continue
-        index.records |= {f"{subdir}/{file}": r for file, r in _records(data).items()}
+        index.records |= {f"{subdir}/{file}": r for file, r in records(data).items()}
         index.removed |= {f"{subdir}/{file}" for file in data.get("removed", [])}
+        if where := foreign(data, location.url, subdir):
+            index.findings.append(f"{subdir}/repodata.json: names files elsewhere, at {where}")
         index.findings += _forms(location, subdir, data, required=bool(log))
     if log:
         index.findings += _history(location, log, index)
@@ -81,23 +83,33 @@ def read_index(location: Location) -> Index:
 
 
 def hashes(location: Location) -> dict[str, str]:
-    """The sha256 of every file in the plain repodata.json of both subdirs."""
-    return {
-        f"{subdir}/{file}": record.get("sha256", "")
-        for subdir in SUBDIRS
-        for file, record in _records(_load(location, f"{subdir}/repodata.json") or {}).items()
-    }
+    """The sha256 of every file in the plain repodata.json of both subdirs.
+
+    Raises Refused for an index that is damaged, or has a record that no file can be checked with.
+    """
+    result = {}
+    for subdir in SUBDIRS:
+        data = load(location, f"{subdir}/repodata.json")
+        if data == {}:
+            raise Refused(f"{location}/{subdir}/repodata.json is damaged")
+        for file, record in records(data or {}).items():
+            if why := fault(file, record):
+                raise Refused(f"{location}/{subdir}: {file!a:.200} {why}")
+            result[f"{subdir}/{file}"] = record["sha256"]
+    return result
 
 
 def _forms(location: Location, subdir: str, data: dict, required: bool) -> Iterator[str]:
     """Check the other forms of one subdir's index; `required` if all of them must be there."""
     for file, view in FORMS.items():
         name = f"{subdir}/{file}"
-        form = _load(location, name)
+        form = load(location, name)
         if form is None and required:
             yield f"{name}: missing"
         elif form == {}:
             yield f"{name}: damaged"
+        elif form and required and (where := foreign(form, location.url, subdir)):
+            yield f"{name}: names files elsewhere, at {where}"
         elif form and file == SHARDS:
             yield from _shards(location, subdir, form, data)
         elif form and view(form) != view(data):
@@ -106,14 +118,16 @@ def _forms(location: Location, subdir: str, data: dict, required: bool) -> Itera
 
 def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterator[str]:
     merged: dict[str, Any] = {"packages.conda": {}, "removed": []}
-    for package, digest in index["shards"].items():
+    for package, digest in index.get("shards", {}).items():
         name = f"{subdir}/shards/{digest.hex()}.msgpack.zst"
         raw = location.read(name)
         if raw is None or hashlib.sha256(raw).digest() != digest:
             yield f"{name}: {'missing' if raw is None else 'damaged'} (shard of {package})"
             continue
-        shard = _parse(name, raw)
-        merged["packages.conda"] |= _records(shard)
+        shard = parse(name, raw)
+        if any(record.get("name") != package for record in records(shard).values()):
+            yield f"{name}: is not the shard of {package}"
+        merged["packages.conda"] |= records(shard)
         merged["removed"] += shard.get("removed", [])
     if _essence(merged) != _essence(data):
         yield f"{subdir}/{SHARDS}: disagrees with repodata.json"
@@ -125,35 +139,56 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
             f"{revisions.LOG}: revision {log[-1].revision} is not what the index holds; "
             "publish again to complete it"
         )
-    for entry in log:
-        for subdir in SUBDIRS:
-            name = revisions.index_path(entry.revision, subdir)
-            data = _load(location, name)
+    names = pypi.parse(location.read(pypi.FILE), pypi.FILE)
+    for name, record in index.records.items():
+        file = name.split("/", 1)[1]
+        if (says := pypi.purls(file, names)) != (record.get("purls") or []):
+            yield f"{name}: {pypi.FILE} says purls {says}, its record {record.get('purls')}"
+    url = revisions.address(location)
+    if url and not location.folder and url != location.url:
+        yield f"{revisions.URL}: this channel says that it is served at {url}"
+    for entry, subdir in product(log, SUBDIRS):
+        for name in revisions.index_paths(entry.revision, subdir):
+            data = load(location, name)
             if not data:
                 yield f"{name}: missing or damaged"
-            elif lost := {f"{subdir}/{file}" for file in _records(data)} - set(index.records):
+            elif lost := {f"{subdir}/{file}" for file in records(data)} - set(index.records):
                 yield f"{name}: lists {min(lost)}, which the index does not"
+            elif data.get("info", {}).get("base_url") != revisions.base_url(url, subdir):
+                yield f"{name}: its base_url does not lead to this channel's packages"
 
 
 def _files(location: Location, index: Index) -> Iterator[str]:
     for name, record in sorted(index.records.items()):
-        if not {"sha256", "size"} <= record.keys():
-            yield f"{name}: its record has no sha256 or no size, so it cannot be checked"
+        if why := fault(name.split("/", 1)[1], record):
+            yield f"{name}: {why}"
             continue
-        file = Hasher()
-        try:
-            if not location.stream(name, file):
-                yield f"{name}: missing"
-            elif file.size != record["size"]:
-                yield f"{name}: {file.size} bytes, the record says {record['size']}"
-            elif (sha256 := file.sha256.hexdigest()) != record["sha256"]:
-                yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
-        except (Unreadable, OSError) as error:
-            yield f"{name}: {error}"
+        with tempfile.TemporaryDirectory(prefix="forge-verify-") as scratch:
+            try:
+                yield from _file(location, name, record, Path(scratch))
+            except (ForgeError, OSError) as error:
+                yield f"{name}: {error}"
     files = location.folder.glob("*/*") if location.folder else ()
     packages = {f"{f.parent.name}/{f.name}" for f in files if f.name.endswith(PACKAGES)}
     for name in sorted(packages - set(index.records) - index.removed):
         yield f"{name}: not in the index"
+
+
+def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterator[str]:
+    """Check one package: there, of its size and hash, and safe to install."""
+    path = (location.folder or scratch) / name
+    if not location.folder:
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            there = location.stream(name, file)
+    if not (path.is_file() if location.folder else there):
+        yield f"{name}: missing"
+    elif (size := path.stat().st_size) != record["size"]:
+        yield f"{name}: {size} bytes, the record says {record['size']}"
+    elif (sha256 := sha256_file(path)) != record["sha256"]:
+        yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
+    else:
+        Package(path).require_safe()
 
 
 def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
@@ -164,7 +199,7 @@ def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
         raise ForgeError(f"{path} is not a lock file: {error}") from None
     locked = {}
     for _, environment in environments:
-        prefix = f"{(url or str(environment.channels()[0])).rstrip('/')}/"
+        prefix = f"{root_of(url or str(environment.channels()[0]))}/"
         for package in chain(*environment.packages_by_platform().values()):
             if package.location.startswith(prefix):
                 name = package.location.removeprefix(prefix)
@@ -178,41 +213,21 @@ def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
         yield f"{path}: locks no package of {url or 'its first channel'}, so nothing was checked"
 
 
-def _records(data: dict) -> dict[str, dict]:
-    return {**data.get("packages", {}), **data.get("packages.conda", {})}
-
-
 def _essence(data: dict) -> tuple[dict[str, list], set[str]]:
     """The deciding fields of each record, and what is removed. In shards hashes are bytes."""
-    records = {
+    deciding = {
         file: [v.hex() if isinstance(v := record.get(key), bytes) else v for key in ESSENCE]
-        for file, record in _records(data).items()
+        for file, record in records(data).items()
     }
-    return records, set(data.get("removed", []))
+    return deciding, set(data.get("removed", []))
 
 
 # What each form of the index has in common with repodata.json. Before repodata patches the
 # dependencies may differ.
 FORMS: dict[str, Callable[[dict], object]] = {
     "repodata.json.zst": dict,
-    "repodata_from_packages.json": lambda d: {n: r.get("sha256") for n, r in _records(d).items()},
-    "run_exports.json": lambda data: _records(data).keys(),
-    "run_exports.json.zst": lambda data: _records(data).keys(),
+    "repodata_from_packages.json": lambda d: {n: r.get("sha256") for n, r in records(d).items()},
+    "run_exports.json": lambda data: records(data).keys(),
+    "run_exports.json.zst": lambda data: records(data).keys(),
     SHARDS: _essence,
 }
-
-
-def _load(location: Location, name: str) -> dict[str, Any] | None:
-    """An index file's content: None if it is missing, {} if it is damaged."""
-    raw = location.read(name)
-    return None if raw is None else _parse(name, raw)
-
-
-def _parse(name: str, raw: bytes) -> dict[str, Any]:
-    try:
-        if name.endswith(".zst"):
-            raw = zstandard.ZstdDecompressor().decompressobj().decompress(raw)
-        data = msgpack.unpackb(raw, timestamp=3) if ".msgpack" in name else json.loads(raw)
-    except (ValueError, msgpack.UnpackException, zstandard.ZstdError):
-        return {}
-    return data if isinstance(data, dict) else {}

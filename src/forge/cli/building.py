@@ -3,17 +3,20 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from forge.build import runner
+from forge.build.preflight import preflight
 from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
+from forge.errors import ForgeError
 from forge.files import sha256_file
-from forge.recipes.plan import SKIPPED, Step
+from forge.recipes.plan import BUILD, SKIPPED, Step
 from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
@@ -21,25 +24,49 @@ app = typer.Typer()
 KeepGoing = Annotated[
     bool, Option("--continue-on-failure", help="Skip only dependents of failures.")
 ]
+EvenSo = Annotated[bool, Option("--even-so", help="Build where disk or memory seem too small.")]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
 
 
 def run_build(
-    forge: Context, wanted: set[str], keep_going: bool, form: str, rebuild: bool, lenient: bool
-) -> None:
-    """Build `wanted` and what they need; all of `wanted` again with `rebuild`. Ends as `report`."""
+    forge: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
+    rebuild: bool = False, with_dependents: bool = False, lenient: bool = False,
+) -> None:  # fmt: skip
+    """Build the named packages and what they need, or all. Ends as `report` does.
+
+    Raises ForgeError before anything is fetched if the machine is too small, unless `even_so`.
+    """
+    forge = replace(forge, keep_going=keep_going)
+    wanted = forge.select(packages)
+    wanted = forge.recipes.dependents(wanted) if with_dependents else wanted
     with forge.project.lock():
-        builder = forge.builder(form)
         forge.channel.reconcile()
         forge.channel.require_base(forge.base.build_prefix)
         needed = forge.recipes.dependencies(wanted)
         steps = forge.recipes.plan(forge.channel, frozenset(wanted if rebuild else ()))
         steps = [step for step in steps if step.recipe.name in needed]
+        if (lacks := print_costs(forge, steps)) and not even_so:
+            advice = "Make room, name fewer packages, or try it --even-so"
+            raise ForgeError(f"not started: this needs {lacks}. {advice}")
+        builder = forge.builder(form)
         with builder.display:
             results = builder.run(forge.recipes, steps, keep_going)
-    report(forge, results, wanted, lenient)
+    report(forge, results, wanted, lenient and forge.hostbase is not None)
+
+
+def print_costs(forge: Context, steps: list[Step]) -> str:
+    """Print what building the steps costs; returns what this machine lacks, or nothing."""
+    skipped = runner.skipped(forge.project, forge.recipes, steps, last_run=False)
+    names = [s.recipe.name for s in steps if s.action == BUILD and s.recipe.name not in skipped]
+    if names and forge.hostbase and not forge.hostbase.is_current():
+        out.print("host base: would be made first")
+        names.insert(0, "host base")
+    lines, lacks = preflight(forge.project, forge.base, names)
+    for line in lines:
+        out.print(line)
+    return lacks
 
 
 def report(forge: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
@@ -47,12 +74,15 @@ def report(forge: Context, results: list[Result], wanted: set[str], lenient: boo
 
     With 1 if one failed, and 3 if a wanted one was not attempted, unless `lenient`.
     """
-    out.print(runner.table(results), soft_wrap=False, crop=False)
+    for line in runner.table(results):
+        out.print(line)
     out.print(f"logs: {forge.project.logs}")
     skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}
     for name, detail in skipped.items():
         err.print(f"not attempted: {name}: {detail}")
-    if any(result.state == FAILED for result in results):
+    for name, reason in forge.recipes.broken.items():
+        err.print(f"failed: {name}: {reason}")
+    if forge.recipes.broken or any(result.state == FAILED for result in results):
         raise typer.Exit(1)
     raise typer.Exit(3 if skipped.keys() & wanted and not lenient else 0)
 
@@ -61,6 +91,7 @@ def report(forge: Context, results: list[Result], wanted: set[str], lenient: boo
 def build_all(
     forge: Context,
     keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
     strict: Strict = False,
 ) -> None:
@@ -69,8 +100,7 @@ def build_all(
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
-    lenient = bool(forge.hostbase) and not strict
-    run_build(forge, forge.select(None), keep_going, form, rebuild=False, lenient=lenient)
+    run_build(forge, None, keep_going, even_so, form, lenient=not strict)
 
 
 @command(app)
@@ -79,12 +109,11 @@ def build(
     packages: Packages,
     with_dependents: Dependents = False,
     keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages and their dependencies, where they are not up to date."""
-    wanted = forge.select(packages)
-    wanted = forge.recipes.dependents(wanted) if with_dependents else wanted
-    run_build(forge, wanted, keep_going, form, rebuild=False, lenient=False)
+    run_build(forge, packages, keep_going, even_so, form, with_dependents=with_dependents)
 
 
 @command(app)
@@ -92,10 +121,11 @@ def rebuild(
     forge: Context,
     packages: Packages,
     keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages again, up to date or not, under the next build number."""
-    run_build(forge, forge.select(packages), keep_going, form, rebuild=True, lenient=False)
+    run_build(forge, packages, keep_going, even_so, form, rebuild=True)
 
 
 @command(app)
@@ -117,22 +147,22 @@ def plan(forge: Context, as_json: Json = False) -> None:
     Skipped is what the last run could not attempt, or what needs something that the base does not
     provide; the next run tries again.
     """
-    rows = list(plan_rows(forge))
+    steps = forge.recipes.plan(forge.channel)
+    rows = list(plan_rows(forge, steps))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    if forge.hostbase and not forge.hostbase.is_current():
-        out.print("host base: would be made first")
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
             out.print(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
     for name in forge.recipes.provided:
         out.print(f"   provided   {name}: by the {forge.base.name} base")
+    if lacks := print_costs(forge, steps):
+        out.print(f"a build would not start: it needs {lacks}")
 
 
-def plan_rows(forge: Context) -> Iterator[dict[str, Any]]:
+def plan_rows(forge: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
     """One row per recipe, in build order."""
-    steps = forge.recipes.plan(forge.channel)
     skipped = runner.skipped(forge.project, forge.recipes, steps)
     for step in steps:
         name = step.recipe.name

@@ -29,7 +29,6 @@ from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 # a low zstd level for local work; a release pays the time for a high one
 LOCAL_FORMAT = "conda:3"
 
@@ -57,7 +56,8 @@ class Context:
     base_name: BaseName = field(default_factory=lambda: BaseName(os.getenv("FORGE_BASE") or "auto"))
     output: Path | None = None
     variants: list[str] = field(default_factory=list)
-    root: Path = field(default_factory=lambda: Path(os.environ.get("FORGE_ROOT", CHECKOUT)))
+    keep_going: bool = False  # past recipes that cannot be read
+    root: Path = field(default_factory=Project.default_root)
 
     @cached_property
     def project(self) -> Project:
@@ -72,8 +72,11 @@ class Context:
     @cached_property
     def recipes(self) -> RecipeSet:
         """The recipes that are built on this base."""
-        provided = self.hostbase.names() if self.hostbase else frozenset()
-        return RecipeSet(self.project, self.base, provided)
+        broken: dict[str, str] | None = {} if self.keep_going else None
+        if not self.hostbase:
+            return RecipeSet(self.project, self.base, broken=broken)
+        names, key = self.hostbase.names(), self.hostbase.key
+        return RecipeSet(self.project, self.base, names, key, broken)
 
     @cached_property
     def all_recipes(self) -> RecipeSet:
@@ -82,7 +85,7 @@ class Context:
 
     @cached_property
     def channel(self) -> Channel:
-        return Channel(self.project.channel)
+        return Channel(self.project.channel, self.project.names)
 
     @cached_property
     def hostbase(self) -> HostBase | None:
@@ -92,7 +95,7 @@ class Context:
         """The named recipes, or all. Raises ForgeError for an unknown name."""
         among = among or self.recipes
         wanted = set(names or among.recipes)
-        unknown = wanted - among.recipes.keys()
+        unknown = wanted - among.recipes.keys() - among.broken.keys()
         if provided := sorted(unknown & set(among.provided)):
             raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
         if unknown:
@@ -111,17 +114,17 @@ class Context:
         if name not in stacks:
             raise ForgeError(f"no stack {name!r}; there are: {', '.join(sorted(stacks))}")
         ours = Location(channel).url if channel else self.project.channel.as_uri()
-        theirs = self.base.channel
+        theirs = self.base.channel if self.hostbase else CONDA_FORGE
         substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         manifest, local = Manifest.load(stacks[name]), self.project.build / "stacks" / name
         folder = stacks[name].parent if channel and not self.hostbase else local
-        return Workspace(name, manifest, folder, substitutes, _instead(records))
+        return Workspace(name, manifest, folder, substitutes, _instead(records), err.print)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
         root, substitutes = self.project.root, {"conda-forge": CONDA_FORGE}
         manifest = Manifest.load(root / "pixi.toml")
-        return Workspace("--root", manifest, root, substitutes, _instead(records))
+        return Workspace("--root", manifest, root, substitutes, _instead(records), err.print)
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the host base is made now if it is not current."""

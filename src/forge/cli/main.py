@@ -2,12 +2,15 @@
 """The command line: `./forge CMD` or `pixi run CMD`.
 
 Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 2 usage or
-configuration, 3 something wanted could not be attempted, 130 interrupted, 141 output closed.
+configuration, 3 something wanted could not be attempted, 130 interrupted. Whoever closes the output
+early, as `head` does, has read enough.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import tempfile
 import tomllib
 from typing import Annotated
 
@@ -15,11 +18,12 @@ import typer
 from typer import Option
 
 from forge.cli import building, publishing, sources, stacks, upkeep
-from forge.cli.context import CHECKOUT, Context, err, out, takes_context
+from forge.cli.context import Context, err, out, takes_context
 from forge.errors import ForgeError
+from forge.project import CHECKOUT
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
-INTERRUPTED, CLOSED_PIPE = 130, 141
+INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for part in (building, stacks, publishing, sources, upkeep):
@@ -53,10 +57,12 @@ def interrupt(*_: object) -> None:
 def run() -> int:
     """Run the command line; every foreseen error is one message and an exit code."""
     try:
+        # one that exists: unlike Python, rattler fails where TMPDIR names none
+        os.environ["TMPDIR"] = tempfile.gettempdir()
         app(prog_name="forge")
     except SystemExit as stop:
         closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it
-        return CLOSED_PIPE if closed else int(stop.code or 0)
+        return 0 if closed else int(stop.code or 0)
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
         return INTERRUPTED
@@ -78,9 +84,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL
     code = run()
-    try:
+    with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = code or CLOSED_PIPE
     # py-rattler sometimes aborts while Python shuts down, after the work is done
     os._exit(code)

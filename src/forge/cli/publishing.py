@@ -35,11 +35,14 @@ Locks = Annotated[
 Url = Annotated[str | None, Option(help="The channel's URL in the locks.")]
 Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
+Served = Annotated[str, Option(help="Where a folder is served, once; publish remembers it.")]
 Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in ../forge/.")]
 
 
 @command(app)
-def publish(forge: Context, to: To, yank: Dists = None, restore: Dists = None) -> None:
+def publish(
+    forge: Context, to: To, yank: Dists = None, restore: Dists = None, url: Served = ""
+) -> None:
     """Publish the channel's packages. Nothing goes if one of them is not fit to go.
 
     A yanked build stays, so that locks which name it install; no new solve takes it.
@@ -47,10 +50,19 @@ def publish(forge: Context, to: To, yank: Dists = None, restore: Dists = None) -
     target = destination(to)
     with forge.project.lock():
         if not isinstance(target, ServerChannel):
-            revision = StaticChannel(target).publish(forge.channel, yank or (), restore or ())
+            if url and Location(url).folder:
+                raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
+            channel = StaticChannel(target)
+            revision = channel.publish(forge.channel, yank or (), restore or (), url)
             out.print(f"{target}: {revision or 'nothing new'}")
-        elif yank or restore:
-            raise ForgeError("only a folder's builds can be yanked here; yank on the server itself")
+            if not revisions.address(channel.location):
+                out.print(
+                    "conda's classic solver cannot use the revisions as channels without --url"
+                )
+        elif yank or restore or url:
+            raise ForgeError(
+                "--yank, --restore and --url are for a folder; yank on the server itself"
+            )
         else:
             sent, count = target.publish(forge.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")

@@ -19,7 +19,6 @@ sources_app = typer.Typer(help="The source files that recipes name.", no_args_is
 app.add_typer(sources_app, name="sources")
 
 Files = Annotated[list[Path], Argument(exists=True)]
-Folder = Annotated[Path, Argument(help="Folder to copy to.")]
 
 
 def named(forge: Context, packages: Iterable[str] | None = None) -> list[tuple[str, Source]]:
@@ -44,13 +43,15 @@ def fetch(forge: Context, packages: Maybe = None) -> None:
 
 @command(sources_app)
 def add(forge: Context, files: Files) -> None:
-    """Take files, bare git repositories and exported folders into the cache.
+    """Take files, git repositories and copies of a folder build/sources into the cache.
 
     A file is recognized by its sha256, a repository by its commit; others are refused.
     """
     cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
-    folders = {file for file in files if file.is_dir() and file.suffix != ".git"}
-    found = [f for folder in folders for f in sorted(folder.glob("*/*")) or [folder]]
+    folders = {
+        f for f in files if f.is_dir() and not ((f / ".git").exists() or (f / "HEAD").exists())
+    }
+    found = [f for folder in folders for f in sorted(folder.glob("*/[!.]*")) or [folder]]
     for file in [*(file for file in files if file not in folders), *found]:
         try:
             out.print(f"{file} is {cache.add(file, known).origin}")
@@ -69,15 +70,3 @@ def verify(forge: Context, packages: Maybe = None) -> None:
         codes.append({"whole": 0, "changed": 1}.get(state, 3))
         out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
     raise closing(codes)
-
-
-@command(sources_app)
-def export(forge: Context, folder: Folder, packages: Maybe = None) -> None:
-    """Copy the cached sources to a folder, for a machine without a network.
-
-    `sha256sum -c SHA256SUMS` checks the folder; `forge sources add` reads it.
-    """
-    sources = [source for _, source in named(forge, packages)]
-    count = SourceCache(forge.project).export(sources, folder)
-    rest = "; the others are not in the cache" if count < len(sources) else ""
-    out.print(f"{count} of {len(sources)} sources in {folder}{rest}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for stacks: lock, install, run, validate."""
+"""The commands for stacks: lock, install, run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,6 @@ from forge.errors import ForgeError
 
 app = typer.Typer()
 
-# what follows the first argument goes to another program, even if it looks like an option of ours
-PASS_ON = {"allow_interspersed_args": False}
 Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
 URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
@@ -27,7 +25,6 @@ Root = Annotated[bool, Option("--root", help="Lock this repository's build tools
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
 Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]
 Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]
-Maybe = Annotated[list[str] | None, Argument(metavar="ARGS...", help="(default: attention)")]
 
 
 @command(app)
@@ -69,7 +66,10 @@ def lock(
         raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
     counts = chosen.lock(unbuilt, keep=root and not update)
-    for name in sorted(unbuilt & chosen.manifest.names()):
+    required = {
+        spec.split()[0] for specs in chosen.manifest.environments().values() for spec in specs
+    }
+    for name in sorted(unbuilt & required):
         out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
     for environment, count in counts.items():
         out.print(f"{environment}: {count} packages")
@@ -116,9 +116,3 @@ def run(
 ) -> None:
     """Run a command in an installed environment, activated."""
     forge.stack(stack, channel).run(environment, words)
-
-
-@command(app, context_settings=PASS_ON)
-def validate(forge: Context, words: Maybe = None, channel: Served = None) -> None:
-    """Check attention in the installed attention stack; ARGS go to strix-validate."""
-    forge.stack("attention", channel).run("default", ["strix-validate", *(words or ["attention"])])

@@ -10,3 +10,8 @@ import rattler
 
 Subdir: Any = getattr(rattler, "Subdir", None) or rattler.Platform
 BuildString: Any = getattr(rattler, "BuildString", str)
+
+# what pixi checks of a machine before it installs; py-rattler 0.25 cannot detect AMD GPUs
+CHECKED = {"__glibc", "__musl", "__linux", "__cuda"}
+if hasattr(rattler, "Subdir"):
+    CHECKED |= {"__amdgpu", "__amdgpu_arch"}

@@ -2,26 +2,30 @@
 """One workspace: its lock, and the environments that are installed from it."""
 
 import asyncio
+import contextlib
+import json
 import os
-import re
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote, urlsplit
 
 import rattler
-from rattler import LockChannel, LockFile, LockPlatform, RepoDataRecord, SourceConfig
+from rattler import MatchSpec, PackageRecord, RepoDataRecord, SourceConfig
 from rattler.shell import ActivationVariables, activate
 
+from forge import network
 from forge.bases import CONDA_FORGE
 from forge.channel.local import HOST_BOUND
-from forge.envs.bindings import Subdir
+from forge.channel.location import redacted
+from forge.envs import cache, lockfile
+from forge.envs.bindings import CHECKED, BuildString
 from forge.envs.manifest import PLATFORM, Manifest
 from forge.envs.records import Records
 from forge.errors import BuildFailed, ForgeError, NotAttempted
-from forge.files import sha256_file
+from forge.files import read_text, write_text
+from forge.locks import hold
 from forge.project import SUBDIRS
 
 
@@ -30,7 +34,7 @@ class Workspace:
     """A manifest that `forge lock` calls `name`, with its lock and environments in `folder`.
 
     `replace` maps channels as written to the URLs to use, `records` such a URL to records that
-    stand for its index.
+    stand for its index. `say` gets a line when another process must be waited for.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Workspace:
     folder: Path
     replace: dict[str, str]
     records: dict[str, Records] = field(default_factory=dict)
+    say: Callable[[str], None] = print
 
     @property
     def lock_file(self) -> Path:
@@ -48,11 +53,14 @@ class Workspace:
 
     def channels(self) -> list[str]:
         """The channels as URLs, in the manifest's order."""
-        result, folder = [], self.manifest.path.parent
-        for channel in self.manifest.data["workspace"]["channels"]:
-            url = channel if "://" in channel else (folder / channel).resolve().as_uri()
-            result.append(self.replace.get(channel, url))
-        return result
+        return [self._url(channel) for channel in self.manifest.channels()]
+
+    def _url(self, channel: str) -> str:
+        if channel in self.replace or "://" in channel:
+            return self.replace.get(channel, channel)
+        if channel.startswith(("/", "./", "../")):
+            return (self.manifest.path.parent / channel).resolve().as_uri()
+        return CONDA_FORGE.replace("conda-forge", channel)
 
     def package_names(self, channel: str) -> set[str]:
         """The names in a channel, as the manifest writes it, that is served where `replace` says.
@@ -71,15 +79,17 @@ class Workspace:
 
         Requirements of a name in `without` are left out; with `keep` what is locked already stays
         wherever the manifest allows it. Raises NotAttempted when a channel does not answer,
-        BuildFailed when an environment does not solve, ForgeError when the lock lies beside its
-        manifest, for every machine, and names something of this one; an older lock then stays.
+        BuildFailed when an environment does not solve, ForgeError when a package could not be
+        checked, or the lock lies beside its manifest, for every machine, and names something of
+        this one; an older lock then stays.
         """
-        declared, urls = self.manifest.platform(), self.channels()
-        platform = LockPlatform(declared.name, Subdir(PLATFORM), declared.lines)
-        lock, counts, sources = LockFile([platform]), {}, [self.records.get(u, u) for u in urls]
-        locked = self._locked_environments() if keep and self.lock_file.exists() else {}
+        platform, urls, solved = self.manifest.platform(), self.channels(), {}
+        sources = [self.records.get(url, url) for url in urls]
+        locked = lockfile.read(self.lock_file) if keep and self.lock_file.exists() else {}
         for environment, specs in self.manifest.environments(without).items():
-            kept = _packages(locked[environment]) if environment in locked else []
+            kept = []
+            with contextlib.suppress(ForgeError, KeyError):  # of another platform: nothing to keep
+                kept = lockfile.records(locked[environment], platform)
             try:
                 records = self._solve(sources, specs, kept)
             except Exception as error:
@@ -87,25 +97,30 @@ class Workspace:
                 raise _failure(where, error) from None
             if self.folder == self.manifest.path.parent:
                 self._require_portable(records)
+            lockfile.require_checkable(records, urls)
             # what was locked is written as it was: an index may leave out what a lock states
             same = {(record.url, record.sha256): record for record in kept}
-            lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in urls])
-            for record in sorted(records, key=lambda r: (r.subdir, r.name.normalized)):
-                record = same.get((record.url, record.sha256), record)
-                lock.add_conda_package(environment, platform, record)
-            counts[environment] = len(records)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.lock_file.with_name(".pixi.lock.partial")
-        lock.to_path(partial)
-        partial.replace(self.lock_file)
-        return counts
+            solved[environment] = [same.get((r.url, r.sha256), r) for r in records]
+        with hold(self.folder / ".pixi", "locking", self.say):
+            lockfile.write(self.lock_file, platform, urls, solved)
+            if self.folder != self.manifest.path.parent:
+                write_text(self.folder / "pixi.toml", self._localized(without))
+        return {environment: len(records) for environment, records in solved.items()}
+
+    def _localized(self, without: Set[str]) -> str:
+        """The manifest with the channels in use, for pixi, without the requirements left out."""
+        text = read_text(self.manifest.path)
+        for channel in self.manifest.channels():
+            text = text.replace(json.dumps(channel), json.dumps(self._url(channel)))
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if line.partition("=")[0].strip() not in without)
 
     def _gateway(self) -> rattler.Gateway:
         # rattler takes "304 Not Modified" without a date for an error when it asks for a part of an
         # index (shards), and Python's own web server answers so. Only conda-forge's index is large.
         whole = SourceConfig(sharded_enabled=False)
-        small = [url for url in self.channels() if url != CONDA_FORGE]
-        return rattler.Gateway(per_channel_config=dict.fromkeys(small, whole))
+        config = dict.fromkeys((url for url in self.channels() if url != CONDA_FORGE), whole)
+        return rattler.Gateway(per_channel_config=config, client=network.client())
 
     def _solve(
         self, sources: Sequence[Any], specs: list[str], kept: list[RepoDataRecord]
@@ -126,20 +141,19 @@ class Workspace:
             if str(record.build).startswith(HOST_BOUND):
                 raise ForgeError(f"{must} {record.url} was built on the host base (--channel URL)")
 
-    def _locked_environments(self) -> dict[str, rattler.Environment]:
-        try:
-            return dict(LockFile.from_path(self.lock_file).environments())
-        except Exception as error:  # for example marks of a merge
-            raise ForgeError(f"{self.lock_file} is not a lock file: {error}") from None
-
     def locked(self, environment: str) -> list[RepoDataRecord]:
-        """The packages of an environment. Raises ForgeError when there is no lock to read."""
+        """The packages of an environment. Raises ForgeError when there is no lock to believe."""
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
-        locked = self._locked_environments().get(environment)
-        if locked is None or not locked.platforms():
+        locked = lockfile.read(self.lock_file).get(environment)
+        if locked is None:
             raise ForgeError(f"{self.lock_file} has no environment {environment!r}")
-        return _packages(locked)
+        try:
+            records = lockfile.records(locked, self.manifest.platform())
+            lockfile.require_checkable(records, self.channels())
+        except ForgeError as error:
+            raise ForgeError(f"{self.lock_file}: {environment}: {error}") from None
+        return records
 
     def outdated(self, without: Set[str] = frozenset()) -> list[str]:
         """How the lock fails to satisfy the manifest, as lines; empty when it satisfies it.
@@ -148,9 +162,8 @@ class Workspace:
         """
         if not self.lock_file.exists():
             return [f"{self.lock_file} does not exist"]
-        locked, platform = self._locked_environments(), self.manifest.platform()
+        locked = lockfile.read(self.lock_file)
         declared, problems = self.manifest.environments(without), []
-        expected = [(platform.name, PLATFORM, sorted(platform.lines))]
         for name in sorted(declared.keys() | locked.keys()):
             if name not in declared or name not in locked:
                 where = "not locked" if name in declared else "not in pixi.toml"
@@ -159,43 +172,39 @@ class Workspace:
             urls = [str(channel).rstrip("/") for channel in locked[name].channels()]
             if urls != [channel.rstrip("/") for channel in self.channels()]:
                 problems.append(f"{name}: locked for the channels {', '.join(urls)}")
-            solved = locked[name].platforms()
-            there = [(p.name, str(p.subdir), sorted(p.virtual_packages)) for p in solved]
-            if there != expected:
-                problems.append(f"{name}: locked for other platforms than {platform.name}: {there}")
                 continue
-            records = _packages(locked[name])
+            if len(locked[name].platforms()) > 1:
+                problems.append(f"{name}: locked for other platforms as well")
             try:  # what is locked is the only source
+                records = self.locked(name)
                 needed = {record.url for record in self._solve([], declared[name], records)}
+            except ForgeError as error:
+                problems.append(str(error))
+                continue
             except Exception as error:
                 problems.append(f"{name}: what is locked does not satisfy it: {error}".strip())
                 continue
             unneeded = sorted(r.name.normalized for r in records if r.url not in needed)
             problems += [f"{name}: {n} is locked, but nothing requires it" for n in unneeded]
-        return problems
+        return [f"{problem:.1500}" for problem in problems]
 
-    def install(self, environment: str, cache: Path | None = None) -> int:
-        """Install from the lock, checking hashes; returns the number of packages.
+    def install(self, environment: str, packages: Path | None = None) -> int:
+        """Install from the lock, checking every package; returns their number.
 
-        `cache` takes the place of rattler's own package cache. Raises ForgeError when there is no
-        lock, BuildFailed when a package differs from it or cannot be fetched.
+        `packages` takes the place of rattler's own package cache. Raises ForgeError when there is
+        no lock, or for a machine that the packages do not run on, BuildFailed when a package
+        differs from it or cannot be fetched, Refused for one that could write outside the prefix.
         """
         records, prefix = self.locked(environment), self.prefix(environment)
-        for record in records:  # rattler takes its cache's copy for a file that was changed
-            path, sha256 = _local_file(record.url), (record.sha256 or b"").hex()
-            if path and not path.exists():
-                raise BuildFailed(f"{path} is locked but missing: run forge lock {self.name}")
-            if path and sha256_file(path) != sha256:
-                advice = f"If it was rebuilt run forge lock {self.name}; else it was tampered with"
-                raise BuildFailed(f"{path} differs from its locked sha256 {sha256}. {advice}")
-        try:
-            asyncio.run(rattler.install(records, prefix, cache_dir=cache, show_progress=False))
-        except Exception as error:
-            file = re.match(r"failed to fetch (\S+)", str(error))
-            urls = [record.url for record in records if file and record.file_name == file[1]]
-            what = urls[0] if urls else f"cannot install into {prefix}"
-            advice = "Run the same command again; if it persists, contact the channel's operator"
-            raise BuildFailed(f"{what}: {_one_line(error)}. {advice}") from None
+        require_machine(records)
+        packages = packages or cache.default()
+
+        with hold(self.folder / ".pixi", "installing into", self.say):
+            cache.fill(packages, records)
+            try:
+                asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
+            except Exception as error:
+                raise BuildFailed(f"cannot install into {prefix}: {_one_line(error)}") from None
         return len(records)
 
     def run(self, environment: str, command: list[str]) -> NoReturn:
@@ -207,9 +216,8 @@ class Workspace:
         if not (prefix / "conda-meta").is_dir():
             which = self.name if environment == "default" else f"{self.name} -e {environment}"
             raise ForgeError(f"stack {which} is not installed: run forge install {which}")
-        installed = {file.stem for file in (prefix / "conda-meta").glob("*.json")}
-        names = {record.file_name for record in self.locked(environment)}
-        if installed != {name.removesuffix(".conda").removesuffix(".tar.bz2") for name in names}:
+        wanted = {(r.name.normalized, (r.sha256 or b"").hex()) for r in self.locked(environment)}
+        if _installed(prefix) != wanted:
             why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
             raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
         script = activate(prefix, ActivationVariables(None, os.get_exec_path())).script
@@ -219,23 +227,47 @@ class Workspace:
         os.execvpe("bash", ["bash", "-c", line], clean)
 
 
-def _packages(locked: rattler.Environment) -> list[RepoDataRecord]:
-    return locked.conda_repodata_records_for_platform(locked.platforms()[0]) or []
+def _installed(prefix: Path) -> set[tuple[str, str]]:
+    """Name and sha256 of what is installed; what cannot be read equals nothing."""
+    found = set()
+    for file in (prefix / "conda-meta").glob("*.json"):
+        try:
+            record = json.loads(file.read_bytes())
+            found.add((record["name"], record["sha256"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            found.add((file.name, "unreadable"))
+    return found
 
 
-def _local_file(url: str) -> Path | None:
-    """The file of this machine that a record's URL names: `file://`, or a bare path."""
-    if url.startswith("file:"):
-        return Path(unquote(urlsplit(url).path))
-    return Path(url) if url.startswith("/") else None
+def require_machine(records: list[RepoDataRecord]) -> None:
+    """Raise ForgeError unless this machine has what packages depend on, as pixi's install does.
+
+    See docs/stacks.md.
+    """
+    overrides = rattler.VirtualPackageOverrides.from_env()
+    machine = [p.into_generic() for p in rattler.VirtualPackage.detect(overrides)]
+    here = [
+        PackageRecord(
+            p.name.normalized, str(p.version), BuildString(str(p.build_string)), 0, PLATFORM
+        )
+        for p in machine
+    ]
+    for record in records:
+        for spec in (MatchSpec(d) for d in record.depends if d.split()[0] in CHECKED):
+            if not any(spec.matches(package) for package in here):
+                raise ForgeError(
+                    f"{record.file_name} requires {spec}, and this machine has "
+                    f"{', '.join(map(str, machine))}; CONDA_OVERRIDE_NAME=VERSION pretends"
+                )
 
 
 def _failure(what: str, error: Exception) -> ForgeError:
     """NotAttempted for a server that does not answer, or not as it should; else BuildFailed."""
     if "error sending request" in str(error) or "HTTP status" in str(error):
         return NotAttempted(f"{what}, a channel does not answer: {_one_line(error)}")
-    return BuildFailed(f"{what}: {error}")
+    return BuildFailed(f"{what}: {error}".strip())
 
 
 def _one_line(error: Exception) -> str:
-    return "; ".join(line.removeprefix("Caused by: ") for line in str(error).splitlines())
+    lines = (line.removeprefix("Caused by: ") for line in redacted(error).splitlines())
+    return "; ".join(lines)

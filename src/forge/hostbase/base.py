@@ -14,21 +14,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import yaml
 from packageurl import PackageURL
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.bases import Base
 from forge.channel.local import Channel
-from forge.errors import NotAttempted
-from forge.files import digest_tree, move_whole, sha256_file, write_text
+from forge.errors import ForgeError, NotAttempted
+from forge.files import digest_tree, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
 from forge.locks import hold
 from forge.project import Project
@@ -38,7 +39,6 @@ from forge.sources.download import Progress
 Say = Callable[[str], None]
 RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
-CUDA = "nvidia-", "cuda-"  # names of wheels that only the CUDA build of torch brings
 
 
 class HostBase:
@@ -48,42 +48,65 @@ class HostBase:
         self.project, self.base = project, base
         self.folder = base.folder or project.build / "host-base"
         self.recipe = project.root / "bases" / "host"
-        python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-        gcc, glibc = _gcc_version(), platform.libc_ver()[1] or "0"
-        os.environ |= {  # what the recipe reads
-            "FORGE_PYTHON": python, "FORGE_PYTHON_VERSION": VERSION,
-            "FORGE_GCC_VERSION": gcc, "FORGE_GLIBC_VERSION": glibc,
-        }  # fmt: skip
+        self.python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of what the base is made from: equal keys, equal packages."""
         inputs = [
-            digest_tree(self.recipe), CODE, self.requirements, version("py-rattler-build"),
-            sys.version, sha256_file(Path(python)), gcc, glibc,
+            digest_tree(self.recipe, self.project.root), CODE, self.requirements, sys.version,
+            version("py-rattler-build"), sha256_file(Path(self.python)), str(self._environment),
         ]  # fmt: skip
-        self.key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        """What its recipe reads."""
+        return {
+            "FORGE_PYTHON": self.python, "FORGE_PYTHON_VERSION": VERSION,
+            "FORGE_GCC_VERSION": _gcc_version(),
+            "FORGE_GLIBC_VERSION": platform.libc_ver()[1] or "0",
+        }  # fmt: skip
 
     @property
     def requirements(self) -> str:
         """What pip resolves, with the pins of variants.yaml filled in."""
         values = {key: values[0] for key, values in self.base.variants.items() if values}
-        return Template((self.recipe / "requirements.in").read_text()).substitute(values)
+        return Template(read_text(self.recipe / "requirements.in")).substitute(values)
 
     def names(self) -> frozenset[str]:
-        """The packages that its requirements name: what no recipe has to build on this base."""
+        """The packages that recipes may need of it: what its requirements and its recipe name."""
         lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
         names = [canonicalize_name(Requirement(line).name) for line in lines]
-        return frozenset(CONDA_NAMES.get(name, name) for name in names)
+        outputs = yaml.safe_load(read_text(self.recipe / "recipe.yaml"))["outputs"]
+        own = {output["package"]["name"] for output in outputs}
+        return frozenset(own.union(CONDA_NAMES.get(name, name) for name in names))
+
+    def _seal(self, data: dict[str, Any]) -> str:
+        return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A JSON file of an earlier run, if that had these very inputs; else nothing."""
-        file = self.folder / name
-        data: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        return data if data.get("key") == self.key else {}
+        """A JSON file of an earlier run, if whole and of these very inputs; else nothing."""
+        try:
+            data = json.loads((self.folder / name).read_bytes())
+            return data if data.pop("key") == self._seal(data) else {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
 
     def _write(self, name: str, **data: Any) -> None:
-        write_text(self.folder / name, json.dumps({"key": self.key, **data}, indent=1))
+        write_text(self.folder / name, json.dumps({"key": self._seal(data), **data}, indent=1))
 
     def is_current(self) -> bool:
-        """Whether the base was finished from exactly these inputs."""
-        return bool(self._read("base.json"))
+        """Whether the base was finished from exactly these inputs, and nothing was lost since."""
+        there = {f.name: f.stat().st_size for f in self.folder.glob("linux-64/*.conda")}
+        return self._read("base.json").get("packages") == self._indexed() == there
+
+    def _indexed(self) -> dict[str, int]:
+        """The sizes of its packages; nothing where the index is damaged."""
+        try:
+            return {r.file_name: r.size for r in Channel(self.folder).records()}
+        except ForgeError:
+            return {}
 
     def make(self, say: Say, progress: Progress, run: RunJob) -> None:
         """Make the base if it is not current. `run(job, log)` runs an engine job.
@@ -102,6 +125,10 @@ class HostBase:
 
     def _make(self, say: Say, progress: Progress, run: RunJob) -> None:
         subdir, cache = self.folder / "linux-64", SourceCache(self.project)
+        indexed = self._indexed()
+        for package in subdir.glob("*.conda"):  # a cut one would be kept for its name
+            if package.stat().st_size != indexed.get(package.name):
+                package.unlink()
         read = [Wheel.read(cache.fetch(s, progress), s, tag) for s, tag in self._resolve(say)]
         wheels = {wheel.name: wheel for wheel in read}
         packages = self._build_recipe(say, run)
@@ -111,9 +138,11 @@ class HostBase:
         for stale in subdir.glob("*.conda"):
             if stale.name not in packages:
                 stale.unlink()
-        Channel(self.folder).index()
+        for index in self.folder.glob("*/repodata.json"):  # may be damaged, or name other bytes
+            index.unlink()
+        Channel(self.folder, self.project.names).index()
         record = [{"purl": wheel.purl, "sha256": wheel.sha256} for wheel in wheels.values()]
-        self._write("base.json", python=sys.version, wheels=record)
+        self._write("base.json", packages=self._indexed(), wheels=record)
 
     def _resolve(self, say: Say) -> list[tuple[Source, str]]:
         """Each wheel's file and tag, as pip resolved them when first asked."""
@@ -122,16 +151,12 @@ class HostBase:
             say("host base: pip resolves the wheels")
             files = [_resolved(entry) for entry in self._pip_report()]
             self._write("resolution.json", files=files)
-        cuda = sum(name.startswith(CUDA) for _, _, name, _ in files)
         wheels = []
-        for file_name, release, name, sha256 in files:
-            purl = PackageURL("pypi", None, name, release, {"file_name": file_name})
+        for file_name, sha256 in files:
+            name, release, *_ = parse_wheel_filename(file_name)
+            purl = PackageURL("pypi", None, name, str(release), {"file_name": file_name})
             source = Source(f"{PYPI_URL}/{file_name}", sha256, purl)
-            local = Version(release).local
-            tag = f"{local.split('.')[0]}_" if local else ""
-            wheels.append((source, "cuda_" if cuda and name == "torch" else tag))
-        if cuda:
-            say(f"host base: pip offers only torch for CUDA, with {cuda} NVIDIA packages: 2.5 GiB")
+            wheels.append((source, f"{release.local.split('.')[0]}_" if release.local else ""))
         return wheels
 
     def _pip_report(self) -> list[dict[str, Any]]:
@@ -154,6 +179,7 @@ class HostBase:
         job = {
             "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
             "output_dir": str(output), "package_format": "conda:1",
+            "environment": self._environment,
         }  # fmt: skip
         run(job | self.base.arguments(f"host-{self.key}", None), log)
         packages = {file.name: file for file in sorted(output.glob("linux-64/*.conda"))}
@@ -165,8 +191,8 @@ class HostBase:
         return set(packages)
 
 
-def _resolved(entry: dict[str, Any]) -> tuple[str, str, str, str]:
-    """File name, version, name and sha256 of one entry of pip's report.
+def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
+    """File name and sha256 of one entry of pip's report.
 
     pip before 23.1 states no hash for a file of a local wheel folder: that file is hashed here.
     """
@@ -177,12 +203,12 @@ def _resolved(entry: dict[str, Any]) -> tuple[str, str, str, str]:
         if url.scheme != "file":
             raise NotAttempted(f"pip's index states no sha256 for {path.name}")
         sha256 = sha256_file(path)
-    return path.name, entry["metadata"]["version"], entry["metadata"]["name"], sha256
+    return path.name, sha256
 
 
 def _gcc_version() -> str:
     try:
         command = ["gcc", "-dumpfullversion"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "0"
-    except FileNotFoundError:
+    except OSError:
         return "0"

@@ -23,7 +23,9 @@ from packaging.version import Version
 from rattler_build import assemble_package
 
 from forge.channel.local import HOST_BOUND
+from forge.errors import ForgeError
 from forge.files import move_whole, sha256_file
+from forge.sources.archives import DAMAGED
 from forge.sources.cache import Source
 
 # PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
@@ -62,9 +64,12 @@ class Wheel:
     @classmethod
     def read(cls, file: Path, source: Source, tag: str) -> "Wheel":
         """The wheel that was fetched from `source`, a file of PyPI."""
-        with WheelFile.open(file) as archive:
-            metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
-        name, version, *_ = parse_wheel_filename(source.file_name)
+        try:
+            with WheelFile.open(file) as archive:
+                metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
+            name, version, *_ = parse_wheel_filename(source.file_name)
+        except (*DAMAGED, KeyError) as error:
+            raise ForgeError(f"{file} is not a wheel: {error!r:.300}") from None
         return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
 
     def convert(
@@ -72,7 +77,8 @@ class Wheel:
     ) -> Path:
         """Its conda package in `subdir`, made there unless it exists; `wheels` has its extras'."""
         name, version = CONDA_NAMES.get(self.name, self.name), self.version.public
-        content = hashlib.sha256(f"{self.sha256} {CODE}".encode()).hexdigest()[:7]
+        needs = [f"python {PYTHON}.*", *depends(self.metadata, wheels)]
+        content = hashlib.sha256(f"{self.sha256} {CODE} {needs}".encode()).hexdigest()[:7]
         build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
         target = subdir / f"{name}-{version}-{build}.conda"
         if not target.exists():
@@ -81,7 +87,7 @@ class Wheel:
             made = assemble_package(
                 name, version, "linux-64", build, scratch,
                 files_dir=scratch / "tree",
-                depends=[f"python {PYTHON}.*", *depends(self.metadata, wheels)],
+                depends=needs,
                 license=self.metadata.license_expression or self.metadata.license or None,
                 summary=f"{self.metadata.summary or name} (host-bound, from {self.purl})",
                 compression_level=1,

@@ -3,14 +3,15 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import ForgeError, one_line
 from forge.files import write_text
 from forge.provenance import statement as record
-from forge.provenance.package import Package, differences
+from forge.provenance.package import Package
 
 RECORD = ".provenance.json"
 
@@ -33,12 +34,14 @@ def read(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_bytes())
         kinds = data["_type"], data["predicateType"]
         if kinds != (record.STATEMENT, record.PREDICATE):
-            raise ForgeError(f"{path} is {' with '.join(map(str, kinds))}, not {record.PREDICATE}")
+            raise ForgeError(
+                f"{path} is {' with '.join(map(str, kinds)):.200}, not {record.PREDICATE}"
+            )
         _claims(data)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ForgeError(f"{path} is not the record of a package: {error!r}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ForgeError(f"{path} is not the record of a package: {error!a:.200}") from None
     return data
 
 
@@ -55,16 +58,14 @@ def verify(path: Path, statement: dict[str, Any] | None) -> Verdict:
     verdict, package = Verdict(), Package(path)
     try:
         # for a link paths.json has the digest of its target, maybe in another package
-        listed = {
-            entry["_path"]: "a link" if entry["path_type"] == "softlink" else entry["sha256"]
-            for entry in package.parsed("paths.json")["paths"]
-        }
         held = {
-            name: "a link" if entry.link else entry.sha256
-            for name, entry in package.entries("pkg").items()
+            name: entry.sha256 if entry.link is None else "a link"
+            for name, entry in package.payload.items()
         }
-        verdict.checked.append(f"{len(listed)} files")
-        verdict.wrong += differences(held, listed, "the package has", "info/paths.json")
+        verdict.checked.append(f"{len(package.listed)} files")
+        verdict.wrong += differences(held, package.listed, "the package has", "info/paths.json")
+        if not verdict.wrong:
+            package.require_safe()
         if statement:
             recipe, recorded = _claims(statement)
             _, ours = _claims(record.described(package, recipe, base=""))
@@ -73,9 +74,22 @@ def verify(path: Path, statement: dict[str, Any] | None) -> Verdict:
             counts = Counter(claim.split(" ")[0] for claim in ours)
             verdict.checked += [f"{count} x {kind}" for kind, count in sorted(counts.items())]
             verdict.wrong += differences(ours, recorded, "the package has", "its record")
-    except (BuildFailed, ValueError, KeyError, TypeError, AttributeError) as error:
-        verdict.wrong.append(f"{path} cannot be checked: {error}")
+    except ForgeError as error:
+        verdict.wrong.append(str(error))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        verdict.wrong.append(f"{path} cannot be checked: its rendered recipe lacks {error!a:.200}")
     return verdict
+
+
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str
+) -> list[str]:
+    """A line for each key whose values differ; `we` and `they` say whose value is which."""
+    return [
+        one_line(f"{key}: {we} {ours.get(key, 'nothing')}, {they} {theirs.get(key, 'nothing')}")
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
 
 
 def _claims(statement: dict[str, Any]) -> tuple[str, dict[str, Any]]:

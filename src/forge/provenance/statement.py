@@ -28,6 +28,7 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
+CODE = Path(__file__).parents[1]
 Descriptor = dict[str, Any]
 
 
@@ -65,7 +66,7 @@ def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
         "resolvedDependencies": list(_materials(package, posixpath.dirname(recipe))),
     }
     versions = {
-        "strix-forge": digest_tree(Path(__file__).parent.parent)[:16],  # it has no releases
+        "strix-forge": digest_tree(CODE, CODE.parents[1])[:16],  # it has no releases
         "py-rattler-build": package.rendered["system_tools"]["rattler-build"],
     }
     # the build's SOURCE_DATE_EPOCH, in whole seconds

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.bases import Base
-from forge.channel.local import CONTENT_HASH, Channel, Output, Record
+from forge.channel.local import Channel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.recipe import Recipe
@@ -50,23 +50,40 @@ class Step:
 class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
 
-    A recipe of a name in `provided` is left out: the base provides that package.
-    Raises ForgeError for an unreadable recipe, a missing patch or a dependency cycle.
+    A recipe of a name in `provided` is left out: the base provides that package. `base_key` says
+    what a base on this machine is made of. Raises ForgeError for a package of two recipes, a
+    dependency cycle, and for a recipe that cannot be read; the latter are noted in `broken`, if
+    given, and left out.
     """
 
-    def __init__(self, project: Project, base: Base, provided: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, project: Project, base: Base, provided: Set[str] = frozenset(), base_key: str = "",
+        broken: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.project, self.base = project, base
+        self.base_names, self.base_key = provided, base_key
+        self.broken = {} if broken is None else broken
         paths = sorted((project.root / "recipes").glob("*/recipe.yaml"))
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
         self.provided = [path.parent.name for path in paths if path.parent.name in provided]
-        read = [Recipe(path, base) for path in paths if path.parent.name not in provided]
-        self.recipes = {recipe.name: recipe for recipe in read}
-        self.owner = {output: recipe.name for recipe in read for output in recipe.output_names}
+        self.recipes: dict[str, Recipe] = {}
+        self.owner: dict[str, str] = {}
+        for path in (path for path in paths if path.parent.name not in provided):
+            name = path.parent.name
+            try:
+                self.recipes[name] = Recipe(path, base)
+            except (ForgeError, OSError) as error:
+                if broken is None:
+                    raise
+                broken[name] = str(error)
+            for output in [name] if name in self.broken else self.recipes[name].output_names:
+                if (other := self.owner.setdefault(output, name)) != name:
+                    raise ForgeError(f"recipes/{other} and recipes/{name} both yield {output}")
         graph = {name: self.direct_needs(name) for name in self.recipes}
         try:
             order = graphlib.TopologicalSorter(graph).static_order()
-            self.recipes = {name: self.recipes[name] for name in order}
+            self.recipes = {name: self.recipes[name] for name in order if name in self.recipes}
         except graphlib.CycleError as error:
             raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
 
@@ -81,14 +98,15 @@ class RecipeSet:
         hash of now. Otherwise it gets the next number: a new build always wins the solve over the
         one it replaces, and no file name is ever used for two contents.
         """
-        records, base_dists = channel.records(), self.base.dists()
+        records = channel.records()
         steps: dict[str, Step] = {}
         for name, recipe in self.recipes.items():
-            digest = {"base": self.base.name, "content": recipe.content()}
+            digest = {"base": self.base.name, "content": recipe.content}
+            if self.base_key and recipe.needs & self.base_names:
+                digest["base key"] = self.base_key
             for needed in sorted(recipe.needs):
-                ours = steps.get(self.owner.get(needed, ""))
-                dists = [o.dist for o in ours.outputs] if ours else base_dists.get(needed, [])
-                digest |= {f"needs {dist}": "" for dist in dists}
+                if ours := steps.get(self.owner.get(needed, "")):
+                    digest |= {f"needs {output.dist}": "" for output in ours.outputs}
             steps[name] = Step(recipe, digest)
             self._decide(steps[name], records, channel, name in rebuild)
         return list(steps.values())
@@ -98,11 +116,6 @@ class RecipeSet:
         for rendered in self.render(step.recipe.path, step.digest_value, number):
             data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
             package, build = data["package"], data["build"]["string"]
-            if not (CONTENT_HASH.search(build) and build.startswith(self.base.build_prefix)):
-                name, form = package["name"], "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
-                raise ForgeError(
-                    f"{step.recipe.path}: {name}'s build string {build!r} is not {form}"
-                )
             outputs.append(Output(package["name"], str(package["version"]), build, subdir))
         return outputs
 
@@ -131,9 +144,9 @@ class RecipeSet:
 
         Always "" for conda-forge, whose packages are the solver's business.
         """
-        if not (provided := self.base.dists()):
+        if not self.base_key:
             return ""
-        missing = self.recipes[name].all_needs - self.owner.keys() - provided.keys()
+        missing = self.recipes[name].all_needs - self.owner.keys() - self.base_names
         names = ", ".join(sorted(name for name in missing if not name.startswith("__")))
         return f"the {self.base.name} base has no {names}" if names else ""
 
@@ -153,11 +166,13 @@ class RecipeSet:
         return result
 
 
-def _difference(before: dict[str, str] | None, now: dict[str, str]) -> str:
-    """Why the digest changed, in words."""
-    if before is None:
+def _difference(before: object, now: dict[str, str]) -> str:
+    """Why the digest changed, in words; `before` is what a note says, which may be damaged."""
+    if not isinstance(before, dict):
         return "changed since the build in the channel"
-    if before["content"] != now["content"]:
+    if before.get("content") != now["content"]:
         return "recipe, script, patch or local source changed"
+    if before.get("base key") != now.get("base key"):
+        return f"the {now['base']} base changed"
     gained = [key.removeprefix("needs ").rsplit("-", 2)[0] for key in now.keys() - before.keys()]
     return f"other {', '.join(sorted(gained))}" if gained else "variant values changed"

@@ -10,10 +10,12 @@ from typing import Any
 from packageurl import PackageURL
 
 from forge.bases import DIGEST_KEY, Base
+from forge.channel.local import CONTENT_HASH
 from forge.errors import ForgeError
-from forge.files import digest_tree, sha256_file
+from forge.files import digest_tree
 from forge.recipes.render import render
-from forge.sources.cache import PYPI_URL, Source
+from forge.sources import patching
+from forge.sources.cache import PYPI_URL, Source, SourceCache
 
 REQUIREMENT_KINDS = ("build", "host", "run")
 
@@ -23,7 +25,9 @@ class Recipe:
 
     `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
     tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
-    Raises ForgeError if it does not render, has no content digest, or names a missing file.
+    `content` is the digest of everything that it says and reads from this repository.
+    Raises ForgeError if it does not render, has no content digest or another form of build string,
+    or names a missing file.
     """
 
     def __init__(self, path: Path, base: Base) -> None:
@@ -48,26 +52,44 @@ class Recipe:
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
+            name, build = data["package"]["name"], data["build"]["string"]
+            if not (CONTENT_HASH.search(build) and build.startswith(base.build_prefix)):
+                form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
+                raise ForgeError(f"{path}: {name}'s build string {build!r} is not {form}")
         built_with = itertools.chain(*self.requirements.values())
         self.needs = set(map(package_name, built_with)) - self.output_names
         self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
         for file in self.local_files():
             if not file.exists():
                 raise ForgeError(f"{path} names {file}, which does not exist")
+        read, root = [path.parent, *self.local_files()], path.parents[2]
+        digests = "".join(f"{file.name} {digest_tree(file, root)}\n" for file in read)
+        self.content = hashlib.sha256(digests.encode()).hexdigest()[:16]
 
     def local_files(self) -> list[Path]:
         """The patches and local sources that it names."""
-        names = [patch for source in self.sources for patch in source.get("patches", [])]
-        names += [source["path"] for source in self.sources if "path" in source]
-        return [(self.path.parent / name).resolve() for name in names]
+        patches = [file for source in self.sources for file in patches_of(self, source)]
+        named = [source["path"] for source in self.sources if "path" in source]
+        return [*patches, *((self.path.parent / name).resolve() for name in named)]
 
-    def content(self) -> str:
-        """The digest of everything that the recipe says and reads from this repository."""
-        total = hashlib.sha256(digest_tree(self.path.parent).encode())
-        for file in self.local_files():
-            digest = digest_tree(file) if file.is_dir() else sha256_file(file)
-            total.update(f"{file.name} {digest}".encode())
-        return total.hexdigest()[:16]
+
+def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
+    """The patches of one rendered source mapping."""
+    return [(recipe.path.parent / name).resolve() for name in source.get("patches", [])]
+
+
+def prepare(recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: Path) -> str:
+    """Put one fetched source where a build in `folder` finds it, and try its patches.
+
+    Returns what is wrong with these, or nothing. Raises ForgeError for a source that is unfit.
+    """
+    if "path" in source:
+        tree = recipe.path.parent / source["path"]
+        tree = tree if tree.is_dir() else tree.parent
+    else:
+        tree = cache.prefill(source_of(recipe, source), folder)
+    files = patches_of(recipe, source)
+    return patching.apply(tree, files) if files else ""
 
 
 def _match_spec(requirement: Any) -> str:
@@ -86,8 +108,8 @@ def purls_of(recipe: Recipe) -> list[PackageURL]:
     """The package URLs in a recipe's extra section. Raises ForgeError for an invalid one."""
     try:
         return [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
-    except ValueError as error:
-        raise ForgeError(f"{recipe.path}: extra.purls: {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ForgeError(f"{recipe.path}: extra.purls: {error!s:.300}") from None
 
 
 def sources_of(recipe: Recipe) -> list[Source]:

@@ -34,16 +34,21 @@ def render(path: Path, base: Base, digest: str, number: int | None = None) -> li
     recipe's build number, which an exact pin between outputs hashes too. Raises ForgeError.
     """
     sys.stdout.flush()
-    saved = os.dup(1)
-    with tempfile.TemporaryFile() as capture:
+    with tempfile.TemporaryFile() as capture, tempfile.TemporaryFile() as noise:
+        saved = {1: os.dup(1), 2: os.dup(2)}
         os.dup2(capture.fileno(), 1)
+        os.dup2(noise.fileno(), 2)  # a panic of Rust prints its stack
         try:
-            Stage0Recipe.from_file(path)  # says where a recipe is invalid; build_recipes does not
+            # says where and why a recipe is invalid; build_recipes does not
+            Stage0Recipe.from_file(path).render(base.variants)
             build_recipes([path], **base.arguments(digest, number), render_only=True)
-        except Exception as error:
-            raise ForgeError(f"{path} does not render: {error}") from None
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ForgeError(f"{path} does not render: {error!s:.1000}") from None
         finally:
-            os.dup2(saved, 1)
-            os.close(saved)
+            for descriptor, copy in saved.items():
+                os.dup2(copy, descriptor)
+                os.close(copy)
         capture.seek(0)
         return json.load(capture)

@@ -7,7 +7,6 @@ found on the index that pip is configured for: a mirror or a wheel folder will d
 
 import json
 import shutil
-import tarfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,15 +19,12 @@ from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.sources import git
+from forge.sources.archives import ARCHIVES, unpack
 from forge.sources.download import Downloader, Progress
 
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files; our builds find them in rattler-build's cache instead.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
-ARCHIVES = tuple(ext for _, extensions, _ in shutil.get_unpack_formats() for ext in extensions)
-
-if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
-    tarfile.TarFile.extraction_filter = staticmethod(tarfile.tar_filter)
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class SourceCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         # `sources fetch` beside a build would write into the same partial file
         with FileLock(path.parent / ".lock"):
-            if path.exists():
+            if self.state(source) == "whole":
                 return path
             partial = _partial(path)
             self.download(source, partial, progress)
@@ -91,6 +87,7 @@ class SourceCache:
                 partial.unlink()
                 wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
                 raise Refused(f"{wrong}. Find out why before you change the recipe")
+            _remove(path)  # a cut or damaged copy
             return partial.replace(path)
 
     def download(self, source: Source, partial: Path, progress: Progress) -> str:
@@ -110,80 +107,72 @@ class SourceCache:
         raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}); {hint}")
 
     def add(self, file: Path, sources: list[Source]) -> Source:
-        """Take a file or repository obtained elsewhere. Raises ForgeError if no recipe names it."""
-        digest = _digest(file)
+        """Take a file or a repository obtained elsewhere, of which only the commit is kept.
+
+        Raises ForgeError if no recipe names it.
+        """
+        digest = "" if file.is_dir() else sha256_file(file)
         for source in sources:
-            if source.digest == digest:
-                if self.state(source) == "changed":
-                    shutil.rmtree(self.path(source).parent)
-                _copy(file, self.path(source))
+            if git.holds(file, source.commit) if source.commit else digest == source.sha256:
+                path, partial = self.path(source), _partial(self.path(source))
+                if self.state(source) != "whole":
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _remove(path)
+                    if source.commit:
+                        git.fetch(file.absolute().as_uri(), source.commit, partial)
+                    else:
+                        shutil.copyfile(file, partial)
+                    partial.replace(path)
                 return source
         named = [source.digest for source in sources if source.file_name == file.name]
         hint = f"; a recipe names a {file.name} with {named[0]}" if named else ""
-        what = f"has digest {digest}, which no recipe names" if digest else "is not intact"
-        raise ForgeError(f"{file} {what}{hint}")
+        what = f"has sha256 {digest}, which" if digest else "has no commit that"
+        raise ForgeError(f"{file} {what} no recipe names{hint}")
 
     def state(self, source: Source) -> str:
         """`absent`, `partial`, `whole`, or `changed` if its bytes are no longer the recipe's."""
         path = self.path(source)
         if path.exists():
-            return "whole" if _digest(path) == source.digest else "changed"
+            if source.commit:
+                return "whole" if git.holds(path, source.commit, intact=True) else "changed"
+            return "whole" if sha256_file(path) == source.sha256 else "changed"
         return "partial" if _partial(path).exists() else "absent"
 
-    def export(self, sources: list[Source], folder: Path) -> int:
-        """Copy the cached ones of `sources` to FOLDER, with a SHA256SUMS; returns their number."""
-        present = [source for source in sources if self.path(source).exists()]
-        for source in present:
-            _copy(self._verified(source), folder / source.digest / source.file_name)
-        lines = {f"{s.sha256}  {s.sha256}/{s.file_name}\n" for s in present if s.sha256}
-        write_text(folder / "SHA256SUMS", "".join(sorted(lines)))
-        return len(present)
-
-    def prefill(self, source: Source, folder: Path) -> None:
+    def prefill(self, source: Source, folder: Path) -> Path:
         """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
 
-        Its layout: crates/rattler_build_source_cache. The times only serve its clean-up.
+        Returns the folder of its files. The layout: crates/rattler_build_source_cache. The times
+        only serve its clean-up. Raises Refused for an archive that cannot be unpacked.
         """
-        path, key = self._verified(source), cache_key(source.url, source.digest)
+        path, key = self.path(source), cache_key(source.url, source.digest)
+        if self.state(source) != "whole":
+            raise ForgeError(f"{path} was changed since it was fetched: run the same command again")
         entry = dict.fromkeys(("last_accessed", "created"), "2026-01-01T00:00:00Z")
         entry["url"] = source.url
+        tree, name = path.parent, f"{key}_{source.file_name}"
         folder.mkdir(parents=True, exist_ok=True)
         if source.commit:
             key = f"git_{key}"
-            git.check_out(path, folder / key)
+            tree = folder / key
+            git.check_out(path, tree)
             entry |= {"source_type": "git", "cache_path": key, "git_commit": source.commit}
         else:
-            name = f"{key}_{source.file_name}"
             (folder / name).symlink_to(path.resolve())
             entry |= {"source_type": "url", "cache_path": name}
             if name.endswith(ARCHIVES):
-                unpack(path, folder / f"{key}_extracted")
-                entry["extracted_path"] = f"{key}_extracted"
+                tree = folder / f"{key}_extracted"
+                unpack(path, tree)
+                entry["extracted_path"] = tree.name
         write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry))
-
-    def _verified(self, source: Source) -> Path:
-        if self.state(source) == "whole":
-            return self.path(source)
-        raise ForgeError(f"{self.path(source)} was changed since it was fetched; delete it")
+        return tree
 
 
 def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def _digest(path: Path) -> str:
-    return git.commit_of(path) if path.is_dir() else sha256_file(path)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file or a repository, complete or not at all."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(target)
-    shutil.rmtree(partial, ignore_errors=True)
-    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, partial)
-    partial.replace(target)
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def cache_key(url: str, digest: str) -> str:
@@ -191,12 +180,3 @@ def cache_key(url: str, digest: str) -> str:
     parts = b"".join(text.encode() + b"\xff" for text in (url, digest))
     # its own intdigest() is signed
     return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
-
-
-def unpack(archive: Path, target: Path) -> None:
-    """Unpack as rattler-build does: a single top folder is dropped."""
-    temporary = target.with_suffix(".unpacking")
-    shutil.unpack_archive(archive, temporary)
-    top = list(temporary.iterdir())
-    (top[0] if len(top) == 1 and top[0].is_dir() else temporary).replace(target)
-    shutil.rmtree(temporary, ignore_errors=True)

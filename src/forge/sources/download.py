@@ -28,6 +28,8 @@ TIMEOUT_SECONDS = 10
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
 HTTPError: type[Exception] = importlib.import_module(PyPIClient.__base__.__module__).HTTPError
+# what is no page of an index
+UNREADABLE = (HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 # called with file name, bytes so far, and bytes in all if known
 Progress = Callable[[str, int, int | None], None]
@@ -35,15 +37,15 @@ Progress = Callable[[str, int, int | None], None]
 
 @functools.cache
 def pip_settings() -> dict[str, str]:
-    """pip's options, from its configuration files and PIP_* variables."""
+    """`pip install`'s options, from its configuration files and PIP_* variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ForgeError(f"pip cannot read its configuration: {done.stderr.strip()}")
-    sections: dict[str, dict[str, str]] = {"global": {}, "download": {}, ":env:": {}}
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for section, key, value in re.findall(r"^(.+?)\.([\w-]+)=(.*)$", done.stdout, re.M):
         sections.get(section, {})[key] = ast.literal_eval(value)
-    return sections["global"] | sections["download"] | sections[":env:"]
+    return sections["global"] | sections["install"] | sections[":env:"]
 
 
 class Downloader:
@@ -93,8 +95,8 @@ class Downloader:
             self._finder.sources = [index]
             try:
                 found += self._finder.find_all_packages(project, allow_yanked=True)
-            except HTTPError as error:
-                reasons.append(f"{Link(index['url']).redacted}: {error!r}")
+            except UNREADABLE as error:
+                reasons.append(f"{Link(index['url']).redacted}: {error!r:.300}")
         if not found:
             raise NotAttempted(f"pip's index offers no {project} ({'; '.join(reasons)})")
         return found

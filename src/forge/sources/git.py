@@ -5,6 +5,7 @@ Git names content by its hash, so such a repository proves itself.
 """
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,9 @@ GIT = ["git", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10", "-C"]
 def _git(folder: Path, *words: str) -> str:
     command, environment = [*GIT, str(folder), *words], os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace"
+        )
     except FileNotFoundError:
         raise ForgeError("git is not installed") from None
     if done.returncode:
@@ -28,6 +31,7 @@ def _git(folder: Path, *words: str) -> str:
 
 def fetch(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit without its history. Raises NotAttempted with git's reason."""
+    shutil.rmtree(repository, ignore_errors=True)  # a killed fetch left locks there
     _git(Path(), "init", "-q", "--bare", str(repository))
     _git(repository, "fetch", "-q", "--depth", "1", url, f"{commit}:{BRANCH}")
 
@@ -38,13 +42,15 @@ def tags(url: str) -> list[str]:
     return [line.partition("\trefs/tags/")[2] for line in lines]
 
 
-def commit_of(repository: Path) -> str:
-    """The commit that a repository holds, or nothing unless every object hashes to its name."""
+def holds(repository: Path, commit: str, intact: bool = False) -> bool:
+    """Whether a repository, bare or not, has a commit; `intact`: and all objects their content."""
     try:
-        _git(repository, "fsck", "--full")
-        return _git(repository, "rev-parse", BRANCH).strip()
+        _git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
+        if intact:
+            _git(repository, "fsck", "--full")
+        return True
     except NotAttempted:
-        return ""
+        return False
 
 
 def check_out(repository: Path, target: Path) -> None:

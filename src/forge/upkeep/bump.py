@@ -5,19 +5,15 @@ A bump edits a copy of the recipes as text, so that comments and layout stay. Wh
 rendered, downloaded and hashed before any file of the checkout is written.
 """
 
-import contextlib
-import lzma
 import re
 import shutil
 import tarfile
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from rattler import MatchSpec, VersionSpec
 from rattler import Version as CondaVersion
 
@@ -28,13 +24,17 @@ from forge.files import read_text, sha256_file, write_text
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import Recipe, package_name, sources_of
+from forge.sources.archives import unpack
 from forge.sources.cache import Source, SourceCache
 from forge.sources.download import Downloader, Progress
 from forge.upkeep import patches, upstream
 
 VARIANTS = "variants.yaml"
-# A recipe may name another file for each Python that it is built for.
-PYTHONS = ["3.11.* *_cpython", "3.12.* *_cpython"]
+# A recipe may name another file for each Python that it is built for, and each place it comes from.
+EVERY = {
+    "python": ["3.11.* *_cpython", "3.12.* *_cpython", "3.13.* *_cp313"],
+    "sources_from": ["upstream", "pypi"],
+}
 # a version that variants.yaml holds; `version: ${{ version }}` of the package section is none
 KEY = re.compile(r"^  version: \$\{\{ (?!version )(\w+) \}\}$", re.M)
 
@@ -49,8 +49,8 @@ class Bumped:
 
 
 def every_source(project: Project) -> RecipeSet:
-    """The recipes with the sources of every Python, whatever base builds them."""
-    return RecipeSet(project, bases.load(project, "conda-forge", {"python": PYTHONS}))
+    """The recipes with the sources of every Python and place, whatever base builds them."""
+    return RecipeSet(project, bases.load(project, "conda-forge", EVERY))
 
 
 def bump(
@@ -113,17 +113,13 @@ def _files(project: Project) -> list[Path]:
 
 def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | None:
     """The release to move to: the wanted one or the newest; None if the recipe has the newest."""
-    place = upstream.listed_at(recipe)
-    if not place:
+    if not (place := upstream.listed_at(recipe)):
         raise ForgeError(f"{recipe.name} has no upstream of its own: {_why_none(recipe)}")
     releases = upstream.releases(downloader, recipe)
     if wanted is None:
         newest = upstream.newest(releases)
         return newest.version if newest and newest.key > Version(recipe.version) else None
-    try:
-        found = next((r for r in releases if r.key == Version(wanted)), None)
-    except InvalidVersion:
-        raise ForgeError(f"{wanted!r} is not a version") from None
+    found = next((release for release in releases if release.version == wanted), None)
     if not found:
         last = ", ".join(release.version for release in releases[-5:]) or "none"
         raise ForgeError(f"there is no {recipe.name} {wanted}: {place} ends with {last}")
@@ -157,8 +153,8 @@ def set_version(project: Project, recipe: Recipe, new: str) -> None:
     path.write_text(text)
     variants = project.root / VARIANTS
     key = found[1] if found else recipe.name.replace("-", "_")
-    value = re.compile(rf'(?<=^{key}:\n  - )("?){old}("?)$', re.M)
-    values, count = value.subn(rf"\g<1>{new}\g<2>", variants.read_text())
+    value = rf'(?<=^{key}:\n  - )("?){old}("?)$'
+    values, count = re.subn(value, rf"\g<1>{new}\g<2>", variants.read_text(), flags=re.M)
     if found and not count:
         raise ForgeError(f"{VARIANTS} has no {key} with one value")
     variants.write_text(values)
@@ -187,21 +183,15 @@ def _download(cache: SourceCache, source: Source, progress: Progress) -> str:
         if stated and stated != found:
             wrong = f"{source.origin} has sha256 {found}, but pip's index states {stated}"
             raise Refused(f"{wrong}: damaged in transit, or tampered with. It was deleted")
-        if not is_whole(file):
-            raise Refused(f"{source.origin} is not a whole archive: cut off, or an error page?")
+        try:
+            unpack(file, Path(folder, "tree"))
+        except Refused as error:
+            why = f"cut off, or an error page? {error}"
+            raise Refused(f"{source.origin} is not a whole archive: {why}") from None
         target = cache.path(replace(source, sha256=found))
         target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
         return found
-
-
-def is_whole(archive: Path) -> bool:
-    """Whether it reads to its end: a download without a stated length may end anywhere."""
-    if zipfile.is_zipfile(archive):  # its directory is its end
-        return True
-    with contextlib.suppress(tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
-        return len(tarfile.open(archive).getmembers()) > 0
-    return False
 
 
 def to_do(
@@ -220,9 +210,28 @@ def to_do(
         rendered = str(recipes.render(recipe.path, "none"))
         for commit in sorted(set(re.findall(r"\b[0-9a-f]{40}\b", rendered))):
             yield f"recipes/{name} uses {commit}: is it right for {recipe.version}?"
+        yield from pairings(project, recipes, recipe)
         if key := KEY.search(recipe.path.read_text()):
             yield f"{VARIANTS}: the reason above {key[1]}"
         yield f"README.md, CHANGELOG.md: {name} is {recipe.version}"
+
+
+def pairings(project: Project, recipes: RecipeSet, recipe: Recipe) -> Iterator[str]:
+    """What upstream builds a release with, where ours is another version.
+
+    `extra.built_with` names a file of the first source, and our package for each ARG in it.
+    """
+    for name, packages in recipe.extra.get("built_with", {}).items():
+        with tarfile.open(SourceCache(project).path(sources_of(recipe)[0])) as tar:
+            member = next((m for m in tar if m.name.partition("/")[2] == name), None)
+            file = tar.extractfile(member) if member else None
+            text = file.read().decode() if file else ""
+        stated = dict(re.findall(r'^ARG (\w+)="?v?([^\s"+]+)', text, re.M))
+        for argument, package in packages.items():
+            ours = recipes.recipes[recipes.owner[package]].version
+            if (theirs := stated.get(argument, "nothing")) != ours:
+                where = f"{name} of {recipe.name} {recipe.version}"
+                yield f"{where} says {argument}={theirs}, but ours is {package} {ours}"
 
 
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
@@ -257,15 +266,13 @@ def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
     """The newest release of each recipe's upstream, and whether ours was yanked."""
     downloader = Downloader()
     for recipe in recipes:
-        name, version, asked = recipe.name, recipe.version, upstream.listed_at(recipe)
-        newest, note = "", "" if asked else _why_none(recipe)
+        version, asked = recipe.version, upstream.listed_at(recipe)
+        note = "" if asked else _why_none(recipe)
         try:
             releases = upstream.releases(downloader, recipe) if asked else []
         except NotAttempted as error:
             releases, note = [], f"unreachable: {error}"
-        if last := upstream.newest(releases):
-            newest = last.version
-        for release in releases:
-            if release.key == Version(version) and release.yanked:
-                note = f"{version} was yanked: {release.yanked}"
-        yield Row(name, version, newest, asked, note)
+        if why := {release.version: release.yanked for release in releases}.get(version):
+            note = f"{version} was yanked: {why}"
+        last = upstream.newest(releases)
+        yield Row(recipe.name, version, last.version if last else "", asked, note)

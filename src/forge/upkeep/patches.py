@@ -2,20 +2,16 @@
 """Patches: each says why it is there, is named by one recipe, and applies without fuzz."""
 
 import re
-import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from forge.errors import NotAttempted
+from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.project import Project
-from forge.recipes.recipe import Recipe, source_of
-from forge.sources import git
-from forge.sources.cache import SourceCache, unpack
+from forge.recipes.recipe import Recipe, patches_of, prepare, source_of
+from forge.sources.cache import SourceCache
 from forge.sources.download import Progress
 
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
@@ -61,7 +57,7 @@ def lint_file(path: Path, text: str) -> list[str]:
 def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
     """Findings about every patch file: its head, who names it, its number and version."""
     findings: list[str] = []
-    named = [(p, r) for r in recipes.values() for data in r.sources for p in _files(r, data)]
+    named = [(p, r) for r in recipes.values() for data in r.sources for p in patches_of(r, data)]
     for path in all_patches(project):
         text, owners = read_text(path), [recipe for named_one, recipe in named if named_one == path]
         wrong = lint_file(path, text)
@@ -78,63 +74,19 @@ def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
     return findings
 
 
-def _files(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
-    return [(recipe.path.parent / name).resolve() for name in source.get("patches", [])]
-
-
 def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> Iterator[Applied]:
-    """Apply each recipe's patches to its fetched source by `git apply`, which takes no fuzz.
-
-    rattler-build's own patcher silently takes fuzz 2.
-    """
+    """Apply each recipe's patches to its fetched source, by the code that a build runs first."""
     cache = SourceCache(project)
     for name, recipe in recipes.items():
-        for data in recipe.sources:
-            if not (files := _files(recipe, data)):
-                continue
+        for data in (data for data in recipe.sources if data.get("patches")):
+            state, detail = "fails", ""
             try:
-                archive = cache.fetch(source_of(recipe, data), progress)
+                if "path" not in data:
+                    cache.fetch(source_of(recipe, data), progress)
+                with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
+                    detail = prepare(recipe, data, cache, Path(folder))
             except NotAttempted as error:
-                yield Applied(name, len(files), "not attempted", str(error))
-                continue
-            wrong = _apply(archive, files)
-            yield Applied(name, len(files), "fails" if wrong else "applies", wrong)
-
-
-def _apply(archive: Path, files: list[Path]) -> str:
-    """git's error about the first patch that does not apply, or nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        _unpack_touched(archive, Path(folder, "tree"), files)
-        git = ["git", "-C", str(Path(folder, "tree"))]
-        subprocess.run([*git, "init", "-q"], check=True)
-        for path in files:
-            command = [*git, "apply", "-p1", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return f"{path.name}: {done.stderr.strip()}"
-    return ""
-
-
-def _unpack_touched(archive: Path, tree: Path, files: list[Path]) -> None:
-    """Unpack what patches touch, a few files of pytorch's 100,000, without the top folder."""
-    if archive.is_dir():
-        git.check_out(archive, tree)
-        return
-    if not tarfile.is_tarfile(archive):
-        unpack(archive, tree)
-        return
-    names = {name for path in files for name in touched(read_text(path))}
-    tree.mkdir()
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            member.name = member.name.removeprefix("./").partition("/")[2]
-            if member.name in names:
-                tar.extract(member, tree)
-
-
-def touched(text: str) -> set[str]:
-    """The paths that a patch reads or writes, without the first part (`a/`, `b/`), as written."""
-    headers = re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M)
-    moves = re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M)
-    sides = {side for pair in headers for side in pair} - {"/dev/null"}
-    return {side.partition("/")[2] for side in sides} | set(moves)
+                state, detail = "not attempted", str(error)
+            except (ForgeError, OSError) as error:
+                detail = str(error)
+            yield Applied(name, len(data["patches"]), state if detail else "applies", detail)

@@ -2,7 +2,7 @@
 """What upstream has released.
 
 Where releases are listed follows from the recipe: a package URL of PyPI means pip's index, one of
-GitHub or a github.com URL the repository's tags, any other URL the page of its folder.
+GitHub the repository's tags; without either it is the page of the first source's folder.
 """
 
 import contextlib
@@ -10,19 +10,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 from unearth import Link
 from unearth.collector import LinkCollectError, fetch_page, parse_html_page
 
 from forge.errors import NotAttempted
 from forge.recipes.recipe import Recipe, purls_of, sources_of
 from forge.sources import git
-from forge.sources.download import Downloader, HTTPError
+from forge.sources.download import UNREADABLE, Downloader
 
-GITHUB = re.compile(
-    r"(?P<repository>https://github\.com/[^/]+/[^/]+)/"
-    r"(archive/refs/tags/(?P<archive>[^/]+)\.tar\.gz|releases/download/(?P<asset>[^/]+)/[^/]+)"
-)
+VERSION = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,22 +42,25 @@ def newest(releases: list[Release]) -> Release | None:
 
 def listed_at(recipe: Recipe) -> str:
     """Where the releases of a recipe's upstream are listed; empty for what is made here."""
-    if any(purl.type == "pypi" for purl in purls_of(recipe)):
+    purls = {purl.type: purl for purl in purls_of(recipe)}
+    if "pypi" in purls:
         return "PyPI"
-    if github := _on_github(recipe):
-        return f"tags of {github[0]}"
+    if "github" in purls:
+        return f"tags of {purls['github'].namespace}/{purls['github'].name} on GitHub"
     sources = sources_of(recipe)
     return f"{sources[0].url.rpartition('/')[0]}/" if sources else ""
 
 
 def releases(downloader: Downloader, recipe: Recipe) -> list[Release]:
     """Every release of a recipe's upstream, oldest first. Raises NotAttempted."""
-    projects = [purl.name for purl in purls_of(recipe) if purl.type == "pypi"]
-    if projects:
-        found = _on_index(downloader, projects[0])
+    purls = {purl.type: purl for purl in purls_of(recipe)}
+    if "pypi" in purls:
+        found = _on_index(downloader, purls["pypi"].name)
     else:
-        if github := _on_github(recipe):
-            names, example = git.tags(github[0]), github[1]
+        if "github" in purls:
+            purl = purls["github"]
+            names = git.tags(f"https://github.com/{purl.namespace}/{purl.name}")
+            example = purl.version or ""
         else:
             folder, _, example = sources_of(recipe)[0].url.rpartition("/")
             names = _names_on_page(downloader, f"{folder}/")
@@ -68,22 +68,11 @@ def releases(downloader: Downloader, recipe: Recipe) -> list[Release]:
     return sorted(set(found), key=lambda release: release.key)
 
 
-def _on_github(recipe: Recipe) -> tuple[str, str] | None:
-    """The repository whose tags are releases, and the tag of this one."""
-    for purl in purls_of(recipe):
-        if purl.type == "github":
-            return f"https://github.com/{purl.namespace}/{purl.name}", purl.version or ""
-    sources = sources_of(recipe)
-    if sources and (found := GITHUB.match(sources[0].url)):
-        return found["repository"], found["archive"] or found["asset"]
-    return None
-
-
 def _on_index(downloader: Downloader, project: str) -> list[Release]:
     yanked: dict[str, list[str]] = {}
     for file in downloader.files_of(project):
         # a local version is somebody's own build, in a wheel folder
-        if file.version and not Version(file.version).local:
+        if file.version and VERSION.fullmatch(file.version) and not Version(file.version).local:
             # the reason is empty or True where upstream gives none
             reason = file.link.yank_reason if isinstance(file.link.yank_reason, str) else ""
             why = (reason or "no reason given") if file.link.is_yanked else ""
@@ -95,8 +84,8 @@ def _names_on_page(downloader: Downloader, url: str) -> list[str]:
     try:
         links = parse_html_page(fetch_page(downloader.client, Link(url)))
         names = [link.filename for link in links if link.filename]
-    except (HTTPError, LinkCollectError) as error:
-        raise NotAttempted(f"{url}: {error}") from None
+    except (*UNREADABLE, LinkCollectError) as error:
+        raise NotAttempted(f"{url}: {error!s:.300}") from None
     if not names:
         raise NotAttempted(f"{url} lists no files")
     return names

@@ -3,13 +3,14 @@
 
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError
-from strix_emulate.loader import LDS_LIMIT, Kernel
+from strix_emulate.loader import LDS_LIMIT, Image, Kernel
 from strix_emulate.machine import Machine, Options, cell_size
 from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.program import Block, decode_kernel
@@ -20,12 +21,14 @@ class Buffer:
     """The array that a pointer argument points into, offset bytes from its start.
 
     A launch reads data first and updates it at the end. mode: "in" traps on stores, "out" traps on
-    loads before a store, "inout" allows both.
+    loads before a store, "inout" allows both. host: an address of the process at which the kernel
+    may find the array as well, through a pointer in another array.
     """
 
     data: np.ndarray
     mode: str = "inout"
     offset: int = 0
+    host: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def launch(
     lds: int | None = None,
     options: Options | None = None,
     instructions: list[Instruction] | None = None,
+    reachable: Sequence[Buffer] = (),
 ) -> Launch:
     """Runs a kernel over a grid of workgroups.
 
@@ -62,6 +66,7 @@ def launch(
             metadata, except the trailing hidden and scratch ones.
         threads: workgroup size; None is the metadata's maximum.
         lds: bytes of LDS to allocate on top of the kernel's own; None is what the file says.
+        reachable: arrays that are no arguments, but that pointers in arguments point to; with host.
         instructions: the decoded kernel, to avoid decoding again or to run a modified one.
 
     Raises:
@@ -78,20 +83,28 @@ def launch(
     if total_lds > LDS_LIMIT:
         raise EmulatorError(f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {LDS_LIMIT}")
     # one copy per array, even if several arguments point into it
-    arrays = {id(a.data): a for a in arguments if isinstance(a, Buffer)}
-    size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + 256
+    given = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
+    arrays = {id(a.data): a for a in given}
+    image = b"" if kernel.image is None or not _reads_code(instructions) else kernel.image.data
+    size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + len(image) + 2048
     arena = Arena(size, cell_size(instructions), options.checks, options.checks)
+    # atomics of 16 bits are compare-and-swap of the word around them
+    arena.whole_words = any("cmpswap_b32" in ins.name for ins in instructions)
     modes: dict[int, set[str]] = {}
-    for a in arguments:
-        if isinstance(a, Buffer):
-            modes.setdefault(id(a.data), set()).add(a.mode)
+    for a in given:
+        modes.setdefault(id(a.data), set()).add(a.mode)
     placed = {}
     for key, a in arrays.items():
         mode = modes[key].pop() if len(modes[key]) == 1 else "inout"
         raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
         placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
+        if a.host:
+            arena.alias(a.host, len(raw), placed[key][0])
     kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
-    machine = Machine(kernel, instructions, arena, options, total_lds)
+    code = _place_image(arena, kernel.image) if image else 0
+    queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
+    packet = arena.place(_packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
+    machine = Machine(kernel, instructions, arena, options, total_lds, code, packet, queue)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
     seconds = time.process_time() - started
@@ -102,15 +115,46 @@ def launch(
     return Launch(kernel, instructions, outcome.executed, seconds, outcome.blocks)
 
 
+def _reads_code(instructions: list[Instruction]) -> bool:
+    return any(ins.name == "s_getpc_b64" for ins in instructions)
+
+
+def _place_image(arena: Arena, image: Image) -> int:
+    """The loaded file, for constants, variables and function pointers; the kernel's address."""
+    raw = np.frombuffer(image.data, np.uint8).copy()
+    start = arena.place(raw, WRITABLE)
+    first = int(arena.arrays[1, -1])
+    for place in image.pointers:
+        arena.bytes[first + place : first + place + 8].view(np.uint64)[...] += np.uint64(start)
+    return start + image.entry
+
+
+def _packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
+    """hsa_kernel_dispatch_packet_t: what HIP's and OpenCL's functions read sizes from."""
+    threads = [g * b for g, b in zip(grid, block, strict=True)]
+    dimensions = max([i + 1 for i in range(3) if threads[i] > 1], default=1)
+    raw = struct.pack("<6H5I3Q", 2, dimensions, *block, 0, *threads, kernel.scratch, lds, 0,
+                      kernarg, 0)  # fmt: skip
+    return np.frombuffer(raw.ljust(64, b"\0"), np.uint8)
+
+
 def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
-    """The kernarg segment. Of the hidden arguments, only grid and workgroup sizes are set."""
+    """The kernarg segment, with hidden arguments (LLVM's guide, "Code Object V5 Metadata").
+
+    Those for which there is nothing here, such as the heap and the hostcall buffer, are 0.
+    """
     raw = bytearray(max(kernel.kernarg, 8))
     declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
     sizes = {
         f"hidden_{name}_{axis}": value
-        for name, values in (("block_count", grid), ("group_size", block))
+        for name, values in (
+            ("block_count", grid),
+            ("group_size", block),
+            ("remainder", (0, 0, 0)),
+            ("global_offset", (0, 0, 0)),
+        )
         for axis, value in zip("xyz", values, strict=True)
-    }
+    } | {"hidden_grid_dims": max([i + 1 for i in range(3) if grid[i] * block[i] > 1], default=1)}
     for hidden in kernel.arguments:
         if hidden.kind in sizes:
             raw[hidden.offset : hidden.offset + hidden.size] = int(sizes[hidden.kind]).to_bytes(

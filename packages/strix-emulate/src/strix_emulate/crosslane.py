@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from strix_emulate import floats
-from strix_emulate.decode import Instruction, Operand, Unknown
+from strix_emulate import floats, narrow
+from strix_emulate.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.modes import Mode, clamped, saturated
 from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
 _LANE = np.arange(LANES)
@@ -95,7 +96,7 @@ def _permlane(ins: Instruction, across: bool) -> Callable:
     return run
 
 
-def _readlane(ins: Instruction) -> Callable:
+def _readlane(ins: Instruction, _mode: Mode) -> Callable:
     read, lane = reader(ins.operands[1], "b32"), reader(ins.operands[2], "b32")
     write = scalar_writer(ins.operands[0])
 
@@ -106,7 +107,7 @@ def _readlane(ins: Instruction) -> Callable:
     return run
 
 
-def _readfirstlane(ins: Instruction) -> Callable:
+def _readfirstlane(ins: Instruction, _mode: Mode) -> Callable:
     read, write = reader(ins.operands[1], "b32"), scalar_writer(ins.operands[0])
 
     def run(g: Waves):
@@ -117,7 +118,7 @@ def _readfirstlane(ins: Instruction) -> Callable:
     return run
 
 
-def _writelane(ins: Instruction) -> Callable:
+def _writelane(ins: Instruction, _mode: Mode) -> Callable:
     value, lane = reader(ins.operands[1], "b32"), reader(ins.operands[2], "b32")
     target = ins.operands[0].index
 
@@ -129,13 +130,17 @@ def _writelane(ins: Instruction) -> Callable:
     return run
 
 
-def _fma_mix(ins: Instruction) -> Callable:
+def _to_half(x):
+    return x.astype(np.float16)
+
+
+def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
     """V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which half of the register."""
     half = ins.modifiers.get("op_sel", (0, 0, 0))
     is_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
     reads = []
-    for op, high, narrow in zip(ins.operands[1:4], half, is_half, strict=True):
-        if narrow:
+    for op, high, is_narrow in zip(ins.operands[1:4], half, is_half, strict=True):
+        if is_narrow:
             read_half = reader(replace(op, count=1, half="h" if high else "l"), "f16")
             reads.append(lambda g, r=read_half: np.asarray(r(g)).astype(np.float32))
         else:
@@ -146,12 +151,13 @@ def _fma_mix(ins: Instruction) -> Callable:
         target = Operand("v", target.index, 1, "h" if "mixhi" in ins.name else "l")
     kind = "f32" if ins.name == "v_fma_mix_f32" else "f16"
     write = vector_writer(target, kind)
+    half = floats.finite(_to_half) if mode.finite_16 else _to_half
 
     def run(g: Waves):
         value = floats.fma32(*(read(g) for read in reads))
         if clamp:
             value = np.where(np.isnan(value), np.float32(0), np.clip(value, 0, 1))
-        write(g, value.astype(np.float16) if kind == "f16" else value)
+        write(g, half(value) if kind == "f16" else value)
 
     return run
 
@@ -168,13 +174,28 @@ _PACKED = {
     "v_pk_max_u16": ("u16", np.maximum), "v_pk_min_u16": ("u16", np.minimum),
     "v_pk_lshlrev_b16": ("u16", lambda a, b: b << (a & np.uint16(15))),
     "v_pk_lshrrev_b16": ("u16", lambda a, b: b >> (a & np.uint16(15))),
+    "v_pk_ashrrev_i16": ("i16", lambda a, b: b >> (a & np.int16(15))),
+    "v_pk_mad_u16": ("u16", lambda a, b, c: a * b + c),
+    "v_pk_mad_i16": ("i16", lambda a, b, c: a * b + c),
+    "v_pk_fmac_f16": ("f16", floats.fma16),
 }  # fmt: skip
 
 
-def _packed(ins: Instruction) -> Callable:
-    """VOP3P: the operation on both halves; op_sel and op_sel_hi pick the source half for each."""
+def _packed(ins: Instruction, mode: Mode) -> Callable:
+    """VOP3P: the operation on both halves; op_sel and op_sel_hi pick the source half for each.
+
+    CLAMP saturates integers, and brings numbers into 0 to 1.
+    """
     kind, function = _PACKED[ins.name]
+    if kind == "f16" and mode.finite_16:
+        function = floats.finite(function)
+    if ins.modifiers.get("clamp"):
+        function = _clamped_half(function) if kind == "f16" else saturated(function, kind)
+    if ins.modifiers.keys() - {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"}:
+        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
     sources = ins.operands[1:]
+    if ins.name == "v_pk_fmac_f16":
+        sources = (*sources, ins.operands[0])
     count = len(sources)
     choices = (
         (ins.modifiers.get("op_sel", (0,) * count), ins.modifiers.get("neg_lo", (0,) * count)),
@@ -187,8 +208,6 @@ def _packed(ins: Instruction) -> Callable:
             part = replace(op, count=1, half="h" if high else "l", neg=bool(negate))
             reads.append(reader(part, kind))
         halves.append(reads)
-    if ins.modifiers.get("clamp"):
-        raise Unknown("modifier clamp")
     index = ins.operands[0].index
     writes = [vector_writer(Operand("v", index, 1, half), kind) for half in "lh"]
 
@@ -196,6 +215,66 @@ def _packed(ins: Instruction) -> Callable:
         results = [function(*(np.asarray(read(g)) for read in reads)) for reads in halves]
         for write, result in zip(writes, results, strict=True):
             write(g, result)
+
+    return run
+
+
+def _clamped_half(function: Callable) -> Callable:
+    def run(*sources):
+        return clamped(np.asarray(function(*sources)))
+
+    return run
+
+
+def _dot(ins: Instruction, _mode: Mode) -> Callable:
+    """V_DOT4, V_DOT8: neg_lo says which factors are signed; CLAMP saturates the sum."""
+    bits, signed = _DOTS[ins.name]
+    if ins.modifiers.keys() - {"neg_lo", "clamp"}:
+        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+    signs = ins.modifiers.get("neg_lo", (0, 0, 0)) if signed else (0, 0, 0)
+    function = narrow.dot(bits, bool(signs[0]), bool(signs[1]))
+    kind = "i32" if signed else "u32"
+    first, second = (reader(op, "u32") for op in ins.operands[1:3])
+    third, write = reader(ins.operands[3], kind), vector_writer(ins.operands[0], kind)
+    limits = np.iinfo(np.int32 if signed else np.uint32)
+    clamp = bool(ins.modifiers.get("clamp"))
+
+    def run(g: Waves):
+        total = function(first(g), second(g), third(g))
+        total = np.clip(total, limits.min, limits.max) if clamp else total
+        write(g, total.astype(limits.dtype))
+
+    return run
+
+
+_DOTS = {"v_dot4_i32_iu8": (8, True), "v_dot4_u32_u8": (8, False), "v_dot8_i32_iu4": (4, True),
+         "v_dot8_u32_u4": (4, False)}  # fmt: skip
+
+
+def _move_relative(ins: Instruction, _mode: Mode) -> Callable:
+    """V_MOVREL*: M0 is added to the number of the source, of the destination, or of both.
+
+    In V_MOVRELSD_2 the destination has the high half of M0 for its own.
+    """
+    target, source = ins.operands
+    by_source, by_target = "rels" in ins.name, "reld" in ins.name or "sd" in ins.name
+    two = "_2_" in ins.name
+
+    def rows(g: Waves, first: int, moved: bool, high: bool):
+        by = g.S[M0, :, 0] >> _U32(16 if high else 0) & _U32(0x3FF) if two else g.S[M0, :, 0]
+        numbers = first + (by.astype(np.int64) if moved else np.zeros(g.n, np.int64))
+        if numbers.max() >= len(g.V):
+            raise Trap("bounds", f"v{numbers.max()} of {len(g.V)} vector registers")
+        return numbers
+
+    read = reader(source, "b32")
+
+    def run(g: Waves):
+        wave = np.arange(g.n)
+        value = g.V[rows(g, source.index, True, False), wave] if by_source else read(g)
+        place = rows(g, target.index, by_target, True)
+        old = g.V[place, wave]
+        g.V[place, wave] = np.where(g.mask, value, old)
 
     return run
 
@@ -225,7 +304,7 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     return rows.view(np.int8 if signed else np.uint8).astype(np.float64)
 
 
-def _wmma(ins: Instruction) -> Callable:
+def _wmma(ins: Instruction, mode: Mode) -> Callable:
     """D = A B + C. Element (row, column) of C is in lane column + 16 (row & 1), register row >> 1.
 
     The document leaves the order of the sixteen additions open; here they are float32 sums in
@@ -234,6 +313,8 @@ def _wmma(ins: Instruction) -> Callable:
     source, result = _WMMA[ins.name]
     target, a, b, c = ins.operands
     mods = ins.modifiers
+    if mode.finite_16 and result == "f16":
+        raise Unknown("with FP16_OVFL")
     if mods.keys() - {"neg_lo", "op_sel"} or (result in ("f32", "i32") and "op_sel" in mods):
         raise Unknown(f"modifiers {sorted(mods)}")
     if "neg_lo" in mods and source != "iu8":
@@ -269,11 +350,14 @@ def _wmma(ins: Instruction) -> Callable:
     return run
 
 
-COMPILERS: dict[str, Callable[[Instruction], Callable]] = {
-    "v_permlane16_b32": lambda ins: _permlane(ins, across=False),
-    "v_permlanex16_b32": lambda ins: _permlane(ins, across=True),
+COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {
+    "v_permlane16_b32": lambda ins, _mode: _permlane(ins, across=False),
+    "v_permlanex16_b32": lambda ins, _mode: _permlane(ins, across=True),
     "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
     "v_writelane_b32": _writelane,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), _fma_mix),
+    **dict.fromkeys(_DOTS, _dot),
+    **dict.fromkeys(
+        ("v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32"), _move_relative),
     **dict.fromkeys(_PACKED, _packed), **dict.fromkeys(_WMMA, _wmma),
 }  # fmt: skip

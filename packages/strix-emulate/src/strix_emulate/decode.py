@@ -23,7 +23,8 @@ _INTEGERS = {
 _LISTS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "quad_perm", "dpp8"}
 _FLAGS = {"clamp", "glc", "slc", "dlc", "offen", "idxen", "off", "row_mirror", "row_half_mirror"}
 #: Instructions whose text after the mnemonic is no list of operands.
-_VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32"}
+_VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32",
+             "s_getreg_b32"}  # fmt: skip
 _REGISTER = re.compile(
     r"(?P<file>[vs])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])(?:\.(?P<half>[lh]))?$"
 )
@@ -66,12 +67,14 @@ class Instruction:
     unknown: str = ""
 
 
-def decode(code: bytes) -> list[Instruction]:
-    """All instructions of a kernel up to its padding (s_code_end)."""
+def decode(code: bytes, start: int = 0, padded: bool = False) -> list[Instruction]:
+    """All instructions up to the padding (s_code_end); padded: also those behind it."""
     found = []
     for address, size, text in llvm.disassemble(code):
-        text = " ".join(text.split())
+        address, text = address + start, " ".join(text.split())
         if text == "s_code_end":
+            if padded:
+                continue
             break
         found.append(parse(text, address, size))
     return found
@@ -106,7 +109,7 @@ def _operands(rest: str) -> tuple[tuple[Operand, ...], dict]:
         words = part.split()
         if not words:
             raise Unknown("an empty operand")
-        operands.append(_operand(words[0]))
+        operands.append(operand(words[0]))
         for word in words[1:]:
             key, value = _modifier(word)
             modifiers[key] = value
@@ -125,7 +128,8 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
     raise Unknown(f"modifier {word}")
 
 
-def _operand(word: str) -> Operand:
+def operand(word: str) -> Operand:
+    """One operand. Raises Unknown."""
     if word == "off":
         return Operand("off")
     neg = abs_ = False

@@ -4,6 +4,8 @@
 All round to nearest even. "Flush" functions keep the sign of zero, as the hardware does.
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 #: smallest normal number
@@ -15,6 +17,23 @@ _DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
 def flush(x):
     """Denormal numbers of x as zeros of the same sign."""
     return np.where(np.abs(x) < _TINY[x.dtype], np.copysign(x.dtype.type(0), x), x)
+
+
+def finite(function):
+    """With FP16_OVFL: what overflows gives the largest number, if no source is infinite."""
+
+    def run(*sources):
+        result = np.asarray(function(*sources))
+        infinite = np.isinf(result)
+        if infinite.any():
+            for x in sources:
+                if np.asarray(x).dtype.kind == "f":
+                    infinite = infinite & ~np.isinf(x)
+            most = np.copysign(np.finfo(result.dtype).max, result)
+            result = np.where(infinite, most, result)
+        return result
+
+    return run
 
 
 def fma32(a, b, c):
@@ -41,19 +60,51 @@ def fma16(a, b, c):
     return _to_odd(product, c, product + c).astype(np.float16)
 
 
-def fma64(a, b, c):
-    """a * b + c in float64, rounded once (exact rational arithmetic, one lane at a time)."""
-    from fractions import Fraction
+def fma64(a, b, c, power=0):
+    """(a * b + c) * 2**power in float64, rounded once.
 
-    a, b, c = np.broadcast_arrays(a, b, c)
+    By error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
+    become denormal, elsewhere by rational arithmetic, one lane at a time.
+    """
+    a, b, c, power = np.broadcast_arrays(a, b, c, power)
     plain = a * b + c
-    result = plain.copy()
-    for i in np.ndindex(plain.shape):
-        if np.isfinite(plain[i]) and np.isfinite([a[i], b[i], c[i]]).all():
-            exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
-            if exact:
-                result[i] = float(exact)
+    high, low = _product(a, b)
+    small, lowest = _sum(c, low)
+    top, rest = _sum(high, small)
+    result = np.asarray(top + _to_odd(lowest, rest, lowest + rest))
+    calm = [(np.abs(x) < 2.0**900) & ((np.abs(x) > 2.0**-900) | (x == 0)) for x in (a * b, c)]
+    calm = calm[0] & calm[1] & (np.abs(a) < 2.0**900) & (np.abs(b) < 2.0**900) & (a * b != 0)
+    calm &= (c != 0) & (power == 0) & (top != 0)
+    result = np.where(calm, result, np.ldexp(plain, power))
+    for i in np.argwhere(~calm & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
+        at = tuple(i)
+        exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
+        if exact:
+            exact *= Fraction(2) ** int(power[at])
+            try:
+                result[at] = float(exact)
+            except OverflowError:
+                result[at] = np.inf if exact > 0 else -np.inf
     return result
+
+
+def _product(a, b):
+    """a * b and its rounding error (Dekker, Veltkamp)."""
+    high = a * b
+    parts = []
+    for x in (a, b):
+        big = x * 134217729.0
+        top = big - (big - x)
+        parts.append((top, x - top))
+    (ah, al), (bh, bl) = parts
+    return high, ((ah * bh - high) + ah * bl + al * bh) + al * bl
+
+
+def _sum(x, y):
+    """x + y and its rounding error (Knuth)."""
+    total = x + y
+    other = total - x
+    return total, (x - (total - other)) + (y - other)
 
 
 def _to_odd(x, y, total):
@@ -86,12 +137,13 @@ def _extreme(pick, zero, a, b, ieee):
     if ieee:
         a_nan, b_nan = np.isnan(a), np.isnan(b)
         if a_nan.any() or b_nan.any():
-            signalling = (a_nan & ~_is_quiet(a)) | (b_nan & ~_is_quiet(b))
+            signalling = (a_nan & ~is_quiet(a)) | (b_nan & ~is_quiet(b))
             result = np.where(signalling, a.dtype.type(np.nan), result)
     return result
 
 
-def _is_quiet(x):
+def is_quiet(x):
+    """Whether the highest bit of the fraction is set: of a NaN, that it is a quiet one."""
     kind = np.dtype(f"u{x.dtype.itemsize}").type
     bit = np.finfo(x.dtype).nmant - 1
     return (np.ascontiguousarray(x).view(kind) >> kind(bit) & kind(1)) != 0

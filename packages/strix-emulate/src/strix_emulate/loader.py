@@ -5,11 +5,13 @@ Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object 
 kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (AKS2, then one xz stream).
 """
 
+import ctypes.util
 import io
 import json
 import lzma
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import msgpack
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from strix_emulate import llvm
 from strix_emulate.errors import LoadError
 
 EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
@@ -25,6 +28,10 @@ ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
 ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
 LDS_LIMIT = 65536
+BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+#: LLVM's guide, "Relocation Records"
+R_ABS64, R_RELATIVE64 = 3, 13
+IMAGE_LIMIT = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,20 @@ class Argument:
     offset: int
     size: int
     kind: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """The loaded file: bytes by address, relocated for address 0; the kernel's first instruction.
+
+    code: (address, size) of what may be executed. pointers: where 64-bit addresses stand that count
+    from the image's own address.
+    """
+
+    data: bytes
+    entry: int
+    code: tuple[tuple[int, int], ...]
+    pointers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,9 @@ class Kernel:
     vgpr_spills: int = 0
     sgpr_spills: int = 0
     arguments: tuple[Argument, ...] = ()
+    finite_16: bool = False
     launch_lds: int = field(default=0, compare=False)
+    image: Image | None = field(default=None, compare=False, repr=False)
 
 
 def load(path: Path) -> list[Kernel]:
@@ -95,6 +118,8 @@ def parse(data: bytes, origin: str) -> list[Kernel]:
             for name, lds, blob in unpack_aks2(data, origin)
             for kernel in parse_elf(blob, f"{origin}:{name}", lds)
         ]
+    if data[:4] == b"CCOB" or data.startswith(BUNDLE):
+        return [k for name, blob in unbundle(data, origin) for k in parse_elf(blob, name)]
     if data[:4] == b"PK\x03\x04":
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -105,6 +130,54 @@ def parse(data: bytes, origin: str) -> list[Kernel]:
         except zipfile.BadZipFile as error:
             raise LoadError(f"{origin}: damaged zip file ({error})") from error
     return parse_elf(data, origin)
+
+
+def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
+    """(name, code object) for gfx1151 in clang's bundle, plain or compressed.
+
+    Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
+    """
+    try:
+        if data[:4] == b"CCOB":
+            version, method = struct.unpack_from("<2H", data, 4)
+            header = {1: 20, 2: 24, 3: 32}[version]
+            size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
+                                      version < 3 else header - 16)[0]  # fmt: skip
+            data = _inflate(data[header:], size, method)
+        (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
+        at, found, targets = len(BUNDLE) + 8, [], []
+        for _ in range(count):
+            offset, size, length = struct.unpack_from("<3Q", data, at)
+            target = data[at + 24 : at + 24 + length].decode()
+            at += 24 + length
+            targets.append(target)
+            if f"-{llvm.CPU.decode()}" in target:
+                if len(data) < offset + size:
+                    raise LoadError(f"{origin}: cut off, {target} is not in the file")
+                found.append((f"{origin}:{target}", data[offset : offset + size]))
+    except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
+        raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
+    if not found:
+        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {', '.join(targets)}")
+    return found
+
+
+def _inflate(data: bytes, size: int, method: int) -> bytes:
+    """Method 0 is zlib, 1 zstd, whose library libLLVM depends on."""
+    if method == 0:
+        return zlib.decompress(data)
+    name = ctypes.util.find_library("zstd") or "libzstd.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise LoadError(f"a bundle compressed with zstd needs libzstd: {error}") from error
+    library.ZSTD_decompress.restype = ctypes.c_size_t
+    library.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2
+    made = ctypes.create_string_buffer(size)
+    done = library.ZSTD_decompress(made, size, data, len(data))
+    if done != size:
+        raise LoadError("damaged offload bundle (zstd)")
+    return made.raw
 
 
 def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
@@ -164,12 +237,9 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {ELFOSABI_AMDGPU_HSA}")
     if abi_version not in ABI_VERSIONS:
         raise LoadError(f"{origin}: unknown code object version (ABI version {abi_version})")
-    if any(
-        section["sh_type"] == "SHT_RELA" and section["sh_size"] for section in elf.iter_sections()
-    ):
-        raise LoadError(f"{origin}: has relocations, which are not supported")
     metadata = elf_metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
+    data, executable, pointers = _image(elf, origin)
     kernels = []
     for described in metadata["amdhsa.kernels"]:
         if described[".wavefront_size"] != 32:
@@ -179,18 +249,46 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
         code = symbols[described[".name"]]
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
         text = _read(elf, code["st_value"], code["st_size"], origin)
-        kernels.append(_kernel(described, descriptor, text, launch_lds))
+        image = Image(data, code["st_value"], executable, pointers)
+        kernels.append(_kernel(described, descriptor, text, launch_lds, image))
     return kernels
 
 
-def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int) -> Kernel:
+def _image(elf: ELFFile, origin: str):
+    """What Image holds: the segments and relocations of LLVM's guide, "Relocation Records"."""
+    loaded = list(elf.iter_segments("PT_LOAD"))
+    size = max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0)
+    if size > IMAGE_LIMIT:
+        raise LoadError(f"{origin}: {size} bytes in memory, at most {IMAGE_LIMIT} are supported")
+    data = bytearray(size)
+    for segment in loaded:
+        raw = segment.data()
+        data[segment["p_vaddr"] : segment["p_vaddr"] + len(raw)] = raw
+    pointers = []
+    for section in elf.iter_sections():
+        if section["sh_type"] != "SHT_RELA":
+            continue
+        for entry in section.iter_relocations():
+            kind, place, value = entry["r_info_type"], entry["r_offset"], entry["r_addend"]
+            if kind == R_ABS64:
+                symbol = elf.get_section(section["sh_link"]).get_symbol(entry["r_info_sym"])
+                if symbol["st_shndx"] == "SHN_UNDEF":
+                    raise LoadError(f"{origin}: {symbol.name} is not defined in this file")
+                value += symbol["st_value"]
+            elif kind != R_RELATIVE64:
+                raise LoadError(f"{origin}: relocation type {kind} is not supported")
+            struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
+            pointers.append(place)
+    executable = tuple((s["p_vaddr"], s["p_filesz"]) for s in loaded if s["p_flags"] & 1)
+    return bytes(data), executable, tuple(pointers)
+
+
+def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image):
     """Fields of the kernel descriptor: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
     kernarg = struct.unpack_from("<3I", descriptor)[2]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     if rsrc1 >> 12 & 0xF:
         raise LoadError(f"{described['.name']}: rounds other than to nearest even")
-    if rsrc1 >> 26 & 1:
-        raise LoadError(f"{described['.name']}: FP16_OVFL is not supported")
     user = (
         ("private_buffer", 4), ("dispatch", 2), ("queue", 2), ("kernarg", 2), ("dispatch_id", 2),
         ("flat_scratch", 2), ("private_size", 1),
@@ -218,7 +316,9 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int) ->
             Argument(x.get(".name", ""), x[".offset"], x[".size"], x[".value_kind"])
             for x in described.get(".args", ())
         ),
+        finite_16=bool(rsrc1 >> 26 & 1),
         launch_lds=launch_lds,
+        image=image,
     )
 
 

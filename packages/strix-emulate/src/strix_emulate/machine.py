@@ -6,16 +6,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from strix_emulate import waits
+from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
 from strix_emulate.loader import Kernel
-from strix_emulate.memory import Arena, Memory, tags
-from strix_emulate.program import Block, compile_blocks
-from strix_emulate.vmem import Spaces, access_size
-from strix_emulate.waves import LANES, SCALARS, Waves
+from strix_emulate.memory import Arena, Memory
+from strix_emulate.order import after_barrier, tags
+from strix_emulate.program import CALLS, Block, compile_blocks
+from strix_emulate.salu import simm16
+from strix_emulate.vmem import access_size
+from strix_emulate.waves import LANES, SCALARS, Waves, reader, scalar_writer
 
 #: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
 POISON = 0x7FB5_7FB5
+
+
+#: How often waves go round a loop in which they ask for memory that others change, before it is
+#: the turn of others: a lock would never be released.
+PATIENCE = 8
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,13 @@ def cell_size(instructions: list[Instruction]) -> int:
 class Machine:
     """One launch: kernel, its arguments' address, grid and block as (x, y, z)."""
 
-    def __init__(self, kernel: Kernel, instructions, arena: Arena, options: Options, lds: int):
+    def __init__(
+        self, kernel: Kernel, instructions, arena: Arena, options: Options, lds: int,
+        code: int = 0, packet: int = 0, queue: int = 0,
+    ):  # fmt: skip
+        """code, packet, queue: addresses of the kernel's code, dispatch packet and queue."""
         self.kernel, self.arena, self.options, self.lds = kernel, arena, options, lds
+        self.code, self.pointers = code, {"dispatch": packet, "queue": queue}
         self.instructions = instructions
         self.executed = 0
         self.where = None
@@ -70,7 +83,9 @@ class Machine:
             self.arena,
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
             Memory("scratch", groups * waves * LANES * scratch, cell, checks, checks), scratch,
+            self.code,
         )  # fmt: skip
+        spaces.lds.order = self.arena.order
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
         with np.errstate(all="ignore"):
             for first in range(0, total, groups):
@@ -106,6 +121,10 @@ class Machine:
         for name, count in kernel.user_sgprs:
             if name == "kernarg":
                 S[at], S[at + 1] = kernarg & 0xFFFFFFFF, kernarg >> 32
+            elif pointer := self.pointers.get(name):
+                S[at], S[at + 1] = pointer & 0xFFFFFFFF, pointer >> 32
+            elif name == "dispatch_id":
+                S[at], S[at + 1] = 0, 0
             elif name != "private_size":
                 raise Trap("unknown", f"the kernel wants `{name}` in its first scalar registers")
             at += count
@@ -127,12 +146,14 @@ class Machine:
         self.alive = np.full(int(start.workgroup[-1]) - first + 1, waves)
         ready, waiting = self._scheduled(start), []
         while ready:
-            # the waves that are farthest behind go on, so that the others can meet them
-            g = ready.pop(min(range(len(ready)), key=lambda i: ready[i].pc))
+            # the waves that are farthest behind go on, so that the others can meet them, unless
+            # they only wait for what another one is to do
+            g = ready.pop(min(range(len(ready)), key=lambda i: (ready[i].turn, ready[i].pc)))
             for other in [x for x in ready if x.pc == g.pc and self.options.lockstep]:
                 ready.remove(other)
                 g = join(g, other)
-            limit = min((x.pc for x in ready), default=1 << 62)
+            limit = min((x.pc for x in ready if x.pc > g.pc), default=1 << 62)
+            self.alone = not ready
             event, parts = self._advance(blocks, g, limit)
             if event == "end":
                 np.subtract.at(self.alive, g.workgroup - first, 1)
@@ -146,7 +167,10 @@ class Machine:
                     waiting.append(select(g, ~complete))
                 if complete.any():
                     passed = select(g, complete)
-                    passed.epoch = passed.epoch + 1
+                    passed.epoch = after_barrier(passed.epoch)
+                    passed.tags = tags(passed.workgroup, passed.epoch, passed.wave)
+                    if self.arena.order is not None:
+                        self.arena.order.barrier(passed.tags)
                     ready += self._scheduled(passed)
             else:
                 ready += parts
@@ -170,9 +194,7 @@ class Machine:
         if g.tags is None:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
         while True:
-            block = blocks.get(g.pc)
-            if block is None:
-                raise Trap("bounds", f"jumps to {g.pc:#x}, which is no instruction of the kernel")
+            block = blocks[g.pc]
             block.entered += g.n
             self.executed += g.n * (len(block.steps) + 1)
             if self.executed > self.options.budget:
@@ -201,6 +223,10 @@ class Machine:
                 g.pc = block.next
                 waits.at_barrier(g)
                 return "barrier", []
+            elif end.name in CALLS:
+                parts = self._call(end, g)
+                if len(parts) > 1:
+                    return "part", parts
             elif block.condition is None:
                 g.pc = block.taken
             else:
@@ -215,6 +241,32 @@ class Machine:
                     g.pc = block.next
             if g.pc >= limit:
                 return "meet", [g]
+            g.asks |= block.polls
+            if g.asks and g.pc <= block.start:
+                g.asks, g.polls = False, g.polls + 1
+                if g.polls >= PATIENCE and not self.alone:
+                    g.polls, g.turn = 0, g.turn + 1
+                    return "meet", [g]
+
+    def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
+        """S_SETPC, S_SWAPPC, S_CALL: waves by where they go."""
+        behind = ins.address + ins.size
+        if ins.name == "s_call_b64":
+            places = np.full(g.n, behind + 4 * simm16(ins.operands[1].text))
+        else:
+            target = reader(ins.operands[-1], "u64")(g).ravel()
+            places = (target - np.uint64(self.code)).view(np.int64)
+        if ins.name != "s_setpc_b64":
+            write = scalar_writer(ins.operands[0], "u64")
+            write(g, np.full((g.n, 1), self.code + behind, np.uint64))
+        parts = []
+        for place in np.unique(places):
+            part = select(g, places == place)
+            part.pc = int(place)
+            parts.append(part)
+        if len(parts) == 1:
+            g.tags = tags(g.workgroup, g.epoch, g.wave)
+        return parts
 
 
 def select(g: Waves, chosen) -> Waves:
@@ -227,6 +279,7 @@ def select(g: Waves, chosen) -> Waves:
         g.V[:, index], g.S[:, index], g.scc[index], g.pc, [x[index] for x in g.identity()],
         waits.select(g.queues, index),
     )  # fmt: skip
+    part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
     waits.refresh(part)
     return part
 
@@ -242,5 +295,7 @@ def join(a: Waves, b: Waves) -> Waves:
         np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],
         np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
     )  # fmt: skip
+    joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
+    joined.asks = a.asks or b.asks
     waits.refresh(joined)
     return joined

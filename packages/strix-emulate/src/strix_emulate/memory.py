@@ -5,24 +5,21 @@ Race detection is happens-before over barriers. The shadow of a cell (the smalle
 kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers
 passed, wave. Two accesses of different waves, one of them a write, with no barrier between them are
 a race; so are those of different workgroups. An access that still runs when its wave arrives at a
-barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`).
+barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`). What
+looks like a race may still be ordered by atomics (:mod:`strix_emulate.order`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from strix_emulate import waits
 from strix_emulate.errors import Trap
+from strix_emulate.order import BARRIER, EVERYONE, RELEASE, SEVERAL, WORKGROUP, Order, barriers, who
 
 #: First address of global memory, of 48 bits, and the distance of arrays as a power of two.
 BASE, _SLOT = 0x2000_0000_0000, 33
-_WORKGROUP, _EPOCH, _SEVERAL = 40, 8, 0xFF
 READ_ONLY, WRITABLE, UNWRITTEN = 1, 2, 3
-
-
-def tags(workgroup, epoch, wave):
-    """What accesses of waves are marked with; grows with the epoch, 0 is no access."""
-    return ((workgroup.astype(np.int64) + 1) << _WORKGROUP) | (epoch + 1) << _EPOCH | wave
 
 
 @dataclass
@@ -51,6 +48,10 @@ class Memory:
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
             16: self.bytes.view("c16")
         }
+        #: how atomics order waves, or None where nothing is checked
+        self.order: Order | None = None
+        #: for cells to which several waves wrote one value: who did
+        self.copies: dict[int, set[int]] = {}
         #: whether a cell belongs to one workgroup alone, as in LDS and scratch
         self.one_workgroup = True
         self.clear_tags()
@@ -58,6 +59,7 @@ class Memory:
     def clear_tags(self) -> None:
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        self.copies.clear()
 
     def load(self, at, size: int):
         """size bytes at each offset, as (words, len(at)) uint32; 1 and 2 bytes zero-extended."""
@@ -102,17 +104,52 @@ class Memory:
         if self.strict and self.one_workgroup and not before.all():
             raise Trap("uninitialised", f"{self.name} is read before it is written")
         if self._recent(before, marks):
-            self._race(_unordered(before, marks), before, marks, "a write")
+            conflict = self._unordered(before, marks)
+            if self.copies and conflict.any():
+                conflict &= ~self._wrote(cells, marks, conflict)
+            self._race(conflict, before, marks, "a write")
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
-            self.read[cells] = np.where(_unordered(seen, marks), _merge(seen, marks), marks)
+            self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
         else:
             self.read[cells] = marks
         lost = np.flatnonzero(np.take(self.read, cells) != marks)
         if len(lost):
             now, mine = self.read[cells[lost]], marks[lost]
-            self.read[cells[lost]] = np.where(_unordered(now, mine), _merge(now, mine), now)
+            self.read[cells[lost]] = np.where(self._unordered(now, mine), _merge(now, mine), now)
         return Touch(self, cells, marks, False)
+
+    def track_acquire(self, at, size: int, marks) -> None:
+        """A load that goes past the wave's own cache: what it sees orders, and it is no race."""
+        if self.order is not None:
+            cells, marks = self._cells(at, size, marks)
+            self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
+
+    def track_atomic(self, at, size: int, marks, g) -> None:
+        """An atomic of these lanes; the waves' accesses after it are not ordered by it."""
+        cells, marks = self._cells(at, size, marks)
+        before = np.take(self.written, cells)
+        if self.order is not None:
+            self.order.atomic(self.name, cells, marks, before)
+            waits.at_release(g)
+        # written is what was not before: whoever waits for it reads it
+        fresh = before == 0
+        if fresh.any():
+            self.written[cells[fresh]] = marks[fresh]
+
+    def _unordered(self, old, new):
+        conflict = _unordered(old, new)
+        if self.order is not None and conflict.any():
+            at = np.flatnonzero(conflict)
+            conflict[at] = ~self.order.ordered(old[at], new[at])
+        return conflict
+
+    def _wrote(self, cells, marks, asked):
+        """Where a wave reads a value that it wrote itself, though others wrote the same."""
+        found = np.zeros(len(cells), bool)
+        for i in np.flatnonzero(asked).tolist():
+            found[i] = who(int(marks[i])) in self.copies.get(int(cells[i]), ())
+        return found
 
     def _recent(self, held, marks) -> bool:
         """A quick look: whether any cell's tag could be unordered with the access.
@@ -121,7 +158,7 @@ class Memory:
         """
         if not self.one_workgroup:
             return bool(held.any())
-        return bool((held > marks - _SEVERAL).any())
+        return bool((held >= marks >> BARRIER << BARRIER).any())
 
     def track_store(self, at, data, size: int, marks) -> Touch | None:
         """Stores, with the checks of :meth:`track`.
@@ -135,15 +172,20 @@ class Memory:
         cells, cell_marks = self._cells(at, size, marks)
         before = np.take(self.read, cells)
         if self._recent(before, cell_marks):
-            self._race(_unordered(before, cell_marks), before, cell_marks, "a read")
+            self._race(self._unordered(before, cell_marks), before, cell_marks, "a read")
         before = np.take(self.written, cells)
         conflict = (
-            _unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
+            self._unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
         )
         if conflict.any():
             lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
                 self._race(conflict, before, cell_marks, "another write of another value")
+        if self.copies:
+            for cell in cells[~conflict].tolist() if len(conflict) else cells.tolist():
+                self.copies.pop(cell, None)
+        if conflict.any():
+            self._copied(cells[conflict], before[conflict], cell_marks[conflict])
         self.store(at, data, size)
         self.written[cells] = cell_marks
         # several waves in one instruction: the last one stands there
@@ -154,7 +196,14 @@ class Memory:
                 raise Trap(
                     "race", f"two waves write different values to one {self.name} cell at once"
                 )
+            here = np.isin(cells, cells[lost])
+            self._copied(cells[here], self.written[cells[here]], cell_marks[here])
         return Touch(self, cells, cell_marks, True)
+
+    def _copied(self, cells, first, second) -> None:
+        """Notes that waves with these tags wrote the same value to these cells."""
+        for cell, a, b in zip(cells.tolist(), first.tolist(), second.tolist(), strict=True):
+            self.copies.setdefault(cell, set()).update((who(a), who(b)))
 
     def _cells(self, at, size: int, marks):
         count = max(1, size // self.cell)
@@ -179,37 +228,41 @@ class Memory:
                 f"{what} by {_who(old)}",
             )
 
-    def postpone(self, touch: Touch, waves) -> None:
-        """Moves an access that outlives a barrier behind it, for the waves with these tags."""
+    def postpone(self, touch: Touch, waves, unit: int) -> None:
+        """Moves an access that outlives a barrier or a release behind it, for these waves.
+
+        waves: without clock; unit: 1 << BARRIER or 1 << RELEASE.
+        """
         held = self.written if touch.write else self.read
-        mine = np.isin(touch.marks, waves)
+        mine = np.isin(who(touch.marks), waves)
         cells, marks = touch.cells[mine], touch.marks[mine]
-        moved = cells[held[cells] >> _EPOCH == marks >> _EPOCH]
-        held[moved] += 1 << _EPOCH
-        touch.marks = np.where(mine, touch.marks + (1 << _EPOCH), touch.marks)
+        # of readers in common only the highest clock is known
+        moved = cells[held[cells] >> RELEASE == marks >> RELEASE]
+        held[moved] += unit
+        touch.marks = np.where(mine, touch.marks + unit, touch.marks)
 
 
 def _unordered(old, new):
     """Whether an access tagged old and a later one tagged new could come the other way round."""
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)
-    same_group = old >> _WORKGROUP == new >> _WORKGROUP
+    same_group = old >> WORKGROUP == new >> WORKGROUP
     return np.where(
-        same_group, (old >> _EPOCH >= new >> _EPOCH) & ((old ^ new) & 0xFF != 0), old != 0
+        same_group, (barriers(old) >= barriers(new)) & ((old ^ new) & 0xFF != 0), old != 0
     )
 
 
 def _merge(old, new):
     """A read tag for two readers: several waves of one workgroup, or several workgroups."""
-    same_group = old >> _WORKGROUP == new >> _WORKGROUP
-    return np.where(same_group, np.maximum(old, new) | _SEVERAL, np.int64(2**62))
+    same_group = old >> WORKGROUP == new >> WORKGROUP
+    return np.where(same_group, np.maximum(old, new) | SEVERAL, np.int64(EVERYONE))
 
 
 def _who(tag: int) -> str:
-    if tag >= 2**62:
+    if tag >= EVERYONE:
         return "several workgroups"
-    wave = "several waves" if tag & 0xFF == _SEVERAL else f"wave {tag & 0xFF}"
-    return f"{wave} of workgroup {(tag >> _WORKGROUP) - 1}"
+    wave = "several waves" if tag & 0xFF == SEVERAL else f"wave {tag & 0xFF}"
+    return f"{wave} of workgroup {(tag >> WORKGROUP) - 1}"
 
 
 class Arena(Memory):
@@ -222,6 +275,11 @@ class Arena(Memory):
     def __init__(self, size: int, cell: int, checked: bool, strict: bool):
         super().__init__("global memory", size, cell, checked, strict)
         self.one_workgroup = False
+        self.order = Order() if checked else None
+        #: whether aligned words may reach past an array's end: atomics of 16 bits are of 32 there
+        self.whole_words = False
+        #: addresses of the host that pointers in memory may hold, as (start, end, what to add)
+        self.aliases = np.zeros((3, 0), np.int64)
         self.top = 0
         #: by array: first address (less BASE), offset in bytes, length, mode
         self.arrays = np.zeros((4, 0), np.int64)
@@ -239,6 +297,16 @@ class Arena(Memory):
         self.top = (start + len(data) + 255) // 256 * 256
         return BASE + first
 
+    def alias(self, host: int, length: int, address: int) -> None:
+        """Makes the array that was placed at the address reachable under the host's, too."""
+        row = np.array([[host - BASE], [host + length - BASE], [address - host]])
+        self.aliases = np.concatenate([self.aliases, row], axis=1)
+
+    def _translated(self, relative):
+        for start, end, more in self.aliases.T:
+            relative = np.where((relative >= start) & (relative < end), relative + more, relative)
+        return relative
+
     def fetch(self, address: int, size: int) -> np.ndarray:
         """A copy of the first size bytes of the array that was placed at the address."""
         start = int(self.arrays[1, (address - BASE) >> _SLOT])
@@ -253,10 +321,14 @@ class Arena(Memory):
         relative = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(relative):
             return relative, False
+        if self.aliases.size:
+            relative = self._translated(relative)
         slot = relative >> _SLOT
         known = (slot >= 0) & (slot < self.arrays.shape[1])
         first, start, length, mode = np.take(self.arrays, slot, axis=1, mode="clip")
         at = relative - first
+        if self.whole_words and size == 4:
+            length = (length + 3) // 4 * 4
         outside = ~known | (at < 0) | (at > length - size)
         if outside.any():
             bad = int(addresses[np.flatnonzero(outside)[0]])

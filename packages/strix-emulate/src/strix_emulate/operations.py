@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strix_emulate import floats
+from strix_emulate import doubles, floats, narrow
 from strix_emulate.waves import LANES
 
 U32 = np.uint32
@@ -66,10 +66,6 @@ def _signed(bits, value):
     return (np.asarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
 
 
-def _median(a, b, c):
-    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
-
-
 def reverse_bits(x):
     """32 bits in the other order."""
     for shift, keep in (
@@ -106,6 +102,11 @@ def _lane_count(low):
     return count
 
 
+def _wide_float(function):
+    """Through float64: numpy's vector code for the shorter types is up to 3 ulp off."""
+    return lambda x: function(np.asarray(x, np.float64)).astype(x.dtype)
+
+
 def _quiet_flush(function):
     """Transcendental operations on float32 take and give no denormals (LLVM: "1 ulp, flushed")."""
     return lambda x: floats.flush(np.asarray(function(floats.flush(np.asarray(x))), np.float32))
@@ -130,16 +131,18 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         )}, 1)  # fmt: skip
     one32, one16 = np.float32(1), np.float16(1)
     add(f, {
-        "v_exp_f32": _quiet_flush(np.exp2), "v_log_f32": _quiet_flush(np.log2),
+        "v_exp_f32": _quiet_flush(_wide_float(np.exp2)),
+        "v_log_f32": _quiet_flush(_wide_float(np.log2)),
         "v_rcp_f32": _quiet_flush(lambda x: one32 / x), "v_sqrt_f32": _quiet_flush(np.sqrt),
-        "v_rsq_f32": _quiet_flush(lambda x: one32 / np.sqrt(x)),
+        "v_rsq_f32": _quiet_flush(_wide_float(lambda x: 1 / np.sqrt(x))),
         "v_rcp_iflag_f32": _quiet_flush(lambda x: one32 / x),
         "v_fract_f32": lambda x: np.minimum(x - np.floor(x), np.float32(1 - 2**-24)),
     }, 1)  # fmt: skip
     add(h, {
-        "v_exp_f16": np.exp2, "v_log_f16": np.log2, "v_rcp_f16": lambda x: one16 / x,
+        "v_exp_f16": _wide_float(np.exp2), "v_log_f16": _wide_float(np.log2),
+        "v_rcp_f16": lambda x: one16 / x,
         "v_sqrt_f16": np.sqrt,
-        "v_rsq_f16": lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(np.float16),
+        "v_rsq_f16": _wide_float(lambda x: 1 / np.sqrt(x)),
     }, 1)  # fmt: skip
     add(f, {"v_div_fixup_f32": floats.div_fixup}, 3)
     table["v_ldexp_f32"] = (f, (f, i), floats.ldexp)
@@ -204,12 +207,8 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_perm_b32": _perm,
         "v_bfe_u32": _bfe, "v_bfi_b32": lambda a, b, c: (a & b) | (~a & c),
         "v_mad_u32_u24": lambda a, b, c: (a & U32(0xFFFFFF)) * (b & U32(0xFFFFFF)) + c,
-        "v_max3_u32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
-        "v_min3_u32": lambda a, b, c: np.minimum(np.minimum(a, b), c), "v_med3_u32": _median,
     }, 3)  # fmt: skip
     add(i, {
-        "v_max3_i32": lambda a, b, c: np.maximum(np.maximum(a, b), c), "v_med3_i32": _median,
-        "v_min3_i32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
         "v_mad_i32_i24": lambda a, b, c: (_signed(24, a) * _signed(24, b) + c).astype(np.int32),
     }, 3)  # fmt: skip
     for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
@@ -247,8 +246,6 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         lambda a, b: _pair(floats.to_half_towards_zero, a, b),
     )
     table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
-    table["v_dot2acc_f32_f16"] = (f, (u, u, f), _dot2)
-    table["v_dot2_f32_f16"] = table["v_dot2acc_f32_f16"]
     return table
 
 
@@ -257,21 +254,14 @@ def _pair(convert, a, b):
     return low | high << U32(16)
 
 
-def _dot2(a, b, total):
-    """Two float16 products added to a float32, one after the other."""
-    for shift in (U32(0), U32(16)):
-        x, y = ((np.asarray(v) >> shift).astype(np.uint16).view(np.float16) for v in (a, b))
-        total = total + x.astype(np.float32) * y.astype(np.float32)
-    return total
-
-
-TABLE = _table()
+TABLE = _table() | narrow.TABLE | doubles.TABLE
 #: Operations whose last source is the old value of the destination.
-ACCUMULATING = {"v_fmac_f32", "v_fmac_f16", "v_fmac_f64", "v_dot2acc_f32_f16"}
+ACCUMULATING = {"v_fmac_f32", "v_fmac_f16", "v_fmac_f64", "v_dot2acc_f32_f16",
+                "v_fmac_dx9_zero_f32"}  # fmt: skip
 #: Integer operations for which CLAMP saturates.
 SATURATING = {
     f"v_{op}_nc_{kind}" for op in ("add", "sub", "subrev") for kind in ("u32", "i32", "u16", "i16")
-}
+} | {"v_mad_u16", "v_mad_i16"}
 #: max, min and their combinations: the function needs to know the IEEE mode.
 EXTREMES = {
     f"v_{name}_{kind}": (kind, steps)
@@ -311,5 +301,7 @@ CARRIES = {
     "v_subrev_co_ci_u32": (-1, True, True),
 }  # fmt: skip
 SPECIAL = {"v_cndmask_b32", "v_cndmask_b16", "v_mad_u64_u32", "v_mad_i64_i32", "v_div_scale_f32",
-           "v_div_fmas_f32", "v_nop", "v_swap_b32", "v_cmp_class_f32"}  # fmt: skip
+           "v_div_fmas_f32", "v_div_scale_f64", "v_div_fmas_f64", "v_nop", "v_swap_b32",
+           "v_swap_b16", *(f"v_{cmp}_class_{kind}" for cmp in ("cmp", "cmpx")
+                           for kind in ("f16", "f32", "f64"))}  # fmt: skip
 NAMES = {*TABLE, *EXTREMES, *COMPARISONS, *CARRIES, *SPECIAL}

@@ -2,9 +2,9 @@
 """A kernel's instructions as basic blocks of Python functions on Waves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from strix_emulate import crosslane, operations, salu, valu, vmem, waits
+from strix_emulate import addressing, crosslane, modes, operations, salu, valu, vmem, waits
 from strix_emulate.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.errors import Trap
 from strix_emulate.loader import Kernel
@@ -14,12 +14,17 @@ from strix_emulate.salu import simm16
 NO_EFFECT = {
     "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr",
     "s_set_inst_prefetch_distance",
-    "s_setprio", "s_wait_idle", "s_code_end",
+    "s_setprio", "s_wait_idle", "s_code_end", "s_wakeup", "s_sethalt", "s_incperflevel",
+    "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version", "s_wait_event",
 }  # fmt: skip
 WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
+#: They change what follows them in the code, not the state of waves.
+MODES = {"s_setreg_imm32_b32", "s_denorm_mode", "s_round_mode"}
+#: To where a register says: function calls. The first writes where to return to.
+CALLS = {"s_swappc_b64", "s_setpc_b64", "s_call_b64"}
 CONTROL = {
     "s_endpgm", "s_barrier", "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
-    "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz",
+    "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz", *CALLS,
 }  # fmt: skip
 _CONDITIONS = {
     "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
@@ -44,7 +49,10 @@ class Step:
 
 @dataclass
 class Block:
-    """Steps up to a control instruction, which `end` names; taken and next are block addresses."""
+    """Steps up to a control instruction, which `end` names; taken and next are block addresses.
+
+    polls: it asks for memory that other waves change (see machine.PATIENCE).
+    """
 
     start: int
     steps: list[Step] = field(default_factory=list)
@@ -53,62 +61,119 @@ class Block:
     taken: int = -1
     next: int = -1
     entered: int = 0
+    polls: bool = False
 
 
 def supported() -> set[str]:
     """Mnemonics that the machine executes, without the suffix of an encoding."""
-    memory = {
-        f"{space}_{what}_{kind}"
-        for space in ("global", "flat", "scratch", "buffer", "ds")
-        for what in ("load", "store")
-        for kind in vmem.TYPES
-    }
     return {*operations.NAMES, *salu.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
-            *CONTROL, *memory,
-            *vmem.NO_EFFECT,
-            "s_sendmsg", *(f"s_load_b{n}" for n in (32, 64, 128, 256, 512))}  # fmt: skip
+            *CONTROL, *MODES, *vmem.names(),
+            "s_getpc_b64", "s_getreg_b32", "s_sendmsg"}  # fmt: skip
+
+
+class Blocks(dict[int, Block]):
+    """Blocks by address; what is jumped to inside of one becomes a block of its own."""
+
+    def __missing__(self, address: int) -> Block:
+        for block in list(self.values()):
+            for i, step in enumerate(block.steps):
+                if step.instruction.address == address:
+                    tail = replace(block, start=address, steps=block.steps[i:], entered=0)
+                    self[address] = tail
+                    return tail
+            if block.end is not None and block.end.address == address:
+                self[address] = replace(block, start=address, steps=[], entered=0)
+                return self[address]
+        raise Trap("bounds", f"jumps to {address:#x}, which is no instruction of the kernel")
 
 
 def compile_blocks(
-    instructions: list[Instruction], kernel: Kernel, spaces: vmem.Spaces
-) -> dict[int, Block]:
+    instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
+) -> Blocks:
     """Basic blocks by address. What cannot be executed becomes a step that traps when reached."""
-    mode = valu.Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan)
     starts = {0}
     for ins in instructions:
         if ins.name in CONTROL:
             starts.add(ins.address + ins.size)
             if "branch" in ins.name:
                 starts.add(_target(ins))
-    blocks: dict[int, Block] = {}
-    block = Block(0)
+    found, lines = Blocks(), {}
+    block = None
     for ins in instructions:
-        if ins.address in starts:
-            if block.end is None and ins.address:
+        if block is None or block.end is not None or ins.address in starts:
+            if block is not None and block.end is None:
                 block.next = ins.address
-            block = blocks[ins.address] = Block(ins.address)
+            block = found[ins.address] = Block(ins.address)
+            lines[ins.address] = []
         if ins.name in CONTROL and not ins.unknown:
             block.end, block.next = ins, ins.address + ins.size
             if "branch" in ins.name:
                 block.condition, block.taken = _CONDITIONS.get(ins.name), _target(ins)
         else:
+            lines[block.start].append(ins)
+    entry = _modes_at(found, lines, modes.initial(kernel))
+    for start, block in found.items():
+        mode = entry.get(start, modes.initial(kernel))
+        for ins in lines[start]:
             block.steps.append(_step(ins, mode, spaces))
-    return blocks
+            block.polls |= vmem.polls(ins)
+            mode = _mode_after(ins, mode)
+    return found
+
+
+def _modes_at(blocks: Blocks, lines: dict, start: modes.Mode) -> dict[int, modes.Mode | None]:
+    """The mode at each block that a branch reaches; None where it depends on the way there."""
+    entry: dict[int, modes.Mode | None] = {0: start}
+    todo = [0]
+    while todo:
+        block = dict.get(blocks, todo.pop())
+        if block is None:
+            continue
+        mode = entry[block.start]
+        for ins in lines[block.start]:
+            mode = _mode_after(ins, mode)
+        for place in {block.next, block.taken} - {-1}:
+            merged = mode if entry.get(place, mode) == mode else None
+            if place not in entry or entry[place] != merged:
+                entry[place] = merged
+                todo.append(place)
+    return entry
+
+
+def _mode_after(ins: Instruction, mode: modes.Mode | None) -> modes.Mode | None:
+    try:
+        return modes.after(ins, mode) if ins.name in MODES and mode else mode
+    except Unknown:
+        return None
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """The kernel's instructions. Raises DisassemblerError without a suitable libLLVM."""
-    return decode(kernel.code)
+    """The kernel's instructions; with those of all functions of the file, if it calls some.
+
+    Addresses count from the kernel's first instruction. Raises DisassemblerError without a suitable
+    libLLVM.
+    """
+    found = decode(kernel.code)
+    if kernel.image is None or not any(ins.name in CALLS for ins in found):
+        return found
+    others = []
+    for first, size in kernel.image.code:
+        start = first - kernel.image.entry
+        others += decode(kernel.image.data[first : first + size], start, padded=True)
+    inside = {ins.address for ins in found}
+    return found + [ins for ins in others if ins.address not in inside]
 
 
 def _target(ins: Instruction) -> int:
     return ins.address + ins.size + 4 * simm16(ins.operands[0].text)
 
 
-def _step(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Step:
+def _step(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Step:
     try:
         if ins.unknown:
             raise Unknown(ins.unknown)
+        if mode is None and ins.name.startswith("v_"):
+            raise Unknown("in a mode that is not known here")
         run = _compile(ins, mode, spaces)
     except (Unknown, IndexError, ValueError) as error:
         run = _trap(f"cannot execute `{ins.text}`: {error}")
@@ -140,7 +205,7 @@ def _trap(message: str) -> Callable:
     return run
 
 
-def _compile(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Callable:
+def _compile(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Callable:
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)
@@ -148,10 +213,17 @@ def _compile(ins: Instruction, mode: valu.Mode, spaces: vmem.Spaces) -> Callable
         return lambda _g: None
     if name in WAITS:
         return waits.compile_wait(ins)
+    if name in MODES:
+        modes.after(ins, mode)
+        return lambda _g: None
+    if name == "s_getreg_b32":
+        return salu.compile_getreg(ins, mode.bits)
+    if name == "s_getpc_b64":
+        return salu.compile_getpc(ins, spaces)
     if vmem.is_memory(name):
         return vmem.compile_memory(ins, spaces)
     if name in crosslane.COMPILERS:
-        return crosslane.COMPILERS[name](ins)
+        return crosslane.COMPILERS[name](ins, mode)
     if name in salu.NAMES:
         return salu.compile_scalar(ins)
     return valu.compile_vector(ins, mode)

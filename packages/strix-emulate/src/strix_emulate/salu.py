@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 
 from strix_emulate import floats
-from strix_emulate.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.addressing import Spaces
+from strix_emulate.decode import EXEC, Instruction, Operand, Unknown, operand
+from strix_emulate.narrow import leading_signs
 from strix_emulate.operations import (
     FLOAT_COMPARISONS,
     leading_zeros,
@@ -125,6 +128,9 @@ WITH_SCC = {
     "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)),
     "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
     "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
+    "s_bcnt1_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
+    "s_bcnt0_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
+    "s_bcnt0_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
     "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
 }  # fmt: skip
 
@@ -176,12 +182,52 @@ PLAIN = {
     "s_cvt_f32_f16": (
         "f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
 }  # fmt: skip
+_HALF = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fmac": floats.fma16,
+         "max": lambda a, b: floats.larger(a, b, True),
+         "min": lambda a, b: floats.smaller(a, b, True)}  # fmt: skip
+PLAIN |= {f"s_{n}_f16": ("h16", ("f16",) * (3 if n == "fmac" else 2), f) for n, f in _HALF.items()}
+PLAIN |= {
+    f"s_{n}_f16": ("h16", ("f16",), f)
+    for n, f in (("trunc", np.trunc), ("floor", np.floor), ("ceil", np.ceil), ("rndne", np.rint))
+}
+PLAIN |= {
+    "s_cls_i32": ("i32", ("i32",), leading_signs),
+    "s_cls_i32_i64": ("i32", ("i64",), lambda x: _first64(np.where(x < 0, ~x, x))),
+    "s_clz_i32_u64": ("i32", ("u64",), lambda x: _first64(x)),
+    "s_ctz_i32_b64": ("i32", ("u64",), lambda x: np.where(
+        x == 0, -1, 63 - _first64(x & (~x + np.uint64(1)))).astype(np.int32)),
+    "s_brev_b64": ("u64", ("u64",), lambda x: (
+        reverse_bits(x.astype(U32)).astype(np.uint64) << np.uint64(32)
+        | reverse_bits((x >> np.uint64(32)).astype(U32)).astype(np.uint64))),
+    "s_bfm_b64": ("u64", ("u32", "u32"), lambda a, b: (
+        ((np.uint64(1) << (a & U32(63)).astype(np.uint64)) - np.uint64(1))
+        << (b & U32(63)).astype(np.uint64))),
+    "s_cvt_hi_f32_f16": ("f32", ("u32",), lambda x: (
+        (x >> U32(16)).astype(np.uint16).view(np.float16).astype(np.float32))),
+    "s_cvt_pk_rtz_f16_f32": ("u32", ("f32", "f32"), lambda a, b: (
+        _half_bits(a) | _half_bits(b) << U32(16))),
+}  # fmt: skip
+
+
+def _half_bits(x):
+    return floats.to_half_towards_zero(x).view(np.uint16).astype(U32)
+
+
+def _first64(x):
+    """Leading zeros of 64 bits, -1 for 0."""
+    x = np.asarray(x).astype(np.uint64)
+    high, low = (x >> np.uint64(32)).astype(U32), x.astype(U32)
+    zeros = np.where(high != 0, leading_zeros(high), 32 + leading_zeros(low))
+    return np.where(x == 0, -1, zeros).astype(np.int32)
+
+
 _ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
           "lt": np.less, "le": np.less_equal}  # fmt: skip
 COMPARES = {
     **{f"s_cmp_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()},
     **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
-    **{f"s_cmp_{n}_f32": ("f32", f) for n, f in FLOAT_COMPARISONS.items() if n not in ("f", "t")},
+    **{f"s_cmp_{n}_{k}": (k, f) for k in ("f32", "f16") for n, f in FLOAT_COMPARISONS.items()
+       if n not in ("f", "t")},
     "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
     "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
 }  # fmt: skip
@@ -210,8 +256,14 @@ def compile_scalar(ins: Instruction) -> Callable:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
     if name in PLAIN:
         kind, kinds, function = PLAIN[name]
-        sources = [*ops[1:], *([ops[0]] if name == "s_fmac_f32" else [])]
-        write, reads = scalar_writer(ops[0], kind), _readers(sources, kinds)
+        sources = [*ops[1:], *([ops[0]] if name.startswith("s_fmac") else [])]
+        reads = _readers(sources, kinds)
+        if kind == "h16":
+            # the high half is 0
+            write = scalar_writer(ops[0], "u32")
+            bits = lambda x: np.asarray(x, np.float16).view(np.uint16).astype(U32)  # noqa: E731
+            return lambda g: write(g, bits(function(*(read(g) for read in reads))))
+        write = scalar_writer(ops[0], kind)
         return lambda g: write(g, function(*(read(g) for read in reads)))
     if name in WITH_SCC:
         kind, kinds, function = WITH_SCC[name]
@@ -245,6 +297,22 @@ def compile_scalar(ins: Instruction) -> Callable:
     if name in _SAVEEXEC:
         return _saveexec(ins)
     return _other(ins)
+
+
+def compile_getreg(ins: Instruction, mode: int) -> Callable:
+    """S_GETREG_B32 of MODE."""
+    asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_MODE(?:, (\d+), (\d+))?\)", ins.raw)
+    if not asked:
+        raise Unknown("a hardware register other than MODE")
+    first, size = int(asked[2] or 0), int(asked[3] or 32)
+    write = scalar_writer(operand(asked[1]))
+    return lambda g: write(g, U32(mode >> first & (1 << size) - 1))
+
+
+def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
+    """S_GETPC_B64: the address of what follows."""
+    write, behind = scalar_writer(ins.operands[0], "u64"), ins.address + ins.size
+    return lambda g: write(g, np.full((g.n, 1), spaces.code + behind, np.uint64))
 
 
 def _readers(ops, kinds):

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from strix_emulate import floats
+from strix_emulate import doubles, floats
 from strix_emulate.crosslane import dpp_source
 from strix_emulate.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.modes import Mode, clamped, saturated
 from strix_emulate.operations import (
     ACCUMULATING,
     CARRIES,
@@ -29,17 +30,9 @@ from strix_emulate.waves import (
 )
 
 U32 = np.uint32
-
-
-class Mode:
-    """What the kernel descriptor sets for floating point: see :class:`loader.Kernel`."""
-
-    def __init__(self, denormals_32=True, denormals_16_64=True, ieee=True, clamp_nan=True):
-        self.denormals_32, self.denormals_16_64 = denormals_32, denormals_16_64
-        self.ieee, self.clamp_nan = ieee, clamp_nan
-
-    def keeps(self, kind: str) -> bool:
-        return self.denormals_32 if kind == "f32" else self.denormals_16_64
+#: Infinities of these are no overflow: FP16_OVFL leaves them. And what it was not worked out for.
+_NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
+_HALVES_INSIDE = {"v_dot2_f16_f16"}
 
 
 def compile_vector(ins: Instruction, mode: Mode) -> Callable:
@@ -95,7 +88,7 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     """(compute, write): compute(waves) gives the arguments of write(waves, ...)."""
     ins = _resolve_halves(ins)
     name, ops = ins.name, ins.operands
-    if ins.suffix == "sdwa" or name not in NAMES:
+    if name not in NAMES:
         raise Unknown("mnemonic")
     saturates = name in SATURATING and "clamp" in ins.modifiers
     _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else {"clamp"} if saturates else set())
@@ -114,7 +107,11 @@ def compile_halves(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     else:
         kind, kinds, function = TABLE[name]
         if saturates:
-            function = _saturated(function, kind)
+            function = saturated(function, kind)
+    if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
+        function = floats.finite(function)
+    elif mode.finite_16 and name in _HALVES_INSIDE:
+        raise Unknown("with FP16_OVFL")
     sources = list(ops[1:])
     if name in ACCUMULATING and len(sources) == 2:
         sources.append(ops[0])
@@ -140,8 +137,8 @@ def _is_float(name: str) -> bool:
 
 def _allow(ins: Instruction, allowed: set[str]) -> None:
     dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl",
-           "row_shr", "row_ror",
-           "row_share", "row_xmask", "row_mirror", "row_half_mirror"}  # fmt: skip
+           "row_shr", "row_ror", "row_share", "row_xmask",
+           "row_mirror", "row_half_mirror"}  # fmt: skip
     allowed = allowed | (dpp if "dpp" in ins.suffix else set())
     for key in ins.modifiers.keys() - allowed:
         raise Unknown(f"modifier {key}")
@@ -160,7 +157,7 @@ def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
     if ins.modifiers.get("clamp"):
         if not mode.clamp_nan:
             raise Unknown("clamp without DX10_CLAMP")
-        steps.append(_clamped)
+        steps.append(clamped)
     if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
         steps.append(lambda x: floats.flush(np.asarray(x)))
     if not steps:
@@ -172,23 +169,6 @@ def _output(ins: Instruction, kind: str, mode: Mode) -> Callable:
         return x
 
     return finish
-
-
-def _clamped(x):
-    """To 0 .. 1; NaN and -0 become +0."""
-    zero, one = x.dtype.type(0), x.dtype.type(1)
-    return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
-
-
-def _saturated(function: Callable, kind: str) -> Callable:
-    dtype = np.dtype({"u": "u", "i": "i"}[kind[0]] + str(int(kind[1:]) // 8))
-    limits = np.iinfo(dtype)
-
-    def run(a, b):
-        exact = function(np.asarray(a).astype(np.int64), np.asarray(b).astype(np.int64))
-        return np.clip(exact, limits.min, limits.max).astype(dtype)
-
-    return run
 
 
 def _extreme(steps: str, ieee: bool) -> Callable:
@@ -210,30 +190,35 @@ def _extreme(steps: str, ieee: bool) -> Callable:
 
 def _comparison(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     kind, function = COMPARISONS[ins.name]
-    if "dpp" in ins.suffix:
-        raise Unknown("DPP comparison")
     writes_exec = "cmpx" in ins.name
     target, sources = (Operand("s", EXEC), ins.operands[-2:])
     if not writes_exec:
         target = ins.operands[0]
     first, second = (reader(op, kind, mode.keeps(kind)) for op in sources)
-    write = scalar_writer(target)
-    return (
-        lambda g: (np.broadcast_to(function(first(g), second(g)), g.mask.shape) & g.mask,),
-        lambda g, flags: write(g, pack(flags)),
-    )
+    first, lanes = dpp_source(ins, first)
+    return _flags(scalar_writer(target), lambda g: function(first(g), second(g)), lanes)
+
+
+def _flags(write: Callable, test: Callable, lanes: Callable) -> tuple[Callable, Callable]:
+    """A mask of the lanes, of those that are written, for which the test holds."""
+
+    def compute(g):
+        written = lanes(g)
+        written = g.mask if written is None else written
+        return (np.broadcast_to(test(g), g.mask.shape) & written,)
+
+    return compute, lambda g, flags: write(g, pack(flags))
 
 
 def _carry(ins: Instruction) -> tuple[Callable, Callable]:
     sign, swapped, takes = CARRIES[ins.name]
-    if "dpp" in ins.suffix:
-        raise Unknown("DPP carry")
     ops = list(ins.operands)
     target, carry_out, a, b = ops[:4]
     carry_in = mask_reader(ops[4] if len(ops) > 4 else VCC_OPERAND) if takes else None
+    first, lanes = dpp_source(ins, reader(a, "u32"))
+    second = reader(b, "u32")
     if swapped:
-        a, b = b, a
-    first, second = reader(a, "u32"), reader(b, "u32")
+        first, second = second, first
     write, write_carry = vector_writer(target, "u32"), scalar_writer(carry_out)
 
     def compute(g):
@@ -241,11 +226,13 @@ def _carry(ins: Instruction) -> tuple[Callable, Callable]:
         total = x + sign * y
         if carry_in:
             total = total + sign * carry_in(g)
+        written = lanes(g)
+        carried = np.broadcast_to((total >> 32) != 0, g.mask.shape)
         # a carry or a borrow, in either case a result outside of 32 bits
-        return total.astype(U32), np.broadcast_to((total >> 32) != 0, g.mask.shape) & g.mask
+        return total.astype(U32), carried & (g.mask if written is None else written), written
 
-    def store(g, total, flags):
-        write(g, total)
+    def store(g, total, flags, written):
+        write(g, total, written)
         write_carry(g, pack(flags))
 
     return compute, store
@@ -267,43 +254,36 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     if "dpp" in ins.suffix:
         raise Unknown("DPP form")
     if name in ("v_mad_u64_u32", "v_mad_i64_i32"):
-        kind = name[6]
-        first, second, third = (
-            reader(ops[2], f"{kind}32"),
-            reader(ops[3], f"{kind}32"),
-            reader(ops[4], f"{kind}64"),
-        )
-        if ops[1].text != "null":
-            raise Unknown("carry of a 64-bit multiply-add")
-        wide = np.uint64 if kind == "u" else np.int64
-        write = vector_writer(ops[0], f"{kind}64")
-        return lambda g: (np.multiply(first(g), second(g), dtype=wide) + third(g),), write
-    if name == "v_swap_b32":
-        write, write_back = vector_writer(ops[0], "b32"), vector_writer(ops[1], "b32")
-        first, second = reader(ops[0], "b32"), reader(ops[1], "b32")
+        return _wide_mad(ins)
+    if name.startswith("v_swap"):
+        kind = name[-3:]
+        write, write_back = vector_writer(ops[0], kind), vector_writer(ops[1], kind)
+        first, second = reader(ops[0], kind), reader(ops[1], kind)
         return lambda g: (second(g).copy(), first(g).copy()), lambda g, x, y: (
             write(g, x),
             write_back(g, y),
         )
-    if name == "v_cmp_class_f32":
-        first, second, write = reader(ops[1], "f32"), reader(ops[2], "u32"), scalar_writer(ops[0])
-        return (
-            lambda g: (np.broadcast_to(_in_class(first(g), second(g)), g.mask.shape) & g.mask,),
-            lambda g, flags: write(g, pack(flags)),
+    if "_class_" in name:
+        kind = name[-3:]
+        sources = ops[-2:]
+        target = Operand("s", EXEC) if "cmpx" in name else ops[0]
+        first, second = reader(sources[0], kind), reader(sources[1], "u16")
+        return _flags(
+            scalar_writer(target), lambda g: _in_class(first(g), second(g)), lambda _g: None
         )
-    write = vector_writer(ops[0], "f32")
-    if name == "v_div_fmas_f32":
-        reads, flag = (
-            [reader(op, "f32", mode.denormals_32) for op in ops[1:]],
-            mask_reader(VCC_OPERAND),
-        )
-        return lambda g: (floats.div_fmas(*(read(g) for read in reads), flag(g)),), write
-    reads = [reader(op, "f32", mode.denormals_32) for op in ops[2:]]
+    kind = name[-3:]
+    write = vector_writer(ops[0], kind)
+    own = doubles if kind == "f64" else floats
+    if "fmas" in name:
+        flag = mask_reader(VCC_OPERAND)
+        reads = [reader(op, kind, mode.keeps(kind)) for op in ops[1:]]
+        return lambda g: (own.div_fmas(*(np.asarray(read(g)) for read in reads), flag(g)),), write
+    reads = [reader(op, kind, mode.keeps(kind)) for op in ops[2:]]
     write_flag = scalar_writer(ops[1])
 
     def compute(g):
-        value, flag = floats.div_scale(*(np.asarray(read(g)) for read in reads))
-        return value, np.broadcast_to(flag, g.mask.shape) & g.mask
+        value, flag = own.div_scale(*(np.asarray(read(g)) for read in reads))
+        return np.broadcast_to(value, g.mask.shape), np.broadcast_to(flag, g.mask.shape) & g.mask
 
     def store(g, value, flag):
         write(g, value)
@@ -312,11 +292,35 @@ def _special(ins: Instruction, mode: Mode) -> tuple[Callable, Callable]:
     return compute, store
 
 
+def _wide_mad(ins: Instruction) -> tuple[Callable, Callable]:
+    """V_MAD_U64_U32, V_MAD_I64_I32: the carry is bit 64 of the sum."""
+    target, carry_out, a, b, c = ins.operands
+    kind = ins.name[6]
+    first, second = reader(a, f"{kind}32"), reader(b, f"{kind}32")
+    third, write = reader(c, f"{kind}64"), vector_writer(target, f"{kind}64")
+    write_carry = scalar_writer(carry_out)
+    wide = np.uint64 if kind == "u" else np.int64
+
+    def compute(g):
+        product, addend = np.multiply(first(g), second(g), dtype=wide), np.asarray(third(g))
+        total = product + addend
+        over = ((product ^ total) & (addend ^ total)) < 0 if kind == "i" else total < addend
+        carry = over ^ (total < 0) if kind == "i" else over
+        return total, np.broadcast_to(carry, g.mask.shape) & g.mask
+
+    def store(g, total, carry):
+        write(g, total)
+        write_carry(g, pack(carry))
+
+    return compute, store
+
+
 def _in_class(x, wanted):
     """V_CMP_CLASS: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf."""
-    bits = np.asarray(x).view(U32)
-    negative, quiet = bits >> U32(31) != 0, bits >> U32(22) & U32(1) != 0
-    denormal = (np.abs(x) < np.float32(2.0**-126)) & (x != 0)
+    x = np.asarray(x)
+    negative, quiet = np.signbit(x), floats.is_quiet(x)
+    denormal = (np.abs(x) < np.finfo(x.dtype).smallest_normal) & (x != 0)
+    wanted = np.asarray(wanted).astype(U32)
     kinds = [
         np.isnan(x) & ~quiet, np.isnan(x) & quiet, np.isinf(x) & negative,
         np.isfinite(x) & (x != 0) & ~denormal & negative, denormal & negative, (x == 0) & negative,

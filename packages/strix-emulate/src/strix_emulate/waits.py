@@ -8,13 +8,17 @@ order (RDNA3.5 ISA, "Data dependency resolution").
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strix_emulate import order
 from strix_emulate.decode import Instruction, Unknown
 from strix_emulate.errors import Trap
-from strix_emulate.memory import Touch
 from strix_emulate.waves import Waves
+
+if TYPE_CHECKING:
+    from strix_emulate.memory import Touch
 
 VM, STORE, LGKM = 0, 1, 2
 _MAXIMUM = {"vmcnt": 63, "lgkmcnt": 63, "expcnt": 7}
@@ -32,7 +36,7 @@ class Outstanding:
     registers: int
     ordered: bool
     text: str
-    touches: tuple[Touch, ...] = ()
+    touches: tuple["Touch", ...] = ()
     who: np.ndarray | None = None
     half: str = ""
 
@@ -102,11 +106,27 @@ def refresh(g: Waves) -> None:
 
 
 def at_barrier(g: Waves) -> None:
-    """Accesses that still run are not ordered by the barrier that their wave arrives at."""
+    """Accesses that still run are not ordered by the barrier that their wave arrives at.
+
+    Those of LDS as well: wavefronts' LDS operations "can be reordered relative to each other", and
+    only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
+    """
+    _postpone(g, 1 << order.BARRIER)
+
+
+def at_release(g: Waves) -> None:
+    """Nor are they by an atomic; nor is what the wave does after it."""
+    _postpone(g, 1 << order.RELEASE)
+    g.epoch = order.after_release(g.epoch)
+    g.tags = order.tags(g.workgroup, g.epoch, g.wave)
+
+
+def _postpone(g: Waves, unit: int) -> None:
     for queue in g.queues:
         for entry in queue:
             for touch in entry.touches:
-                touch.memory.postpone(touch, g.tags if entry.who is None else g.tags[entry.who])
+                tags = g.tags if entry.who is None else g.tags[entry.who]
+                touch.memory.postpone(touch, order.who(tags), unit)
 
 
 def select(queues, index):

@@ -23,8 +23,10 @@ class Waves:
     """State of n waves: V (vector registers), S (scalar registers), scc, EXEC and identity.
 
     workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
-    wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed. queues: what
-    the wait counters still count (see :mod:`strix_emulate.waits`).
+    wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
+    and atomics since (:mod:`strix_emulate.order`). turn: how often others were let by; polls and
+    asks: what that is decided by. queues: what the wait counters still count (see
+    :mod:`strix_emulate.waits`).
     """
 
     __slots__ = (
@@ -38,6 +40,7 @@ class Waves:
         "U16",
         "V",
         "VF",
+        "asks",
         "epoch",
         "full",
         "lanes",
@@ -46,10 +49,12 @@ class Waves:
         "n",
         "pc",
         "pending",
+        "polls",
         "queues",
         "scc",
         "slot",
         "tags",
+        "turn",
         "wave",
         "workgroup",
     )  # fmt: skip
@@ -68,6 +73,7 @@ class Waves:
             setattr(self, name, value)
         self.pending = 0
         self.tags = None
+        self.turn, self.polls, self.asks = 0, 0, False
         self.exec_changed()
 
     def identity(self):

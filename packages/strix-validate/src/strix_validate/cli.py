@@ -5,6 +5,7 @@ import json
 import re
 from enum import StrEnum
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -151,7 +152,9 @@ def bench(
     size: SizeOption = Size.FULL,
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Draw plots into this folder, as PNG and SVG."),
+        typer.Option(
+            metavar="DIR", help="Draw plots into this folder, as PNG and SVG; needs matplotlib."
+        ),
     ] = None,
 ) -> None:
     """Time each backend, forward and backward."""
@@ -275,6 +278,8 @@ def _run(
 ) -> None:
     """Runs tiers, writes the record where requested, and exits with its status."""
     console = Console(stderr=True, highlight=False)
+    if plots and not find_spec("matplotlib"):
+        raise typer.BadParameter("--plots needs matplotlib: pixi add matplotlib-base")
     for folder in filter(None, (evidence, plots)):
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:

@@ -2,8 +2,10 @@
 """Executes intercepted Triton launches with strix-emulate: the compiled gfx1151 code, on a CPU."""
 
 import ctypes
+import gc
 
 import numpy as np
+import torch
 from strix_emulate import api, llvm, loader
 from strix_emulate.errors import DisassemblerError, EmulatorError
 
@@ -35,8 +37,31 @@ def execute(launch: Launch) -> api.Launch:
         for name, kind in compiled.src.signature.items()
         if kind != "constexpr"  # folded into the code
     ]
+    tables = [
+        t for t in values.values() if getattr(t, "dtype", None) in (torch.int64, torch.uint64)
+    ]
+    known = set(storages)
+    reachable = [
+        _pointer(tensor, storages) for tensor in _pointed_to(tables)
+        if tensor.untyped_storage().data_ptr() not in known
+    ]  # fmt: skip
     threads = compiled.metadata.num_warps * 32
-    return api.launch(kernel, launch.workgroups(), arguments, threads=threads)
+    return api.launch(kernel, launch.workgroups(), arguments, threads=threads, reachable=reachable)
+
+
+def _pointed_to(tables: list) -> list:
+    """Live tensors, one for each storage, whose addresses stand in these tensors of integers."""
+    if not tables:
+        return []
+    addresses = np.unique(np.concatenate([t.detach().view(-1).numpy().view("i8") for t in tables]))
+    found = {}
+    for tensor in (x for x in gc.get_objects() if isinstance(x, torch.Tensor)):
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            start = storage.data_ptr()
+            if ((addresses >= start) & (addresses < start + storage.nbytes())).any():
+                found[start] = tensor
+    return list(found.values())
 
 
 def _number(value, kind: str) -> int | float | None:
@@ -47,6 +72,8 @@ def _number(value, kind: str) -> int | float | None:
 
 def _pointer(tensor, storages: dict[int, np.ndarray]) -> api.Buffer:
     """The bytes of the tensor's storage, one array for all tensors that share it."""
+    # triton_kernels wrap a torch tensor
+    tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":
         raise EmulatorError(f"a tensor is on {storage.device}; the emulator needs host memory")
@@ -54,4 +81,4 @@ def _pointer(tensor, storages: dict[int, np.ndarray]) -> api.Buffer:
     if address not in storages:
         raw = (ctypes.c_uint8 * storage.nbytes()).from_address(address)
         storages[address] = np.frombuffer(raw, np.uint8)
-    return api.Buffer(storages[address], "inout", tensor.data_ptr() - address)
+    return api.Buffer(storages[address], "inout", tensor.data_ptr() - address, host=address)

@@ -149,10 +149,18 @@ def dense(q, k, v, grad_out, *, causal=False, window=(-1, -1), softcap=0.0, drop
     return call, expected
 
 
-def varlen(randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), causal=True, window=(-1, -1)):
+def varlen(
+    randn,
+    *,
+    lengths_q=(37, 64, 10),
+    lengths_k=(64, 64, 50),
+    head_dim=64,
+    causal=True,
+    window=(-1, -1),
+):
     """flash_attn_varlen_func of random tensors, see :func:`packed`."""
-    q, grad_out = randn(sum(lengths_q), 4, 64), randn(sum(lengths_q), 4, 64)
-    k, v = randn(sum(lengths_k), 2, 64), randn(sum(lengths_k), 2, 64)
+    q, grad_out = (randn(sum(lengths_q), 4, head_dim) for _ in range(2))
+    k, v = (randn(sum(lengths_k), 2, head_dim) for _ in range(2))
     return packed(q, k, v, grad_out, lengths_q, lengths_k, causal=causal, window=window)
 
 
@@ -257,6 +265,16 @@ _GQA = "a query head that reads the wrong key/value head, or gradients not summe
 _CACHE = "keys written to the wrong row or the caller's cache_seqlens changed (aiter 0.1.20.post1)"
 
 
+_EMPTY = (
+    "the logsumexp of a sequence without keys written over that of the next one, its zeros over "
+    "the next head, and both past the end (flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
+)
+#: The first, a middle and the last sequence are empty; one has keys but no queries.
+NO_TOKENS = {"lengths_q": (0, 37, 0, 0, 64, 0), "lengths_k": (0, 64, 0, 20, 50, 0)}
+#: Those have queries but no keys, one of them more queries than a block of any kernel has.
+NO_KEYS = {"lengths_q": (5, 33, 140, 37, 160, 7), "lengths_k": (0, 70, 0, 64, 170, 0)}
+
+
 class _Spec(NamedTuple):
     name: str
     build: Callable
@@ -327,6 +345,10 @@ _SPECS = (
         partial(varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129)),
         "sequences of one token beside long ones: keys of a neighbour in the last block",
     ),
+    _Spec("varlen-empty", partial(varlen, **NO_TOKENS), _EMPTY),
+    _Spec("varlen-no-keys", partial(varlen, **NO_KEYS), _EMPTY),
+    _Spec("varlen-no-keys-full", partial(varlen, **NO_KEYS, causal=False), _EMPTY),
+    _Spec("varlen-no-keys-d72", partial(varlen, **NO_KEYS, head_dim=72), _EMPTY),
     _Spec("varlen-window", partial(varlen, window=(16, 0)), SDIST_WINDOW_BUG, True),
     _Spec("cache", partial(kv_cache), _CACHE),
     _Spec("cache-rows", partial(kv_cache, rows=(3, 1)), _CACHE),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A Llama with random weights, made and run without a network: -m ... make|generate FOLDER.
+"""A Llama with random weights, or one of tiny_models, made and run without a network:
+-m ... make|generate FOLDER [MODEL].
 
 It runs in its own process, which frees its GPU memory before a server starts. The last line of its
 output is JSON.
@@ -8,6 +9,7 @@ output is JSON.
 import json
 import os
 import sys
+from pathlib import Path
 
 #: Token ids; no tokenizer is needed.
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
@@ -36,7 +38,7 @@ def make(folder: str) -> dict:
     return {"logprobs": logits.log_softmax(-1).tolist()}
 
 
-def generate(folder: str) -> dict:
+def generate(folder: str, dtype: str = "float16") -> dict:
     """Greedy tokens of the same prompt, several times in one batch, and the log probability of the
     first one, from vLLM in this process."""
     # the engine in this process ends with it
@@ -46,7 +48,7 @@ def generate(folder: str) -> dict:
     model = LLM(
         folder,
         skip_tokenizer_init=True,
-        dtype="float16",
+        dtype=dtype,
         max_model_len=256,
         max_num_seqs=4,
         enforce_eager=True,
@@ -67,5 +69,13 @@ def generate(folder: str) -> dict:
 
 
 if __name__ == "__main__":
-    task, folder = sys.argv[1:]
-    print(json.dumps({"make": make, "generate": generate}[task](folder)))
+    task, folder, *model = sys.argv[1:]
+    if not model:
+        found = {"make": make, "generate": generate}[task](folder)
+    elif task == "make":
+        from strix_validate import tiny_models
+
+        found = tiny_models.make(model[0], Path(folder))
+    else:
+        found = generate(folder, "bfloat16")
+    print(json.dumps(found))

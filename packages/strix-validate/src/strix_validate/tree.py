@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 GFX1151 = 110501
-#: PCI vendor:device of the GPU of Strix Halo.
-PCI_ID = ("0x1002", "0x1586")
+#: PCI's id of AMD, and vendor:device of the GPU of Strix Halo.
+AMD = "0x1002"
+PCI_ID = (AMD, "0x1586")
 
 
 def open_device(path: Path) -> None:
@@ -24,10 +25,11 @@ def open_device(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Node:
-    """A GPU in KFD's topology; version as 110501 for gfx1151."""
+    """A GPU in KFD's topology; version as 110501 for gfx1151, units None if they are not known."""
 
     version: int
     render_minor: int
+    units: int | None = None
     #: Kernels with the fixed size of the context save area (CWSR) tell it.
     exports_cwsr: bool = False
 
@@ -56,6 +58,17 @@ class Tree:
     def read(self, name: str) -> str | None:
         try:
             return self.path(name).read_bytes().decode(errors="replace").strip("\0\n ")
+        except OSError:
+            return None
+
+    def read_at(self, file: Path) -> str | None:
+        """The text of a file that glob found."""
+        return self.read(str(file.relative_to(self.root)))
+
+    def link(self, file: Path) -> str | None:
+        """The last part of what a symbolic link names."""
+        try:
+            return file.readlink().name
         except OSError:
             return None
 
@@ -106,30 +119,45 @@ class Tree:
 
     @cached_property
     def gpus(self) -> list[Node]:
-        """GPUs in KFD's topology, without CPUs and malformed nodes."""
+        """GPUs in KFD's topology, without CPUs and malformed nodes.
+
+        Their order is that of the nodes, by which ROCR_VISIBLE_DEVICES counts.
+        """
         found = []
-        for file in self.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
-            text = self.read(str(file.relative_to(self.root))) or ""
-            values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.M))
-            if int(values.get("simd_count", 0)) and int(values.get("gfx_target_version", 0)):
-                version = int(values["gfx_target_version"])
-                minor, size = (int(values.get(k, 0)) for k in ("drm_render_minor", "cwsr_size"))
-                found.append(Node(version, minor, size > 0))
+        files = self.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
+        for file in sorted(files, key=lambda file: (len(file.parent.name), file)):
+            lines = re.findall(r"^(\w+) (\d{1,20})$", self.read_at(file) or "", re.M)
+            values = {key: int(value) for key, value in lines}
+            if version := values.get("gfx_target_version", 0):
+                simds, per_unit = values.get("simd_count"), values.get("simd_per_cu")
+                units = simds // per_unit if simds is not None and per_unit else None
+                minor, size = values.get("drm_render_minor", 0), values.get("cwsr_size", 0)
+                found.append(Node(version, minor, units, size > 0))
         return found
+
+    @property
+    def strix_halo(self) -> Node | None:
+        """The first gfx1151 in KFD's topology."""
+        return next((node for node in self.gpus if node.version == GFX1151), None)
 
     @cached_property
     def has_strix_halo(self) -> bool:
         """Whether a PCI device has the GPU's id, with or without a driver."""
-        return any(
-            (self.read(f"{name}/vendor"), self.read(f"{name}/device")) == PCI_ID
-            for name in (str(x.relative_to(self.root)) for x in self.glob("sys/bus/pci/devices/*"))
-        )
+        return any(map(self._is_strix_halo, self.glob("sys/bus/pci/devices/*")))
+
+    def _is_strix_halo(self, folder: Path) -> bool:
+        """Whether the sysfs folder of a PCI device has the GPU's id."""
+        return (self.read_at(folder / "vendor"), self.read_at(folder / "device")) == PCI_ID
 
     @cached_property
     def gpu_folder(self) -> str | None:
-        """The sysfs folder with the GPU's memory sizes, relative to root."""
+        """The sysfs folder with the sizes of Strix Halo's memory, or of the first GPU's.
+
+        Relative to root.
+        """
         files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
-        return str(files[0].parent.relative_to(self.root)) if files else None
+        folders = sorted((file.parent for file in files), key=self._is_strix_halo, reverse=True)
+        return str(folders[0].relative_to(self.root)) if folders else None
 
     @cached_property
     def groups(self) -> set[str] | None:

@@ -14,6 +14,7 @@ from strix_validate.vllm_kernels import (
     Expected,
     make,
     moe,
+    mxfp4,
     paged_attention,
     rms_norm,
     rope,
@@ -28,6 +29,11 @@ _COMPILES = (
     "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
 )
 _SPILLS = "; its spills are measured: https://github.com/vllm-project/vllm/pull/56232"
+_NO_KERNELS = "this source of vLLM has no vllm/third_party/triton_kernels: its build adds them"
+_GENERATION = (
+    "triton_kernels of another generation than Triton, which do not import, so that gpt-oss does "
+    "not start: https://github.com/vllm-project/vllm/issues/49779"
+)
 
 
 def _shapes(lengths) -> dict[str, Case]:
@@ -61,6 +67,9 @@ COMPILED = {
         partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, BF16
     ),
     "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
+    # gpt-oss-20b has 32 experts of 2880 by 2880
+    "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, BF16),
+    "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, BF16),
 }
 
 _MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"
@@ -147,9 +156,15 @@ def run(
     if not wanted:
         return
     cases = _TIERS[tier][0]
-    names = [check.id.removeprefix(f"{tier}/vllm-") for check in wanted]
     try:
         source = vllm_source.find(options.vllm)
+        if not (vllm_source.third_party(source) / "triton_kernels").is_dir():
+            lacking = [check for check in wanted if "/vllm-mxfp4" in check.id]
+            yield from (Result(check, State.SKIPPED, _NO_KERNELS) for check in lacking)
+            wanted = [check for check in wanted if check not in lacking]
+        if not wanted:
+            return
+        names = [check.id.removeprefix(f"{tier}/vllm-") for check in wanted]
         problems = [make(name, cases[name], source) for name in names]
         answers = gpu_free.run([call for call, _ in problems], mode)
     except (CannotRun, gpu_free.ChildError, ValueError) as error:

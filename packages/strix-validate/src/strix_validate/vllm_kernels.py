@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate import reference, vllm_source
+from strix_validate import reference, vllm_mxfp4, vllm_source
 from strix_validate.reference import Precision
 
 #: Randomness of a case: values of a shape.
 Randn = Callable[..., Tensor]
 Expected = Callable[[Precision], dict[str, Tensor]]
 
-_ATTENTION, _CACHE, _MOE, _ROPE, _NORM = vllm_source.KERNELS
+_ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
 FP8, FP8_SCALE = torch.float8_e4m3fn, 0.5
@@ -314,7 +314,16 @@ def _moe(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
     return {"out": out}
 
 
+def mxfp4(
+    randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
+) -> tuple[Call, Expected]:
+    """gpt-oss's experts, all of them: see vllm_mxfp4."""
+    tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
+    return Call("mxfp4", tensors, {"top_k": top_k}), expected
+
+
 _LAUNCHES = {
+    "mxfp4": vllm_mxfp4.launch,
     "unified_attention": _unified_attention,
     "reshape_and_cache": _reshape_and_cache,
     "rms_norm": _rms_norm,

@@ -6,6 +6,7 @@ else they import is replaced: the platform by gfx1151's answers, Triton's wrappe
 other module by stand-ins that do nothing. That changes the process: do it in a child process only.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,6 +26,7 @@ KERNELS = (
     "vllm.model_executor.layers.fused_moe.fused_moe",
     "vllm.model_executor.layers.rotary_embedding.mrope",
     "vllm.model_executor.determinism.batch_invariant",
+    "vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe",
 )
 #: What they compute with.
 _HELPERS = (
@@ -35,6 +37,12 @@ _HELPERS = (
     "vllm.model_executor.layers.fused_moe.utils",
     "vllm.model_executor.layers.quantization.utils.quant_utils",
 )
+#: Stand-ins that are base classes: of two mocks nothing can inherit.
+_MOE = "vllm.model_executor.layers.fused_moe"
+_CLASSES = {
+    f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
+    f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
+}
 #: Of vllm.platforms.rocm, the questions whose answer is yes on gfx1151.
 _GFX1151_IS = ("on_gfx1x", "on_gfx11", "on_gfx115x", "on_gfx1151", "on_rdna")
 #: (11, 5) as vLLM counts compute capabilities.
@@ -71,6 +79,23 @@ def version(folder: Path) -> str:
 def install(folder: Path) -> None:
     """Makes ``import vllm...`` give modules of the folder and stand-ins."""
     sys.meta_path.insert(0, _Finder(folder))
+    # vLLM gives its copy of triton_kernels that name
+    sys.path.append(str(third_party(folder)))
+
+
+def third_party(folder: Path) -> Path:
+    """Where vLLM's build puts triton_kernels, which are not in the sdist."""
+    return folder / "vllm" / "third_party"
+
+
+def _generation() -> str:
+    """vLLM's get_triton_kernels_version: which interface triton_kernels have."""
+    try:
+        importlib.import_module("triton_kernels.matmul_ogs")
+    except ImportError:
+        return "3.8"
+    tensor = importlib.import_module("triton_kernels.tensor")
+    return "3.6" if hasattr(tensor, "SparseMatrix") else "3.5.1"
 
 
 class _Platform:
@@ -105,6 +130,8 @@ class _StandIn(types.ModuleType):
 
 def _stand_in(name: str) -> types.ModuleType:
     module = _StandIn(name)
+    for class_name in _CLASSES.get(name, ()):
+        setattr(module, class_name, type(class_name, (), {}))
     if name == "vllm.platforms":
         module.current_platform = _Platform()
     if name == "vllm.platforms.rocm":
@@ -115,6 +142,8 @@ def _stand_in(name: str) -> types.ModuleType:
     if name == "vllm.config.cache":
         # no plugin registers a kind of cache
         module.get_kv_cache_dtype_handler = lambda kind: None
+    if name == "vllm.utils.import_utils":
+        module.get_triton_kernels_version = _generation
     if name == "vllm.triton_utils":
         import triton
         from triton import language

@@ -29,6 +29,7 @@ class SamplingParams(SimpleNamespace):
 class LLM:
     def __init__(self, model, *, skip_tokenizer_init, kv_cache_memory_bytes, **options):
         assert Path(model).is_dir() and skip_tokenizer_init and kv_cache_memory_bytes
+        self.model = Path(model).name
         if FAULT == "crash":
             raise RuntimeError("Failed to infer device type")
 
@@ -38,7 +39,8 @@ class LLM:
             tokens = tokens_for(prompt["prompt_token_ids"], sampling.max_tokens)
             if FAULT == "repeats" and i:
                 tokens[-1] += 1
-            logprob = SimpleNamespace(logprob=math.log(0.5) + 0.2 * (FAULT == "logits"))
+            off = {"logits": 0.2, self.model: 0.4}.get(FAULT, 0.0)
+            logprob = SimpleNamespace(logprob=math.log(0.5) + off)
             output = SimpleNamespace(token_ids=tokens, logprobs=[{tokens[0]: logprob}])
             outputs.append(SimpleNamespace(outputs=[output]))
         return outputs
@@ -91,6 +93,8 @@ def serve(arguments):
     name = "ROCM_ATTN" if FAULT == "slow-backend" else "TRITON_ATTN"
     if FAULT != "silent":
         print(f"Using {name} backend out of potential backends: ['{name}'].", flush=True)
+    if FAULT != "no-graphs":
+        print("Graph capturing finished in 1 secs, took 0.01 GiB", flush=True)
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 

@@ -17,8 +17,10 @@ def render(records: list[Record], names: list[str]) -> str:
     Args:
         names: what each record is called on the page, its file's name for example.
     """
-    from strix_validate.report import plots
-
+    try:
+        from strix_validate.report.plots import figures, svg
+    except ModuleNotFoundError:  # matplotlib is optional, and the page says that it is absent
+        figures = None
     environment = Environment(
         loader=PackageLoader("strix_validate.report", "."),
         autoescape=True,
@@ -32,7 +34,7 @@ def render(records: list[Record], names: list[str]) -> str:
             "name": name,
             "record": record,
             "tiers": _tiers(record),
-            "plots": [plots.svg(figure) for figure in plots.figures(record)],
+            "plots": [svg(figure) for figure in figures(record)] if figures else None,
         }
         for record, name in zip(records, names, strict=True)
     ]

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
 from strix_validate.host import kernel_version
+from strix_validate.installed import CONDA_FORGE, installed
 from strix_validate.memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 from strix_validate.tiers import run_each
-from strix_validate.tree import GFX1151, Tree
+from strix_validate.tree import Tree
+from strix_validate.virtual_packages import VARIABLES, WANTED, detected
 
 #: The first kernels with the fixes for KFD's queue and memory limits.
 KERNEL = (6, 18, 4)
@@ -85,12 +87,19 @@ def _need_gpu(tree: Tree) -> None:
 def gpu(tree: Tree) -> Result:
     """KFD, the compute part of the amdgpu driver, shows a gfx1151 GPU. gfx1150 (Strix Point) looks
     alike and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
-    names = [node.name for node in tree.gpus]
-    if any(node.version == GFX1151 for node in tree.gpus):
-        return _fine(gpus=", ".join(names))
+    names = list(dict.fromkeys(node.name for node in tree.gpus))
+    measured = {"gpus": ", ".join(f"{node.name} ({node.units} units)" for node in tree.gpus)}
+    if tree.strix_halo:
+        index = str(tree.gpus.index(tree.strix_halo))
+        others = ", ".join(name for name in names if name != tree.strix_halo.name)
+        chosen = (tree.environ.get(f"{library}_VISIBLE_DEVICES") for library in ("ROCR", "HIP"))
+        if others and index not in chosen:
+            what = f"{others} is beside gfx1151, the one GPU that these packages have kernels for"
+            return _warning(what, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
+        return _fine(**measured)
     if names:
         what = f"the GPU is {', '.join(names)}, and these packages are compiled for gfx1151"
-        return _error(what, "use packages built for this GPU", gpus=", ".join(names))
+        return _error(what, "use packages built for this GPU", **measured)
     if tree.has_strix_halo:
         what = "Strix Halo's GPU is on the PCI bus, but KFD does not list it"
         return _error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
@@ -98,6 +107,19 @@ def gpu(tree: Tree) -> Result:
         "no AMD GPU: /sys/class/kfd lists none",
         "lspci -nn -d 1002:1586   # a Strix Halo machine prints one line",
     )
+
+
+def pixi(tree: Tree) -> Result:
+    """pixi takes this machine for a gfx1151. Of several GPUs it goes by the one with the most
+    compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
+    it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
+    found = detected(tree)
+    if found == WANTED:
+        return _fine(**found)
+    said = ", ".join(f"{name}={version}" for name, version in found.items()) or "no AMD GPU"
+    missing = {VARIABLES[n]: version for n, version in WANTED.items() if found.get(n) != version}
+    fix = " ".join(f"{variable}={version}" for variable, version in missing.items())
+    return _warning(f"pixi sees {said}; the stacks are for 11.5.1", f"export {fix}", **found)
 
 
 def driver(tree: Tree) -> Result:
@@ -199,7 +221,8 @@ def render(tree: Tree) -> Result:
     """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     _need_gpu(tree)
-    minors = [node.render_minor for node in tree.gpus if node.render_minor >= 128]
+    gpus = [tree.strix_halo, *tree.gpus] if tree.strix_halo else tree.gpus
+    minors = [node.render_minor for node in gpus if node.render_minor >= 128]
     if not minors:
         nodes = tree.glob("dev/dri/renderD*")
         return _opens(tree, f"dev/dri/{nodes[0].name}" if nodes else "dev/dri/renderD128")
@@ -323,6 +346,30 @@ def stray_rocm(tree: Tree) -> Result:
     return _fine(installed=", ".join(installed))
 
 
+def packages(tree: Tree) -> Result:
+    """The environment's torch and triton are those of our channel. What PyPI's packages require is
+    taken from PyPI, over ours, unless pixi knows our names there:
+    https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
+    found = installed(tree.prefix) if tree.prefix else []
+    if not found:
+        raise CannotRun("torch is not installed")
+    measured = {each.name: each.version for each in found}
+    for each in found:
+        if each.by == CONDA_FORGE:
+            what = f"{each.name} {each.version} is conda-forge's, which has no ROCm"
+            fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
+            return _error(what, fix, **measured)
+        if each.by != "conda":
+            what = f"{each.name} {each.version} was installed by {each.by}, over our channel's"
+            # pixi does not notice that the files changed, not even when it locks ours again
+            fix = "pixi clean && pixi install"
+            if each.by == "uv-pixi":
+                names = " ".join(other.name for other in found if other.by == each.by)
+                fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
+            return _error(what, fix, **measured)
+    return _fine(**measured)
+
+
 def caches(tree: Tree) -> Result:
     """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
     Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
@@ -377,6 +424,7 @@ def free_bytes(place: Path) -> int:
 
 BODIES: dict[str, Callable[..., Result]] = {
     "gpu": gpu,
+    "pixi": pixi,
     "driver": driver,
     "kernel": kernel,
     "firmware": firmware,
@@ -388,6 +436,7 @@ BODIES: dict[str, Callable[..., Result]] = {
     "vllm-memory": vllm_memory,
     "environment": environment,
     "stray-rocm": stray_rocm,
+    "packages": packages,
     "caches": caches,
     "glibc": glibc,
     "disk": disk,

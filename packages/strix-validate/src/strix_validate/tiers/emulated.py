@@ -35,7 +35,12 @@ class Shape:
     lengths: tuple[tuple[int, int], ...] = ()
 
 
-#: Three head dims (72 is padded), two types, causal or not; grouped queries; ragged; varlen.
+def _pairs(lengths: dict) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(lengths["lengths_q"], lengths["lengths_k"], strict=True))
+
+
+#: Three head dims (72 is padded), two types, causal or not; grouped queries; ragged; varlen,
+#: also with sequences that have no queries or no keys.
 SHAPES = {
     f"d{head_dim}{'-causal' if causal else ''}-{str(dtype).removeprefix('torch.')}": Shape(
         dtype, head_dim, causal
@@ -50,6 +55,10 @@ SHAPES = {
     "whole-blocks": Shape(seqlen_q=128, seqlen_k=128),
     "varlen": Shape(heads=4, causal=True, lengths=((37, 64), (64, 64), (10, 50))),
     "varlen-bfloat16": Shape(torch.bfloat16, lengths=((40, 70), (100, 20))),
+    "varlen-empty": Shape(causal=True, lengths=_pairs(flash.NO_TOKENS)),
+    "varlen-no-keys": Shape(causal=True, lengths=_pairs(flash.NO_KEYS)),
+    "varlen-no-keys-d72": Shape(head_dim=72, causal=True, lengths=_pairs(flash.NO_KEYS)),
+    "varlen-no-keys-full": Shape(lengths=_pairs(flash.NO_KEYS)),
 }
 
 

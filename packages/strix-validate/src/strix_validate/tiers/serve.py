@@ -26,13 +26,17 @@ from pathlib import Path
 from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result, require
 from strix_validate.tiers import run_each
 from strix_validate.tiny_llama import PROMPT, TOKENS
+from strix_validate.tiny_models import MODELS
 
-#: Of a log probability: fp16 weights and kernels against float32.
-LOGPROB_BOUND = 0.05
+#: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
+LOGPROB_BOUND, MODEL_BOUND = 0.05, 0.3
 #: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
 START_LIMIT = 900
 STOP_LIMIT = 60
 NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+#: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
+GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
+_CAPTURED = "Graph capturing finished"
 _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) out of")
 
 
@@ -116,6 +120,12 @@ class Session:
         self.make_model()
         return _child("generate", self.folder / "model")
 
+    def generate(self, name: str) -> tuple[list[float], dict]:
+        """Of a model of tiny_models: its reference, and what vLLM generates offline."""
+        self.need_vllm()
+        folder = self.folder / name
+        return _child("make", folder, name)["logprobs"], _child("generate", folder, name)
+
     @once
     def server(self) -> "Server":
         self.make_model()
@@ -142,7 +152,7 @@ class Server:
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
             "--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float16",
-            "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager",
+            "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", GRAPHS,
             "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
         ]  # fmt: skip
         begin = time.perf_counter()
@@ -222,10 +232,10 @@ class Server:
         return True
 
 
-def _child(task: str, folder: Path) -> dict:
+def _child(task: str, folder: Path, *model: str) -> dict:
     """tiny_llama's answer. Raises CheckFailed with the end of its log if it failed."""
     done = subprocess.run(
-        [sys.executable, "-m", "strix_validate.tiny_llama", task, folder],
+        [sys.executable, "-m", "strix_validate.tiny_llama", task, folder, *model],
         env=os.environ | NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -254,14 +264,30 @@ def offline_logits(session: Session) -> dict:
     """The first token's log probability is transformers' in float32. Decoding that runs and is
     wrong looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
-    token = session.offline["tokens"][0][0]
-    expected = session.reference[token]
-    error = abs(session.offline["logprob"] - expected)
-    short = max(session.reference) - expected
-    measured = {"logprob": {"error": error, "bound": LOGPROB_BOUND}}
-    require(error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed")
-    require(short <= LOGPROB_BOUND, f"token {token} is not the likeliest, by {short:.3f}")
-    return measured
+    return _compare(session.reference, session.offline, LOGPROB_BOUND)
+
+
+def _compare(reference: list[float], found: dict, bound: float) -> dict:
+    """The measured error. Raises CheckFailed if the first token is not the reference's."""
+    token = found["tokens"][0][0]
+    error = abs(found["logprob"] - reference[token])
+    short = max(reference) - reference[token]
+    require(error <= bound, f"off by {error:.3f}, {bound} is allowed")
+    require(short <= bound, f"token {token} is not the likeliest, by {short:.3f}")
+    return {"logprob": {"error": error, "bound": bound}}
+
+
+def _serving(name: str) -> Callable[[Session], dict]:
+    """The check of a model of tiny_models."""
+
+    def body(session: Session) -> dict:
+        reference, found = session.generate(name)
+        first, *others = found["tokens"]
+        require(all(tokens == first for tokens in others), "the same prompt gave different tokens")
+        return _compare(reference, found, MODEL_BOUND)
+
+    body.__doc__ = f"A tiny model, {name}, generates what it should. Catches {MODELS[name].why}"
+    return body
 
 
 def start(session: Session) -> dict:
@@ -269,6 +295,15 @@ def start(session: Session) -> dict:
     https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
     return {"seconds": round(session.server.start_seconds, 1)}
+
+
+def graphs(session: Session) -> dict:
+    """The server captured HIP graphs of decoding. Capturing them hung, and --enforce-eager hides
+    that: https://github.com/vllm-project/vllm/issues/32180"""
+    session.need_vllm()
+    log = session.server.log.read_text(errors="replace")
+    require(_CAPTURED in log, f"the log does not say {_CAPTURED!r}: the server ran without graphs")
+    return {"captured": log.count(_CAPTURED)}
 
 
 def attention_backend(session: Session) -> dict:
@@ -317,7 +352,9 @@ def stop(session: Session) -> dict:
 BODIES = {
     "offline-repeats": offline_repeats,
     "offline-logits": offline_logits,
+    **{f"model-{name}": _serving(name) for name in MODELS},
     "start": start,
+    "graphs": graphs,
     "attention-backend": attention_backend,
     "completion": completion,
     "streaming": streaming,

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Atomic read-modify-writes of global memory and LDS (RDNA3.5 ISA, chapter 16: DS, MUBUF, FLAT).
+
+Atomics of different waves are no race with each other: they order what comes before and after them
+(:mod:`strix_emulate.order`).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strix_emulate import addressing
+from strix_emulate.decode import Instruction, Operand, Unknown
+from strix_emulate.waits import LGKM, STORE, VM, Outstanding, issue, registers
+from strix_emulate.waves import Waves
+
+_MODIFIERS = {"glc", "slc", "dlc", "offset"}
+#: name: (new value of old, data and second data; ufunc with an `at` that does the same, or None)
+_OPERATIONS = {
+    "add": (lambda old, x, _: old + x, np.add),
+    "sub": (lambda old, x, _: old - x, np.subtract),
+    "rsub": (lambda old, x, _: x - old, None),
+    "inc": (lambda old, x, _: np.where(old >= x, old.dtype.type(0), old + old.dtype.type(1)), None),
+    "dec": (lambda old, x, _: np.where((old == 0) | (old > x), x, old - old.dtype.type(1)), None),
+    "csub": (lambda old, x, _: np.where(old < x, old.dtype.type(0), old - x), None),
+    "and": (lambda old, x, _: old & x, np.bitwise_and),
+    "or": (lambda old, x, _: old | x, np.bitwise_or),
+    "xor": (lambda old, x, _: old ^ x, np.bitwise_xor),
+    "min": (lambda old, x, _: np.where(x < old, x, old), None),
+    "max": (lambda old, x, _: np.where(x > old, x, old), None),
+    "swap": (lambda _old, x, _: x, None),
+    "cmpswap": (lambda old, x, expected: np.where(old == expected, x, old), None),
+    # LDS has other names, and the mask first
+    "storexchg": (lambda _old, x, _: x, None),
+    "cmpstore": (lambda old, x, expected: np.where(old == expected, x, old), None),
+    "mskor": (lambda old, mask, x: (old & ~mask) | x, None),
+}
+_TWO_SOURCES = {"cmpswap", "cmpstore", "mskor"}
+_GLOBAL = {
+    **dict.fromkeys(("add", "sub", "inc", "dec"), ("u32", "u64")),
+    **dict.fromkeys(("and", "or", "xor", "swap"), ("b32", "b64")), "csub": ("u32",),
+    **dict.fromkeys(("min", "max"), ("u32", "i32", "u64", "i64", "f32")),
+    "cmpswap": ("b32", "b64", "f32"),
+}  # fmt: skip
+_LDS = {
+    **dict.fromkeys(("add", "sub", "rsub", "inc", "dec"), ("u32", "u64")),
+    **dict.fromkeys(("and", "or", "xor", "storexchg", "mskor"), ("b32", "b64")),
+    **dict.fromkeys(("min", "max"), ("u32", "i32", "u64", "i64", "f32", "f64")),
+    "cmpstore": ("b32", "b64", "f32", "f64"),
+}  # fmt: skip
+_GLOBAL["add"] += ("f32",)
+_LDS["add"] += ("f32",)
+#: every mnemonic: (space, operation, kind, whether LDS returns the old value)
+NAMES = {
+    **{f"{space}_atomic_{op}_{kind}": (space, op, kind, False)
+       for space in ("global", "flat", "buffer") for op, kinds in _GLOBAL.items()
+       for kind in kinds if (space, op) != ("flat", "csub")},
+    **{f"ds_{op}{rtn}_{kind}": ("ds", op, kind, bool(rtn))
+       for op, kinds in _LDS.items() for kind in kinds for rtn in ("", "_rtn")
+       if rtn or op != "storexchg"},
+}  # fmt: skip
+
+
+def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
+    """A function that executes the instruction on Waves. Raises Unknown."""
+    space, op, kind, returns = NAMES[ins.name]
+    dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
+    size, words = dtype.itemsize, dtype.itemsize // 4
+    returns = returns or "glc" in ins.modifiers
+    allowed = _MODIFIERS | ({"offen"} if space == "buffer" else set())
+    if ins.modifiers.keys() - allowed:
+        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
+    ops = list(ins.operands)
+    memory = spaces.lds if space == "ds" else spaces.arena
+    if space == "buffer":
+        data, target = ops[0], ops[0]
+        locate = addressing.locate_buffer(ins, ops[1:], size, True, spaces.arena)
+    else:
+        target = ops.pop(0) if returns else None
+        address, data = ops[:2]
+        if space == "ds":
+            locate = addressing.locate_lds(address, ins.modifiers.get("offset", 0), size, spaces)
+        else:
+            base = ops[2] if space == "global" else Operand("off")
+            locate = addressing.locate_global(ins, [address, base], size, True, spaces.arena)
+    first = data.index
+    second = None
+    if op in _TWO_SOURCES:
+        second = ops[2].index if space == "ds" else first + words
+    function, ufunc = _OPERATIONS[op]
+    counter = LGKM if space == "ds" else (VM if returns else STORE)
+    bits = registers("v", target.index, words) if returns else 0
+
+    def operand(g: Waves, register: int, inside):
+        raw = g.VF[register : register + words][:, g.lanes]
+        raw = raw if inside is None else raw[:, inside]
+        return np.ascontiguousarray(raw.T).view(dtype).ravel()
+
+    def run(g: Waves):
+        at, inside, _ = locate(g)
+        places = at // size
+        x = operand(g, first, inside)
+        y = x if second is None else operand(g, second, inside)
+        marks = g.lane_array(g.tags) if memory.checked else None
+        if marks is not None:
+            memory.track_atomic(at, size, marks if inside is None else marks[inside], g)
+        old = _apply(memory.bytes.view(dtype), places, x, y, function, ufunc, returns)
+        if returns:
+            result = old.view(np.uint32).reshape(-1, words).T
+            if inside is not None:
+                whole = np.zeros((words, len(inside)), np.uint32)
+                whole[:, inside] = result
+                result = whole
+            for i in range(words):
+                g.VF[target.index + i][g.lanes] = result[i]
+        issue(g, counter, Outstanding(bits, True, ins.text))
+
+    return run
+
+
+def _apply(cells, places, x, y, function, ufunc, returns):
+    """One lane after the other, as far as they share a cell. Gives what each lane found there."""
+    if ufunc is not None and not returns:
+        ufunc.at(cells, places, x)
+        return None
+    old = np.zeros_like(x)
+    left = np.arange(len(places))
+    while len(left):
+        _, first = np.unique(places[left], return_index=True)
+        now = left[first]
+        held = cells[places[now]]
+        old[now] = held
+        cells[places[now]] = function(held, x[now], y[now])
+        left = np.delete(left, first)
+    return old

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files as HIP makes them: functions, variables with relocations, hidden arguments, bundles."""
+
+import ctypes.util
+import shutil
+import struct
+import subprocess
+import zlib
+
+import fixtures
+import numpy as np
+import pytest
+from strix_emulate import loader
+from strix_emulate.api import Buffer, launch
+from strix_emulate.errors import LoadError
+
+SOURCE = """
+#define DEVICE __attribute__((device))
+__attribute__((constant)) float table[8] = {1, 2, 4, 8, 16, 32, 64, 128};
+DEVICE float *halves[2] = {(float *)table, (float *)table + 4};
+DEVICE __attribute__((noinline)) float twice(float x, int i) {
+  for (; i > 0; i--) x += x;
+  return x;
+}
+extern "C" __attribute__((global)) void kernel(const float *x, float *out, int n) {
+  int i = __builtin_amdgcn_workgroup_id_x() * __builtin_amdgcn_workgroup_size_x() +
+          __builtin_amdgcn_workitem_id_x();
+  if (i < n)
+    out[i] = twice(x[i], 3) + table[i & 7] + halves[i & 1][i & 3] + __builtin_amdgcn_grid_size_x();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def hip(tmp_path_factory) -> bytes:
+    """The code object that clang 22 makes of SOURCE; skipped where there is none."""
+    clang = shutil.which("clang-22")
+    if clang is None:
+        pytest.skip("clang-22 is not installed")
+    folder = tmp_path_factory.mktemp("hip")
+    (folder / "k.hip").write_text(SOURCE)
+    subprocess.run(
+        [clang, "-x", "hip", "--offload-arch=gfx1151", "-nogpulib", "-nogpuinc", "-O2",
+         "--cuda-device-only", "--no-gpu-bundle-output", "-o", folder / "k.co", folder / "k.hip"],
+        check=True,
+    )  # fmt: skip
+    return (folder / "k.co").read_bytes()
+
+
+def test_functions_variables_and_hidden_arguments(hip):
+    (kernel,) = loader.parse(hip, "k.co")
+    assert kernel.image.pointers, "the addresses in `halves` are relocations"
+    x, out, i = np.arange(100, dtype=np.float32), np.zeros(100, np.float32), np.arange(100)
+    launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
+    table = 2.0 ** np.arange(8)
+    more = np.where(i & 1, table[4 + (i & 3)], table[i & 3])
+    assert (out == 8 * x + table[i & 7] + more + 128).all()
+
+
+def bundle(*entries: tuple[str, bytes]) -> bytes:
+    """clang's bundle of these targets."""
+    head = loader.BUNDLE + struct.pack("<Q", len(entries))
+    at = len(head) + sum(24 + len(name) for name, _ in entries)
+    blobs = b""
+    for name, blob in entries:
+        head += struct.pack("<3Q", at + len(blobs), len(blob), len(name)) + name.encode()
+        blobs += blob
+    return head + blobs
+
+
+def compressed(plain: bytes, version: int, method: int) -> bytes:
+    """The same as CCOB; method 1 by libzstd."""
+    if method == 0:
+        data = zlib.compress(plain)
+    else:
+        library = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
+        library.ZSTD_compressBound.restype = library.ZSTD_compress.restype = ctypes.c_size_t
+        made = ctypes.create_string_buffer(library.ZSTD_compressBound(ctypes.c_size_t(len(plain))))
+        size = library.ZSTD_compress(made, ctypes.c_size_t(len(made)), plain,
+                                     ctypes.c_size_t(len(plain)), 3)  # fmt: skip
+        data = made.raw[:size]
+    sizes = {1: struct.pack("<I", len(plain)), 2: struct.pack("<2I", 24 + len(data), len(plain)),
+             3: struct.pack("<2Q", 32 + len(data), len(plain))}[version]  # fmt: skip
+    return b"CCOB" + struct.pack("<2H", version, method) + sizes + bytes(8) + data
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("method", [0, 1])
+def test_bundles(version, method):
+    elf = fixtures.compile_kernel(
+        fixtures.add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}
+    )[0]
+    whole = bundle(("host-x86_64-unknown-linux-gnu-", b""),
+                   ("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"),
+                   ("hipv4-amdgcn-amd-amdhsa--gfx1151", elf))  # fmt: skip
+    packed = compressed(whole, version, method) if version else whole
+    assert [k.name for k in loader.parse(packed, "file")] == ["add"]
+    other = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"))
+    with pytest.raises(LoadError, match=r"nothing for gfx1151.*gfx1100"):
+        loader.parse(compressed(other, version, method) if version else other, "file")
+    with pytest.raises(LoadError):
+        loader.parse(packed[: len(packed) // 2], "file")

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kernels of zoo.py against numpy. `pytest -m ""` runs those marked slow as well."""
+
+import numpy as np
+import pytest
+import triton
+import zoo
+from strix_emulate.api import Buffer
+from strix_emulate.errors import Trap
+from zoo import TYPES, numbers
+
+N = 200
+FLOATS, INTEGERS = ("fp32", "fp16", "fp64"), ("i32", "i64", "i16", "i8", "u32", "u16", "u8")
+UNARY = {
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "abs": np.abs,
+    "floor": np.floor, "ceil": np.ceil, "neg": np.negative, "not": np.invert,
+}  # fmt: skip
+BINARY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
+    "min": np.minimum, "less": lambda a, b: np.where(a < b, a, b),
+    # as in C: towards zero
+    "quotient": lambda a, b: _truncated(a, b)[0], "rest": lambda a, b: _truncated(a, b)[1],
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": lambda a, b: np.left_shift(a, b & 7), "shr": lambda a, b: np.right_shift(a, b & 7),
+}  # fmt: skip
+REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin,
+          "xor": np.bitwise_xor.reduce}  # fmt: skip
+SCAN = {"sum": np.cumsum, "reverse": lambda x: np.cumsum(x[::-1])[::-1], "product": np.cumprod,
+        "sort": np.sort, "flip": lambda x: x[::-1]}  # fmt: skip
+ATOMIC = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
+          "or": np.bitwise_or, "xor": np.bitwise_xor, "xchg": lambda _a, b: b}  # fmt: skip
+
+
+def _truncated(a, b):
+    quotients = [int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
+                 for x, y in zip(map(int, a), map(int, b), strict=True)]  # fmt: skip
+    rests = [x - q * y for x, q, y in zip(map(int, a), quotients, map(int, b), strict=True)]
+    return np.array(quotients).astype(a.dtype), np.array(rests).astype(a.dtype)
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def close(got, expected, ulps: float = 0):
+    """Within that many units in the last place of the type; NaN where NaN is expected."""
+    expected = np.asarray(expected)
+    if got.dtype.kind != "f":
+        assert (got == expected.astype(got.dtype)).all(), (got, expected)
+        return
+    unit = np.spacing(np.abs(expected).astype(got.dtype)).astype(float)
+    error = np.abs(got.astype(float) - expected.astype(float))
+    assert (error <= ulps * unit).all(), (error / unit).max()
+
+
+UNARY_CASES = [(op, "fp32") for op in UNARY if op != "not"]
+UNARY_CASES += [(op, kind) for kind in ("fp16", "fp64") for op in ("abs", "neg")]
+UNARY_CASES += [(op, "fp64") for op in ("floor", "ceil")]
+UNARY_CASES += [(op, k) for op in ("neg", "not", "abs") for k in ("i32", "i64", "i16", "i8")]
+
+
+@pytest.mark.parametrize(("op", "kind"), UNARY_CASES)
+def test_unary(op, kind):
+    x = numbers(kind, N)
+    if op in ("log", "log2", "sqrt", "rsqrt"):
+        x = np.abs(x)
+    out = np.zeros_like(x)
+    zoo.run(zoo.unary, (1,), {"x": f"*{kind}", "out": f"*{kind}", "n": "i32"},
+            {"OP": op, "BLOCK": 256}, [Buffer(x, "in"), Buffer(out, "out"), N])  # fmt: skip
+    wide = x.astype(float) if x.dtype.kind == "f" else x
+    with np.errstate(over="ignore"):
+        close(out, UNARY[op](wide), {"exp": 4, "log": 3, "sigmoid": 4}.get(op, 1))
+
+
+BINARY_CASES = [
+    (op, k) for k in FLOATS for op in ("add", "sub", "mul", "div", "max", "min", "less")
+]
+_ON_INTEGERS = [op for op in BINARY if op != "div"]
+BINARY_CASES += [(op, k) for k in ("i32", "i64", "u32", "i8") for op in _ON_INTEGERS]
+BINARY_CASES += [slow(op, k) for k in ("i16", "u16", "u8") for op in _ON_INTEGERS]
+
+
+@pytest.mark.parametrize(("op", "kind"), BINARY_CASES)
+def test_binary(op, kind):
+    x, y = numbers(kind, N, 1), numbers(kind, N, 2, small=True)
+    y = np.where(y == 0, np.array(3, y.dtype), y)
+    out = np.zeros_like(x)
+    zoo.run(zoo.binary, (1,), {"x": f"*{kind}", "y": f"*{kind}", "out": f"*{kind}", "n": "i32"},
+            {"OP": op, "BLOCK": 256},
+            [Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), N])  # fmt: skip
+    with np.errstate(all="ignore"):
+        expected = BINARY[op](x, y)
+    close(out, expected, 2 if op == "div" else 0)
+
+
+CONVERT_TYPES = ("fp32", "fp16", "fp64", "i32", "i8", "i64")
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(a, b) for a in CONVERT_TYPES for b in CONVERT_TYPES if a != b],
+)
+def test_convert(source, target):
+    x = numbers(source, N, 3, small=True)
+    out = np.zeros(N, TYPES[target])
+    zoo.run(zoo.convert, (1,), {"x": f"*{source}", "out": f"*{target}", "n": "i32"}, {"BLOCK": 256},
+            [Buffer(x, "in"), Buffer(out, "out"), N])  # fmt: skip
+    close(out, x.astype(TYPES[target]))
+
+
+def fp8e5(bits):
+    """E5M2 is the high byte of a float16."""
+    return (bits.astype(np.uint16) << 8).view(np.float16)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_fp8_loads_and_stores(kind):
+    every = np.arange(256, dtype=np.uint8)
+    out = np.zeros(256, TYPES[kind])
+    zoo.run(zoo.convert, (1,), {"x": "*fp8e5", "out": f"*{kind}", "n": "i32"}, {"BLOCK": 256},
+            [Buffer(every, "in"), Buffer(out, "out"), 256])  # fmt: skip
+    expected = fp8e5(every)
+    assert np.array_equal(out.astype(float), expected.astype(float), equal_nan=True)
+    finite = every[np.isfinite(expected)]
+    x = fp8e5(finite).astype(TYPES[kind])
+    back = np.zeros(len(x), np.uint8)
+    zoo.run(zoo.convert, (1,), {"x": f"*{kind}", "out": "*fp8e5", "n": "i32"}, {"BLOCK": 256},
+            [Buffer(x, "in"), Buffer(back, "out"), len(x)])  # fmt: skip
+    assert (back == finite).all()
+
+
+REDUCE_CASES = [(op, k) for k in ("fp32", "i32") for op in REDUCE if (op, k) != ("xor", "fp32")]
+REDUCE_CASES += [(op, k) for k in ("fp16", "fp64", "i64") for op in ("sum", "max", "min")]
+
+
+@pytest.mark.parametrize("n", [N, 3])
+@pytest.mark.parametrize(("op", "kind"), REDUCE_CASES)
+def test_reduce(op, kind, n):
+    x = numbers(kind, 2 * n, 4, small=True).reshape(2, n)
+    target = "i32" if "arg" in op else kind
+    out = np.zeros(2, TYPES[target])
+    zoo.run(zoo.reduce, (2,), {"x": f"*{kind}", "out": f"*{target}", "n": "i32"},
+            {"OP": op, "BLOCK": 256}, [Buffer(x, "in"), Buffer(out, "out"), n])  # fmt: skip
+    exact = [REDUCE[op](row.astype(float) if "fp" in kind else row) for row in x]
+    if op == "sum" and "fp" in kind:
+        assert np.abs(out - exact).max() <= n * 4 * np.finfo(out.dtype).eps
+    else:
+        close(out, exact)
+
+
+SCAN_CASES = [(op, k) for op in SCAN for k in ("fp32", "i32")] + [("sort", "i16"), ("flip", "fp64")]
+
+
+@pytest.mark.parametrize(("op", "kind"), SCAN_CASES)
+def test_scan(op, kind):
+    x = numbers(kind, 2 * 64, 5, small=True).reshape(2, 64)
+    if op == "product":
+        x = np.sign(x) + (x == 0).astype(x.dtype)
+    out = np.zeros_like(x)
+    zoo.run(zoo.scan, (2,), {"x": f"*{kind}", "out": f"*{kind}", "n": "i32"},
+            {"OP": op, "BLOCK": 64}, [Buffer(x, "in"), Buffer(out, "out"), 64])  # fmt: skip
+    for got, row in zip(out, x, strict=True):
+        if kind == "fp32" and op in ("sum", "reverse"):
+            assert np.abs(got - SCAN[op](row.astype(float))).max() < 1e-4
+        else:
+            close(got, SCAN[op](row))
+
+
+ATOMIC_CASES = [("add", k) for k in ("i32", "fp32", "fp16", "i64", "fp64")]
+ATOMIC_CASES += [(op, k) for op in ("max", "min") for k in ("i32", "u32", "i64", "fp32")]
+ATOMIC_CASES += [(op, "i32") for op in ("and", "or", "xor")]
+ATOMIC_CASES += [("xchg", "i32"), ("xchg", "fp32")]
+
+
+@pytest.mark.parametrize("cells", [7, 1])
+@pytest.mark.parametrize(("op", "kind"), ATOMIC_CASES)
+def test_atomics(op, kind, cells):
+    """In any order: sums of small integers are exact. What was there before adds up, too."""
+    n = 100
+    x = np.arange(1, n + 1).astype(TYPES[kind])
+    if op != "xchg":
+        x = (x * 7 % 11 - (4 if "u" not in kind else 0)).astype(TYPES[kind])
+    where = np.random.default_rng(7).integers(0, cells, n).astype(np.int32)
+    start = np.full(cells, 1, TYPES[kind])
+    out, old = start.copy(), np.zeros(n, TYPES[kind])
+    zoo.run(zoo.atomics, (2,),
+            {"x": f"*{kind}", "where": "*i32", "out": f"*{kind}", "old": f"*{kind}", "n": "i32"},
+            {"OP": op, "BLOCK": 64},
+            [Buffer(x, "in"), Buffer(where, "in"), Buffer(out, "inout"),
+             Buffer(old, "out"), n])  # fmt: skip
+    if op == "xchg":
+        # a chain: every value was there once, but the last one of each cell, which still is
+        assert sorted([*old, *out]) == sorted([*x, *start])
+        return
+    expected = start.copy()
+    for place, value in zip(where, x, strict=True):
+        expected[place] = ATOMIC[op](expected[place], value)
+    close(out, expected)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_spin_lock(parts):
+    x = numbers("fp32", 64 * parts)
+    lock, count, total = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    zoo.run(zoo.locked, (parts,),
+            {"lock": "*i32", "total": "*fp32", "count": "*i32", "x": "*fp32"}, {"BLOCK": 64},
+            [Buffer(lock), Buffer(total), Buffer(count), Buffer(x, "in")])  # fmt: skip
+    assert count[0] == parts and lock[0] == 0 and abs(total[0] - x.sum(dtype=float)) < 1e-4
+
+
+@pytest.mark.parametrize("parts", [1, 4, 16])
+def test_last_block(parts):
+    x = numbers("fp32", 64 * parts)
+    partial, counter, out = np.zeros(parts, "f4"), np.zeros(1, np.int32), np.zeros(1, "f4")
+    zoo.run(zoo.last_block, (parts,),
+            {"x": "*fp32", "partial": "*fp32", "counter": "*i32", "out": "*fp32"},
+            {"BLOCK": 64, "PARTS": parts},
+            [Buffer(x, "in"), Buffer(partial, "out"), Buffer(counter),
+             Buffer(out, "out")])  # fmt: skip
+    assert abs(out[0] - x.sum(dtype=float)) < 1e-4
+
+
+@pytest.mark.parametrize(("source", "target"), [("fp16", "fp32"), ("i8", "i32"), ("fp32", "fp32")])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (32, 16, 64)])
+def test_dot(source, target, shape):
+    m, n, k = shape
+    a, b = numbers(source, m * k, 8).reshape(m, k), numbers(source, k * n, 9).reshape(k, n)
+    out = np.zeros((m, n), TYPES[target])
+    zoo.run(zoo.dot, (1,), {"a": f"*{source}", "b": f"*{source}", "out": f"*{target}"},
+            {"M": m, "N": n, "K": k},
+            [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out")])  # fmt: skip
+    exact = a.astype(float) @ b.astype(float)
+    assert np.abs(out - exact).max() <= (0 if target == "i32" else 1e-4)
+
+
+@pytest.mark.parametrize("rows", [(16,), (16, 16, 16, 16)])
+def test_grouped_gemm_with_pointers_in_tensors(rows):
+    k, b = 32, 16
+    groups = [
+        (numbers("fp16", r * k, i).reshape(r, k), numbers("fp16", k * b, i + 9).reshape(k, b),
+         np.zeros((r, b), np.float32))
+        for i, r in enumerate(rows)
+    ]  # fmt: skip
+    table, reachable = zoo.pointers(*(x for group in groups for x in group))
+    sizes, out = np.array(rows, np.int32), np.zeros(len(rows), np.int32)
+    zoo.run(zoo.grouped, (len(rows),), {"pointers": "*i64", "sizes": "*i32", "out": "*i32"},
+            {"K": k, "B": b}, [Buffer(table, "in"), Buffer(sizes, "in"), Buffer(out, "out")],
+            reachable=reachable)  # fmt: skip
+    for x, y, z in groups:
+        assert np.abs(z - x.astype(float) @ y.astype(float)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "n"), [("fp32", 64), ("i32", 50), ("fp16", 128)])
+def test_gather(kind, n):
+    x, where = numbers(kind, n), np.random.default_rng(1).permutation(n).astype(np.int32)
+    out = np.zeros_like(x)
+    zoo.run(zoo.gather, (1,), {"x": f"*{kind}", "where": "*i32", "out": f"*{kind}", "n": "i32"},
+            {"BLOCK": triton.next_power_of_2(n)},
+            [Buffer(x, "in"), Buffer(where, "in"), Buffer(out, "out"), n])  # fmt: skip
+    assert (out == x[where]).all()
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("fp32", (16, 32)), ("fp16", (16, 16)),
+                                             ("i8", (32, 32)), ("i64", (8, 16))])  # fmt: skip
+def test_transpose(kind, shape):
+    x = numbers(kind, shape[0] * shape[1]).reshape(shape)
+    out = np.zeros(shape[::-1], x.dtype)
+    zoo.run(zoo.transpose, (1,), {"x": f"*{kind}", "out": f"*{kind}"},
+            {"M": shape[0], "N": shape[1]}, [Buffer(x, "in"), Buffer(out, "out")])  # fmt: skip
+    assert (out == x.T).all()
+
+
+@pytest.mark.parametrize("bins", [16, 64])
+def test_histogram(bins):
+    x = np.random.default_rng(2).integers(0, bins, 256).astype(np.int32)
+    out = np.zeros(bins, np.int32)
+    zoo.run(zoo.histogram, (1,), {"x": "*i32", "out": "*i32"}, {"BLOCK": 256, "BINS": bins},
+            [Buffer(x, "in"), Buffer(out, "out")])  # fmt: skip
+    assert (out == np.bincount(x, minlength=bins)).all()
+
+
+def test_what_the_machine_refuses():
+    """Both are code of Triton 3.7.1 that may be right on hardware: docs/emulator.md, "Limits"."""
+    k, b, rows = 32, 16, 3
+    arrays = [numbers("fp16", rows * k), numbers("fp16", k * b), np.zeros((rows, b), np.float32)]
+    table, reachable = zoo.pointers(*arrays)
+    sizes, out = np.array([rows], np.int32), np.zeros(1, np.int32)
+    with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
+        zoo.run(zoo.grouped, (1,), {"pointers": "*i64", "sizes": "*i32", "out": "*i32"},
+                {"K": k, "B": b}, [Buffer(table, "in"), Buffer(sizes, "in"), Buffer(out, "out")],
+                reachable=reachable)  # fmt: skip
+    x = numbers("fp16", 64 * 32)
+    with pytest.raises(Trap, match="pending: uses a register that `global_load_u16"):
+        zoo.run(zoo.transpose, (1,), {"x": "*fp16", "out": "*fp16"}, {"M": 64, "N": 32},
+                [Buffer(x, "in"), Buffer(np.zeros_like(x), "out")])  # fmt: skip
+
+
+def philox(counter: int, seed: int) -> int:
+    """Philox4x32-10, its first word (Salmon et al., 2011)."""
+    c, key = [counter, 0, 0, 0], [seed, 0]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ key[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ key[1], a & 0xFFFFFFFF]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c[0]
+
+
+@pytest.mark.parametrize("seed", [0, 123456])
+def test_random(seed):
+    out = np.zeros(64, np.uint32)
+    zoo.run(zoo.random, (1,), {"out": "*i32", "seed": "i32"}, {"BLOCK": 64},
+            [Buffer(out, "out"), seed])  # fmt: skip
+    assert out.tolist() == [philox(i, seed) for i in range(64)]

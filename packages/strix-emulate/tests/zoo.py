@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small Triton kernels of many kinds, each with cases and what numpy says they must give."""
+
+from functools import cache
+
+import fixtures
+import numpy as np
+import triton
+import triton.language as tl
+from strix_emulate import loader
+from strix_emulate.api import Buffer, Options, launch
+
+TYPES = {"fp32": "f4", "fp16": "f2", "fp64": "f8", "i32": "i4", "i16": "i2", "i8": "i1",
+         "i64": "i8",
+         "u32": "u4", "u16": "u2", "u8": "u1"}  # fmt: skip
+
+
+@triton.jit
+def unary(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n, other=1)
+    if OP == "exp":
+        v = tl.exp(v)
+    elif OP == "exp2":
+        v = tl.exp2(v)
+    elif OP == "log":
+        v = tl.log(v)
+    elif OP == "log2":
+        v = tl.log2(v)
+    elif OP == "sqrt":
+        v = tl.sqrt_rn(v)
+    elif OP == "rsqrt":
+        v = tl.rsqrt(v)
+    elif OP == "abs":
+        v = tl.abs(v)
+    elif OP == "floor":
+        v = tl.floor(v)
+    elif OP == "ceil":
+        v = tl.ceil(v)
+    elif OP == "neg":
+        v = -v
+    elif OP == "sigmoid":
+        v = tl.sigmoid(v)
+    elif OP == "not":
+        v = ~v
+    tl.store(out + i, v, mask=i < n)
+
+
+@triton.jit
+def binary(x, y, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n, other=1)
+    b = tl.load(y + i, mask=i < n, other=1)
+    if OP == "add":
+        v = a + b
+    elif OP == "sub":
+        v = a - b
+    elif OP == "mul":
+        v = a * b
+    elif OP == "div":
+        v = a / b
+    elif OP == "quotient":
+        v = a // b
+    elif OP == "rest":
+        v = a % b
+    elif OP == "max":
+        v = tl.maximum(a, b)
+    elif OP == "min":
+        v = tl.minimum(a, b)
+    elif OP == "and":
+        v = a & b
+    elif OP == "or":
+        v = a | b
+    elif OP == "xor":
+        v = a ^ b
+    elif OP == "shl":
+        v = a << (b & 7)
+    elif OP == "shr":
+        v = a >> (b & 7)
+    elif OP == "less":
+        v = tl.where(a < b, a, b)
+    tl.store(out + i, v, mask=i < n)
+
+
+@triton.jit
+def convert(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n).to(out.dtype.element_ty), mask=i < n)
+
+
+@triton.jit
+def reduce(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    v = tl.load(x + row * n + i, mask=i < n, other=0)
+    if OP == "sum":
+        r = tl.sum(v, 0)
+    elif OP == "xor":
+        r = tl.xor_sum(v, 0)
+    elif OP == "max":
+        r = tl.max(tl.where(i < n, v, -100), 0)
+    elif OP == "min":
+        r = tl.min(tl.where(i < n, v, 100), 0)
+    elif OP == "argmax":
+        r = tl.argmax(tl.where(i < n, v, -100), 0)
+    elif OP == "argmin":
+        r = tl.argmin(tl.where(i < n, v, 100), 0)
+    tl.store(out + row, r)
+
+
+@triton.jit
+def scan(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    v = tl.load(x + row * n + i, mask=i < n, other=0)
+    if OP == "sum":
+        r = tl.cumsum(v, 0)
+    elif OP == "reverse":
+        r = tl.cumsum(v, 0, reverse=True)
+    elif OP == "product":
+        r = tl.cumprod(v, 0)
+    elif OP == "sort":
+        r = tl.sort(v)
+    elif OP == "flip":
+        r = tl.flip(v, 0)
+    tl.store(out + row * n + i, r, mask=i < n)
+
+
+@triton.jit
+def atomics(x, where, out, old, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    v = tl.load(x + i, mask=inside, other=0)
+    p = out + tl.load(where + i, mask=inside, other=0)
+    if OP == "add":
+        o = tl.atomic_add(p, v, mask=inside)
+    elif OP == "max":
+        o = tl.atomic_max(p, v, mask=inside)
+    elif OP == "min":
+        o = tl.atomic_min(p, v, mask=inside)
+    elif OP == "and":
+        o = tl.atomic_and(p, v, mask=inside)
+    elif OP == "or":
+        o = tl.atomic_or(p, v, mask=inside)
+    elif OP == "xor":
+        o = tl.atomic_xor(p, v, mask=inside)
+    elif OP == "xchg":
+        o = tl.atomic_xchg(p, v, mask=inside)
+    tl.store(old + i, o, mask=inside)
+
+
+@triton.jit
+def locked(lock, total, count, x, BLOCK: tl.constexpr):
+    """A spin lock around a read-modify-write of plain memory."""
+    v = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), 0)
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(total, tl.load(total) + v)
+    tl.store(count, tl.load(count) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+
+
+@triton.jit
+def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Each workgroup leaves a sum; the last one to count adds them up."""
+    g, i = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(partial + g, tl.sum(tl.load(x + g * BLOCK + i), 0))
+    tl.debug_barrier()
+    if tl.atomic_add(counter, 1) == PARTS - 1:
+        tl.store(out, tl.sum(tl.load(partial + tl.arange(0, PARTS)), 0))
+
+
+@triton.jit
+def dot(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + m[:, None] * K + k[None, :])
+    y = tl.load(b + k[:, None] * N + n[None, :])
+    tl.store(out + m[:, None] * N + n[None, :], tl.dot(x, y, out_dtype=out.dtype.element_ty))
+
+
+@triton.jit
+def grouped(pointers, sizes, out, K: tl.constexpr, B: tl.constexpr):
+    """Grouped matrix products: a pointer to A, to B and to C for each group."""
+    g = tl.program_id(0)
+    a = tl.load(pointers + 3 * g).to(tl.pointer_type(tl.float16))
+    b = tl.load(pointers + 3 * g + 1).to(tl.pointer_type(tl.float16))
+    c = tl.load(pointers + 3 * g + 2).to(tl.pointer_type(tl.float32))
+    rows = tl.load(sizes + g)
+    m, n, k = tl.arange(0, B), tl.arange(0, B), tl.arange(0, K)
+    x = tl.load(a + m[:, None] * K + k[None, :], mask=(m < rows)[:, None], other=0.0)
+    y = tl.load(b + k[:, None] * B + n[None, :])
+    tl.store(c + m[:, None] * B + n[None, :], tl.dot(x, y), mask=(m < rows)[:, None])
+    tl.store(out + g, rows)
+
+
+@triton.jit
+def gather(x, where, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n, other=0)
+    tl.store(out + i, tl.gather(v, tl.load(where + i, mask=i < n, other=0), 0), mask=i < n)
+
+
+@triton.jit
+def transpose(x, out, M: tl.constexpr, N: tl.constexpr):
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    v = tl.trans(tl.load(x + m[:, None] * N + n[None, :]))
+    tl.store(out + n[:, None] * M + m[None, :], v)
+
+
+@triton.jit
+def histogram(x, out, BLOCK: tl.constexpr, BINS: tl.constexpr):
+    v = tl.histogram(tl.load(x + tl.arange(0, BLOCK)), BINS)
+    tl.store(out + tl.arange(0, BINS), v)
+
+
+@triton.jit
+def random(out, seed, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.randint(seed, i))
+
+
+@cache
+def compiled(function, signature: tuple, constants: tuple) -> loader.Kernel:
+    elf, lds = fixtures.compile_kernel(function, dict(signature), dict(constants))
+    return loader.parse_elf(elf, function.__name__, lds)[0]
+
+
+def run(function, grid, signature: dict, constants: dict, arguments: list, **more):
+    """Compiles, if it is not yet, and launches with every check."""
+    kernel = compiled(function, tuple(signature.items()), tuple(constants.items()))
+    return launch(kernel, grid, arguments, threads=128, options=Options(budget=5_000_000), **more)
+
+
+def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray:
+    """Random numbers of a type: -4 to 4, or all of an integer type."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(TYPES[kind])
+    if dtype.kind == "f":
+        return rng.uniform(-4, 4, n).astype(dtype)
+    info = np.iinfo(dtype)
+    least, most = (max(info.min, -9), 9) if small else (info.min, info.max)
+    return rng.integers(least, most, n, dtype, endpoint=True)
+
+
+def pointers(*arrays) -> tuple[np.ndarray, list[Buffer]]:
+    """A table of addresses and the arrays it makes reachable."""
+    table = np.array([a.ctypes.data for a in arrays], np.int64)
+    return table, [Buffer(a, "inout", host=a.ctypes.data) for a in arrays]

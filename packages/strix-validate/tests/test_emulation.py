@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launches that strix-emulate executes for a library: autotuned, and with pointers in tensors."""
+
+import subprocess
+import sys
+
+import pytest
+from strix_emulate import llvm
+from strix_emulate.errors import DisassemblerError
+
+PROGRAM = """
+import torch, triton
+import triton.language as tl
+from strix_validate import emulation, triton_device
+
+triton_device.install()
+done = []
+triton_device.intercept(lambda x: None if x.is_warmup else done.append(emulation.execute(x)))
+
+
+@triton.autotune([triton.Config({"BLOCK": n}) for n in (64, 128)], key=["n"])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def sums(pointers, sizes, out, BLOCK: tl.constexpr):
+    g, i = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(pointers + g).to(tl.pointer_type(tl.float32))
+    n = tl.load(sizes + g)
+    tl.store(out + g, tl.sum(tl.load(x + i, mask=i < n, other=0.0), 0))
+
+
+x, out = torch.arange(100.0), torch.zeros(100)
+double[lambda m: (triton.cdiv(100, m["BLOCK"]),)](x, out, 100)
+assert (out == 2 * x).all(), out
+assert len(done) == 1, done
+groups = [torch.randn(n) for n in (5, 64, 17)]
+pointers = torch.tensor([g.data_ptr() for g in groups])
+sizes, out = torch.tensor([len(g) for g in groups], dtype=torch.int32), torch.zeros(3)
+sums[(3,)](pointers, sizes, out, BLOCK=64)
+assert torch.allclose(out, torch.stack([g.sum() for g in groups]), atol=1e-5), out
+del groups[1]
+"""
+
+
+def test_autotune_and_pointers_in_tensors(tmp_path, monkeypatch):
+    try:
+        llvm.find()
+    except DisassemblerError as error:
+        pytest.skip(str(error))
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

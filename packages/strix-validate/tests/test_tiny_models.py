@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The small models' files: read back with other code than wrote them. vLLM does not run here.
+
+Set VLLM_SOURCE to a folder of vLLM's source to look the models up in its registries.
+"""
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from strix_validate import tiny_models
+from strix_validate.tiny_models import MODELS
+
+REAL = Path(os.environ.get("VLLM_SOURCE", ""))
+
+
+def unpack_int4(stored):
+    """As compressed-tensors says: number i of an int32 is its bits 4 i to 4 i + 3, less 8."""
+    packed = stored["_packed"].long() & 0xFFFFFFFF
+    codes = torch.stack([(packed >> shift) % 16 for shift in range(0, 32, 4)], -1).flatten(-2) - 8
+    assert list(codes.shape) == stored["_shape"].tolist()
+    return codes * stored["_scale"].float().repeat_interleave(32, 1)
+
+
+def unpack_fp8(stored):
+    scale = torch.kron(stored["_scale_inv"], torch.ones(128, 128))
+    return stored[""].float() * scale
+
+
+def unpack_mxfp4(stored):
+    """As OCP's MX says: sign, exponent and mantissa of e2m1; the low half of a byte first."""
+    blocks = stored["_blocks"].int()
+    codes = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2)
+    sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
+    low, high = mantissa * 0.5, (1 + mantissa * 0.5) * torch.exp2(exponent - 1.0)
+    values = sign * torch.where(exponent == 0, low, high)
+    scaled = values * torch.exp2(stored["_scales"].float() - 127)[..., None]
+    return scaled.flatten(-2).transpose(1, 2)
+
+
+UNPACK = {
+    tiny_models.int4: (unpack_int4, (256, 512), "x_proj.weight", 1 / 7),
+    tiny_models.fp8: (unpack_fp8, (256, 384), "x_proj.weight", 1 / 16),
+    tiny_models.mxfp4: (unpack_mxfp4, (2, 64, 96), "experts.down_proj", 1 / 3),
+}
+
+
+@pytest.mark.parametrize("quantize", UNPACK, ids=lambda quantize: quantize.__name__)
+def test_what_is_written_is_what_the_reference_computes_with(quantize):
+    unpack, shape, name, step = UNPACK[quantize]
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    stored, values = quantize(name, weight)
+    torch.testing.assert_close(unpack(stored), values)
+    # and that is the weight, but for the rounding of its largest neighbour
+    assert 0 < (values - weight.float()).abs().max() < step * weight.float().abs().max()
+    first = next(iter(stored))
+    spoilt = stored | {first: stored[first].flip(0)}
+    assert not torch.allclose(unpack(spoilt), values)
+    assert quantize("model.norm.weight", weight[0]) is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_files_are_loadable(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    model = MODELS[name]
+    logprobs = torch.tensor(tiny_models.make(name, tmp_path)["logprobs"])
+    assert len(logprobs) == 512 and abs(logprobs.exp().sum() - 1) < 1e-4
+    assert logprobs.max() > -4, "flat: any token would do"
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (config.model_type, config.architectures) == (model.kind, [model.architecture])
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said.get("quantization_config") == model.quantization
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    quantized = {key for key in tensors if key.endswith(("_packed", "_scale_inv", "_blocks"))}
+    assert bool(quantized) == bool(model.quantization)
+    assert not any(key.endswith(".weight") and f"{key}_packed" in tensors for key in tensors)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+@pytest.mark.parametrize("name", MODELS)
+def test_vllm_knows_architecture_and_quantization(name):
+    """From the text of its registries: nothing of vLLM is imported."""
+    model = MODELS[name]
+    layers = REAL / "vllm" / "model_executor"
+    registry = ast.parse((layers / "models" / "registry.py").read_text())
+    keys = {node.value for node in ast.walk(registry) if isinstance(node, ast.Constant)}
+    assert model.architecture in keys and "NoSuchForCausalLM" not in keys
+    source = ast.parse((layers / "layers" / "quantization" / "__init__.py").read_text())
+    methods = next(
+        ast.literal_eval(node.value.slice)
+        for node in source.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "QuantizationMethods"
+    )
+    assert model.method in (*methods, "")
+    if model.method:
+        assert model.quantization["quant_method"] == model.method

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a build costs and whether this machine can pay, said before anything is fetched."""
+
+import shutil
+
+import yaml
+
+from forge.bases import Base
+from forge.files import read_text
+from forge.processes import max_jobs, memory_gib
+from forge.project import Project
+
+
+def costs(project: Project, base: Base) -> dict[str, dict[str, float]]:
+    """The figures of recipes/costs.yaml by recipe, for the variants of a base."""
+    file = project.root / "recipes" / "costs.yaml"
+    result: dict[str, dict[str, float]] = {}
+    for key, figures in (yaml.safe_load(read_text(file)) if file.exists() else {}).items():
+        name, _, variant = key.rpartition(" ") if "=" in key else (key, "", "")
+        wanted, _, value = variant.partition("=")
+        if not variant or base.variants[wanted][0] == value:
+            result[name] = result.get(name, {}) | figures
+    return result
+
+
+def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str], str]:
+    """A line for each of the recipes to build and one for all; and what is lacking, or nothing."""
+    known = costs(project, base)
+    chosen = {name: known[name] for name in names if name in known}
+    if not chosen:
+        return [], ""
+    lines = [
+        f"{name}: {cost['download']:g} GiB to download, {cost['disk']:g} GiB of disk, "
+        f"{cost['memory']:g} GiB of memory per job, {cost['cpu_hours']:g} CPU hours"
+        for name, cost in chosen.items()
+    ]
+    download, disk, hours = (
+        sum(cost[key] for cost in chosen.values()) for key in ("download", "disk", "cpu_hours")
+    )
+    folder = project.build if project.build.exists() else project.root
+    free, memory = shutil.disk_usage(folder).free / 2**30, memory_gib()
+    job = max(cost["memory"] for cost in chosen.values())
+    lines.append(
+        f"in all: {download:.1f} GiB to download, {download + disk:.1f} GiB of disk with it "
+        f"({free:.0f} free), {max_jobs()} jobs in {memory:.0f} GiB of memory, {hours:.1f} CPU hours"
+    )
+    if download + disk > free:
+        return lines, f"{download + disk:.1f} GiB of disk in {folder}; {free:.1f} GiB are free"
+    if job > memory:
+        return lines, f"{job:g} GiB of memory for one job; there are {memory:.1f}"
+    return lines, ""

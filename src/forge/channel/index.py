@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading an index: repodata.json, its other forms, and what is wrong with what they say."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+import msgpack
+import zstandard
+
+from forge.channel.location import Location
+from forge.errors import Refused
+
+PACKAGES = (".conda", ".tar.bz2")
+SHA256 = re.compile("[0-9a-f]{64}")
+FILE = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
+
+
+def load(location: Location, name: str) -> dict[str, Any] | None:
+    """An index file's content: None if it is missing, {} if it is damaged."""
+    raw = location.read(name)
+    return None if raw is None else parse(name, raw)
+
+
+def parse(name: str, raw: bytes) -> dict[str, Any]:
+    """An index, a shard, or a list of shards; {} for anything of another shape."""
+    try:
+        if name.endswith(".zst"):
+            raw = zstandard.ZstdDecompressor().decompressobj().decompress(raw)
+        data = msgpack.unpackb(raw, timestamp=3) if ".msgpack" in name else json.loads(raw)
+        packages = [data.get(key, {}) for key in ("packages", "packages.conda")]
+        tables = [*packages, data.get("info", {}), data.get("shards", {})]
+        whole = (
+            all(isinstance(key, str) for table in tables for key in dict(table))
+            and all(isinstance(record, dict) for table in packages for record in table.values())
+            and all(isinstance(digest, bytes) for digest in tables[3].values())
+            and {str} >= {type(file) for file in list(data.get("removed", []))}
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    except (msgpack.UnpackException, zstandard.ZstdError, MemoryError):
+        return {}
+    return data if whole else {}
+
+
+def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """File name -> record of an index or a shard."""
+    return {**data.get("packages", {}), **data.get("packages.conda", {})}
+
+
+def fault(file: str, record: dict[str, Any]) -> str:
+    """What is wrong with a record, or "": with it a file is taken for another, or not checked."""
+    if not FILE.fullmatch(file):
+        return "is not the name of a package file"
+    sha256, size = record.get("sha256"), record.get("size")
+    if not (isinstance(sha256, str) and SHA256.fullmatch(sha256) and type(size) is int):
+        return "its record has no sha256 or no size, so it cannot be checked"
+    parts = [record.get(key) for key in ("name", "version", "build")]
+    says = "-".join(part if isinstance(part, str) else "?" for part in parts)
+    stem, dot, _ = file.rpartition(".conda" if file.endswith(".conda") else ".tar.bz2")
+    if says != stem:
+        return f"calls itself {ascii(says)[1:-1]:.200}{dot}: it was renamed"
+    return ""
+
+
+def root_of(channel: str) -> str:
+    """Where the packages of a channel are: a revision's are its channel's."""
+    return re.sub(r"/revisions/\d+$", "", channel.rstrip("/"))
+
+
+def is_of(url: str, channel: str) -> bool:
+    """Whether a URL is SUBDIR/FILE of a channel."""
+    below = unquote(url).removeprefix(f"{unquote(root_of(channel))}/")
+    return below != unquote(url) and len(parts := below.split("/")) == 2 and ".." not in parts
+
+
+def foreign(data: dict[str, Any], channel: str, subdir: str) -> str:
+    """Where an index takes packages or shards from, if that is not its channel; else ""."""
+    for key, below in (("base_url", ""), ("shards_base_url", "/shards")):
+        base_url = data.get("info", {}).get(key, "")
+        try:
+            files = urljoin(f"{channel}/{subdir}/", base_url).rstrip("/").removesuffix(below) + "/x"
+        except (ValueError, TypeError, AttributeError):
+            files = ""
+        if not is_of(files, channel):
+            return ascii(base_url)[:200]
+    return ""
+
+
+def refuse_foreign(packages: Iterable[Any], channels: Iterable[str]) -> None:
+    """Raise Refused for what must be neither locked nor installed, in one line.
+
+    That is a RepoDataRecord of rattler without sha256 or size, or whose file is of none of the
+    `channels`: an index can name any host or path.
+    """
+    channels = list(channels)
+    for package in packages:
+        if not package.sha256 or package.size is None:
+            raise Refused(f"{package.url} has no sha256 or no size in its index or lock: refused")
+        if not any(is_of(package.url, channel) for channel in channels):
+            raise Refused(f"{package.url} is no file of {' or '.join(channels)}: refused")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How a channel is served: what hosts are asked to tell clients, and what a server tells them."""
+
+import http.client
+import re
+import urllib.request
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from forge.channel.location import Location
+from forge.channel.pypi import FILE
+from forge.channel.revisions import LOG
+from forge.project import SUBDIRS
+
+HEADERS = "_headers"
+INDEXES = (
+    "repodata_shards.msgpack.zst", "repodata.json.zst", "repodata.json",
+    "repodata_from_packages.json", "run_exports.json.zst", "run_exports.json",
+)  # fmt: skip
+# Seconds for which an index may be kept: a yank must be seen soon.
+LIMIT = 300
+
+
+def headers(url: str) -> str:
+    """What Netlify and Cloudflare Pages read, for a channel at `url`: they join what overlaps."""
+    root = urlsplit(url).path.rstrip("/")
+    asked = [LOG, FILE, *(f"{subdir}/{file}" for subdir in SUBDIRS for file in INDEXES)]
+    rules = {f"{root}/{file}": "no-cache" for file in asked}
+    for subdir in SUBDIRS:  # shards are named by their content
+        rules[f"{root}/{subdir}/shards/*"] = "public, max-age=31536000, immutable"
+    return "".join(f"{path}\n  Cache-Control: {value}\n" for path, value in rules.items())
+
+
+def kept_for(answer: Mapping[str, str]) -> int:
+    """Seconds that a client may keep an answer without asking again (RFC 9111, section 4.2)."""
+    control = (answer.get("Cache-Control") or "").lower()
+    if re.search(r"\bno-(cache|store)\b", control):
+        return 0
+    if age := re.search(r"\bmax-age=\"?(\d+)", control):
+        return int(age[1])
+    try:
+        date, changed = (
+            parsedate_to_datetime(answer[name]).timestamp() for name in ("Date", "Last-Modified")
+        )
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return max(0, int(date - changed) // 10)  # what clients do that were told nothing
+
+
+def kept(location: Location) -> Iterator[tuple[str, int]]:
+    """Each index of a served channel that answers, and the seconds that clients keep it."""
+    for subdir in SUBDIRS:
+        for file in INDEXES[:3]:
+            request = urllib.request.Request(f"{location.url}/{subdir}/{file}", method="HEAD")
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    yield f"{subdir}/{file}", kept_for(answer.headers)
+            except (OSError, http.client.HTTPException):
+                continue  # it is missing, which is found elsewhere, or needs a credential

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""rattler's package cache, filled with checked packages alone.
+
+rattler links what info/paths.json names wherever that leads, and takes a folder in its cache for
+the right package. So each is fetched, checked and unpacked here before anything is linked, and what
+lies in the cache is checked as well.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rattler import RepoDataRecord
+from rattler.package_streaming import extract
+
+from forge.channel.location import Location
+from forge.errors import BuildFailed, ForgeError
+from forge.files import sha256_file
+from forge.provenance.archive import Entry, stem
+from forge.provenance.package import Package
+
+AT_ONCE = 8
+REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the archive's sha256
+
+
+class Unpacked(Package):
+    """A package as it lies in the cache."""
+
+    @cached_property
+    def info(self) -> dict[str, bytes]:
+        files = (self.path / "info" / name for name in ("index.json", "paths.json", "link.json"))
+        return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+    @cached_property
+    def payload(self) -> dict[str, Entry]:
+        found = {}
+        for path in self.path.rglob("*"):
+            name, link = str(path.relative_to(self.path)), path.is_symlink()
+            if not link and not path.is_file() and not path.is_dir():
+                self._refuse(name, "is no file, folder or link")
+            if link or (path.is_file() and not name.startswith("info/")):
+                found[name] = Entry("", str(path.readlink()) if link else None, b"")
+        return found
+
+    def placed(self, python: Mapping[str, Any]) -> dict[str, str | None]:
+        """Where its files are linked, and where each that is a link leads.
+
+        `python` is that package's index: files for every Python go where it looks for them.
+        """
+        version = ".".join(str(python.get("version", "3")).split(".")[:2])
+        site = python.get("python_site_packages_path") or f"lib/python{version}/site-packages"
+        moved = {"site-packages": str(site), "python-scripts": "bin"}
+        moved = moved if self.index.get("noarch") == "python" else {}
+        parts = ((name.partition("/"), entry.link) for name, entry in self.payload.items())
+        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
+
+
+def default() -> Path:
+    """The package cache that rattler takes by itself."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("RATTLER_CACHE_DIR") or Path(user, "rattler", "cache"), "pkgs")
+
+
+def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
+    """Have every package in the cache, and all of them together safe to link.
+
+    Raises BuildFailed for a package that cannot be fetched or differs from its record, and Refused
+    for one that could write outside a prefix; both name its URL.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def have(record: RepoDataRecord) -> Unpacked:
+        try:
+            return _have(cache, record)
+        except (ForgeError, RuntimeError) as error:  # the bindings raise RuntimeError
+            kind = type(error) if isinstance(error, ForgeError) else BuildFailed
+            raise kind(f"{record.url}: {'; '.join(str(error).splitlines())}") from None
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            packages = list(pool.map(have, records))
+        finally:  # the first that fails ends it
+            pool.shutdown(cancel_futures=True)
+    python = next((p.index for p in packages if p.index["name"] == "python"), {})
+    placed = [package.placed(python) for package in packages]
+    links = {name: link for places in placed for name, link in places.items() if link is not None}
+    for package, places in zip(packages, placed, strict=True):
+        package.require_inside(places, links)
+
+
+def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
+    folder, sha256 = cache / stem(Path(record.file_name)), record.sha256 or b""
+    mark, source = Path(f"{folder}.lock"), Location(record.url.rpartition("/")[0])
+    if source.folder:
+        _require_same(source.folder / record.file_name, record)
+    # rattler takes a folder without a mark for the right one
+    marked = mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256
+    if not marked or not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
+            archive = Path(source.folder or work, record.file_name)
+            if not source.folder:
+                with archive.open("wb") as file:
+                    there = source.stream(archive.name, _Limited(file, record))
+                if not there:
+                    raise BuildFailed("the server has no such file (404)")
+                _require_same(archive, record)
+            Package(archive).require_safe()
+            extract(archive, Path(work, "package"))
+            with (cache / ".cache.lock").open("a") as guard:
+                fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
+                shutil.rmtree(folder, ignore_errors=True)
+                Path(work, "package").rename(folder)
+                mark.write_bytes(REVISION + sha256)
+    package = Unpacked(folder)
+    package.require_safe()
+    return package
+
+
+class _Limited:
+    """Writes no more than a record says: a server may send without an end."""
+
+    def __init__(self, file: BinaryIO, record: RepoDataRecord) -> None:
+        self.file, self.left = file, record.size or 0
+
+    def write(self, data: bytes) -> None:
+        self.left -= len(data)
+        if self.left < 0:
+            raise BuildFailed("is larger than its record says")
+        self.file.write(data)
+
+
+def _require_same(path: Path, record: RepoDataRecord) -> None:
+    if not path.is_file():
+        raise BuildFailed("is locked but missing: lock again")
+    if (path.stat().st_size, sha256_file(path)) != (record.size, (record.sha256 or b"").hex()):
+        raise BuildFailed("differs from its lock. If it was rebuilt lock again; else tampered with")

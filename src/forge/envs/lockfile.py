@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""pixi.lock: written as pixi writes it, and read without believing what cannot be checked."""
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import rattler
+from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
+
+from forge.channel.location import folder_of
+from forge.envs import manifest
+from forge.envs.bindings import Subdir
+from forge.envs.manifest import PLATFORM, Platform
+from forge.errors import ForgeError
+from forge.files import write_text
+from forge.project import SUBDIRS
+
+ASSUMED = {f"{name}={value}" for name, value in manifest.ASSUMED.items()}
+FILE_NAME = re.compile(r"[\w.+!=-]+\.(conda|tar\.bz2)", re.ASCII)
+# a revision is an index of its own for the files of the channel that it belongs to
+REVISION = re.compile(r"/revisions/\d+$")
+
+
+def read(path: Path) -> dict[str, rattler.Environment]:
+    """The locked environments by name. Raises ForgeError for anything but a lock file."""
+    try:
+        return dict(LockFile.from_path(path).environments())
+    except Exception as error:  # for example marks of a merge
+        raise ForgeError(f"{path} is not a lock file: {error!s:.300}") from None
+
+
+def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRecord]:
+    """The packages of an environment for a platform, whatever the lock calls it.
+
+    Raises ForgeError when it is not locked for that platform, or with a package that is none of a
+    channel: from PyPI, or built from source.
+    """
+    own = set(platform.lines) - ASSUMED
+    same = [
+        p
+        for p in locked.platforms()
+        if str(p.subdir) == PLATFORM and set(p.virtual_packages) - ASSUMED == own
+    ]
+    if len(same) != 1:
+        there = "; ".join(f"{p.subdir} {' '.join(p.virtual_packages)}" for p in locked.platforms())
+        raise ForgeError(
+            f"locked for {there or 'no platform'}, but not for what pixi.toml declares"
+        )
+    found = []
+    for package in locked.packages(same[0]) or []:
+        if not isinstance(package, CondaLockedBinaryPackage):
+            raise ForgeError(f"{package.name} is no package of a conda channel; use pixi itself")
+        found.append(package.repo_data_record())
+    return found
+
+
+def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) -> None:
+    """Raise ForgeError for a record without sha256 or size, or of a file outside the channels."""
+    roots = {str(folder_of(url) or REVISION.sub("", url.rstrip("/"))) for url in channels}
+    for record in records:
+        url = str(folder_of(record.url) or record.url)
+        if not record.sha256 or record.size is None:
+            raise ForgeError(
+                f"{url} has no sha256 or no size, so that nothing of it can be checked"
+            )
+        root, subdir, name = [*url.rsplit("/", 2), "", ""][:3]
+        fits = FILE_NAME.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
+        if root not in roots or subdir not in SUBDIRS or not fits:
+            raise ForgeError(f"{url} is not in {' or '.join(sorted(roots))}")
+
+
+def write(
+    path: Path,
+    platform: Platform,
+    channels: list[str],
+    environments: Mapping[str, list[RepoDataRecord]],
+) -> None:
+    """Write a lock file. Raises ForgeError when that fails; an older one then stays."""
+    target = LockPlatform(platform.name, Subdir(PLATFORM), platform.lines)
+    lock = LockFile([target])
+    for environment, packages in environments.items():
+        lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in channels])
+        for record in sorted(packages, key=lambda r: (r.subdir, r.name.normalized)):
+            record.indexed_timestamp = None  # pixi leaves it out
+            lock.add_conda_package(environment, target, record)
+    with tempfile.TemporaryDirectory(prefix="forge-lock-") as folder:
+        try:
+            lock.to_path(Path(folder, "pixi.lock"))
+            write_text(path, Path(folder, "pixi.lock").read_text())
+        except Exception as error:  # a full disk
+            raise ForgeError(f"cannot write {path}: {error}") from None

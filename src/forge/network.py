@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The network as pixi's configuration has it: mirrors, and where credentials are kept."""
+
+import asyncio
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rattler import networking
+from rattler.package_streaming import download_to_writer
+
+from forge.errors import ForgeError
+from forge.files import read_text
+from forge.project import Project
+
+AUTH_FILE = "RATTLER_AUTH_FILE"
+
+
+def _mirrors() -> dict[str, list[str]]:
+    """pixi's [mirrors], with a slash at the end of each URL; a later file wins, as in pixi."""
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
+    home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
+    folders = [Path("/etc/pixi"), user, home, Project.default_root() / ".pixi"]
+    mirrors: dict[str, list[str]] = {}
+    for path in filter(Path.is_file, (folder / "config.toml" for folder in folders)):
+        try:
+            data: dict[str, Any] = tomllib.loads(read_text(path))
+            for url, others in data.get("mirrors", {}).items():
+                mirrors[_slashed(url)] = [_slashed(other) for other in others]
+            if kept := data.get("authentication-override-file"):
+                os.environ.setdefault(AUTH_FILE, str(Path(kept).expanduser()))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ForgeError(f"{path} is not a pixi configuration: {error}") from None
+    return mirrors
+
+
+def _slashed(url: str) -> str:
+    if urlsplit(url).scheme not in ("http", "https", "oci"):
+        raise ValueError(f"mirrors: {url!r} is not an http(s) URL")
+    return f"{url.rstrip('/')}/"
+
+
+def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
+    """What every request is made with, in the order of pixi's own: a retry takes another mirror.
+
+    Raises ForgeError for a pixi configuration that cannot be read.
+    """
+    retry = networking.RetryMiddleware(retries)
+    mirrors = networking.MirrorMiddleware(_mirrors())  # first: it may say where credentials are
+    rest = networking.AuthenticationMiddleware(), networking.OciMiddleware()
+    return networking.Client([retry, mirrors, *rest], timeout=seconds)
+
+
+def mirrored(url: str) -> str:
+    """The address to ask for `url`, for a program that reads no [mirrors]: rattler-build's."""
+    mirrors = _mirrors()
+    for prefix in sorted(mirrors, key=len, reverse=True):
+        if _slashed(url).startswith(prefix) and mirrors[prefix]:
+            return _slashed(url).replace(prefix, mirrors[prefix][0], 1).rstrip("/")
+    return url
+
+
+class _Answered(Exception):
+    """The first bytes came."""
+
+    @staticmethod
+    def write(_: bytes) -> None:
+        raise _Answered
+
+
+def unanswered(url: str, seconds: int) -> str:
+    """Why a file cannot be read; empty when its first bytes come in time."""
+
+    async def ask() -> None:  # the bindings need a running loop
+        await download_to_writer(client(0, seconds), url, _Answered)
+
+    try:
+        asyncio.run(ask())
+    except _Answered:
+        return ""
+    except Exception as error:  # the bindings raise RuntimeError for everything
+        return str(error)
+    return "it is empty"

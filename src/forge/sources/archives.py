@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Archives, unpacked into a folder and nowhere else."""
+
+import lzma
+import os
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge.errors import Refused
+
+ARCHIVES = tuple(ext for _, extensions, _ in shutil.get_unpack_formats() for ext in extensions)
+# What Python's readers raise for damaged archives and for names that no file can have.
+DAMAGED = (
+    OSError, EOFError, ValueError, OverflowError, RuntimeError, NotImplementedError, struct.error,
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+# Sources shrink to a tenth, so one that grows beyond both is made to fill a disk.
+RATIO, ALLOWED = 100, 256 << 20
+
+if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
+    tarfile.TarFile.extraction_filter = staticmethod(tarfile.tar_filter)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack as rattler-build does: a single top folder is dropped.
+
+    Raises Refused for a damaged archive, and for one that holds a device, writes outside the
+    folder, also through its own links, or grows out of all proportion.
+    """
+    folder = target.with_suffix(".unpacking")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    size, allowed = 0, max(ALLOWED, RATIO * archive.stat().st_size)
+
+    def check(names: list[str], grows: int) -> None:
+        nonlocal size
+        size += grows
+        if size > allowed:
+            raise ValueError(f"its content is more than {RATIO} times its own size")
+        for name in names:
+            place = Path(os.path.realpath(folder / name))
+            if ".." in Path(name).parts or not place.is_relative_to(os.path.realpath(folder)):
+                raise ValueError(f"{name!r:.200} leads out of the folder")
+
+    def checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        for member in tar:  # once what came before it is unpacked: a link may lead anywhere
+            if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                raise ValueError(f"{member.name!r:.200} is no file, folder or link")
+            check([member.name, *([member.linkname] if member.islnk() else [])], member.size)
+            yield member
+
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                for info in opened.infolist():
+                    check([info.filename], info.file_size)
+                opened.extractall(folder)
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, members=checked(tar))
+        top = list(folder.iterdir())
+        (top[0] if len(top) == 1 and top[0].is_dir() else folder).replace(target)
+    except DAMAGED as error:
+        raise Refused(f"{archive} cannot be unpacked: {error!s:.300}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Patches on a source: applied by git, which takes no fuzz, and never beyond the source.
+
+rattler-build's own patcher silently takes fuzz 2, and writes wherever a patch says.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from forge.files import read_text
+
+HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+)", re.M)
+# `..` and absolute, also after the first part; and what git writes in quotes
+UNSAFE = re.compile(r"(^|[ /])/|(^|[ /])\.\.(?![^/\s])|[\x00-\x1f\"\\]")
+LONGEST = 500  # two paths on the line `diff --git`
+# links and submodules, made or changed
+LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000", re.M)
+
+
+def touched(text: str) -> set[str]:
+    """The paths that a patch reads or writes, without the first part (`a/`, `b/`), as written."""
+    headers = re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M)
+    moves = re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M)
+    sides = {side for pair in headers for side in pair} - {"/dev/null"}
+    return {side.partition("/")[2] for side in sides} | set(moves)
+
+
+def fault(text: str) -> str:
+    """Why no source may get this patch, in words, or nothing.
+
+    Every line counts that any patcher could take for a header, also inside of hunks.
+    """
+    for name in HEADER.findall(text):
+        plain = name.partition("\t")[0].replace("/dev/null", "")
+        if UNSAFE.search(plain) or len(plain) > LONGEST:
+            return f"it names {name!r:.200}, which may lie outside of the source"
+    return "it makes or changes a link" if LINK.search(text) else ""
+
+
+def apply(tree: Path, files: list[Path]) -> str:
+    """Apply patches, in order, to a copy of what they touch in `tree`.
+
+    Returns what is wrong with the first one that does not apply, or nothing. Raises ForgeError for
+    one that is not UTF-8.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for path in files:
+            text = read_text(path)
+            if wrong := fault(text):
+                return f"{path.name}: {wrong}"
+            for name in touched(text):
+                found, copy = Path(os.path.realpath(tree / name)), Path(folder, name)
+                if not found.is_relative_to(os.path.realpath(tree)):
+                    return f"{path.name}: the source's {name} is a link to {found}"
+                if found.is_file() and not copy.exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(found, copy)
+        alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)}
+        for path in files:
+            command = ["git", "-C", folder, "apply", "-p1", str(path)]
+            done = subprocess.run(command, text=True, capture_output=True, env=alone)
+            if done.returncode:
+                return f"{path.name}: {done.stderr.strip():.1000}"
+    return ""

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real pixi on a channel that we published: install, yank, update, revisions, damage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.pixi import Pixi
+from support.servers import Revalidating, served
+from support.static_channel import BUILD, Source
+
+from forge.channel.publish import StaticChannel
+
+pytestmark = pytest.mark.pixi
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """alpha 1.0 in revision 1, and 2.0 in revision 2; beta needs it."""
+    source, target = Source(tmp_path / "local"), tmp_path / "published"
+    source.make("alpha")
+    source.make("beta", depends=["alpha"])
+    StaticChannel(target).publish(source)
+    source.make("alpha", version="2.0")
+    StaticChannel(target).publish(source)
+    return target
+
+
+@pytest.fixture
+def url(published: Path) -> Iterator[str]:
+    with served(published, Revalidating) as address:
+        yield address
+
+
+class Workspace:
+    """Somebody's workspace that takes beta from one channel."""
+
+    def __init__(self, folder: Path, channel: str) -> None:
+        self.folder, self.pixi = folder, Pixi(folder / "home", {})
+        (folder / "pixi.toml").write_text(
+            f'[workspace]\nname = "w"\nchannels = ["{channel}"]\nplatforms = ["linux-64"]\n'
+            '[dependencies]\nbeta = "*"\n'
+        )
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        return self.pixi(*words, cwd=self.folder, code=code)
+
+    def locked(self) -> str:
+        return (self.folder / "pixi.lock").read_text()
+
+    def installed(self) -> set[str]:
+        return {
+            file.stem for file in (self.folder / ".pixi/envs/default/conda-meta").glob("*.json")
+        }
+
+
+def test_install_yank_update(published: Path, url: str, tmp_path: Path) -> None:
+    """A yanked build is still installed from locks, and no new solve takes it."""
+    workspace = Workspace(tmp_path, url)
+    workspace("install")
+    assert workspace.installed() == {f"alpha-2.0-{BUILD}", f"beta-1.0-{BUILD}"}
+    assert (tmp_path / ".pixi/envs/default/alpha").read_text() == "alpha"
+    StaticChannel(published).publish(None, yank=[f"alpha-2.0-{BUILD}"])
+    workspace("clean")
+    workspace("install", "--locked")
+    assert f"alpha-2.0-{BUILD}" in workspace.installed()
+    workspace("update")
+    workspace("install", "--locked")
+    assert workspace.installed() == {f"alpha-1.0-{BUILD}", f"beta-1.0-{BUILD}"}
+    StaticChannel(published).publish(None, restore=[f"alpha-2.0-{BUILD}"])
+    workspace("update")
+    assert f"alpha-2.0-{BUILD}" in workspace.locked()
+
+
+def test_a_revision_is_a_channel(url: str, tmp_path: Path) -> None:
+    """The first one, after the second was published: alpha as it was then, and its file."""
+    workspace = Workspace(tmp_path, f"{url}/revisions/1")
+    workspace("lock")
+    assert f"/noarch/alpha-1.0-{BUILD}.conda" in workspace.locked()
+    workspace("install", "--locked")
+    assert workspace.installed() == {f"alpha-1.0-{BUILD}", f"beta-1.0-{BUILD}"}
+
+
+def test_a_file_cut_short(published: Path, url: str, tmp_path: Path) -> None:
+    """Nothing of it is installed, the message names it, and the next install goes on."""
+    workspace, file = Workspace(tmp_path, url), published / f"noarch/alpha-2.0-{BUILD}.conda"
+    workspace("lock")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert f"alpha-2.0-{BUILD}.conda" in workspace("install", "--locked", code=1)
+    assert not (tmp_path / ".pixi/envs/default/alpha").exists()
+    file.write_bytes(whole)
+    workspace("install", "--locked")
+    assert len(workspace.installed()) == 2

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real pixi and the driver agree on locks, with conda-forge's real records (data/conda-forge)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import stand_in
+from support.conda_forge import Rendered, Solver
+from support.pixi import Pixi, fit
+from support.project import CHECKOUT, driver
+from support.release import copy_stack, run
+from support.servers import Revalidating, served
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+
+pytestmark = pytest.mark.pixi
+
+
+@pytest.fixture(scope="module")
+def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
+    """conda-forge is the committed records; our channel is what the recipes render to."""
+    folder = tmp_path_factory.mktemp("records")
+    rendered = Rendered({})
+    rendered.repodata(folder / "ours", Solver(rendered, folder / "solver")._has)
+    (folder / "theirs").symlink_to(stand_in.RECORDS)
+    with served(folder, Revalidating) as url:
+        yield Pixi(folder / "home", {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"})
+
+
+def forge(pixi: Pixi, root: Path, *words: str, code: int = 0) -> str:
+    """The driver of `root`, with the configuration that pixi reads."""
+    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
+    return run(driver(CHECKOUT, *words), pixi.environment | own, code).stdout
+
+
+def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
+    """It is pixi's own, byte for byte; and one that is not up to date is found."""
+    for name in ("pixi.toml", "pixi.lock"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    pixi("lock", "--check", cwd=tmp_path)
+    manifest, lock = tmp_path / "pixi.toml", tmp_path / "pixi.lock"
+    written = lock.read_bytes()
+    lock.unlink()
+    pixi("lock", cwd=tmp_path)
+    assert lock.read_bytes() == written
+    manifest.write_text(manifest.read_text().replace('git = "*"', 'git = "<2"'))
+    pixi("lock", "--check", cwd=tmp_path, code=1)
+
+
+@pytest.mark.parametrize("stack", ["attention", "vllm"])
+def test_a_stack_locks_the_same(pixi: Pixi, tmp_path: Path, stack: str) -> None:
+    """pixi and the driver write the same bytes, and each takes what the other wrote."""
+    for name in ("bases", "variants.yaml"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    folder = copy_stack(stack, tmp_path / "stacks")
+    fit(folder / "pixi.toml")
+    pixi("lock", cwd=folder)
+    lock = folder / "pixi.lock"
+    written = lock.read_bytes()
+    served_at = ("--channel", PUBLISHED)
+    assert "is up to date" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at)
+    lock.unlink()
+    forge(pixi, tmp_path, "lock", stack, *served_at)
+    assert lock.read_bytes() == written
+    pixi("lock", "--check", cwd=folder)
+    text = (folder / "pixi.toml").read_text()
+    (folder / "pixi.toml").write_text(text.replace('validate = "*"', 'validate = "<0.1"'))
+    assert "is outdated" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at, code=1)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The last steps of the rehearsal with a real pixi, and the other ways to what was published."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.pixi import Pixi, fit, require
+from support.release import Release, copy_stack, host_bound, run
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+
+pytestmark = pytest.mark.pixi
+
+CHANNELS = ("-c", PUBLISHED, "-c", "conda-forge")
+
+
+class User(Pixi):
+    """Somebody with an empty home folder and a copy of a stack."""
+
+    def __init__(self, release: Release, folder: Path, stack: str = "attention") -> None:
+        super().__init__(folder / "home", release.mirrors)
+        # the packages that the build has unpacked already
+        self.cache = str(release.home / ".cache" / "rattler" / "cache")
+        self.folder = copy_stack(stack, folder)
+        fit(self.folder / "pixi.toml")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | {"RATTLER_CACHE_DIR": self.cache}
+
+
+@pytest.fixture(scope="module")
+def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
+    user = User(release, tmp_path_factory.mktemp("pixi-user"))
+    user("install", cwd=user.folder)
+    return user
+
+
+def test_install_and_check(release: Release, user: User) -> None:
+    """`pixi install`, `pixi run check`: the README's way, with nothing that is host-bound."""
+    lock, prefix = user.folder / "pixi.lock", user.folder / ".pixi" / "envs" / "default"
+    assert host_bound(lock) == [] and host_bound(prefix) == []
+    for file in release.packages():
+        assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock.read_text()
+    assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock.read_text()
+    words = ("run", "--locked", "check", "--only", "sdpa", "--json")  # all of it: test_rehearsal
+    report = user.data(*words, cwd=user.folder)
+    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 30
+
+
+def test_exec(user: User, tmp_path: Path) -> None:
+    """The README's first line: is this machine ready? Whatever it answers for this one."""
+    words = ("exec", *CHANNELS, "--spec", "strix-validate", "strix-validate")
+    assert user(*words, "--version", cwd=tmp_path).splitlines()[-1].startswith("strix-validate 0.")
+    assert re.search(
+        r"doctor/gpu +(passed|failed)", user(*words, "doctor", cwd=tmp_path, code=None)
+    )
+
+
+def test_global_install(user: User, tmp_path: Path) -> None:
+    user("global", "install", *CHANNELS, "strix-validate", cwd=tmp_path)
+    program = user.home / ".pixi" / "bin" / "strix-validate"
+    assert run([program, "--version"], user.environment).stdout.startswith("strix-validate 0.")
+
+
+def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
+    """A locked stack as one file, installed where there is no network at all."""
+    pack, unpack, unshare = map(require, ("pixi-pack", "pixi-unpack", "unshare"))
+    user = User(release, tmp_path)
+    manifest = user.folder / "pixi.toml"
+    large = r"(?m)^(pytorch|triton|flash-attn|amd-aiter) = .*\n"  # gigabytes, and no other case
+    manifest.write_text(re.sub(large, "", manifest.read_text()))
+    user("lock", cwd=user.folder)
+    run([pack, user.folder, "-o", tmp_path / "stack.tar"], user.environment, cwd=tmp_path)
+    nowhere = user.environment | {"HOME": str(tmp_path / "other")}
+    del nowhere["RATTLER_CACHE_DIR"]
+    offline, there = [unshare, "--net", "--map-root-user"], tmp_path / "there"
+    run([*offline, unpack, tmp_path / "stack.tar", "-o", there], nowhere, cwd=tmp_path)
+    line = '. ./activate.sh && strix-validate --version && test -n "$CONDA_PREFIX"'
+    done = run([*offline, "bash", "-c", line], nowhere, cwd=there)
+    assert done.stdout.startswith("strix-validate 0.")

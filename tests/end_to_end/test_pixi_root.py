@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A clone of this repository in the hands of somebody who has pixi: tasks, launcher, builds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.pixi import Pixi, fit, require
+from support.project import CHECKOUT
+from support.release import RECIPES, Release, run
+
+pytestmark = pytest.mark.pixi
+
+DOCUMENTS = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
+TASKS = tomllib.loads((CHECKOUT / "pixi.toml").read_text())["tasks"]
+PASSED_ON = ("run", "test", "validate")  # what follows is another program's
+
+
+class Clone:
+    """The release's checkout: its packages are built, and pixi locks it from the stand-in."""
+
+    def __init__(self, release: Release) -> None:
+        self.folder, self.pixi = release.checkout, Pixi(release.home, release.mirrors)
+        fit(self.folder / "pixi.toml")
+        (self.folder / "pixi.lock").unlink()
+        self.pixi("lock", cwd=self.folder)
+
+    def task(self, *words: str, code: int = 0) -> str:
+        return self.pixi("run", "--locked", *words, cwd=self.folder, code=code)
+
+    def launcher(self, *words: str) -> str:
+        """What `./forge WORDS` prints, with pixi on PATH."""
+        done = run([self.folder / "forge", *words], self.pixi.environment)
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def clone(release: Release) -> Clone:
+    return Clone(release)
+
+
+def shown() -> list[list[str]]:
+    """The words of `./forge` in the documents, one line for each command with its options."""
+    forms: dict[tuple[str, ...], list[str]] = {}
+    for document in DOCUMENTS:
+        for line in re.findall(r"(?:^|&& |`)\./forge ([^#`|&>\n]+)", document.read_text(), re.M):
+            words = shlex.split(line)
+            stops = [words.index(word) + 1 for word in PASSED_ON if word in words]
+            words = words[: min(stops, default=None)]
+            form = tuple(word for word in words if word.startswith("-") or word in TASKS)
+            if TASKS.keys() & form:  # not `./forge CMD`
+                forms.setdefault(form, words)
+    return list(forms.values())
+
+
+def test_every_task(clone: Clone) -> None:
+    """Each is a command of the driver, and its --help is the driver's."""
+    for name in TASKS:
+        assert f"Usage: forge {name} " in clone.task(name, "--help"), name
+
+
+def test_every_form_of_the_launcher(clone: Clone) -> None:
+    """As the documents show it; --help keeps it from running."""
+    forms = shown()
+    assert len(forms) > 10
+    for words in forms:
+        command = next(word for word in words if word in TASKS)
+        assert f"Usage: forge {command}" in clone.launcher(*words, "--help"), words
+    assert "Usage: forge [OPTIONS] COMMAND" in clone.launcher("--help")
+    for words in (["--base", "conda-forge", "plan"], ["--variant", "base_tag=x", "plan", "--json"]):
+        assert all(name in clone.launcher(*words) for name in RECIPES), words
+
+
+def test_build_all(clone: Clone) -> None:
+    """In pixi's environment what was built is up to date, and what is missing is built."""
+    steps = clone.pixi.data("run", "--locked", "plan", "--json", cwd=clone.folder)
+    assert {step["recipe"]: step["action"] for step in steps} == dict.fromkeys(
+        RECIPES, "up-to-date"
+    )
+    for file in clone.folder.glob("channel/*/strix-emulate-*"):
+        file.unlink()
+    assert len(re.findall(r"(?m)^\S.* built ", clone.task("build-all"))) == 1
+    assert len(list(clone.folder.glob("channel/noarch/strix-emulate-*.conda"))) == 1
+
+
+def test_lock_install_run(clone: Clone) -> None:
+    assert "written" in clone.task("lock", "attention")
+    assert "is up to date" in clone.task("lock", "attention", "--check")
+    clone.task("install", "attention")
+    version = clone.task("run", "attention", "--", "strix-validate", "--version")
+    assert "strix-validate 0." in version
+    # the lock's folder is a workspace of its own
+    local = clone.folder / "build" / "stacks" / "attention"
+    fit(local / "pixi.toml")
+    clone.pixi("install", "--locked", cwd=local)
+    assert "strix-validate 0." in clone.pixi(
+        "run", "--locked", "strix-validate", "--version", cwd=local
+    )
+
+
+def test_test(clone: Clone) -> None:
+    assert "passed" in clone.task("test", "tests/unit/test_destination.py", "-q")
+
+
+def test_without_pixi_it_is_a_skip_or_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("FORGE_REQUIRE_PIXI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="pixi is not on PATH"):
+        require("pixi")
+    monkeypatch.setenv("FORGE_REQUIRE_PIXI", "1")
+    with pytest.raises(pytest.fail.Exception, match="FORGE_REQUIRE_PIXI is set"):
+        require("pixi")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A PyPI package in an installed stack: pip keeps our torch, and doctor sees where it did not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.project import forge
+
+PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
+
+
+def wheel(folder: Path, *requirements: str) -> Path:
+    """A wheel of the distribution `probe` with nothing but requirements."""
+    file, info = folder / "probe-1.0-py3-none-any.whl", "probe-1.0.dist-info"
+    metadata = ["Metadata-Version: 2.1", "Name: probe", "Version: 1.0"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{info}/METADATA", "\n".join(metadata) + "\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
+
+def pip(stack: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--python", stack / PYTHON, *words]
+    return subprocess.run(command, text=True, capture_output=True, check=False)
+
+
+@pytest.fixture
+def stack(attention_stack: Path) -> Iterator[Path]:
+    yield attention_stack
+    pip(attention_stack, "uninstall", "-y", "probe")
+
+
+def doctor(stack: Path, code: int) -> dict[str, str]:
+    """What doctor measured of the environment's packages."""
+    words = ["strix-validate", "doctor", "--only", "doctor/packages", "--json"]
+    (check,) = json.loads(forge("run", "attention", "--", *words, code=code, root=stack))["checks"]
+    return check
+
+
+def test_pip_keeps_our_torch(stack: Path, tmp_path: Path) -> None:
+    before = doctor(stack, 0)["measured"]
+    assert {"torch", "triton"} <= set(before)
+    done = pip(stack, "install", "--no-index", wheel(tmp_path, "torch>=2", "triton", "einops"))
+    assert done.returncode == 0, done.stderr
+    assert doctor(stack, 0)["measured"] == before
+    refused = pip(stack, "install", "--no-index", "--upgrade", wheel(tmp_path, "torch>=99"))
+    assert refused.returncode == 1 and "torch>=99" in refused.stderr
+
+
+def test_a_torch_of_pips_is_named(stack: Path) -> None:
+    (installer,) = (stack / PYTHON).parents[1].glob("lib/python3*/site-packages/torch-*/INSTALLER")
+    ours = installer.read_bytes()
+    installer.unlink()  # it may be a link to rattler's cache
+    try:
+        installer.write_text("pip\n")
+        check = doctor(stack, 1)
+    finally:
+        installer.write_bytes(ours)
+    assert (
+        "was installed by pip" in check["reason"] and check["fix"] == "pixi clean && pixi install"
+    )

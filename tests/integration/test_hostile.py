@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packages, indexes, locks and caches made to harm: one line, exit code, nothing written."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import tarfile
+import threading
+import time
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from support.servers import served
+from support.small_channel import index, package, workspace
+
+from forge.envs import workspace as workspaces
+from forge.envs.workspace import Workspace
+from forge.errors import BuildFailed, ForgeError, Refused
+from forge.files import sha256_file
+
+
+def raw_package(channel: Path, name: str, payload: dict[str, bytes | str], listed: Any) -> None:
+    """A .conda by hand: `payload` maps names to bytes, or to where a link leads."""
+    about = {
+        "name": name, "version": "1.0", "build": "h1234567_0", "build_number": 0,
+        "subdir": "noarch", "noarch": "generic", "depends": [], "license": "MIT", "timestamp": 1,
+    }  # fmt: skip
+    paths = [
+        {"_path": path, "path_type": kind, "sha256": "0" * 64, "size_in_bytes": 1}
+        for path, kind in listed
+    ]
+    info = {
+        "info/index.json": json.dumps(about).encode(),
+        "info/paths.json": json.dumps({"paths": paths, "paths_version": 1}).encode(),
+    }
+    stem = f"{name}-1.0-h1234567_0"
+    with zipfile.ZipFile(channel / "noarch" / f"{stem}.conda", "w") as archive:
+        archive.writestr("metadata.json", '{"conda_pkg_format_version": 2}')
+        for section, files in (("pkg", payload), ("info", info)):
+            out = BytesIO()
+            with tarfile.open(fileobj=out, mode="w") as tar:
+                for path, content in files.items():
+                    member = tarfile.TarInfo(path)
+                    if isinstance(content, str):
+                        member.type, member.linkname = tarfile.SYMTYPE, content
+                        tar.addfile(member)
+                    else:
+                        member.size = len(content)
+                        tar.addfile(member, BytesIO(content))
+            packed = zstandard.ZstdCompressor().compress(out.getvalue())
+            archive.writestr(f"{section}-{stem}.tar.zst", packed)
+
+
+def app(folder: Path, prepare: Any) -> Workspace:
+    """The stack of test_served, with its packages as `prepare` makes them, locked."""
+    channel = folder / "www" / "channel"
+    (channel / "noarch").mkdir(parents=True)
+    prepare(channel)
+    index(channel)
+    chosen = workspace(folder / "app", channel.as_uri(), folder / "home")
+    chosen.lock()
+    return chosen
+
+
+def outside(folder: Path) -> set[str]:
+    """What lies beside the prefix and the cache: it may never change."""
+    kept = (path.relative_to(folder) for path in folder.rglob("*"))
+    return {str(path) for path in kept if not str(path).startswith(("home/.pixi", "cache"))}
+
+
+def reaches_up(channel: Path) -> None:
+    package(channel, "beta", "1.0")
+    raw_package(channel, "alpha", {"x": b"x"}, [("../../x", "hardlink")])
+
+
+def through_another(channel: Path) -> None:
+    raw_package(channel, "alpha", {"lib/out": "../../.."}, [("lib/out", "softlink")])
+    raw_package(channel, "beta", {"lib/out/x": b"x"}, [("lib/out/x", "hardlink")])
+
+
+def together(channel: Path) -> None:
+    """Each alone stays inside."""
+    link = {"lib/p": "q/../.."}, {"lib/q": ".."}
+    raw_package(channel, "alpha", link[0], [("lib/p", "softlink")])
+    raw_package(channel, "beta", link[1], [("lib/q", "softlink")])
+
+
+def absolute(channel: Path) -> None:
+    package(channel, "beta", "1.0")
+    raw_package(channel, "alpha", {"x": b"x"}, [("/tmp/strix-forge-test-x", "hardlink")])
+
+
+def unlisted(channel: Path) -> None:
+    package(channel, "beta", "1.0")
+    raw_package(channel, "alpha", {"x": b"x", "y": b"y"}, [("x", "hardlink")])
+
+
+@pytest.mark.parametrize("prepare", [reaches_up, through_another, together, absolute, unlisted])
+def test_nothing_is_written_outside_the_prefix(tmp_path: Path, prepare: Any) -> None:
+    chosen = app(tmp_path, prepare)
+    before = outside(tmp_path)
+    with pytest.raises(Refused, match="install nothing of it") as error:
+        chosen.install("default", tmp_path / "cache")
+    assert error.value.exit_code == 1 and "\n" not in str(error.value)
+    assert outside(tmp_path) == before and not Path("/tmp/strix-forge-test-x").exists()
+    assert not chosen.prefix("default").exists()
+
+
+ALPHA, UPWARDS = "alpha-1.0-h1234567_0.conda", "../../alpha-1.0-0.conda"
+
+
+def good(channel: Path) -> None:
+    package(channel, "alpha", "1.0")
+    package(channel, "beta", "1.0")
+
+
+@pytest.mark.parametrize("how", ["paths", "link", "unmarked"])
+def test_a_folder_in_the_cache_is_checked(tmp_path: Path, how: str) -> None:
+    """rattler takes it as it is, even without the hash of what it was made of."""
+    chosen = app(tmp_path, good)
+    chosen.install("default", tmp_path / "cache")
+    shutil.rmtree(chosen.folder / ".pixi")
+    cached = tmp_path / "cache" / "alpha-1.0-h1234567_0"
+    if how == "paths":
+        paths = json.loads((cached / "info/paths.json").read_text())
+        paths["paths"][0]["_path"] = "../../x"
+        (cached / "info/paths.json").unlink()
+        (cached / "info/paths.json").write_text(json.dumps(paths))
+    elif how == "link":
+        (cached / "share/alpha").unlink()
+        (cached / "share/alpha").symlink_to("/etc/passwd")
+    else:  # rattler would link the wrong file
+        (tmp_path / "cache" / "alpha-1.0-h1234567_0.lock").unlink()
+        (cached / "share/alpha").unlink()
+        (cached / "share/alpha").write_text("wrong")
+    if how == "unmarked":
+        chosen.install("default", tmp_path / "cache")
+        assert (chosen.prefix("default") / "share/alpha").read_text().startswith("alpha 0")
+        return
+    with pytest.raises(Refused, match="alpha-1.0-h1234567_0.*install nothing of it"):
+        chosen.install("default", tmp_path / "cache")
+    assert not chosen.prefix("default").exists()
+
+
+def test_what_the_lock_does_not_state_is_not_installed(tmp_path: Path) -> None:
+    """sha256 and size of each package, and that it lies in the manifest's channels."""
+    chosen = app(tmp_path, good)
+    text = chosen.lock_file.read_text()
+    other = "https://other.invalid/noarch/alpha"
+    file = next((tmp_path / "www/channel/noarch").glob("alpha-*.conda"))
+    cases = {
+        re.sub(r"\n +sha256: .*", "", text): "no sha256",
+        re.sub(r"\n +size: .*", "", text): "no sha256 or no size",
+        text.replace(str(file.parent / "alpha"), other): "is not in .*channel",
+        text.replace(f"{file.parent}/alpha", f"{file.parent}/../../x/alpha"): "is not in|missing",
+        text.replace("p1", "linux-64").replace(
+            "subdir: linux-64", "subdir: osx-64"
+        ): "not for what",
+        re.sub(r"__amdgpu_arch=11.5.1", "__amdgpu_arch=11.0.0", text): "not for what pixi.toml",
+    }
+    for changed, message in cases.items():
+        assert changed != text
+        chosen.lock_file.write_text(changed)
+        for ask in (lambda: chosen.install("default", tmp_path / "cache"), chosen.outdated):
+            try:
+                said = "\n".join(ask())
+            except ForgeError as error:
+                said = str(error)
+            assert re.search(message, said), said
+        assert not chosen.prefix("default").exists()
+    size = file.stat().st_size
+    chosen.lock_file.write_text(text.replace(f"size: {size}", f"size: {size + 1}"))
+    with pytest.raises(BuildFailed, match="differs from its lock"):
+        chosen.install("default", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: [r.pop("sha256") for r in data["packages.conda"].values()], "no sha256"),
+        (lambda data: [r.pop("size") for r in data["packages.conda"].values()], "no size"),
+        (lambda data: data["info"].update(base_url="https://other.invalid/x/"), "is not in"),
+        (lambda data: data["info"].update(base_url="../../elsewhere/"), "is not in"),
+        (
+            lambda data: data["packages.conda"].update(
+                {UPWARDS: data["packages.conda"].pop(ALPHA)}
+            ),
+            "No candidates were found for alpha",
+        ),
+    ],
+    ids=["sha256", "size", "host", "folder", "name"],
+)
+def test_an_index_that_cannot_be_believed_is_not_locked(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    chosen = app(tmp_path, good)
+    before = chosen.lock_file.read_bytes()
+    for file in (tmp_path / "www/channel/noarch").glob("repodata*"):
+        data = json.loads((tmp_path / "www/channel/noarch/repodata.json").read_bytes())
+        if file.suffix != ".json":
+            file.unlink()
+    data["repodata_version"] = 2
+    change(data)
+    (tmp_path / "www/channel/noarch/repodata.json").write_text(json.dumps(data))
+    with pytest.raises(ForgeError, match=message) as error:
+        chosen.lock()
+    assert "\n" not in str(error.value) and chosen.lock_file.read_bytes() == before
+
+
+def test_a_revision_is_a_channel_of_its_own(tmp_path: Path) -> None:
+    """Its index names the files of the channel that it belongs to."""
+    channel = tmp_path / "www" / "channel"
+    (channel / "noarch").mkdir(parents=True)
+    good(channel)
+    index(channel)
+    for subdir in ("noarch", "linux-64"):
+        data = json.loads((channel / subdir / "repodata.json").read_bytes())
+        data["info"]["base_url"] = f"../../../{subdir}/"
+        data["repodata_version"] = 2
+        (channel / "revisions/7" / subdir).mkdir(parents=True)
+        (channel / "revisions/7" / subdir / "repodata.json").write_text(json.dumps(data))
+    with served(channel) as url:
+        chosen = workspace(tmp_path / "app", f"{url}/revisions/7")
+        assert chosen.lock() == {"default": 2}
+        assert f"- conda: {url}/noarch/alpha-1.0" in chosen.lock_file.read_text()
+        assert chosen.install("default", tmp_path / "cache") == 2
+
+
+def test_what_is_installed_is_compared_by_its_hash(tmp_path: Path) -> None:
+    chosen = app(tmp_path, good)
+    chosen.install("default", tmp_path / "cache")
+    record = next((chosen.prefix("default") / "conda-meta").glob("alpha-*.json"))
+    data = json.loads(record.read_text())
+    assert data["sha256"] == sha256_file(next((tmp_path / "www/channel/noarch").glob("alpha-*")))
+    for changed in (data | {"sha256": "0" * 64}, {}, []):
+        record.write_text(json.dumps(changed))
+        with pytest.raises(ForgeError, match="is not what .* names"):
+            chosen.run("default", ["true"])
+
+
+def test_a_second_installer_waits(tmp_path: Path) -> None:
+    chosen, said = app(tmp_path, good), []
+    chosen = Workspace(
+        "app", chosen.manifest, chosen.folder, chosen.replace, chosen.records, said.append
+    )
+    with (chosen.folder / ".pixi/.lock").open("r+") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        thread = threading.Thread(target=chosen.install, args=("default", tmp_path / "cache"))
+        thread.start()
+        until = time.monotonic() + 20
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+        assert "Waiting for it" in said[0] and not chosen.prefix("default").exists()
+    thread.join(60)
+    assert (chosen.prefix("default") / "share/alpha").exists()
+
+
+def test_a_machine_without_what_packages_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pixi: what a platform promises and no package needs is not asked of the machine."""
+
+    def needy(channel: Path) -> None:
+        package(channel, "alpha", "1.0", constrains=["__amdgpu_arch ==11.5.1"])
+        package(channel, "beta", "1.0", depends=["__glibc >=2.17"])
+
+    chosen = app(tmp_path, needy)
+    chosen.install("default", tmp_path / "cache")
+    monkeypatch.setenv("CONDA_OVERRIDE_GLIBC", "2.12")
+    with pytest.raises(ForgeError, match=r"beta-1\.0.* requires __glibc >=2\.17") as error:
+        chosen.install("default", tmp_path / "cache")
+    assert "__glibc=2.12" in str(error.value) and "CONDA_OVERRIDE" in str(error.value)
+
+
+def test_an_amd_gpu_that_packages_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "__amdgpu" not in workspaces.CHECKED:
+        pytest.skip("these bindings cannot detect AMD GPUs")
+
+    def needy(channel: Path) -> None:
+        package(channel, "alpha", "1.0", depends=["__amdgpu"])
+        package(channel, "beta", "1.0", depends=["__amdgpu_arch ==11.5.1"])
+
+    chosen = app(tmp_path, needy)
+    for name in ("AMDGPU", "AMDGPU_ARCH"):
+        monkeypatch.setenv(f"CONDA_OVERRIDE_{name}", "")
+    with pytest.raises(ForgeError, match="requires __amdgpu"):
+        chosen.install("default", tmp_path / "cache")
+    monkeypatch.setenv("CONDA_OVERRIDE_AMDGPU", "0")
+    monkeypatch.setenv("CONDA_OVERRIDE_AMDGPU_ARCH", "11.5.1")
+    assert chosen.install("default", tmp_path / "cache") == 2
+
+
+def test_the_local_workspace_is_complete(tmp_path: Path) -> None:
+    """pixi.toml beside pixi.lock, with the channels in use, and without what was left out."""
+    chosen = app(tmp_path, good)
+    chosen.lock(without={"beta"})
+    beside = Workspace("app", chosen.manifest.load(chosen.folder / "pixi.toml"), chosen.folder, {})
+    assert beside.channels() == chosen.channels()
+    assert beside.manifest.environments() == {"default": ["alpha *"]}
+    # what is locked satisfies it, as `pixi install --locked` asks
+    same = Workspace("app", beside.manifest, chosen.folder, {}, chosen.records)
+    assert same.outdated() == []
+
+
+def test_a_lock_that_cannot_be_written_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = app(tmp_path, good)
+    before = chosen.lock_file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    chosen.lock_file.write_text("older")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(ForgeError, match="cannot write .*pixi.lock: .*No space left"):
+            chosen.lock()
+    assert chosen.lock_file.read_text() == "older" and before
+    assert not list(chosen.folder.glob(".partial*"))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packages as users get them: built on the conda-forge base, published to a folder, served."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from support.project import CHECKOUT, copy_checkout, driver
+from support.stand_in import PYTHON, clean_environment, write_mirrors
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.channel.local import HOST_BOUND
+
+# What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
+RECIPES = ("flash-attn", "strix-emulate", "strix-validate", "triton")
+# Their long tests run when they are built on the host base; here what was installed is checked.
+LONG = ("flash-attn", "strix-emulate", "strix-validate")
+VARIANTS = Path("bases", "conda-forge", "variants.yaml")
+
+
+class Release:
+    """A clone of this checkout with the recipes of RECIPES, a home folder, and what they publish.
+
+    `url` is where `root/published` is served. The home's configuration gives conda-forge and our
+    published channel addresses on this machine: nothing else has to be changed.
+    """
+
+    def __init__(self, root: Path, conda_forge: str, url: str) -> None:
+        self.root, self.url = root, url
+        self.checkout, self.home = root / "checkout", root / "home"
+        self.published = root / "published"
+        self.mirrors = {CONDA_FORGE: conda_forge, PUBLISHED: url}
+        write_mirrors(self.home, self.mirrors)
+        self.checkout.mkdir()
+        copy_checkout(self.checkout, packages=False)
+        # 3.12 in the committed files; where another Python runs this, that one
+        variants = self.checkout / VARIANTS
+        variants.write_text(re.sub(r'"3\.12\b', f'"{PYTHON}', variants.read_text()))
+        for folder in (self.checkout / "recipes").iterdir():
+            if folder.is_dir() and folder.name not in (*RECIPES, "checks"):
+                shutil.rmtree(folder)
+        for name in LONG:
+            file = self.checkout / "recipes" / name / "recipe.yaml"
+            recipe = yaml.safe_load(file.read_text())
+            recipe["tests"] = [test for test in recipe["tests"] if "script" not in test]
+            file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        environment = clean_environment(self.home)
+        path = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        own = {"FORGE_ROOT": str(self.checkout), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
+        return environment | own | {"PATH": path}
+
+    def forge(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run the clone's driver, without pixi, and require its exit code."""
+        return run([*self.driver, *words], self.environment, code=code)
+
+    @property
+    def driver(self) -> list[str]:
+        return driver(self.checkout)
+
+    def build(self, *names: str) -> str:
+        return self.forge("build", *(names or RECIPES)).stdout
+
+    def publish(self, *words: str) -> None:
+        self.forge("publish", "--to", str(self.published), *words)
+
+    def packages(self) -> list[Path]:
+        """What is published, oldest first."""
+        files = self.published.glob("*/*.conda")
+        return sorted(files, key=lambda file: file.stat().st_mtime)
+
+
+def run(
+    command: Iterable[str | Path], environment: dict[str, str], code: int | None = 0, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and require its exit code, if not None; the failure has what it printed."""
+    done = subprocess.run(
+        [*command], env=environment, text=True, capture_output=True, check=False, **more
+    )
+    printed = f"exit {done.returncode}: {done.args}\n{done.stdout}\n{done.stderr}"
+    assert code in (None, done.returncode), printed
+    return done
+
+
+def host_bound(path: Path) -> list[str]:
+    """What of a channel, a lock or an installed environment was built on the host base."""
+    if path.is_file():
+        return [line.strip() for line in path.read_text().splitlines() if HOST_BOUND in line]
+    indexes, installed = path.glob("*/repodata.json"), path.glob("conda-meta/*.json")
+    names = [name for file in indexes for name in json.loads(file.read_bytes())["packages.conda"]]
+    names += [file.name for file in [*path.glob("*/*.conda"), *installed]]
+    return sorted({name for name in names if HOST_BOUND in name})
+
+
+def copy_stack(name: str, folder: Path) -> Path:
+    """A stack as a user copies it."""
+    return shutil.copytree(CHECKOUT / "stacks" / name, folder / name, symlinks=True)

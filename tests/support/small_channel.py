@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A channel of small packages, and a workspace that takes them from it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rattler.index import index_fs
+from rattler_build import assemble_package
+
+from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.envs.manifest import Manifest
+from forge.envs.records import Records
+from forge.envs.workspace import Workspace
+
+MANIFEST = f"""\
+[workspace]
+name = "app"
+channels = ["{PUBLISHED}", "conda-forge"]
+platforms = [{{ name = "strix-halo", platform = "linux-64", amdgpu = "gfx1151" }}]
+
+[dependencies]
+alpha = "*"
+beta = "*"
+"""
+NOTHING = dict.fromkeys(("linux-64", "noarch"), b'{"packages": {}, "packages.conda": {}}')
+
+
+def package(channel: Path, name: str, version: str, build: str = "h1234567_0", **more: list) -> str:
+    """Put a small package into a channel folder; returns its file name."""
+    content = channel.parent / "content" / name
+    (content / "share").mkdir(parents=True, exist_ok=True)
+    (content / "share" / name).write_text("".join(f"{name} {i**5:x}\n" for i in range(300)))
+    made = assemble_package(
+        name, version, "noarch", build, channel / "noarch", files_dir=content, noarch="generic",
+        license="MIT", timestamp=datetime(2026, 1, 1, tzinfo=UTC), **more,
+    )  # fmt: skip
+    made.path.chmod(0o644)
+    return made.path.name
+
+
+def index(channel: Path) -> None:
+    (channel / "linux-64").mkdir(exist_ok=True)
+    asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
+
+
+def workspace(folder: Path, channel: str, home: Path | None = None, **more) -> Workspace:
+    """The manifest in `folder`, with our packages from `channel` and nothing in conda-forge."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pixi.toml").write_text(MANIFEST)
+    records = {CONDA_FORGE: Records(CONDA_FORGE, NOTHING)} | more.pop("records", {})
+    replace = {PUBLISHED: channel, "conda-forge": CONDA_FORGE}
+    manifest = Manifest.load(folder / "pixi.toml")
+    return Workspace("app", manifest, home or folder, replace, records, **more)

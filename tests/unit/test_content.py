@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What counts as content: what git would track, inside and outside of git."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT, MiniProject
+
+from forge import bases
+from forge.files import digest_tree
+from forge.project import Project
+from forge.recipes.recipe import Recipe
+
+JUNK = ["recipe.yaml~", ".build.sh.swp", ".DS_Store", ".pixi/envs/x", ".pytest_cache/v/x",
+        ".mypy_cache/x", ".ruff_cache/x", "__pycache__/x.pyc", "x.egg-info/PKG-INFO"]  # fmt: skip
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> MiniProject:
+    mini = MiniProject(tmp_path / "project")
+    local = mini.root / "packages" / "local"
+    local.mkdir(parents=True)
+    (local / "text").write_text("one\n")
+    (mini.root / "single.sh").write_text("exit\n")
+    mini.recipe("alpha", source="[{path: ../../packages/local}, {path: ../../single.sh}]")
+    return mini
+
+
+def content(mini: MiniProject) -> str:
+    path = mini.root / "recipes" / "alpha" / "recipe.yaml"
+    return Recipe(path, bases.load(Project.at(mini.root), "conda-forge")).content
+
+
+@pytest.mark.parametrize("name", [*JUNK, "build/lib/x.py"])
+def test_junk_is_no_content(mini: MiniProject, name: str) -> None:
+    before = content(mini)
+    for folder in ("packages/local", "recipes/alpha"):
+        if name in JUNK or folder == "packages/local":
+            path = mini.root / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("junk")
+    assert content(mini) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["packages/local/new", "recipes/alpha/build/x", "recipes/alpha/x~y"]
+)
+def test_a_new_file_is_content(mini: MiniProject, name: str) -> None:
+    before = content(mini)
+    (mini.root / name).parent.mkdir(exist_ok=True)
+    (mini.root / name).touch()
+    assert content(mini) != before
+
+
+def test_modes_and_links(mini: MiniProject, tmp_path: Path) -> None:
+    """A single file's executable bit, and what a link leads to outside of the folder."""
+    seen = {content(mini)}
+    (mini.root / "single.sh").chmod(0o755)
+    seen.add(content(mini))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "text").write_text("one")
+    (mini.root / "recipes" / "alpha" / "file").symlink_to(outside / "text")
+    seen.add(content(mini))
+    (outside / "text").write_text("two")
+    seen.add(content(mini))
+    (mini.root / "recipes" / "alpha" / "folder").symlink_to(outside)
+    seen.add(content(mini))
+    (outside / "more").write_text("three")
+    seen.add(content(mini))
+    assert len(seen) == 6
+    (outside / "back").symlink_to(mini.root / "recipes" / "alpha")
+    (mini.root / "recipes" / "alpha" / "self").symlink_to("self")
+    (mini.root / "recipes" / "alpha" / "up").symlink_to("..")
+    assert content(mini) not in seen
+
+
+def test_git_tracks_nothing_that_is_no_content() -> None:
+    """And a .gitignore of a folder below, which git would read, is not there."""
+    listing = ["git", "ls-files", "-z"]
+    for option in (["-ci", "--exclude-standard"], [":*/.gitignore"]):
+        names = subprocess.run([*listing, *option], cwd=CHECKOUT, capture_output=True, check=True)
+        assert names.stdout == b""
+
+
+def test_another_checkout_of_the_same_content(tmp_path: Path) -> None:
+    """A clone and an unpacked archive agree, junk or not."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "packages/strix-emulate"], cwd=CHECKOUT, text=True,
+        capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    for name in [".gitignore", *filter(None, names.split("\0"))]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((CHECKOUT / name).read_bytes())
+        (tmp_path / name).chmod((CHECKOUT / name).stat().st_mode)
+    folder = "packages/strix-emulate"
+    assert digest_tree(tmp_path / folder, tmp_path) == digest_tree(CHECKOUT / folder, CHECKOUT)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The mutation harness itself: it repeats, it changes things, and it fails on a bad reader."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.mutants import Tally, texts, trees
+
+from forge.errors import ForgeError
+
+VALID = {"name": "x", "list": [1, 2, {"deep": "y"}]}
+
+
+def test_the_same_seed_gives_the_same_mutants() -> None:
+    assert list(map(repr, trees(VALID, 1, 50))) == list(map(repr, trees(VALID, 1, 50)))
+    assert list(texts(b"a\nb\n", 1, 50)) == list(texts(b"a\nb\n", 1, 50))
+
+
+def test_mutants_differ_from_what_is_valid() -> None:
+    changed = sum(mutant != VALID for mutant in trees(VALID, 1, 200))
+    assert changed > 180
+    assert VALID == {"name": "x", "list": [1, 2, {"deep": "y"}]}
+
+
+def test_a_traceback_is_no_outcome() -> None:
+    tally = Tally("json", lambda *_: None)
+    with pytest.raises(ValueError):
+        tally.give(lambda: json.loads("{"), bool, "{")
+
+
+def test_wrong_content_and_endless_messages_are_found() -> None:
+    def endless() -> None:
+        raise ForgeError("x" * 5_000)
+
+    tally = Tally("any", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong content"):
+        tally.give(lambda: 1, lambda result: result == 2, "1")
+    with pytest.raises(AssertionError, match="bad message"):
+        tally.give(endless, bool, "x")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""pixi's configuration of the network, as the driver follows it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+from support.servers import QuietHandler, served
+
+from forge import bases, network
+from forge.bases import CONDA_FORGE, BaseName
+from forge.channel.location import Location
+from forge.errors import ForgeError
+from forge.project import Project
+
+MIRRORED = "https://conda-forge.invalid/conda-forge"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and a checkout without a configuration."""
+    for name in ("XDG_CONFIG_HOME", "PIXI_HOME", network.AUTH_FILE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FORGE_ROOT", str(tmp_path / "checkout"))
+    return tmp_path
+
+
+def configure(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def mirrors(url: str, of: str = MIRRORED) -> str:
+    return f'[mirrors]\n"{of}" = ["{url}"]\n'
+
+
+class Private(QuietHandler):
+    """Serves nothing without the right token; /garbage is no HTTP, /slow never answers."""
+
+    def do_GET(self) -> None:
+        if self.path == "/garbage":
+            self.wfile.write(b"garbage\r\n\r\n")
+        elif self.path == "/slow":
+            time.sleep(3)
+        elif self.headers["Authorization"] == "Bearer secret":
+            super().do_GET()
+        else:
+            self.send_error(401)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("served")
+    for name in ("file", "noarch/repodata.json.zst"):
+        configure(folder / name, "content")
+    (folder / "empty").touch()
+    with served(folder, Private) as address:
+        yield address
+
+
+def credentials(home: Path, url: str) -> Path:
+    file = home / "credentials.json"
+    host = url.removeprefix("http://").partition(":")[0]
+    file.write_text(json.dumps({host: {"BearerToken": "secret"}}))
+    return file
+
+
+def test_a_channel_is_read_from_its_mirror_with_credentials(
+    home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(home / ".pixi/config.toml", mirrors(url))
+    with pytest.raises(ForgeError, match="401"):
+        Location(MIRRORED, retries=0).read("file")
+    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    assert Location(f"{MIRRORED}/", retries=0).read("file") == b"content"
+
+
+def test_the_file_that_pixis_configuration_names_holds_the_credentials(
+    home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(network.AUTH_FILE, "")
+    monkeypatch.delenv(network.AUTH_FILE)
+    credentials(home, url)
+    kept = 'authentication-override-file = "~/credentials.json"\n'
+    configure(home / ".pixi/config.toml", kept + mirrors(url))
+    assert Location(MIRRORED, retries=0).read("file") == b"content"
+
+
+def test_conda_forge_is_probed_at_its_mirror(
+    home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    configure(home / ".config/pixi/config.toml", mirrors(url, CONDA_FORGE))
+    assert bases.choose(BaseName.AUTO) == (
+        "conda-forge",
+        "base: conda-forge (its repodata answers)",
+    )
+    assert bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE).channel == url
+    configure(
+        home / ".config/pixi/config.toml", mirrors("https://user:word@x.invalid/y", CONDA_FORGE)
+    )
+    with pytest.raises(ForgeError, match="carries a credential"):
+        bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE)
+
+
+@pytest.mark.parametrize("path", ["garbage", "slow", "missing", "empty"])
+def test_what_does_not_answer_is_said_in_one_line(
+    home: Path, url: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    why = network.unanswered(f"{url}/{path}", 1)
+    assert why and "\n" not in why
+    assert not network.unanswered(f"{url}/file", 1)
+
+
+def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
+    configure(home / ".config/pixi/config.toml", mirrors("https://a.invalid/x"))
+    assert network.mirrored(MIRRORED) == "https://a.invalid/x"
+    configure(home / ".pixi/config.toml", mirrors("https://b.invalid"))
+    assert network.mirrored(f"{MIRRORED}/noarch") == "https://b.invalid/noarch"
+    whole = mirrors("https://c.invalid", "https://conda-forge.invalid/")
+    configure(home / "checkout/.pixi/config.toml", whole)
+    assert network.mirrored(MIRRORED) == "https://b.invalid"
+    assert network.mirrored("https://conda-forge.invalid/conda-forge-2") == (
+        "https://c.invalid/conda-forge-2"
+    )
+    assert network.mirrored("https://other.invalid/x") == "https://other.invalid/x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[mirrors", "mirrors = 1", '[mirrors]\n"x" = ["https://y"]', '[mirrors]\n"https://x" = 1',
+     '[mirrors]\n"https://x" = "https://y"', '[mirrors]\n"https://x" = ["file:///y"]',
+     '[mirrors]\n"https://x" = [1]', "authentication-override-file = 1"],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> None:
+    configure(home / ".pixi/config.toml", text)
+    with pytest.raises(ForgeError, match=r"\.pixi/config\.toml is not a pixi configuration"):
+        network.client()

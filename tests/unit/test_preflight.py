@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a build costs is said, and a small machine refused, before anything is fetched."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT, MiniProject
+from typer.testing import CliRunner
+
+from forge import bases
+from forge.build import preflight
+from forge.build.runner import Builder
+from forge.cli.main import app
+from forge.errors import ForgeError
+from forge.project import Project
+
+COSTS = """\
+alpha: {download: 1.5, disk: 20, memory: 2, cpu_hours: 4}
+alpha pytorch=2.13.0: {cpu_hours: 3}
+alpha pytorch=1.0: {cpu_hours: 99}
+beta: {download: 0.5, disk: 10, memory: 4, cpu_hours: 1}
+"""
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> MiniProject:
+    mini = MiniProject(tmp_path)
+    mini.recipe("alpha")
+    mini.recipe("beta")
+    (mini.root / "recipes" / "costs.yaml").write_text(COSTS)
+    return mini
+
+
+@pytest.fixture
+def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands' project is `mini`; a build is recorded instead of run."""
+    monkeypatch.setenv("FORGE_ROOT", str(mini.root))
+    done: list[str] = []
+
+    def run(self: Builder, recipes: object, steps: list, keep_going: bool) -> list:
+        done.extend(step.recipe.name for step in steps)
+        return []
+
+    monkeypatch.setattr(Builder, "run", run)
+    return done
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
+    usage = Usage(0, 0, int(disk * 2**30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(preflight, "memory_gib", lambda: memory)
+
+
+def forge(*words: str) -> tuple[str, str]:
+    """Output and refusal of a command on the conda-forge base."""
+    done = CliRunner().invoke(app, [*words, "--base", "conda-forge"])
+    assert done.exception is None or isinstance(done.exception, ForgeError | SystemExit)
+    return done.output, str(done.exception) if isinstance(done.exception, ForgeError) else ""
+
+
+def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 40, 24)
+    said, refused = forge("plan")
+    assert not refused
+    assert re.search(
+        r"alpha: 1.5 GiB to download, 20 GiB of disk, 2 GiB of memory per job, 3 CPU", said
+    )
+    assert "in all: 2.0 GiB to download, 32.0 GiB of disk with it (40 free)" in said
+    assert "in 24 GiB of memory, 4.0 CPU hours" in said
+    machine(monkeypatch, 31, 24)
+    assert "a build would not start: it needs 32.0 GiB of disk" in forge("plan")[0]
+
+
+@pytest.mark.parametrize(
+    "command", [["build-all"], ["build", "alpha", "beta"], ["rebuild", "alpha", "beta"]]
+)
+@pytest.mark.parametrize(
+    ("disk", "memory", "lacks"),
+    [(31, 24, "32.0 GiB of disk in .*31.0 GiB are free"), (40, 3, "4 GiB of memory for one job")],
+)
+def test_a_machine_that_is_too_small(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str], disk: float, memory: float,
+    lacks: str,
+) -> None:  # fmt: skip
+    machine(monkeypatch, disk, memory)
+    said, refused = forge(*command)
+    assert re.search(lacks, refused) and "--even-so" in refused and "\n" not in refused
+    assert ForgeError.exit_code == 2 and ran == [] and "in all: 2.0 GiB to download" in said
+    assert not forge(*command, "--even-so")[1]
+    assert ran == ["alpha", "beta"]
+    machine(monkeypatch, 40, 24)
+    assert not forge(*command)[1]
+
+
+def test_only_what_is_to_be_built_counts(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 25, 24)
+    assert not forge("build", "alpha")[1]
+    assert ran == ["alpha"]
+
+
+def test_the_host_base_counts_until_it_is_made(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_ROOT", str(mini.root))
+    costs = COSTS + "host base: {download: 3, disk: 7, memory: 1, cpu_hours: 1}\n"
+    (mini.root / "recipes" / "costs.yaml").write_text(costs)
+    mini.recipe("beta", run=["nowhere"])
+    (mini.root / "build" / "host-base").unlink()
+    said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
+    assert "host base: would be made first" in said and "host base: 3 GiB to download" in said
+    assert "in all: 4.5 GiB to download" in said, "beta cannot be built on this base"
+
+
+def test_every_recipe_has_its_figures() -> None:
+    project = Project.at(CHECKOUT)
+    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    names = {path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml")}
+    assert known.keys() == names | {"host base"}
+    for figures in known.values():
+        assert figures.keys() == {"download", "disk", "memory", "cpu_hours"}
+    for kernels, hours in (("core", 2), ("upstream", 0.1)):
+        base = bases.load(project, "conda-forge", {"aotriton_kernels": [kernels]})
+        assert preflight.costs(project, base)["aotriton"]["cpu_hours"] == hours
+
+
+def test_readme_has_the_same_figures() -> None:
+    """Sums over the packages that a row names; of memory the largest."""
+    project = Project.at(CHECKOUT)
+    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    table = (CHECKOUT / "README.md").read_text().partition("## What it costs\n")[2]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in table.partition("\n\nDownload,")[0].splitlines()[3:]
+    ]
+    named = [name for row in rows for name in row[0].split(", ")]
+    assert sorted(named) == sorted(known)
+    for names, *cells in rows:
+        figures = [known[name] for name in names.split(", ")]
+        says = [float(re.match(r"[\d.]+", cell)[0]) for cell in cells]
+        sums = [round(sum(f[key] for f in figures), 2) for key in ("download", "disk", "cpu_hours")]
+        assert says == [*sums[:2], max(f["memory"] for f in figures), sums[2]], names

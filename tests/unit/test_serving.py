@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a published channel tells hosts and clients: revisions, names on PyPI, caching."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgpack
+import pytest
+from support.servers import QuietHandler, served
+from support.static_channel import Source, findings, solve, tree, unzstd
+
+from forge.channel import pypi, revisions, serving, verify
+from forge.channel.index import is_of, refuse_foreign
+from forge.channel.location import Location
+from forge.channel.publish import StaticChannel
+from forge.errors import ForgeError, Refused
+
+NAMES: pypi.Names = {"alpha": "torch", "beta": None}
+PURLS = ["pkg:pypi/torch@1.0"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "names.json").write_text(json.dumps(NAMES))
+    source = Source(tmp_path / "channel", tmp_path / "names.json")
+    source.make("alpha")
+    source.make("beta")
+    return source
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def forms(target: Path) -> list[dict[str, dict]]:
+    """The records of noarch in every form of the index that clients solve with."""
+    folder = target / "noarch"
+    shards = msgpack.unpackb(unzstd((folder / verify.SHARDS).read_bytes()))["shards"]
+    merged: dict[str, dict] = {}
+    for digest in shards.values():
+        data = (folder / "shards" / f"{digest.hex()}.msgpack.zst").read_bytes()
+        merged |= msgpack.unpackb(unzstd(data))["packages.conda"]
+    texts = [(folder / "repodata.json").read_bytes()]
+    texts += [unzstd((folder / "repodata.json.zst").read_bytes())]
+    texts += [(target / "revisions/1/noarch/repodata.json").read_bytes()]
+    texts += [unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes())]
+    return [merged, *(json.loads(text)["packages.conda"] for text in texts)]
+
+
+def purls(records: dict[str, dict]) -> dict[str, list[str]]:
+    return {record["name"]: list(record.get("purls") or []) for record in records.values()}
+
+
+def test_names_on_pypi(source: Source, target: Path) -> None:
+    """In every form of the index, in the local channel's, and as the table that pixi reads."""
+    local = json.loads((source.folder / "noarch/repodata.json").read_text())["packages.conda"]
+    StaticChannel(target).publish(source)
+    for records in (local, *forms(target)):
+        assert purls(records) == {"alpha": PURLS, "beta": []}
+    assert json.loads((target / pypi.FILE).read_text()) == NAMES
+    assert findings(target) == []
+    # a yank, which has no source, keeps both
+    StaticChannel(target).publish(None, ["alpha-1.0-h1234567_0"])
+    assert findings(target) == [] and purls(forms(target)[0])["alpha"] == PURLS
+    (target / pypi.FILE).write_text('{"alpha": "other"}')
+    assert any("says purls ['pkg:pypi/other@1.0']" in line for line in findings(target))
+    assert StaticChannel(target).publish(source) is None and findings(target) == []
+
+
+def test_older_local_channel_gets_names(source: Source) -> None:
+    path = source.folder / "noarch/repodata.json"
+    with_names = json.loads(path.read_text())
+    path.write_text(path.read_text().replace(json.dumps(PURLS), "[]"))
+    assert json.loads(path.read_text()) != with_names
+    source.reconcile()
+    assert json.loads(path.read_text()) == with_names
+
+
+def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Path) -> None:
+    """One published without names, address and headers, at its next publish."""
+    StaticChannel(target).publish(Source(source.folder))
+    for name in (pypi.FILE, serving.HEADERS, "revisions/1/noarch/repodata.json"):
+        (target / name).unlink()
+    url = "https://example.org/a/channel"
+    assert StaticChannel(target).publish(source, url=f"{url}/") is None
+    assert findings(target) == []
+    assert all(purls(records)["alpha"] == PURLS for records in forms(target)[:3])
+    for subdir in ("noarch", "linux-64"):
+        for path in revisions.index_paths(1, subdir):
+            raw = (target / path).read_bytes()
+            data = json.loads(unzstd(raw) if path.endswith(".zst") else raw)
+            assert data["info"]["base_url"] == f"{url}/{subdir}/"
+            assert data["repodata_version"] == 2
+    unchanged = tree(target)
+    assert StaticChannel(target).publish(source) is None, "the address is remembered"
+    assert tree(target) == unchanged
+    assert StaticChannel(target).publish(None, url="https://example.org/moved") is None
+    assert findings(target) == [] and "moved" in (target / revisions.URL).read_text()
+
+
+def test_revision_with_an_address_is_a_channel(
+    source: Source, target: Path, tmp_path: Path
+) -> None:
+    with served(tmp_path) as root:
+        StaticChannel(target).publish(source, url=f"{root}/out")
+        url = f"{root}/out/revisions/1"
+        assert solve(url, tmp_path / "cache", "alpha") == {"alpha-1.0-h1234567_0"}
+    with served(tmp_path) as other:
+        found = verify.channel(Location(f"{other}/out"), [])[1]
+        assert any(f"says that it is served at {root}/out" in line for line in found)
+
+
+@pytest.mark.parametrize("elsewhere", ["https://evil.example/c/noarch/", "../../x/noarch/", 7])
+def test_index_that_names_files_elsewhere(elsewhere: object, source: Source, target: Path) -> None:
+    StaticChannel(target).publish(source)
+    revision = target / "revisions/1/noarch/repodata.json"
+    for path, message in (
+        (target / "noarch/repodata.json", "names files elsewhere"),
+        (revision, "its base_url does not lead"),
+    ):
+        whole = path.read_text()
+        data = json.loads(whole)
+        data["info"]["base_url"] = elsewhere
+        path.write_text(json.dumps(data))
+        assert any(message in line for line in findings(target))
+        path.write_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("url", "of"),
+    [
+        ("https://h/c/noarch/x.conda", True),
+        ("https://h/c/linux-64/x.conda", True),
+        ("https://h/other/noarch/x.conda", False),
+        ("https://evil/c/noarch/x.conda", False),
+        ("https://h/c/../x.conda", False),
+        ("https://h/c/%2e%2e/x.conda", False),
+        ("https://h/c/noarch/../../x.conda", False),
+        ("https://h/channel/noarch/x.conda", False),
+    ],
+)
+def test_whose_file(url: str, of: bool) -> None:
+    for channel in ("https://h/c", "https://h/c/", "https://h/c/revisions/7"):
+        assert is_of(url, channel) is of
+    package = SimpleNamespace(url=url, sha256=b"x", size=1)
+    if of:
+        refuse_foreign([package], ["https://h/b", "https://h/c"])
+    else:
+        with pytest.raises(Refused, match="is no file of"):
+            refuse_foreign([package], ["https://h/b", "https://h/c"])
+
+
+@pytest.mark.parametrize("lost", ["sha256", "size"])
+def test_record_that_nothing_can_be_checked_with(lost: str, source: Source, target: Path) -> None:
+    package = SimpleNamespace(
+        **{"url": "https://h/c/noarch/x.conda", "sha256": b"x", "size": 1} | {lost: None}
+    )
+    with pytest.raises(Refused, match="no sha256 or no size"):
+        refuse_foreign([package], ["https://h/c"])
+    StaticChannel(target).publish(source)
+    path = target / "noarch/repodata.json"
+    data = json.loads(path.read_text())
+    for record in data["packages.conda"].values():
+        del record[lost]
+    path.write_text(json.dumps(data))
+    with pytest.raises(Refused, match="no sha256 or no size"):
+        verify.hashes(Location(target))
+    assert sum("no sha256 or no size" in line for line in findings(target)) == 2
+
+
+@pytest.mark.parametrize("key", ["../../x.conda", "/etc/x.conda", "x\n.conda", "x", ""])
+def test_key_that_is_no_file_name(key: str, source: Source, target: Path) -> None:
+    StaticChannel(target).publish(source)
+    path = target / "noarch/repodata.json"
+    data = json.loads(path.read_text())
+    data["packages.conda"][key] = data["packages.conda"].pop("alpha-1.0-h1234567_0.conda")
+    path.write_text(json.dumps(data))
+    assert any("is not the name of a package file" in line for line in findings(target))
+    with pytest.raises(Refused, match="is not the name of a package file"):
+        verify.hashes(Location(target))
+
+
+def test_log_of_another_shape_is_not_no_log(source: Source, target: Path) -> None:
+    StaticChannel(target).publish(source)
+    log = target / revisions.LOG
+    (entry,) = json.loads(log.read_text())
+    for text in ({}, None, [entry, entry], [entry | {"added": ["noarch/../../x.conda"]}], [[]]):
+        log.write_text(json.dumps(text))
+        with pytest.raises(ForgeError, match="log.json is damaged"):
+            revisions.read(Location(target))
+
+
+DATE, MONTH_AGO = "Sun, 22 Nov 2026 00:00:00 GMT", "Fri, 23 Oct 2026 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        ({"Cache-Control": "no-cache"}, 0),
+        ({"Cache-Control": "public, max-age=600"}, 600),
+        ({"Cache-Control": "max-age=0, must-revalidate", "Last-Modified": MONTH_AGO}, 0),
+        ({"Date": DATE, "Last-Modified": MONTH_AGO}, 3 * 24 * 3600),
+        ({"Date": DATE}, 0),
+        ({"Date": "never", "Last-Modified": MONTH_AGO}, 0),
+    ],
+)
+def test_how_long_clients_keep_an_answer(answer: dict[str, str], seconds: int) -> None:
+    assert serving.kept_for(answer) == seconds
+
+
+def test_server_that_lets_clients_keep_an_index(source: Source, target: Path) -> None:
+    """Found by verify, with the seconds; not where the server sends what `_headers` says."""
+    StaticChannel(target).publish(source)
+    rules = (target / serving.HEADERS).read_text()
+
+    class Silent(QuietHandler):
+        def send_header(self, keyword: str, value: str) -> None:
+            super().send_header(keyword, MONTH_AGO if keyword == "Last-Modified" else value)
+
+    class Told(Silent):
+        def end_headers(self) -> None:
+            if f"{self.path}\n  Cache-Control: no-cache\n" in rules:
+                self.send_header("Cache-Control", "no-cache")
+            super().end_headers()
+
+    with served(target, Told) as url:
+        assert verify.channel(Location(url), [])[1] == []
+    with served(target, Silent) as url:
+        found = verify.channel(Location(url), [])[1]
+        assert len(found) == 6 and all("without asking" in line for line in found)
+
+
+def test_headers_name_what_is_below_the_address() -> None:
+    text = serving.headers("https://example.org/a/channel")
+    assert "/a/channel/noarch/repodata.json.zst\n  Cache-Control: no-cache\n" in text
+    assert "/a/channel/linux-64/shards/*\n  Cache-Control: public, max-age=31536000, imm" in text
+    paths = [line for line in text.splitlines() if line.startswith("/")]
+    assert len(paths) == len(set(paths)) and not any("*" in path[:-1] for path in paths)

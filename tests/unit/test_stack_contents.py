@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a stack brings with it, by real conda-forge records: nothing that a server does not need."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rattler import RepoDataRecord
+from strix_validate.tiers.doctor import DISK
+from support.conda_forge import Rendered, Solver
+from support.project import CHECKOUT
+
+from forge.envs.manifest import Manifest
+
+STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
+# What has a screen, a printer, a sound card or another maker's GPU.
+BALLAST = re.compile(
+    r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"
+    r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|cuda-|nvidia-|mkl$)"
+)
+# Pillow's clipboard, which it has no build without.
+TOLERATED = {"xorg-libxau", "xorg-libxdmcp"}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> Rendered:
+    return Rendered({})
+
+
+@pytest.fixture(scope="module")
+def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solver:
+    return Solver(rendered, tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module", params=STACKS)
+def contents(solver: Solver, request: pytest.FixtureRequest) -> tuple[str, list[RepoDataRecord]]:
+    """A stack's name and the packages of its default environment."""
+    manifest = Manifest.load(CHECKOUT / "stacks" / request.param / "pixi.toml")
+    (specs,) = manifest.environments().values()
+    return request.param, solver.records(specs, manifest.platform().promised)
+
+
+def ballast(records: list[RepoDataRecord]) -> set[str]:
+    """Packages that nobody wants on a server, and BLAS's slow reference implementation."""
+    names = {record.name.normalized for record in records}
+    slow = {r.name.normalized for r in records if str(r.build).endswith("netlib")}
+    return {name for name in names if BALLAST.match(name)} - TOLERATED | slow
+
+
+def test_a_stack_has_no_ballast(contents: tuple[str, list[RepoDataRecord]]) -> None:
+    _, records = contents
+    assert not ballast(records)
+    (blas,) = [record for record in records if record.name.normalized == "libopenblas"]
+    assert str(blas.build).startswith("openmp"), "it hangs beside OpenMP"
+
+
+@pytest.mark.parametrize(
+    ("specs", "seen"),
+    [
+        (["matplotlib-base", "python 3.12.*"], {"cairo", "xorg-libx11"}),
+        (["numpy", "python 3.12.*", "nomkl", "libblas * *netlib"], {"libblas", "liblapack"}),
+        (["libopencv 4.13.* headless*", "python 3.12.*"], {"ffmpeg", "libopenvino", "sdl2"}),
+        (["qt6-main"], {"qt6-main", "fontconfig"}),
+    ],
+)
+def test_ballast_is_seen(solver: Solver, specs: list[str], seen: set[str]) -> None:
+    assert seen <= ballast(solver.records(specs))
+
+
+def test_the_readme_says_what_is_downloaded(
+    rendered: Rendered, contents: tuple[str, list[RepoDataRecord]]
+) -> None:
+    """From conda-forge; the size of ours is known once they are built."""
+    stack, records = contents
+    theirs = [record for record in records if record.name.normalized not in rendered.outputs]
+    size = sum(record.size or 0 for record in theirs) / 2**20
+    text = " ".join((CHECKOUT / "stacks" / stack / "README.md").read_text().split())
+    assert f"{len(theirs)} packages of conda-forge ({size:.0f} MiB)" in text
+    assert f"{DISK // 10**9} GB" in text, "what doctor asks for"
