@@ -74,7 +74,9 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
     large = r"(?m)^(pytorch|triton|flash-attn|amd-aiter) = .*\n"  # gigabytes, and no other case
     manifest.write_text(re.sub(large, "", manifest.read_text()))
     user("lock", cwd=user.folder)
-    run([pack, user.folder, "-o", tmp_path / "stack.tar"], user.environment, cwd=tmp_path)
+    config = user.home / ".pixi" / "config.toml"  # pixi-pack looks for none by itself
+    words = [pack, "--config", config, user.folder, "-o", tmp_path / "stack.tar"]
+    run(words, user.environment, cwd=tmp_path)
     nowhere = user.environment | {"HOME": str(tmp_path / "other")}
     del nowhere["RATTLER_CACHE_DIR"]
     offline, there = [unshare, "--net", "--map-root-user"], tmp_path / "there"
