@@ -62,6 +62,23 @@ def mirrored(url: str) -> str:
     return url
 
 
+def download(client: networking.Client, url: str, out: Any) -> None:
+    """Write a file to `out` in chunks. Raises RuntimeError where the server does not give it.
+
+    The bindings have an OSError for what breaks off in the middle, which lacks a number.
+    """
+
+    async def run() -> None:  # the bindings need a running loop
+        await download_to_writer(client, url, out)
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        if error.errno:  # of this machine: a full disk
+            raise
+        raise RuntimeError(str(error)) from None
+
+
 class _Answered(Exception):
     """The first bytes came."""
 
@@ -72,14 +89,10 @@ class _Answered(Exception):
 
 def unanswered(url: str, seconds: int) -> str:
     """Why a file cannot be read; empty when its first bytes come in time."""
-
-    async def ask() -> None:  # the bindings need a running loop
-        await download_to_writer(client(0, seconds), url, _Answered)
-
     try:
-        asyncio.run(ask())
+        download(client(0, seconds), url, _Answered)
     except _Answered:
         return ""
-    except Exception as error:  # the bindings raise RuntimeError for everything
+    except RuntimeError as error:
         return str(error)
     return "it is empty"

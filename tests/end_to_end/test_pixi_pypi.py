@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import stand_in
-from support.conda_forge import Rendered, Solver
+from support.conda_forge import records_of_both
 from support.pixi import Pixi, fit
 from support.project import CHECKOUT
 from support.release import copy_stack
@@ -38,11 +37,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """conda-forge is the committed records; our channel is what the recipes render to."""
-    folder = tmp_path_factory.mktemp("records")
-    rendered = Rendered({})
-    rendered.repodata(folder / "ours", Solver(rendered, folder / "solver")._has)
-    (folder / "theirs").symlink_to(stand_in.RECORDS)
+    folder = records_of_both(tmp_path_factory.mktemp("records"))
     service = folder / "mapping" / "compressed-v0" / "compressed_mapping.json"
     service.parent.mkdir(parents=True)
     service.write_text(json.dumps({"numpy": "numpy"}))

@@ -21,8 +21,8 @@ from forge.cli.publishing import verify_one
 from forge.files import sha256_file
 from forge.provenance import records
 from forge.provenance.package import Package
+from forge.provenance.records import statement as record_of
 from forge.provenance.records import verify
-from forge.provenance.statement import statement as record_of
 
 URL = "http://upstream.invalid/demo-1.0.tar.gz"
 PATCH_NAME = "patches/alpha/0001-more.patch"

@@ -6,14 +6,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from support.project import MiniProject
 from support.servers import QuietHandler, served
-from support.small_channel import MANIFEST, NOTHING, index, package, workspace
+from support.small_channel import MANIFEST, index, no_records, package, workspace
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.errors import BuildFailed, ForgeError, NotAttempted
@@ -23,9 +25,17 @@ POSITIONS = 20  # in each of three packages
 
 
 class Flipping(QuietHandler):
-    """/flip/N/FILE is the channel with the lowest bit of byte N of FILE wrong."""
+    """/flip/N/FILE is the channel with the lowest bit of byte N of FILE wrong.
+
+    /cut/N is the channel whose server hangs up in the middle of each package N times.
+    """
+
+    hung_up: ClassVar[Counter[str]] = Counter()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/cut/"):
+            times, self.path = self.path.removeprefix("/cut/").split("/", 1)
+            return self.cut(int(times), f"/{self.path}")
         if not self.path.startswith("/flip/"):
             return super().do_GET()
         position, file, path = self.path.removeprefix("/flip/").split("/", 2)
@@ -39,6 +49,18 @@ class Flipping(QuietHandler):
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # the installer hangs up at the first nonsense
             self.wfile.write(body)
+        return None
+
+    def cut(self, times: int, path: str) -> None:
+        self.path, key = path, f"{times} {path}"
+        if not path.endswith(".conda") or self.hung_up[key] == times:
+            return super().do_GET()
+        self.hung_up[key] += 1
+        body = Path(self.directory, path[1:]).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
         return None
 
 
@@ -61,11 +83,7 @@ def url(channel: Path) -> Iterator[str]:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """A folder of conda-forge records: none at all."""
-    for subdir, text in NOTHING.items():
-        (tmp_path / "records" / subdir).mkdir(parents=True)
-        (tmp_path / "records" / subdir / "repodata.json").write_bytes(text)
-    return tmp_path / "records"
+    return no_records(tmp_path / "records")
 
 
 def test_lock_and_install_through_a_web_server(url: str, records: Path, tmp_path: Path) -> None:
@@ -120,6 +138,19 @@ def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) ->
         for flipped, message in pool.map(lambda work: install(*work), todo):
             assert message.startswith(flipped) and "\n" not in message, message
     assert good.install("default", tmp_path / "cache") == 3
+
+
+def test_a_download_that_breaks_in_the_middle_is_repeated(url: str, tmp_path: Path) -> None:
+    """Twice; a server that never sends the rest is an error that names the package."""
+    for times in (2, 3):
+        chosen = workspace(tmp_path / str(times), f"{url}/cut/{times}")
+        chosen.lock()
+        if times == 2:
+            assert chosen.install("default", chosen.folder / "cache") == 3
+        else:
+            with pytest.raises(NotAttempted, match=r"cut/3/noarch/.*cannot be read"):
+                chosen.install("default", chosen.folder / "cache")
+    assert {2, 3} <= set(Flipping.hung_up.values()), "the server hung up"
 
 
 def test_every_flipped_byte_of_a_file_is_found(channel: Path, tmp_path: Path) -> None:

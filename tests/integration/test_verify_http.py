@@ -11,9 +11,9 @@ from support.servers import QuietHandler, served
 from support.static_channel import Source, findings, flip, lock_of
 
 from forge.channel import verify
-from forge.channel.location import Location, Unreadable
+from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
-from forge.errors import ForgeError
+from forge.errors import ForgeError, NotAttempted
 
 ALPHA = "noarch/alpha-1.0-h1234567_0.conda"
 
@@ -77,9 +77,9 @@ def test_verify_of_what_fails_midway(published: Path) -> None:
     with served(published, Refusing) as url:
         found = verify.channel(Location(url, retries=0), [])[1]
         assert len(found) == 2 and "503" in str(found) and ALPHA in str(found)
-        with pytest.raises(Unreadable, match="nothing was checked"):
+        with pytest.raises(NotAttempted, match="nothing was checked"):
             verify.channel(Location(f"{url}/elsewhere", retries=0), [])
-    with pytest.raises(Unreadable, match="cannot be read") as error:
+    with pytest.raises(NotAttempted, match="cannot be read") as error:
         verify.channel(Location(url, retries=0), [])
     assert error.value.exit_code == 3
 
@@ -94,6 +94,6 @@ def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"CondaToken": "s3cr3t"}}))
     monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
-    with served(tmp_path, Refusing) as url, pytest.raises(Unreadable, match="403") as error:
+    with served(tmp_path, Refusing) as url, pytest.raises(NotAttempted, match="403") as error:
         Location(url, retries=0).read("noarch/repodata.json")
     assert "s3cr3t" not in str(error.value)

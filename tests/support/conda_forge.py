@@ -204,3 +204,11 @@ class Solver:
     def solve(self, specs: list[str], machine: dict[str, str] = MACHINE) -> set[str]:
         """The names in the environment. Raises SolverError if there is none."""
         return {record.name.normalized for record in self.records(specs, machine)}
+
+
+def records_of_both(folder: Path) -> Path:
+    """FOLDER/theirs are the committed records of conda-forge, FOLDER/ours the recipes rendered."""
+    rendered = Rendered({})
+    rendered.repodata(folder / "ours", Solver(rendered, folder / "solver")._has)
+    (folder / "theirs").symlink_to(DATA)
+    return folder

@@ -14,6 +14,7 @@ from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.envs.manifest import Manifest
 from forge.envs.records import Records
 from forge.envs.workspace import Workspace
+from forge.project import SUBDIRS
 
 MANIFEST = f"""\
 [workspace]
@@ -25,7 +26,6 @@ platforms = [{{ name = "strix-halo", platform = "linux-64", amdgpu = "gfx1151" }
 alpha = "*"
 beta = "*"
 """
-NOTHING = dict.fromkeys(("linux-64", "noarch"), b'{"packages": {}, "packages.conda": {}}')
 
 
 def package(channel: Path, name: str, version: str, build: str = "h1234567_0", **more: list) -> str:
@@ -41,6 +41,14 @@ def package(channel: Path, name: str, version: str, build: str = "h1234567_0", *
     return made.path.name
 
 
+def no_records(folder: Path) -> Path:
+    """A folder of conda-forge records: none at all."""
+    for subdir in SUBDIRS:
+        (folder / subdir).mkdir(parents=True, exist_ok=True)
+        (folder / subdir / "repodata.json").write_text('{"packages": {}, "packages.conda": {}}')
+    return folder
+
+
 def index(channel: Path) -> None:
     (channel / "linux-64").mkdir(exist_ok=True)
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
@@ -50,7 +58,8 @@ def workspace(folder: Path, channel: str, home: Path | None = None, **more) -> W
     """The manifest in `folder`, with our packages from `channel` and nothing in conda-forge."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pixi.toml").write_text(MANIFEST)
-    records = {CONDA_FORGE: Records(CONDA_FORGE, NOTHING)} | more.pop("records", {})
+    nothing = Records(CONDA_FORGE, no_records(folder / "nothing"))
+    records = {CONDA_FORGE: nothing} | more.pop("records", {})
     replace = {PUBLISHED: channel, "conda-forge": CONDA_FORGE}
     manifest = Manifest.load(folder / "pixi.toml")
     return Workspace("app", manifest, home or folder, replace, records, **more)

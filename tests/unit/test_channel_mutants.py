@@ -23,7 +23,7 @@ from forge.channel.publish import StaticChannel
 from forge.errors import ForgeError
 from forge.provenance import records
 from forge.provenance.package import Package
-from forge.provenance.statement import PREDICATE, STATEMENT
+from forge.provenance.records import PREDICATE, STATEMENT
 
 Property = Callable[[str, object], None]
 ALPHA = f"alpha-1.0-{BUILD}.conda"

@@ -78,8 +78,9 @@ def test_base_from_the_environment(
 def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Context]]) -> None:
     for line in ("--base other show", "show --base other"):
         done = CliRunner().invoke(contexts[0], line.split())
-        assert isinstance(done.exception, ForgeError)
-        assert str(done.exception) == "base 'other' is not one of auto, conda-forge, host"
+        said = " ".join(done.output.replace("│", " ").split())
+        assert done.exit_code == 2
+        assert "'other' is not one of 'auto', 'conda-forge', 'host'" in said
 
 
 class Stack:
@@ -155,7 +156,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     """Tests call them without the options of the whole."""
-    from forge.cli import sources
+    from forge.cli import upkeep
 
-    done = CliRunner().invoke(sources.sources_app, ["add", str(tmp_path / "absent")])
+    done = CliRunner().invoke(upkeep.sources_app, ["add", str(tmp_path / "absent")])
     assert done.exit_code == 2 and "Invalid value" in done.output

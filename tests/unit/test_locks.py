@@ -35,7 +35,7 @@ def unpacked(subdir: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def known() -> Records:
-    return Records.on_disk(CONDA_FORGE, DATA)
+    return Records(CONDA_FORGE, DATA)
 
 
 def root(folder: Path, records: Records | None = None, text: str | None = None) -> Workspace:
@@ -66,7 +66,6 @@ def test_the_same_records_give_the_same_bytes(known: Records, tmp_path: Path) ->
 
 def test_a_poorer_and_newer_index_changes_nothing(tmp_path: Path) -> None:
     """What is locked stays: an index has newer builds, and no purls or run_exports in it."""
-    repodata = {}
     for subdir in ("linux-64", "noarch"):
         data = json.loads(unpacked(subdir))
         for kind in ("packages", "packages.conda"):
@@ -75,8 +74,9 @@ def test_a_poorer_and_newer_index_changes_nothing(tmp_path: Path) -> None:
                 if record["name"] == "rich":
                     newer = record | {"version": "99.0", "build": "new_0"}
                     data[kind]["rich-99.0-new_0.conda"] = newer
-        repodata[subdir] = json.dumps(data).encode()
-    chosen = root(tmp_path, Records(CONDA_FORGE, repodata))
+        (tmp_path / subdir).mkdir()
+        (tmp_path / subdir / "repodata.json").write_text(json.dumps(data))
+    chosen = root(tmp_path, Records(CONDA_FORGE, tmp_path))
     chosen.lock(keep=True)
     assert chosen.lock_file.read_bytes() == LOCK.read_bytes()
     chosen.lock()
@@ -208,9 +208,12 @@ def test_a_lock_that_cannot_be_made_leaves_the_old_one(known: Records, tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"packages": 1}'])
-def test_damaged_records_are_named(content: bytes) -> None:
+@pytest.mark.parametrize("name", ["repodata.json", "repodata.json.zst"])
+def test_damaged_records_are_named(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / "linux-64").mkdir()
+    (tmp_path / "linux-64" / name).write_bytes(content)
     with pytest.raises(ForgeError, match=f"repodata of {CONDA_FORGE}/linux-64"):
-        Records(CONDA_FORGE, {"linux-64": content})
+        Records(CONDA_FORGE, tmp_path)
 
 
 GPU = '{ name = "a", platform = "linux-64", %s }'
@@ -391,7 +394,7 @@ def written_by_pixi(folder: Path) -> Workspace:
     """What pixi 0.77 locked, and the records that it had."""
     for name in ("pixi.toml", "pixi.lock"):
         (folder / name).write_bytes((PIXI / name).read_bytes())
-    records = {OURS: Records.on_disk(OURS, PIXI)}
+    records = {OURS: Records(OURS, PIXI)}
     return Workspace("app", Manifest.load(folder / "pixi.toml"), folder, {}, records)
 
 

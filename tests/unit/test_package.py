@@ -15,8 +15,7 @@ from rattler_build import assemble_package
 from forge.errors import BuildFailed, ForgeError
 from forge.provenance import records
 from forge.provenance.package import Package
-from forge.provenance.records import verify
-from forge.provenance.statement import PREDICATE, STATEMENT, dir_hash
+from forge.provenance.records import PREDICATE, STATEMENT, dir_hash, verify
 
 
 def package(folder: Path, **files: bytes) -> Path:

@@ -76,32 +76,31 @@ def is_alpha(steps: list[Step]) -> bool:
     return step.recipe.name == "alpha" and bool(step.outputs) and len(step.recipe.content) == 16
 
 
+def give(
+    mini: MiniProject, path: Path, tally: Tally, valid: str, seed: int, counts: tuple[int, int]
+) -> None:
+    """Plan with mutants of a YAML file in its place: so many of its tree, and of its text."""
+    dumped = (
+        yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode(errors="surrogatepass")
+        for tree in trees(yaml.safe_load(valid), seed, counts[0])
+    )
+    for mutant in [*dumped, *texts(valid.encode(), seed, counts[1])]:
+        path.write_bytes(mutant)
+        tally.give(lambda: planned(mini), is_alpha, mutant)
+
+
 def test_the_valid_recipe_is_planned(mini: MiniProject) -> None:
     assert is_alpha(planned(mini))
 
 
 def test_recipes(mini: MiniProject, record_property: Record) -> None:
-    tally, path = Tally("recipe.yaml", record_property), mini.root / "recipes/alpha/recipe.yaml"
-    for tree in trees(yaml.safe_load(RECIPE), 3, 70):
-        path.write_text(
-            yaml.safe_dump(tree, allow_unicode=True, sort_keys=False), errors="surrogatepass"
-        )
-        tally.give(lambda: planned(mini), is_alpha, tree)
-    for text in texts(RECIPE.encode(), 3, 50):
-        path.write_bytes(text)
-        tally.give(lambda: planned(mini), is_alpha, text)
+    path = mini.root / "recipes/alpha/recipe.yaml"
+    give(mini, path, Tally("recipe.yaml", record_property), RECIPE, 3, (70, 50))
 
 
 def test_variants(mini: MiniProject, record_property: Record) -> None:
-    tally, path = Tally("variants.yaml", record_property), mini.root / "variants.yaml"
-    for tree in trees(yaml.safe_load(VARIANTS), 4, 25):
-        path.write_text(
-            yaml.safe_dump(tree, allow_unicode=True, sort_keys=False), errors="surrogatepass"
-        )
-        tally.give(lambda: planned(mini), is_alpha, tree)
-    for text in texts(VARIANTS.encode(), 4, 20):
-        path.write_bytes(text)
-        tally.give(lambda: planned(mini), is_alpha, text)
+    path = mini.root / "variants.yaml"
+    give(mini, path, Tally("variants.yaml", record_property), VARIANTS, 4, (25, 20))
 
 
 def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Record) -> None:

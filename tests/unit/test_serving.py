@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -13,7 +12,7 @@ from support.servers import QuietHandler, served
 from support.static_channel import Source, findings, solve, tree, unzstd
 
 from forge.channel import pypi, revisions, serving, verify
-from forge.channel.index import is_of, refuse_foreign
+from forge.channel.index import is_of
 from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
 from forge.errors import ForgeError, Refused
@@ -146,21 +145,10 @@ def test_index_that_names_files_elsewhere(elsewhere: object, source: Source, tar
 def test_whose_file(url: str, of: bool) -> None:
     for channel in ("https://h/c", "https://h/c/", "https://h/c/revisions/7"):
         assert is_of(url, channel) is of
-    package = SimpleNamespace(url=url, sha256=b"x", size=1)
-    if of:
-        refuse_foreign([package], ["https://h/b", "https://h/c"])
-    else:
-        with pytest.raises(Refused, match="is no file of"):
-            refuse_foreign([package], ["https://h/b", "https://h/c"])
 
 
 @pytest.mark.parametrize("lost", ["sha256", "size"])
 def test_record_that_nothing_can_be_checked_with(lost: str, source: Source, target: Path) -> None:
-    package = SimpleNamespace(
-        **{"url": "https://h/c/noarch/x.conda", "sha256": b"x", "size": 1} | {lost: None}
-    )
-    with pytest.raises(Refused, match="no sha256 or no size"):
-        refuse_foreign([package], ["https://h/c"])
     StaticChannel(target).publish(source)
     path = target / "noarch/repodata.json"
     data = json.loads(path.read_text())

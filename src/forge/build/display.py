@@ -7,27 +7,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 LARGE = 50 << 20  # bytes
 
 
-class Display:
+class Display(Progress):
     """Phases of a run, and the last line of what runs; a context manager."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.live = console, console.is_terminal
-        self.progress = Progress(
+        super().__init__(
             SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
             TextColumn("{task.fields[line]}", style="dim", markup=False),
-            console=console, transient=True,
+            console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
-        self.task = self.progress.add_task("", line="")
+        self.task = self.add_task("", line="")
         self.tenth = -1
-
-    def __enter__(self) -> "Display":
-        if self.live:
-            self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -35,18 +25,18 @@ class Display:
 
     def phase(self, name: str) -> None:
         """A new phase, for example `[2/4] flash-attn 2.8.3: testing`."""
-        self.progress.reset(self.task, description=name, line="")
-        if not self.live:
+        self.reset(self.task, description=name, line="")
+        if self.disable:
             self.say(name)
 
     def line(self, text: str) -> None:
         """The last line of the running log."""
-        self.progress.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
+        self.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
 
     def download(self, name: str, have: int, total: int | None) -> None:
         """Bytes of a download; every tenth of a large one where there is no terminal."""
         self.line(f"{name} {have >> 20} of {(total or 0) >> 20 or '?'} MiB")
         tenth = have * 10 // total if total else 0
-        if not self.live and total and total > LARGE and tenth != self.tenth:
+        if self.disable and total and total > LARGE and tenth != self.tenth:
             self.say(f"  {name}: {have >> 20} of {total >> 20} MiB")
         self.tenth = tenth

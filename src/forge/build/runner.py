@@ -64,8 +64,7 @@ class Builder:
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
             lost |= recipes.broken.keys()
-            needs = ", ".join(sorted(recipes.direct_needs(name) & lost))
-            if reason := recipes.missing(name) or (needs and f"needs {needs}"):
+            if reason := recipes.missing(name, lost):
                 raise NotAttempted(reason)
 
         stopped = ""
@@ -179,9 +178,8 @@ def skipped(
         digest = last = ""
         with contextlib.suppress(OSError, ValueError):  # absent, or damaged and so unknown
             digest, _, last = file.read_text(encoding="utf-8").partition("\n")
-        needs = ", ".join(sorted(recipes.direct_needs(name) & reasons.keys()))
-        reason = recipes.missing(name) or (last_run and digest == step.digest_value and last)
-        if reason := reason or (needs and f"needs {needs}"):
+        known = last if last_run and digest == step.digest_value else ""
+        if reason := known or recipes.missing(name, reasons.keys()):
             reasons[name] = reason
     return reasons
 

@@ -10,16 +10,14 @@ from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.provenance.package import Package
 
-# the sha256 of SUBDIR/FILE if it is already published, else None
-PublishedHash = Callable[[str], str | None]
-
 LICENSES = "licenses/"
 
 
-def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
+def admitted(channel: Channel, published: Callable[[str], str | None]) -> dict[str, Record]:
     """The packages of a channel by SUBDIR/FILE, all fit to be published.
 
-    Raises ForgeError for an empty channel, and with every reason if any package is unfit.
+    `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
+    empty channel, and with every reason if any package is unfit.
     """
     records = channel.records()
     if not records:
@@ -27,18 +25,22 @@ def admitted(channel: Channel, published: PublishedHash) -> dict[str, Record]:
             f"nothing is published: {channel.folder} holds no packages. Run ./forge build-all, or "
             "name another folder with --output"
         )
+    named = {f"{record.subdir}/{record.file_name}": record for record in records}
     refused = [
         f"  {channel.path(record)} {reason}"
-        for record in records
-        for reason in refusals(channel, record, published)
+        for name, record in named.items()
+        for reason in refusals(channel, record, published(name))
     ]
     if refused:
         raise ForgeError("\n".join(["nothing is published:", *refused]))
-    return {f"{record.subdir}/{record.file_name}": record for record in records}
+    return named
 
 
-def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iterator[str]:
-    """Why a package may not be published, and what to do about each reason."""
+def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[str]:
+    """Why a package may not be published, and what to do about each reason.
+
+    `known` is the sha256 that is published under its name.
+    """
     path = channel.path(record)
     if not path.exists() or sha256_file(path) != record.sha256:
         yield "is missing or differs from its record in the index; rebuild it"
@@ -66,7 +68,6 @@ def refusals(channel: Channel, record: Record, published: PublishedHash) -> Iter
     # redistribution requires a licence text
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
-    known = published(f"{record.subdir}/{record.file_name}")
     if known not in (None, record.sha256):
         yield (
             f"is already published with other content (sha256 {known}). Published files never "

@@ -3,7 +3,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -11,7 +10,6 @@ import msgpack
 import zstandard
 
 from forge.channel.location import Location
-from forge.errors import Refused
 
 PACKAGES = (".conda", ".tar.bz2")
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -87,17 +85,3 @@ def foreign(data: dict[str, Any], channel: str, subdir: str) -> str:
         if not is_of(files, channel):
             return ascii(base_url)[:200]
     return ""
-
-
-def refuse_foreign(packages: Iterable[Any], channels: Iterable[str]) -> None:
-    """Raise Refused for what must be neither locked nor installed, in one line.
-
-    That is a RepoDataRecord of rattler without sha256 or size, or whose file is of none of the
-    `channels`: an index can name any host or path.
-    """
-    channels = list(channels)
-    for package in packages:
-        if not package.sha256 or package.size is None:
-            raise Refused(f"{package.url} has no sha256 or no size in its index or lock: refused")
-        if not any(is_of(package.url, channel) for channel in channels):
-            raise Refused(f"{package.url} is no file of {' or '.join(channels)}: refused")

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where a channel is read from: a folder, or a URL through rattler and its credential store."""
 
-import asyncio
 import io
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-
-from rattler.package_streaming import download_to_writer
 
 from forge import network
 from forge.errors import ForgeError, NotAttempted
@@ -18,15 +15,11 @@ from forge.errors import ForgeError, NotAttempted
 SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"))
 
 
-class Unreadable(NotAttempted):
-    """A server, or one file on it, that cannot be read."""
-
-
 class Location:
     """A channel to read. Its files are named by their path in the channel.
 
     `folder` is None for a URL. Raises ForgeError for an empty name, and for a URL that is malformed
-    or carries a credential. Reading raises Unreadable for any answer but the file and 404.
+    or carries a credential. Reading raises NotAttempted for any answer but the file and 404.
     """
 
     def __init__(self, channel: str | Path, retries: int = 3) -> None:
@@ -54,16 +47,12 @@ class Location:
                 with path.open("rb") as file:
                     shutil.copyfileobj(file, out)
             return path.is_file()
-
-        async def download() -> None:  # the bindings need a running loop
-            await download_to_writer(self._client, f"{self.url}/{name}", out)
-
         try:
-            asyncio.run(download())
-        except Exception as error:  # the bindings raise RuntimeError for everything
+            network.download(self._client, f"{self.url}/{name}", out)
+        except RuntimeError as error:
             if "(404 " in str(error):
                 return False
-            raise Unreadable(f"{self.url} cannot be read: {redacted(error)}") from None
+            raise NotAttempted(f"{self.url} cannot be read: {redacted(error)}") from None
         return True
 
 

@@ -133,7 +133,7 @@ class StaticChannel:
     def _copy_packages(self, source: Channel, packages: dict[str, Record]) -> None:
         """Copy each package, and its provenance if the build recorded it."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
-            self._write_log([])
+            self._write(revisions.dump([]), self.folder / revisions.LOG)
         self.staging.mkdir(exist_ok=True)
         for name, record in sorted(packages.items()):
             for file in (name, f"forge/{record.dist}{RECORD}"):
@@ -228,7 +228,7 @@ class StaticChannel:
                 data = load(self.location, packed) or load(self.location, plain)
                 if data:
                     self._write_revision(entry, subdir, url, data)
-        self._write_log(log)
+        self._write(revisions.dump(log), self.folder / revisions.LOG)
         for name in (*verify.FORMS, "repodata.json"):
             for subdir in SUBDIRS:
                 _move(self.staging / subdir / name, self.folder / subdir / name)
@@ -250,9 +250,6 @@ class StaticChannel:
             self.staging.mkdir(exist_ok=True)
             partial.write_bytes(zstandard.compress(text.encode(), 19) if packed else text.encode())
             _move(partial, target)
-
-    def _write_log(self, log: list[Revision]) -> None:
-        self._write(revisions.dump(log), self.folder / revisions.LOG)
 
 
 def _named(dists: set[str], files: set[str]) -> set[str]:

@@ -13,8 +13,8 @@ from rattler.lock import LockFile
 
 from forge.channel import pypi, revisions, serving
 from forge.channel.index import PACKAGES, fault, foreign, load, parse, records, root_of
-from forge.channel.location import Location, Unreadable
-from forge.errors import ForgeError, Refused, one_line
+from forge.channel.location import Location
+from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
 from forge.provenance.package import Package
@@ -42,26 +42,22 @@ def channel(
     """Verify a channel, and that each of `locks` can be installed from it.
 
     `url` is what the locks call the channel; by default its URL, or for a folder the first channel
-    of each lock. Returns its index and one line per finding. Raises Unreadable if it has no index.
+    of each lock. Returns its index and one line per finding. Raises NotAttempted without an index.
     """
     if all(location.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
-        raise Unreadable(f"{location} has no repodata.json, so nothing was checked")
+        raise NotAttempted(f"{location} has no repodata.json, so nothing was checked")
     index = read_index(location)
     findings = [*index.findings, *_files(location, index)]
     for lock in locks:
         findings += _locked(lock, url or ("" if location.folder else location.url), index)
     if not location.folder:
-        findings += _kept(location)
+        findings += [
+            f"{name}: clients keep it for {seconds} s without asking, and see no new build and "
+            "no yank: let the server send Cache-Control: no-cache (docs/publishing.md)"
+            for name, seconds in serving.kept(location)
+            if seconds > serving.LIMIT
+        ]
     return index, [one_line(finding) for finding in findings]
-
-
-def _kept(location: Location) -> Iterator[str]:
-    for name, seconds in serving.kept(location):
-        if seconds > serving.LIMIT:
-            yield (
-                f"{name}: clients keep it for {seconds} s without asking, and see no new build and "
-                "no yank: let the server send Cache-Control: no-cache (docs/publishing.md)"
-            )
 
 
 def read_index(location: Location) -> Index:

@@ -37,9 +37,7 @@ out, err = _terminal(), _terminal(stderr=True)
 
 
 shared = functools.partial(Option, rich_help_panel="Options before or after any command")
-# a parser, because typer itself takes no aliases
-NAMES: Any = {"parser": BaseName, "metavar": "|".join(BaseName)}
-Base = Annotated[BaseName | None, shared(**NAMES, help="Base to build on.")]
+Base = Annotated[BaseName | None, shared(help="Base to build on.")]
 Output = Annotated[Path | None, shared(help="Channel folder, if not channel/.")]
 Variants = Annotated[
     list[str] | None, shared(metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
@@ -138,7 +136,7 @@ class Context:
 
 
 def _instead(records: Path | None) -> dict[str, Records]:
-    return {CONDA_FORGE: Records.on_disk(CONDA_FORGE, records)} if records else {}
+    return {CONDA_FORGE: Records(CONDA_FORGE, records)} if records else {}
 
 
 def takes_context(function: Callable[..., None]) -> Callable[..., None]:

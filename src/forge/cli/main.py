@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from forge.cli import building, publishing, sources, stacks, upkeep
+from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, out, takes_context
 from forge.errors import ForgeError
 from forge.project import CHECKOUT
@@ -26,7 +26,7 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for part in (building, stacks, publishing, sources, upkeep):
+for part in (building, stacks, publishing, upkeep):
     app.add_typer(part.app)
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that bring packages to users, and say what these were made of."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +13,7 @@ from forge.channel import verify as verifying
 from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
 from forge.channel.uploads import FORMS, ServerChannel, destination
-from forge.cli.context import Context, Json, closing, command, out
+from forge.cli.context import Context, closing, command, out
 from forge.errors import ForgeError, NotAttempted
 from forge.provenance import records
 
@@ -77,12 +75,9 @@ def yank_builds(forge: Context, folder: Folder, builds: Builds, restore: Restore
 
 
 @command(channel_app)
-def log(forge: Context, channel: Where, as_json: Json = False) -> None:
+def log(forge: Context, channel: Where) -> None:
     """Print the revisions of a published channel, newest first."""
     entries = revisions.read(Location(channel))
-    if as_json:
-        print(json.dumps([asdict(entry) for entry in entries], indent=1))
-        return
     if not entries:
         raise ForgeError(f"{channel} has no revisions: it is not a channel that forge publish made")
     for entry in reversed(entries):

@@ -20,12 +20,13 @@ from rattler import RepoDataRecord
 from rattler.package_streaming import extract
 
 from forge.channel.location import Location
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import sha256_file
 from forge.provenance.archive import Entry, stem
 from forge.provenance.package import Package
 
 AT_ONCE = 8
+TRIES = 3
 REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the archive's sha256
 
 
@@ -105,10 +106,7 @@ def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
         with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
             archive = Path(source.folder or work, record.file_name)
             if not source.folder:
-                with archive.open("wb") as file:
-                    there = source.stream(archive.name, _Limited(file, record))
-                if not there:
-                    raise BuildFailed("the server has no such file (404)")
+                _download(source, record, archive)
                 _require_same(archive, record)
             Package(archive).require_safe()
             extract(archive, Path(work, "package"))
@@ -120,6 +118,19 @@ def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
     package = Unpacked(folder)
     package.require_safe()
     return package
+
+
+def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
+    """Fetch a package; again where it broke off in the middle: rattler repeats requests alone."""
+    for left in reversed(range(TRIES)):
+        with archive.open("wb") as file:
+            try:
+                if source.stream(archive.name, _Limited(file, record)):
+                    return
+                raise BuildFailed("the server has no such file (404)")
+            except NotAttempted:
+                if not (left and file.tell()):
+                    raise
 
 
 class _Limited:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """pixi.lock: written as pixi writes it, and read without believing what cannot be checked."""
 
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 import rattler
 from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
 
-from forge.channel.location import folder_of
+from forge.channel.index import FILE, is_of
 from forge.envs import manifest
 from forge.envs.bindings import Subdir
 from forge.envs.manifest import PLATFORM, Platform
@@ -18,9 +18,6 @@ from forge.files import write_text
 from forge.project import SUBDIRS
 
 ASSUMED = {f"{name}={value}" for name, value in manifest.ASSUMED.items()}
-FILE_NAME = re.compile(r"[\w.+!=-]+\.(conda|tar\.bz2)", re.ASCII)
-# a revision is an index of its own for the files of the channel that it belongs to
-REVISION = re.compile(r"/revisions/\d+$")
 
 
 def read(path: Path) -> dict[str, rattler.Environment]:
@@ -58,17 +55,14 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
 
 def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) -> None:
     """Raise ForgeError for a record without sha256 or size, or of a file outside the channels."""
-    roots = {str(folder_of(url) or REVISION.sub("", url.rstrip("/"))) for url in channels}
     for record in records:
-        url = str(folder_of(record.url) or record.url)
+        url = record.url
         if not record.sha256 or record.size is None:
-            raise ForgeError(
-                f"{url} has no sha256 or no size, so that nothing of it can be checked"
-            )
-        root, subdir, name = [*url.rsplit("/", 2), "", ""][:3]
-        fits = FILE_NAME.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
-        if root not in roots or subdir not in SUBDIRS or not fits:
-            raise ForgeError(f"{url} is not in {' or '.join(sorted(roots))}")
+            raise ForgeError(f"{url} has no sha256 or no size, so nothing of it can be checked")
+        subdir, name = unquote(url).split("/")[-2:]
+        fits = FILE.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
+        if subdir not in SUBDIRS or not fits or not any(is_of(url, c) for c in channels):
+            raise ForgeError(f"{url} is not in {' or '.join(channels)}")
 
 
 def write(

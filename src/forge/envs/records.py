@@ -2,7 +2,6 @@
 """Records of a channel from files on disk, as a source for the solver."""
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +13,29 @@ from forge.project import SUBDIRS
 
 
 class Records:
-    """The records of one channel from its repodata by subdir, with URLs of that channel.
+    """The records of one channel, with its URLs, from FOLDER/SUBDIR/repodata.json or .zst.
 
-    Raises ForgeError when the repodata is damaged.
+    Raises ForgeError when a file is missing or damaged.
     """
 
-    def __init__(self, channel: str, repodata: Mapping[str, bytes]) -> None:
+    def __init__(self, channel: str, folder: Path) -> None:
         self._data: dict[str, SparseRepoData] = {}
-        # rattler maps the files into memory, so that they may go as soon as they are read
-        with tempfile.TemporaryDirectory(prefix="forge-records-") as folder:
-            for subdir, text in repodata.items():
-                file = Path(folder, f"{subdir}.json")
-                file.write_bytes(text)
-                try:
-                    self._data[subdir] = SparseRepoData(Channel(channel), subdir, file)
-                except Exception as error:
-                    raise ForgeError(f"repodata of {channel}/{subdir}: {error}") from None
-
-    @classmethod
-    def on_disk(cls, channel: str, folder: Path) -> "Records":
-        """From FOLDER/SUBDIR/repodata.json or repodata.json.zst. Raises ForgeError without them."""
-        repodata = {}
         for subdir in SUBDIRS:
             plain, packed = (folder / subdir / f"repodata.json{end}" for end in ("", ".zst"))
-            unzstd = zstandard.ZstdDecompressor().decompressobj().decompress
-            try:
-                there = plain.is_file()
-                repodata[subdir] = plain.read_bytes() if there else unzstd(packed.read_bytes())
-            except FileNotFoundError:
-                missing = f"there is no {packed} and no {plain}"
-                raise ForgeError(f"{folder} holds no records: {missing}") from None
-            except zstandard.ZstdError as error:
-                raise ForgeError(f"{packed} is damaged: {error}") from None
-        return cls(channel, repodata)
+            # rattler maps the file into memory, so that it may go as soon as it is read
+            with tempfile.NamedTemporaryFile(prefix="forge-records-") as unpacked:
+                try:
+                    if not plain.is_file():
+                        with packed.open("rb") as file:
+                            zstandard.ZstdDecompressor().copy_stream(file, unpacked)
+                        unpacked.flush()
+                    there = plain if plain.is_file() else unpacked.name
+                    self._data[subdir] = SparseRepoData(Channel(channel), subdir, there)
+                except FileNotFoundError:
+                    missing = f"there is no {packed} and no {plain}"
+                    raise ForgeError(f"{folder} holds no records: {missing}") from None
+                except Exception as error:  # the bindings and zstandard have many
+                    raise ForgeError(f"repodata of {channel}/{subdir}: {error}") from None
 
     # What rattler asks of a source of records (its protocol RepoDataSource)
     async def fetch_package_records(self, platform: Any, name: PackageName) -> list[RepoDataRecord]:

@@ -1,24 +1,175 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a package: written beside the index, read, and verified."""
+"""The record of a package: an in-toto Statement v1 with an SLSA provenance v1 predicate.
 
+Sources, variant and build packages come from the rendered recipe inside the package; the
+repository adds the digests of patches and local sources, and its commit. The only time is the
+package's own, so one package has one record. Written beside the index, read, and verified.
+
+Specifications: in-toto/attestation spec/v1 and slsa.dev/spec/v1.0/provenance.
+"""
+
+import hashlib
 import json
+import posixpath
+import re
+import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
+
 from forge.errors import ForgeError, one_line
-from forge.files import write_text
-from forge.provenance import statement as record
-from forge.provenance.package import Package
+from forge.files import digest_tree, sha256_file, write_text
+from forge.provenance.package import RENDERED, Package
 
 RECORD = ".provenance.json"
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# values of the annotation `kind`: what a dependency is to the build; also `build` and `host`
+RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
+# what rattler-build adds to the recipe's own files
+ADDED = (RENDERED, "recipe/variant_config.yaml")
+CODE = Path(__file__).parents[1]
+Descriptor = dict[str, Any]
+
+
+def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
+    """The record of a package built from `recipe` in the repository at `root` on `base`.
+
+    Raises BuildFailed for a damaged package, ForgeError for a missing patch.
+    """
+    data = described(package, recipe.relative_to(root).as_posix(), base)
+    dependencies = data["predicate"]["buildDefinition"]["resolvedDependencies"]
+    for entry in dependencies:
+        if not entry["digest"]:
+            _complete(entry, root)
+    if commit := _commit(root):
+        dependencies.append(_descriptor(REPOSITORY, name="strix-forge", gitCommit=commit))
+    return data
+
+
+def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
+    """A record by the package's own word; `recipe` is its path in the repository.
+
+    Patches and local sources have no digest: the package does not hold them.
+    """
+    configuration = package.rendered["build_configuration"]
+    settings, variant = configuration["packaging_settings"], configuration["variant"]
+    parameters = {
+        "recipe": {"name": recipe},
+        "variant": {key: str(value) for key, value in sorted(variant.items())},
+        "base": base,
+        "packageFormat": f"{settings['archive_type']}:{settings['compression_level']}",
+    }
+    definition = {
+        "buildType": "urn:strix-forge:recipe-build:v1",
+        "externalParameters": parameters,
+        "resolvedDependencies": list(_materials(package, posixpath.dirname(recipe))),
+    }
+    versions = {
+        "strix-forge": digest_tree(CODE, CODE.parents[1])[:16],  # it has no releases
+        "py-rattler-build": package.rendered["system_tools"]["rattler-build"],
+    }
+    # the build's SOURCE_DATE_EPOCH, in whole seconds
+    started = str(configuration["timestamp"])[:19].replace(" ", "T") + "Z"
+    builder = {"id": "urn:strix-forge:builder:local", "version": versions}
+    details = {"builder": builder, "metadata": {"startedOn": started}}
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": package.path.name, "digest": {"sha256": sha256_file(package.path)}}],
+        "predicateType": PREDICATE,
+        "predicate": {"buildDefinition": definition, "runDetails": details},
+    }
+
+
+def _materials(package: Package, folder: str) -> Iterator[Descriptor]:
+    for name, content in sorted(package.info.items()):
+        if name.startswith("recipe/") and name not in ADDED:
+            path = name.replace("recipe", folder, 1)
+            yield _descriptor(RECIPE, path, sha256=hashlib.sha256(content).hexdigest())
+    recipe = package.rendered["recipe"]
+    purls = map(PackageURL.from_string, recipe.get("extra", {}).get("purls", []))
+    by_file = {purl.qualifiers.get("file_name"): str(purl) for purl in purls}
+    for section in [recipe, *recipe.get("staging_caches", [])]:
+        for source in section.get("source", []):
+            yield _source(source, by_file, folder)
+            for patch in source.get("patches", []):
+                yield _descriptor(PATCH, posixpath.normpath(f"{folder}/{patch}"))
+    for key in ("finalized_cache_dependencies", "finalized_dependencies"):
+        for kind in ("build", "host"):
+            resolved = ((package.rendered.get(key) or {}).get(kind) or {}).get("resolved", [])
+            for record in sorted(resolved, key=lambda record: record["name"]):
+                yield _descriptor(kind, uri=conda_purl(record), sha256=record["sha256"])
+
+
+def _source(source: dict[str, Any], purls: dict[str | None, str], folder: str) -> Descriptor:
+    if "path" in source:
+        return _descriptor(SOURCE, posixpath.normpath(f"{folder}/{source['path']}"))
+    if "git" in source:
+        commit = str(source["rev"])
+        return _descriptor(SOURCE, uri=f"git+{source['git']}@{commit}", gitCommit=commit)
+    url = source["url"] if isinstance(source["url"], str) else source["url"][0]
+    file = url.rsplit("/", 1)[1]
+    return _descriptor(SOURCE, file, purls.get(file, url), sha256=source["sha256"])
+
+
+def _descriptor(kind: str, name: str = "", uri: str = "", **digest: str) -> Descriptor:
+    """A ResourceDescriptor."""
+    named = {key: value for key, value in (("name", name), ("uri", uri)) if value}
+    return named | {"digest": digest, "annotations": {"kind": kind}}
+
+
+def _complete(entry: Descriptor, root: Path) -> None:
+    """Add the digest of a patch or local source, and a patch's status upstream."""
+    path = root / entry["name"]
+    if path.is_dir():
+        entry["digest"] = {"dirHash": dir_hash(path)}
+    elif path.is_file():
+        entry["digest"] = {"sha256": sha256_file(path)}
+    else:
+        raise ForgeError(f"{path} went into a package and is gone, so it cannot be recorded")
+    is_patch = entry["annotations"]["kind"] == PATCH
+    if is_patch and (status := re.search(r"^Upstream-Status: (.+)$", path.read_text(), re.M)):
+        entry["annotations"]["upstreamStatus"] = status[1]
+
+
+def dir_hash(folder: Path) -> str:
+    """in-toto's dirHash of a folder, without byte code: Go's Hash1 in hex."""
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and not re.search(r"__pycache__/|\.egg-info/", f"{path}/")
+    }
+    text = "".join(f"{sha256_file(files[name])}  {name}\n" for name in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def conda_purl(record: dict[str, Any]) -> str:
+    """The package URL of a conda package. A channel in a folder is left out: it is local."""
+    qualifiers = {"build": record["build"], "subdir": record["subdir"]}
+    if (channel := str(record.get("channel") or "")).startswith("http"):
+        qualifiers["channel"] = channel.rstrip("/")
+    return str(PackageURL("conda", None, record["name"], str(record["version"]), qualifiers))
+
+
+def _commit(root: Path) -> str | None:
+    """The repository's commit; None without one, or if files differ from it."""
+    # not of a repository that `root` is merely a folder of
+    command = ["git", "--git-dir", ".git", "status", "--porcelain=v2", "--branch"]
+    try:
+        text = subprocess.check_output(command, cwd=root, text=True, stderr=subprocess.DEVNULL)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    headers = re.fullmatch(r"# branch.oid (\w+)\n(# .*\n)*", text)
+    return headers[1] if headers else None
 
 
 def write(channel: Path, package: Path, recipe: Path, root: Path, base: str) -> None:
     """Write CHANNEL/forge/DIST.provenance.json of a built package."""
-    data = record.statement(Package(package), recipe, root, base)
+    data = statement(Package(package), recipe, root, base)
     write_text(channel / "forge" / f"{package.stem}{RECORD}", json.dumps(data, indent=1) + "\n")
 
 
@@ -33,10 +184,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
         kinds = data["_type"], data["predicateType"]
-        if kinds != (record.STATEMENT, record.PREDICATE):
-            raise ForgeError(
-                f"{path} is {' with '.join(map(str, kinds)):.200}, not {record.PREDICATE}"
-            )
+        if kinds != (STATEMENT, PREDICATE):
+            raise ForgeError(f"{path} is {' with '.join(map(str, kinds)):.200}, not {PREDICATE}")
         _claims(data)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}") from None
@@ -53,7 +202,7 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
 
-def verify(path: Path, statement: dict[str, Any] | None) -> Verdict:
+def verify(path: Path, known: dict[str, Any] | None) -> Verdict:
     """Check a package against its own list of files, and against its record if there is one."""
     verdict, package = Verdict(), Package(path)
     try:
@@ -66,9 +215,9 @@ def verify(path: Path, statement: dict[str, Any] | None) -> Verdict:
         verdict.wrong += differences(held, package.listed, "the package has", "info/paths.json")
         if not verdict.wrong:
             package.require_safe()
-        if statement:
-            recipe, recorded = _claims(statement)
-            _, ours = _claims(record.described(package, recipe, base=""))
+        if known:
+            recipe, recorded = _claims(known)
+            _, ours = _claims(described(package, recipe, base=""))
             # a patch or local source has its digest from the record only
             ours = {claim: value or recorded.get(claim, value) for claim, value in ours.items()}
             counts = Counter(claim.split(" ")[0] for claim in ours)
@@ -92,14 +241,14 @@ def differences(
     ]
 
 
-def _claims(statement: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _claims(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The recipe, and what a statement says of its package: `KIND NAME` -> digest or value."""
-    (subject,) = statement["subject"]
-    definition = statement["predicate"]["buildDefinition"]
+    (subject,) = data["subject"]
+    definition = data["predicate"]["buildDefinition"]
     parameters = definition["externalParameters"]
     claims = {"name": subject["name"], "sha256": subject["digest"]["sha256"]}
     claims |= {f"variant {key}": value for key, value in parameters["variant"].items()}
     for entry in definition["resolvedDependencies"]:
-        if (kind := entry["annotations"]["kind"]) != record.REPOSITORY:
+        if (kind := entry["annotations"]["kind"]) != REPOSITORY:
             claims[f"{kind} {entry.get('uri') or entry['name']}"] = entry["digest"]
     return parameters["recipe"]["name"], claims

@@ -139,16 +139,18 @@ class RecipeSet:
         """The recipes that one recipe builds, runs or is tested with."""
         return {self.owner[n] for n in self.recipes[name].all_needs if n in self.owner}
 
-    def missing(self, name: str) -> str:
-        """One line about what a recipe needs that neither a recipe nor the base provides, or "".
+    def missing(self, name: str, lost: Set[str] = frozenset()) -> str:
+        """One line about what a recipe needs and will not get, or "".
 
-        Always "" for conda-forge, whose packages are the solver's business.
+        That is what neither a recipe nor the base provides (of conda-forge only the solver knows
+        what it has), and recipes in `lost`.
         """
-        if not self.base_key:
-            return ""
         missing = self.recipes[name].all_needs - self.owner.keys() - self.base_names
         names = ", ".join(sorted(name for name in missing if not name.startswith("__")))
-        return f"the {self.base.name} base has no {names}" if names else ""
+        if names and self.base_key:
+            return f"the {self.base.name} base has no {names}"
+        needs = ", ".join(sorted(self.direct_needs(name) & lost))
+        return f"needs {needs}" if needs else ""
 
     def dependencies(self, names: set[str]) -> set[str]:
         """`names` and every recipe that they build, run or are tested with, transitively."""

@@ -35,30 +35,30 @@ def unpack(archive: Path, target: Path) -> None:
     folder = target.with_suffix(".unpacking")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    size, allowed = 0, max(ALLOWED, RATIO * archive.stat().st_size)
+    left, inside = max(ALLOWED, RATIO * archive.stat().st_size), os.path.realpath(folder)
 
-    def check(names: list[str], grows: int) -> None:
-        nonlocal size
-        size += grows
-        if size > allowed:
+    def check(size: int, *names: str) -> None:
+        nonlocal left
+        left -= size
+        if left < 0:
             raise ValueError(f"its content is more than {RATIO} times its own size")
         for name in names:
             place = Path(os.path.realpath(folder / name))
-            if ".." in Path(name).parts or not place.is_relative_to(os.path.realpath(folder)):
+            if ".." in Path(name).parts or not place.is_relative_to(inside):
                 raise ValueError(f"{name!r:.200} leads out of the folder")
 
     def checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         for member in tar:  # once what came before it is unpacked: a link may lead anywhere
             if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
                 raise ValueError(f"{member.name!r:.200} is no file, folder or link")
-            check([member.name, *([member.linkname] if member.islnk() else [])], member.size)
+            check(member.size, member.name, member.linkname if member.islnk() else "")
             yield member
 
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 for info in opened.infolist():
-                    check([info.filename], info.file_size)
+                    check(info.file_size, info.filename)
                 opened.extractall(folder)
         else:
             with tarfile.open(archive) as tar:

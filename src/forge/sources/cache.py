@@ -5,8 +5,10 @@
 found on the index that pip is configured for: a mirror or a wheel folder will do.
 """
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,19 +77,23 @@ class SourceCache:
 
         Raises NotAttempted if no URL of it can be reached, Refused for another sha256.
         """
+        return self._keep(source, lambda partial: self.download(source, partial, progress))
+
+    def _keep(self, source: Source, bring: Callable[[Path], object]) -> Path:
+        """Have a source in the cache: `bring` writes it to a path where it is missing."""
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
         # `sources fetch` beside a build would write into the same partial file
         with FileLock(path.parent / ".lock"):
             if self.state(source) == "whole":
                 return path
-            partial = _partial(path)
-            self.download(source, partial, progress)
+            bring(partial := _partial(path))
             if source.sha256 and (found := sha256_file(partial)) != source.sha256:
                 partial.unlink()
                 wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
                 raise Refused(f"{wrong}. Find out why before you change the recipe")
-            _remove(path)  # a cut or damaged copy
+            # a cut or damaged copy
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             return partial.replace(path)
 
     def download(self, source: Source, partial: Path, progress: Progress) -> str:
@@ -114,15 +120,9 @@ class SourceCache:
         digest = "" if file.is_dir() else sha256_file(file)
         for source in sources:
             if git.holds(file, source.commit) if source.commit else digest == source.sha256:
-                path, partial = self.path(source), _partial(self.path(source))
-                if self.state(source) != "whole":
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    _remove(path)
-                    if source.commit:
-                        git.fetch(file.absolute().as_uri(), source.commit, partial)
-                    else:
-                        shutil.copyfile(file, partial)
-                    partial.replace(path)
+                copy = functools.partial(shutil.copyfile, file)
+                clone = functools.partial(git.fetch, file.absolute().as_uri(), source.commit)
+                self._keep(source, clone if source.commit else copy)
                 return source
         named = [source.digest for source in sources if source.file_name == file.name]
         hint = f"; a recipe names a {file.name} with {named[0]}" if named else ""
@@ -169,10 +169,6 @@ class SourceCache:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def cache_key(url: str, digest: str) -> str:
