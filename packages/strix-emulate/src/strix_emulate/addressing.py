@@ -9,7 +9,7 @@ import numpy as np
 from strix_emulate.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.memory import Arena, Memory
-from strix_emulate.waves import Waves, reader
+from strix_emulate.waves import LANES, Waves, reader
 
 
 @dataclass
@@ -35,11 +35,24 @@ def global_address(ins: Instruction, address: Operand, base: Operand) -> Callabl
     return lambda g: g.active(start(g) + index(g)) + constant
 
 
+def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None):
+    """Arena.find; its trap says which lane it was. chosen: of the active lanes, None for all."""
+    try:
+        return arena.find(addresses, size, write)
+    except Trap as trap:
+        if trap.position is not None:
+            lanes = np.arange(g.n * LANES)[g.lanes]
+            lanes = lanes if chosen is None else lanes[chosen]
+            row, lane = divmod(int(lanes[trap.position]), LANES)
+            trap.lane = f" (lane {lane} of wave {g.wave[row]} of workgroup {g.workgroup[row]})"
+        raise
+
+
 def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
     address = global_address(ins, *operands)
 
     def locate(g: Waves):
-        at, changing = arena.find(address(g), size, write)
+        at, changing = _find(arena, g, address(g), size, write)
         return at, None, g.lane_array(g.tags) if changing else None
 
     return locate
@@ -74,7 +87,7 @@ def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Are
             inside = None
         else:
             address, marks = address[inside], marks[inside]
-        at, changing = arena.find(address, size, write)
+        at, changing = _find(arena, g, address, size, write, inside)
         return at, inside, marks if changing else None
 
     return locate

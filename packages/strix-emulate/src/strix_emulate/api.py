@@ -103,8 +103,8 @@ def launch(
     kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
     code = _place_image(arena, kernel.image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
-    packet = arena.place(_packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
-    machine = Machine(kernel, instructions, arena, options, total_lds, code, packet, queue)
+    dispatch = arena.place(packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
+    machine = Machine(kernel, instructions, arena, options, total_lds, code, dispatch, queue)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
     seconds = time.process_time() - started
@@ -129,7 +129,7 @@ def _place_image(arena: Arena, image: Image) -> int:
     return start + image.entry
 
 
-def _packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
+def packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
     """hsa_kernel_dispatch_packet_t: what HIP's and OpenCL's functions read sizes from."""
     threads = [g * b for g, b in zip(grid, block, strict=True)]
     dimensions = max([i + 1 for i in range(3) if threads[i] > 1], default=1)
@@ -138,13 +138,11 @@ def _packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
     return np.frombuffer(raw.ljust(64, b"\0"), np.uint8)
 
 
-def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
-    """The kernarg segment, with hidden arguments (LLVM's guide, "Code Object V5 Metadata").
+def write_hidden(raw: bytearray, kernel: Kernel, grid, block) -> None:
+    """Writes hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
-    Those for which there is nothing here, such as the heap and the hostcall buffer, are 0.
+    Those for which there is nothing here, such as the heap and the hostcall buffer, stay.
     """
-    raw = bytearray(max(kernel.kernarg, 8))
-    declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
     sizes = {
         f"hidden_{name}_{axis}": value
         for name, values in (
@@ -160,6 +158,13 @@ def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
             raw[hidden.offset : hidden.offset + hidden.size] = int(sizes[hidden.kind]).to_bytes(
                 hidden.size, "little"
             )
+
+
+def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
+    """The kernarg segment."""
+    raw = bytearray(max(kernel.kernarg, 8))
+    declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
+    write_hidden(raw, kernel, grid, block)
     if len(arguments) > len(declared):
         raise EmulatorError(
             f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given"

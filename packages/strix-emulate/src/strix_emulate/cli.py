@@ -13,6 +13,7 @@ from rich.console import Console
 
 from strix_emulate import loader, statistics
 from strix_emulate.api import Buffer, launch
+from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
 from strix_emulate.machine import Options
 from strix_emulate.program import decode_kernel
@@ -97,6 +98,26 @@ def disassemble(file: File, name: Name = None) -> None:
     """Print a kernel's instructions with their addresses, those that traps name."""
     for ins in decode_kernel(_pick(file, name)):
         print(f"{ins.address:#8x}  {ins.text}")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def device(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
+    checks: Annotated[
+        bool, typer.Option(help="Check for races, missing waits and unwritten memory.")
+    ] = True,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GiB of device memory. Default: 8, or half of this machine's."),
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")
+    ] = None,
+    log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
+) -> None:
+    """Run a program that uses HIP; its launches are executed by the emulator."""
+    size = None if memory is None else int(memory * 2**30)
+    launcher.execute(command, checks=checks, memory=size, budget=budget, log=log)
 
 
 def _pick(file: Path, name: str | None) -> loader.Kernel:

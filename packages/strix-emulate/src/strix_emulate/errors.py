@@ -18,13 +18,16 @@ class Trap(EmulatorError):
     """A kernel did something that the machine forbids or this emulator does not support.
 
     kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier,
-    budget, readonly, mode. The machine adds where it happened.
+    budget, readonly, mode. The machine adds where it happened. position: which of an access's
+    active lanes it was, where that is known.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, position: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.where = ""
+        self.position = position
+        self.lane = ""
 
     def __str__(self) -> str:
-        return f"{self.where}{self.kind}: {super().__str__()}"
+        return f"{self.where}{self.kind}: {super().__str__()}{self.lane}"

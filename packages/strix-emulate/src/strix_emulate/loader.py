@@ -222,6 +222,29 @@ def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
         raise LoadError(f"{origin}: no whole AMDGPU code object ({error or 'cut off'})") from error
 
 
+@dataclass(frozen=True)
+class Module:
+    """A code object as a runtime loads it: kernels by name, its image, (address in the image, size)
+    of each variable."""
+
+    kernels: dict[str, Kernel]
+    image: Image
+    variables: dict[str, tuple[int, int]]
+
+
+def parse_module(data: bytes, origin: str) -> Module:
+    """Everything in one code object. Raises LoadError, as :func:`parse_elf` does."""
+    kernels = {kernel.name: kernel for kernel in parse_elf(data, origin)}
+    elf = ELFFile(io.BytesIO(data))
+    raw, executable, pointers = _image(elf, origin)
+    variables = {
+        symbol.name: (symbol["st_value"], symbol["st_size"])
+        for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
+        if symbol["st_info"]["type"] == "STT_OBJECT" and not symbol.name.endswith(".kd")
+    }
+    return Module(kernels, Image(raw, 0, executable, pointers), variables)
+
+
 def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
     if elf["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")

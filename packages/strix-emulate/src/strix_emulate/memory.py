@@ -331,8 +331,9 @@ class Arena(Memory):
             length = (length + 3) // 4 * 4
         outside = ~known | (at < 0) | (at > length - size)
         if outside.any():
-            bad = int(addresses[np.flatnonzero(outside)[0]])
-            raise Trap("bounds", f"{size} bytes at {bad:#x} do not lie in an argument's array")
+            first_bad = int(np.flatnonzero(outside)[0])
+            text = f"{size} bytes at {int(addresses[first_bad]):#x} do not lie in an argument's array"
+            raise Trap("bounds", text, first_bad)
         at = at + start
         if write and (mode == READ_ONLY).any():
             raise Trap("readonly", "a store to an argument that was given as read-only")

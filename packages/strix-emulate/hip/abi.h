@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The part of HIP 7's binary interface that is served here, with HIP's names. Self-contained, so
+   that the library builds without ROCm. With STRIX_HIP_HEADERS AMD's own headers take its place:
+   the tests compile every source file both ways and compare all numbers (test_hip_abi.py). */
+#pragma once
+#ifdef STRIX_HIP_HEADERS
+#include <hip/hip_runtime_api.h>
+#else
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+    hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2, hipErrorNotInitialized = 3,
+    hipErrorInvalidConfiguration = 9, hipErrorInvalidSymbol = 13, hipErrorInvalidDeviceFunction = 98,
+    hipErrorNoDevice = 100, hipErrorInvalidDevice = 101, hipErrorInvalidImage = 200,
+    hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400,
+    hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorIllegalAddress = 700,
+    hipErrorHostMemoryNotRegistered = 713, hipErrorLaunchFailure = 719,
+    hipErrorCooperativeLaunchTooLarge = 720, hipErrorNotSupported = 801, hipErrorUnknown = 999,
+} hipError_t;
+
+typedef enum {
+    hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost, hipMemcpyDeviceToDevice,
+    hipMemcpyDefault, hipMemcpyDeviceToDeviceNoCU = 1024,
+} hipMemcpyKind;
+
+typedef enum hipMemoryType {
+    hipMemoryTypeUnregistered, hipMemoryTypeHost, hipMemoryTypeDevice, hipMemoryTypeManaged,
+} hipMemoryType;
+
+typedef enum {
+    HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+    HIP_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+    HIP_FUNC_ATTRIBUTE_NUM_REGS, HIP_FUNC_ATTRIBUTE_PTX_VERSION,
+    HIP_FUNC_ATTRIBUTE_BINARY_VERSION, HIP_FUNC_ATTRIBUTE_CACHE_MODE_CA,
+    HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+} hipFunction_attribute;
+
+typedef enum {
+    HIP_POINTER_ATTRIBUTE_MEMORY_TYPE = 2, HIP_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
+    HIP_POINTER_ATTRIBUTE_HOST_POINTER = 4, HIP_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+    HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9, HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+    HIP_POINTER_ATTRIBUTE_RANGE_SIZE = 12, HIP_POINTER_ATTRIBUTE_MAPPED = 13,
+} hipPointer_attribute;
+
+/* In the header each is one more than the one before it; only those with an answer are named. */
+typedef enum {
+    hipDeviceAttributeEccEnabled = 0, hipDeviceAttributeAsyncEngineCount = 2,
+    hipDeviceAttributeCanMapHostMemory = 3, hipDeviceAttributeClockRate = 5,
+    hipDeviceAttributeComputeMode = 6, hipDeviceAttributeConcurrentKernels = 8,
+    hipDeviceAttributeCooperativeLaunch = 10, hipDeviceAttributeIntegrated = 16,
+    hipDeviceAttributeL2CacheSize = 19, hipDeviceAttributeComputeCapabilityMajor = 23,
+    hipDeviceAttributeManagedMemory = 24, hipDeviceAttributeMaxBlocksPerMultiProcessor = 25,
+    hipDeviceAttributeMaxBlockDimX = 26, hipDeviceAttributeMaxBlockDimY = 27,
+    hipDeviceAttributeMaxBlockDimZ = 28, hipDeviceAttributeMaxGridDimX = 29,
+    hipDeviceAttributeMaxGridDimY = 30, hipDeviceAttributeMaxGridDimZ = 31,
+    hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributeMaxThreadsPerMultiProcessor = 57,
+    hipDeviceAttributeMaxPitch = 58, hipDeviceAttributeMemoryBusWidth = 59,
+    hipDeviceAttributeMemoryClockRate = 60, hipDeviceAttributeComputeCapabilityMinor = 61,
+    hipDeviceAttributeMultiprocessorCount = 63, hipDeviceAttributePciBusId = 67,
+    hipDeviceAttributePciDeviceId = 68, hipDeviceAttributePciDomainId = 69,
+    hipDeviceAttributeMaxRegistersPerBlock = 71,
+    hipDeviceAttributeMaxRegistersPerMultiprocessor = 72,
+    hipDeviceAttributeMaxSharedMemoryPerBlock = 74,
+    hipDeviceAttributeSharedMemPerMultiprocessor = 76,
+    hipDeviceAttributeTotalGlobalMem = 84, hipDeviceAttributeUnifiedAddressing = 85,
+    hipDeviceAttributeWarpSize = 87, hipDeviceAttributeMemoryPoolsSupported = 88,
+    hipDeviceAttributeMaxSharedMemoryPerMultiprocessor = 10002,
+    hipDeviceAttributePhysicalMultiProcessorCount = 10015,
+} hipDeviceAttribute_t;
+
+typedef enum { hipStreamCaptureStatusNone } hipStreamCaptureStatus;
+typedef enum { hipStreamCaptureModeGlobal } hipStreamCaptureMode;
+typedef enum {
+    hipMemPoolAttrReservedMemCurrent = 5, hipMemPoolAttrReservedMemHigh = 6,
+    hipMemPoolAttrUsedMemCurrent = 7, hipMemPoolAttrUsedMemHigh = 8,
+} hipMemPoolAttr;
+typedef enum { HIP_GET_PROC_ADDRESS_SUCCESS, HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND }
+    hipDriverProcAddressQueryResult;
+typedef int hipJitOption, hipMemoryAdvise, hipFuncCache_t, hipSharedMemConfig, hipFuncAttribute;
+enum hipLimit_t { hipLimitStackSize };
+
+#define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
+#define HIP_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+#define HIP_LAUNCH_PARAM_END ((void *)3)
+#define hipStreamLegacy ((hipStream_t)1)
+#define hipStreamPerThread ((hipStream_t)2)
+#define hipEventDisableTiming 2
+
+typedef struct { unsigned x, y, z; } dim3;
+typedef struct { char bytes[16]; } hipUUID;
+typedef void *hipDeviceptr_t;
+typedef int hipDevice_t;
+typedef struct ihipCtx_t *hipCtx_t;
+typedef struct ihipStream_t *hipStream_t;
+typedef struct ihipEvent_t *hipEvent_t;
+typedef struct ihipModule_t *hipModule_t;
+typedef struct ihipModuleSymbol_t *hipFunction_t;
+typedef struct ihipMemPoolHandle_t *hipMemPool_t;
+typedef struct ihipGraph *hipGraph_t;
+typedef struct hipGraphNode *hipGraphNode_t;
+typedef void (*hipHostFn_t)(void *);
+typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
+
+typedef struct {
+    enum hipMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+    int isManaged;
+    unsigned allocationFlags;
+} hipPointerAttribute_t;
+
+typedef struct hipFuncAttributes {
+    int binaryVersion, cacheModeCA;
+    size_t constSizeBytes, localSizeBytes;
+    int maxDynamicSharedSizeBytes, maxThreadsPerBlock, numRegs, preferredShmemCarveout, ptxVersion;
+    size_t sharedSizeBytes;
+} hipFuncAttributes;
+
+typedef struct {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    hipStream_t hStream;
+    void *attrs;
+    unsigned numAttrs;
+} HIP_LAUNCH_CONFIG;
+
+typedef struct {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    hipStream_t stream;
+    void *attrs;
+    unsigned numAttrs;
+} hipLaunchConfig_t;
+
+typedef struct {
+    char name[256];
+    hipUUID uuid;
+    char luid[8];
+    unsigned luidDeviceNodeMask;
+    size_t totalGlobalMem, sharedMemPerBlock;
+    int regsPerBlock, warpSize;
+    size_t memPitch;
+    int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], clockRate;
+    size_t totalConstMem;
+    int major, minor;
+    size_t textureAlignment, texturePitchAlignment;
+    int deviceOverlap, multiProcessorCount, kernelExecTimeoutEnabled, integrated, canMapHostMemory;
+    int computeMode, textures[40];
+    size_t surfaceAlignment;
+    int concurrentKernels, ECCEnabled, pciBusID, pciDeviceID, pciDomainID, tccDriver;
+    int asyncEngineCount, unifiedAddressing, memoryClockRate, memoryBusWidth, l2CacheSize;
+    int persistingL2CacheMaxSize, maxThreadsPerMultiProcessor, streamPrioritiesSupported;
+    int globalL1CacheSupported, localL1CacheSupported;
+    size_t sharedMemPerMultiprocessor;
+    int regsPerMultiprocessor, managedMemory, isMultiGpuBoard, multiGpuBoardGroupID;
+    int hostNativeAtomicSupported, singleToDoublePrecisionPerfRatio, pageableMemoryAccess;
+    int concurrentManagedAccess, computePreemptionSupported, canUseHostPointerForRegisteredMem;
+    int cooperativeLaunch, cooperativeMultiDeviceLaunch;
+    size_t sharedMemPerBlockOptin;
+    int pageableMemoryAccessUsesHostPageTables, directManagedMemAccessFromHost;
+    int maxBlocksPerMultiProcessor, accessPolicyMaxWindowSize;
+    size_t reservedSharedMemPerBlock;
+    int hostRegisterSupported, sparseHipArraySupported, hostRegisterReadOnlySupported;
+    int timelineSemaphoreInteropSupported, memoryPoolsSupported, gpuDirectRDMA[4];
+    int deferredMappingHipArraySupported, ipcEventSupported, clusterLaunch;
+    int unifiedFunctionPointers, reserved[63], hipReserved[32];
+    char gcnArchName[256];
+    size_t maxSharedMemoryPerMultiProcessor;
+    int clockInstructionRate;
+    unsigned arch;
+    unsigned *hdpMemFlushCntl, *hdpRegFlushCntl;
+    int cooperativeMultiDeviceUnmatched[4], isLargeBar, asicRevision;
+} hipDeviceProp_t;
+#define hipGetDeviceProperties hipGetDevicePropertiesR0600
+
+/* those that another file calls */
+hipError_t hipGetDeviceProperties(hipDeviceProp_t *, int);
+hipError_t hipEventRecord(hipEvent_t, hipStream_t);
+hipError_t hipMemcpyAsync(void *, const void *, size_t, hipMemcpyKind, hipStream_t);
+#endif

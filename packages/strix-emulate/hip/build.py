@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiles libamdhip64.so.7 from this folder, and tells what it serves.
+
+usage: build.py FOLDER      the library and its link, libamdhip64.so, go there ($CC, $CFLAGS, $LDFLAGS)
+       build.py --table     entry points by state, in Markdown
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NAME = "libamdhip64.so"
+FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+         "-pthread"]  # fmt: skip
+_DEFINED = re.compile(r"^(API|HINT|API_OF)\((?:[^,()]+, )?(\w+)\)", re.M)
+_STATES = {
+    "served": "does what HIP does",
+    "hint": "accepted, without effect here",
+    "refused": "returns hipErrorNotSupported and prints its name",
+}
+
+
+def states() -> dict[str, str]:
+    """The state of every exported name, from the sources and the version script."""
+    exported = re.findall(r"^    (\w+);$", (HERE / "hip.map").read_text(), re.M)
+    found = dict.fromkeys(exported, "refused")
+    for source in sorted(HERE.glob("*.c")):
+        for kind, name in _DEFINED.findall(source.read_text()):
+            found[name] = "hint" if kind == "HINT" else "served"
+    return found
+
+
+def table() -> str:
+    """Names by state, for docs/emulator.md."""
+    found = states()
+    lines = []
+    for state, meaning in _STATES.items():
+        names = sorted(name for name in found if found[name] == state)
+        lines += [f"**{state}** ({len(names)}): {meaning}.", ""]
+        if state != "refused":
+            lines += [" ".join(f"`{name}`" for name in names), ""]
+    return "\n".join(lines)
+
+
+def build(folder: Path) -> Path:
+    """Raises CalledProcessError if the compiler fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refusals = folder / "refusals.c"
+    names = sorted(name for name, state in states().items() if state == "refused")
+    refusals.write_text(
+        "int device_refuse(const char *);\n"
+        + "".join(
+            f'__attribute__((visibility("default"))) int {name}(void);\n'
+            f'int {name}(void) {{ return device_refuse("{name}"); }}\n'
+            for name in names
+        )
+    )
+    library = folder / f"{NAME}.7"
+    flags = [*shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
+    linking = [f"-Wl,-soname,{NAME}.7", f"-Wl,--version-script,{HERE / 'hip.map'}", "-Wl,-z,defs",
+               *shlex.split(os.environ.get("LDFLAGS", "")), "-ldl"]  # fmt: skip
+    sources = [str(path) for path in sorted(HERE.glob("*.c"))]
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run(
+        [*compiler, *flags, "-shared", "-o", str(library), *sources, str(refusals), *linking],
+        check=True,
+    )
+    refusals.unlink()
+    link = folder / NAME
+    link.unlink(missing_ok=True)
+    link.symlink_to(library.name)
+    return library
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--table"]:
+        print(table())
+    else:
+        print(build(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

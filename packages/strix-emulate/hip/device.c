@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The one device: what it says of itself, errors, versions, contexts. */
+#define _GNU_SOURCE
+#include "device.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* HIP 7.2: major * 10^7 + minor * 10^5 + patch */
+#define VERSION 70200000
+#define PCI "0000:c5:00.0"
+#define CONTEXT ((hipCtx_t)&lock)
+
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static hipError_t broken;
+static pid_t owner;
+static _Thread_local hipError_t last;
+
+hipError_t device_enter(void) {
+    pthread_mutex_lock(&lock);
+    if (!owner) owner = getpid();
+    /* a forked child shares the memory and the socket, and would corrupt both */
+    return owner == getpid() ? broken : hipErrorNotInitialized;
+}
+
+hipError_t device_leave(hipError_t error) {
+    pthread_mutex_unlock(&lock);
+    if (error && error != hipErrorNotReady) last = error;
+    return error;
+}
+
+void device_fail(hipError_t error) { broken = error; }
+
+void device_say(const char *format, ...) {
+    char text[4096];
+    va_list rest;
+    va_start(rest, format);
+    vsnprintf(text, sizeof text, format, rest);
+    va_end(rest);
+    fprintf(stderr, "strix-emulate: %s\n", text);
+}
+
+static const struct { hipError_t error; const char *name, *text; } errors[] = {
+#define NAMED(name, text) {name, #name, text}
+    NAMED(hipSuccess, "no error"),
+    NAMED(hipErrorInvalidValue, "invalid argument"),
+    NAMED(hipErrorOutOfMemory, "out of memory"),
+    NAMED(hipErrorNotInitialized, "initialization error"),
+    NAMED(hipErrorInvalidConfiguration, "invalid configuration argument"),
+    NAMED(hipErrorInvalidSymbol, "invalid device symbol"),
+    NAMED(hipErrorInvalidDeviceFunction, "invalid device function"),
+    NAMED(hipErrorNoDevice, "no ROCm-capable device is detected"),
+    NAMED(hipErrorInvalidDevice, "invalid device ordinal"),
+    NAMED(hipErrorInvalidImage, "device kernel image is invalid"),
+    NAMED(hipErrorNoBinaryForGpu, "no kernel image is available for execution on the device"),
+    NAMED(hipErrorFileNotFound, "file not found"),
+    NAMED(hipErrorInvalidHandle, "invalid resource handle"),
+    NAMED(hipErrorNotFound, "named symbol not found"),
+    NAMED(hipErrorNotReady, "device not ready"),
+    NAMED(hipErrorIllegalAddress, "an illegal memory access was encountered"),
+    NAMED(hipErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"),
+    NAMED(hipErrorLaunchFailure, "unspecified launch failure"),
+    NAMED(hipErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
+    NAMED(hipErrorNotSupported, "operation not supported"),
+    NAMED(hipErrorUnknown, "unknown error"),
+};
+
+API_OF(const char *, hipGetErrorName)(hipError_t error) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].error == error) return errors[i].name;
+    return "hipErrorUnknown";
+}
+API_OF(const char *, hipGetErrorString)(hipError_t error) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].error == error) return errors[i].text;
+    return "unknown error";
+}
+API(hipDrvGetErrorName)(hipError_t error, const char **name) {
+    return name ? (*name = hipGetErrorName(error), hipSuccess) : hipErrorInvalidValue;
+}
+API(hipDrvGetErrorString)(hipError_t error, const char **text) {
+    return text ? (*text = hipGetErrorString(error), hipSuccess) : hipErrorInvalidValue;
+}
+API(hipGetLastError)(void) {
+    hipError_t error = last;
+    last = hipSuccess;
+    return error;
+}
+API(hipExtGetLastError)(void) { return hipGetLastError(); }
+API(hipPeekAtLastError)(void) { return last; }
+
+/* For what needs no memory and no server: the error, remembered. */
+static hipError_t answer(bool right, hipError_t error) {
+    if (right) return hipSuccess;
+    return last = error;
+}
+
+API(hipInit)(unsigned flags) { return answer(!flags, hipErrorInvalidValue); }
+API(hipGetDeviceCount)(int *count) {
+    return answer(count && (*count = 1), hipErrorInvalidValue);
+}
+API(hipSetDevice)(int device) { return answer(!device, hipErrorInvalidDevice); }
+API(hipGetDevice)(int *device) {
+    if (device) *device = 0;
+    return answer(device, hipErrorInvalidValue);
+}
+API(hipDeviceGet)(hipDevice_t *device, int ordinal) {
+    if (device && !ordinal) *device = 0;
+    return answer(device && !ordinal, hipErrorInvalidDevice);
+}
+API(hipSetValidDevices)(int *devices, int count) {
+    return answer(devices && count == 1 && !*devices, hipErrorInvalidValue);
+}
+API(hipDriverGetVersion)(int *version) {
+    return answer(version && (*version = VERSION), hipErrorInvalidValue);
+}
+API(hipRuntimeGetVersion)(int *version) { return hipDriverGetVersion(version); }
+
+/* gfx1151 of Strix Halo: 40 compute units as KFD's topology gives them (80 SIMDs, 2 for each),
+   which HIP on RDNA counts as 20 workgroup processors; LDS of a workgroup, L2, clock and limits as
+   its topology and clr's hip_device.cpp give them. The memory is the pool's. */
+API(hipGetDevicePropertiesR0600)(hipDeviceProp_t *p, int device) {
+    if (!p || device) return answer(false, p ? hipErrorInvalidDevice : hipErrorInvalidValue);
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "AMD Radeon 8060S Graphics (emulated)");
+    strcpy(p->gcnArchName, "gfx1151");
+    memcpy(p->uuid.bytes, "strix-emulate\0\0", sizeof p->uuid.bytes);
+    p->totalGlobalMem = pool_size();
+    p->sharedMemPerBlock = p->sharedMemPerMultiprocessor = 65536;
+    p->maxSharedMemoryPerMultiProcessor = p->sharedMemPerBlockOptin = 65536;
+    p->regsPerBlock = p->regsPerMultiprocessor = 196608;
+    p->warpSize = 32;
+    p->memPitch = p->totalConstMem = 2147483647;
+    p->maxThreadsPerBlock = 1024;
+    for (int i = 0; i < 3; i++) p->maxThreadsDim[i] = 1024;
+    p->maxGridSize[0] = 2147483647;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65536;
+    p->clockRate = 2900000;
+    p->clockInstructionRate = 100000;
+    p->memoryClockRate = 1000000;
+    p->memoryBusWidth = 256;
+    p->major = 11;
+    p->minor = 5;
+    p->multiProcessorCount = 20;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->maxBlocksPerMultiProcessor = 2;
+    p->l2CacheSize = p->persistingL2CacheMaxSize = 2 << 20;
+    p->textureAlignment = p->texturePitchAlignment = p->surfaceAlignment = 256;
+    p->integrated = p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = 1;
+    p->managedMemory = p->cooperativeLaunch = p->memoryPoolsSupported = 1;
+    p->globalL1CacheSupported = p->localL1CacheSupported = 1;
+    p->streamPrioritiesSupported = p->isLargeBar = 1;
+    p->pciBusID = 0xc5;
+    return hipSuccess;
+}
+
+API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int device) {
+    hipDeviceProp_t p;
+    if (!value) return answer(false, hipErrorInvalidValue);
+    hipError_t error = hipGetDeviceProperties(&p, device);
+    if (error) return error;
+    switch ((int)attribute) {
+#define IS(name, field) case hipDeviceAttribute##name: *value = (int)p.field; break
+        IS(EccEnabled, ECCEnabled); IS(AsyncEngineCount, asyncEngineCount);
+        IS(CanMapHostMemory, canMapHostMemory); IS(ClockRate, clockRate);
+        IS(ComputeMode, computeMode); IS(ConcurrentKernels, concurrentKernels);
+        IS(CooperativeLaunch, cooperativeLaunch); IS(Integrated, integrated);
+        IS(L2CacheSize, l2CacheSize); IS(ComputeCapabilityMajor, major);
+        IS(ManagedMemory, managedMemory);
+        IS(MaxBlocksPerMultiProcessor, maxBlocksPerMultiProcessor);
+        IS(MaxBlockDimX, maxThreadsDim[0]); IS(MaxBlockDimY, maxThreadsDim[1]);
+        IS(MaxBlockDimZ, maxThreadsDim[2]); IS(MaxGridDimX, maxGridSize[0]);
+        IS(MaxGridDimY, maxGridSize[1]); IS(MaxGridDimZ, maxGridSize[2]);
+        IS(MaxThreadsPerBlock, maxThreadsPerBlock);
+        IS(MaxThreadsPerMultiProcessor, maxThreadsPerMultiProcessor); IS(MaxPitch, memPitch);
+        IS(MemoryBusWidth, memoryBusWidth); IS(MemoryClockRate, memoryClockRate);
+        IS(ComputeCapabilityMinor, minor); IS(MultiprocessorCount, multiProcessorCount);
+        IS(PciBusId, pciBusID); IS(PciDeviceId, pciDeviceID); IS(PciDomainId, pciDomainID);
+        IS(MaxRegistersPerBlock, regsPerBlock);
+        IS(MaxRegistersPerMultiprocessor, regsPerMultiprocessor);
+        IS(MaxSharedMemoryPerBlock, sharedMemPerBlock);
+        IS(SharedMemPerMultiprocessor, sharedMemPerMultiprocessor);
+        IS(TotalGlobalMem, totalGlobalMem); IS(UnifiedAddressing, unifiedAddressing);
+        IS(WarpSize, warpSize); IS(MemoryPoolsSupported, memoryPoolsSupported);
+        IS(MaxSharedMemoryPerMultiprocessor, maxSharedMemoryPerMultiProcessor);
+    case hipDeviceAttributePhysicalMultiProcessorCount: *value = 2 * p.multiProcessorCount; break;
+    default: *value = 0; /* a feature that the device does not have, or textures */
+    }
+    return hipSuccess;
+}
+
+API(hipDeviceGetName)(char *name, int length, hipDevice_t device) {
+    hipDeviceProp_t p;
+    if (!name || length <= 0) return answer(false, hipErrorInvalidValue);
+    hipError_t error = hipGetDeviceProperties(&p, device);
+    if (!error) snprintf(name, (size_t)length, "%s", p.name);
+    return error;
+}
+API(hipDeviceGetUuid)(hipUUID *uuid, hipDevice_t device) {
+    hipDeviceProp_t p;
+    if (!uuid) return answer(false, hipErrorInvalidValue);
+    hipError_t error = hipGetDeviceProperties(&p, device);
+    if (!error) *uuid = p.uuid;
+    return error;
+}
+API(hipDeviceTotalMem)(size_t *bytes, hipDevice_t device) {
+    if (bytes && !device) *bytes = pool_size();
+    return answer(bytes && !device, hipErrorInvalidValue);
+}
+API(hipDeviceComputeCapability)(int *major, int *minor, hipDevice_t device) {
+    if (!major || !minor || device) return answer(false, hipErrorInvalidValue);
+    return *major = 11, *minor = 5, hipSuccess;
+}
+API(hipDeviceGetPCIBusId)(char *text, int length, int device) {
+    if (!text || length <= 0 || device) return answer(false, hipErrorInvalidValue);
+    snprintf(text, (size_t)length, PCI);
+    return hipSuccess;
+}
+API(hipDeviceGetByPCIBusId)(int *device, const char *text) {
+    if (!device || !text) return answer(false, hipErrorInvalidValue);
+    *device = 0;
+    return answer(!strcmp(text, PCI), hipErrorInvalidDevice);
+}
+API(hipDeviceCanAccessPeer)(int *can, int device, int peer) {
+    (void)device, (void)peer;
+    if (can) *can = 0;
+    return answer(can, hipErrorInvalidValue);
+}
+API(hipDeviceGetLimit)(size_t *value, enum hipLimit_t limit) {
+    if (value && limit == hipLimitStackSize) *value = 1024;
+    return answer(value && limit == hipLimitStackSize, hipErrorNotSupported);
+}
+API(hipDeviceSynchronize)(void) {
+    ENTER();
+    LEAVE(hipSuccess);
+}
+API(hipCtxSynchronize)(void) { return hipDeviceSynchronize(); }
+
+/* One context, always current. */
+API(hipCtxGetCurrent)(hipCtx_t *context) {
+    return answer(context && (*context = CONTEXT), hipErrorInvalidValue);
+}
+API(hipCtxSetCurrent)(hipCtx_t context) {
+    return answer(!context || context == CONTEXT, hipErrorInvalidValue);
+}
+API(hipCtxPushCurrent)(hipCtx_t context) { return hipCtxSetCurrent(context); }
+API(hipCtxPopCurrent)(hipCtx_t *context) { return context ? hipCtxGetCurrent(context) : hipSuccess; }
+API(hipCtxGetDevice)(hipDevice_t *device) { return hipGetDevice(device); }
+API(hipDevicePrimaryCtxRetain)(hipCtx_t *context, hipDevice_t device) {
+    return device ? answer(false, hipErrorInvalidDevice) : hipCtxGetCurrent(context);
+}
+API(hipDevicePrimaryCtxGetState)(hipDevice_t device, unsigned *flags, int *active) {
+    if (device || !flags || !active) return answer(false, hipErrorInvalidValue);
+    return *flags = 0, *active = 1, hipSuccess;
+}
+API(hipGetDeviceFlags)(unsigned *flags) {
+    if (flags) *flags = 0;
+    return answer(flags, hipErrorInvalidValue);
+}
+
+HINT(hipDevicePrimaryCtxRelease)(hipDevice_t device) { return (void)device, hipSuccess; }
+HINT(hipDevicePrimaryCtxSetFlags)(hipDevice_t device, unsigned flags) {
+    return (void)device, (void)flags, hipSuccess;
+}
+HINT(hipSetDeviceFlags)(unsigned flags) { return (void)flags, hipSuccess; }
+HINT(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
+    return (void)limit, (void)value, hipSuccess;
+}
+HINT(hipDeviceSetCacheConfig)(hipFuncCache_t config) { return (void)config, hipSuccess; }
+HINT(hipDeviceSetSharedMemConfig)(hipSharedMemConfig config) { return (void)config, hipSuccess; }
+HINT(hipProfilerStart)(void) { return hipSuccess; }
+HINT(hipProfilerStop)(void) { return hipSuccess; }
+
+API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t flags,
+                       hipDriverProcAddressQueryResult *result) {
+    (void)version, (void)flags;
+    if (!name || !address) return answer(false, hipErrorInvalidValue);
+    Dl_info self;
+    void *library = NULL;
+    if (dladdr((void *)(uintptr_t)device_say, &self))
+        library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    /* names whose meaning changed with HIP 6 */
+    if (!strcmp(name, "hipGetDeviceProperties")) name = "hipGetDevicePropertiesR0600";
+    *address = library ? dlsym(library, name) : NULL;
+    if (library) dlclose(library);
+    if (result)
+        *result = *address ? HIP_GET_PROC_ADDRESS_SUCCESS : HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return answer(*address, hipErrorNotFound);
+}
+
+/* For entry points that nothing here serves (build.py makes them). */
+hipError_t device_refuse(const char *name);
+hipError_t device_refuse(const char *name) {
+    device_say("%s is not supported", name);
+    return last = hipErrorNotSupported;
+}

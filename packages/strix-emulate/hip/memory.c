@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Allocation, copies, fills, and questions about pointers. All memory is shared by host and
+   device, and everything is done when its call returns. */
+#include "device.h"
+#include <string.h>
+
+static hipError_t allocate(void **address, size_t size, enum pool_kind kind) {
+    ENTER();
+    REQUIRE(address, hipErrorInvalidValue);
+    LEAVE(pool_allocate(address, size, kind));
+}
+
+API(hipMalloc)(void **p, size_t size) { return allocate(p, size, KIND_DEVICE); }
+API(hipExtMallocWithFlags)(void **p, size_t size, unsigned flags) {
+    (void)flags;
+    return allocate(p, size, KIND_DEVICE);
+}
+API(hipMallocManaged)(void **p, size_t size, unsigned flags) {
+    (void)flags;
+    return allocate(p, size, KIND_MANAGED);
+}
+API(hipHostMalloc)(void **p, size_t size, unsigned flags) {
+    (void)flags;
+    return allocate(p, size, KIND_HOST);
+}
+API(hipHostAlloc)(void **p, size_t size, unsigned flags) { return hipHostMalloc(p, size, flags); }
+API(hipMallocHost)(void **p, size_t size) { return hipHostMalloc(p, size, 0); }
+API(hipMemAllocHost)(void **p, size_t size) { return hipHostMalloc(p, size, 0); }
+API(hipMallocPitch)(void **p, size_t *pitch, size_t width, size_t height) {
+    if (!pitch) return device_enter(), device_leave(hipErrorInvalidValue);
+    *pitch = (width + 255) / 256 * 256;
+    if (height && *pitch > SIZE_MAX / height)
+        return device_enter(), device_leave(hipErrorOutOfMemory);
+    return allocate(p, *pitch * height, KIND_DEVICE);
+}
+
+static hipError_t release(void *p, unsigned kinds) {
+    ENTER();
+    LEAVE(p ? pool_free(p, kinds) : hipSuccess);
+}
+
+API(hipFree)(void *p) { return release(p, KIND_DEVICE | KIND_MANAGED); }
+API(hipHostFree)(void *p) { return release(p, KIND_HOST); }
+API(hipFreeHost)(void *p) { return release(p, KIND_HOST); }
+
+/* Rows of width bytes; one row is a plain copy. */
+static hipError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                       size_t height, hipMemcpyKind kind) {
+    ENTER();
+    if (!width || !height) LEAVE(hipSuccess);
+    REQUIRE(to && from && (height == 1 || (width <= to_pitch && width <= from_pitch)),
+            hipErrorInvalidValue);
+    bool to_device = kind == hipMemcpyHostToDevice || kind == hipMemcpyDeviceToDevice ||
+                     kind == hipMemcpyDeviceToDeviceNoCU;
+    bool from_device = kind == hipMemcpyDeviceToHost || kind == hipMemcpyDeviceToDevice ||
+                       kind == hipMemcpyDeviceToDeviceNoCU;
+    REQUIRE((!to_device || pool_is_device(to)) && (!from_device || pool_is_device(from)),
+            hipErrorInvalidValue);
+    for (size_t row = 0; row < height; row++) {
+        char *target = (char *)to + row * to_pitch;
+        const char *source = (const char *)from + row * from_pitch;
+        REQUIRE(pool_holds(target, width) && pool_holds(source, width), hipErrorInvalidValue);
+        memmove(target, source, width);
+    }
+    LEAVE(hipSuccess);
+}
+
+API(hipMemcpy)(void *to, const void *from, size_t size, hipMemcpyKind kind) {
+    return copy(to, 0, from, 0, size, 1, kind);
+}
+API(hipMemcpyAsync)(void *to, const void *from, size_t size, hipMemcpyKind kind, hipStream_t s) {
+    (void)s;
+    return copy(to, 0, from, 0, size, 1, kind);
+}
+API(hipMemcpyWithStream)(void *to, const void *from, size_t size, hipMemcpyKind kind,
+                         hipStream_t s) {
+    return hipMemcpyAsync(to, from, size, kind, s);
+}
+API(hipMemcpyHtoD)(hipDeviceptr_t to, const void *from, size_t size) {
+    return copy(to, 0, from, 0, size, 1, hipMemcpyHostToDevice);
+}
+API(hipMemcpyDtoH)(void *to, hipDeviceptr_t from, size_t size) {
+    return copy(to, 0, from, 0, size, 1, hipMemcpyDeviceToHost);
+}
+API(hipMemcpyDtoD)(hipDeviceptr_t to, hipDeviceptr_t from, size_t size) {
+    return copy(to, 0, from, 0, size, 1, hipMemcpyDeviceToDevice);
+}
+API(hipMemcpyHtoDAsync)(hipDeviceptr_t to, const void *from, size_t size, hipStream_t s) {
+    (void)s;
+    return hipMemcpyHtoD(to, from, size);
+}
+API(hipMemcpyDtoHAsync)(void *to, hipDeviceptr_t from, size_t size, hipStream_t s) {
+    (void)s;
+    return hipMemcpyDtoH(to, from, size);
+}
+API(hipMemcpyDtoDAsync)(hipDeviceptr_t to, hipDeviceptr_t from, size_t size, hipStream_t s) {
+    (void)s;
+    return hipMemcpyDtoD(to, from, size);
+}
+API(hipMemcpyPeer)(void *to, int to_device, const void *from, int from_device, size_t size) {
+    if (to_device || from_device) return device_enter(), device_leave(hipErrorInvalidDevice);
+    return hipMemcpyDtoD(to, (void *)from, size);
+}
+API(hipMemcpyPeerAsync)(void *to, int to_device, const void *from, int from_device, size_t size,
+                        hipStream_t s) {
+    (void)s;
+    return hipMemcpyPeer(to, to_device, from, from_device, size);
+}
+API(hipMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, hipMemcpyKind kind) {
+    return copy(to, to_pitch, from, from_pitch, width, height, kind);
+}
+API(hipMemcpy2DAsync)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, hipMemcpyKind kind, hipStream_t s) {
+    (void)s;
+    return copy(to, to_pitch, from, from_pitch, width, height, kind);
+}
+
+/* Rows of count elements of 1, 2 or 4 bytes. */
+static hipError_t fill(void *to, size_t pitch, unsigned value, size_t element, size_t count,
+                       size_t height) {
+    ENTER();
+    if (!count || !height) LEAVE(hipSuccess);
+    REQUIRE(count <= SIZE_MAX / element, hipErrorInvalidValue);
+    for (size_t row = 0; row < height; row++) {
+        char *target = (char *)to + row * pitch;
+        REQUIRE(pool_is_device(target) && pool_holds(target, count * element),
+                hipErrorInvalidValue);
+        if (element == 1) memset(target, (int)value, count);
+        else for (size_t i = 0; i < count; i++) memcpy(target + i * element, &value, element);
+    }
+    LEAVE(hipSuccess);
+}
+
+API(hipMemset)(void *to, int value, size_t size) {
+    return fill(to, 0, (unsigned char)value, 1, size, 1);
+}
+API(hipMemsetAsync)(void *to, int value, size_t size, hipStream_t s) {
+    (void)s;
+    return hipMemset(to, value, size);
+}
+API(hipMemsetD8)(hipDeviceptr_t to, unsigned char value, size_t count) {
+    return fill(to, 0, value, 1, count, 1);
+}
+API(hipMemsetD8Async)(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t s) {
+    (void)s;
+    return fill(to, 0, value, 1, count, 1);
+}
+API(hipMemsetD16)(hipDeviceptr_t to, unsigned short value, size_t count) {
+    return fill(to, 0, value, 2, count, 1);
+}
+API(hipMemsetD16Async)(hipDeviceptr_t to, unsigned short value, size_t count, hipStream_t s) {
+    (void)s;
+    return fill(to, 0, value, 2, count, 1);
+}
+API(hipMemsetD32)(hipDeviceptr_t to, int value, size_t count) {
+    return fill(to, 0, (unsigned)value, 4, count, 1);
+}
+API(hipMemsetD32Async)(hipDeviceptr_t to, int value, size_t count, hipStream_t s) {
+    (void)s;
+    return fill(to, 0, (unsigned)value, 4, count, 1);
+}
+API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height) {
+    return fill(to, pitch, (unsigned char)value, 1, width, height);
+}
+API(hipMemset2DAsync)(void *to, size_t pitch, int value, size_t width, size_t height,
+                      hipStream_t s) {
+    (void)s;
+    return hipMemset2D(to, pitch, value, width, height);
+}
+
+API(hipMemGetInfo)(size_t *available, size_t *all) {
+    ENTER();
+    REQUIRE(available && all, hipErrorInvalidValue);
+    *all = pool_size();
+    *available = *all - pool_used();
+    LEAVE(hipSuccess);
+}
+
+static hipMemoryType type_of(const struct pool_entry *entry) {
+    if (!entry) return hipMemoryTypeUnregistered;
+    return entry->kind == KIND_HOST      ? hipMemoryTypeHost
+           : entry->kind == KIND_MANAGED ? hipMemoryTypeManaged
+                                         : hipMemoryTypeDevice;
+}
+
+API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
+    ENTER();
+    REQUIRE(attributes && p, hipErrorInvalidValue);
+    const struct pool_entry *entry = pool_find(p);
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = type_of(entry);
+    if (entry) {
+        attributes->devicePointer = (void *)p;
+        attributes->hostPointer = entry->kind & (KIND_HOST | KIND_MANAGED) ? (void *)p : NULL;
+        attributes->isManaged = entry->kind == KIND_MANAGED;
+    } else {
+        attributes->device = -2; /* as HIP names the device of memory that it does not know */
+    }
+    LEAVE(hipSuccess);
+}
+
+API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDeviceptr_t p) {
+    ENTER();
+    const struct pool_entry *entry = pool_find(p);
+    REQUIRE(data && entry, hipErrorInvalidValue);
+    switch ((int)attribute) {
+    case HIP_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = type_of(entry); break;
+    case HIP_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case HIP_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = p; break;
+    case HIP_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = entry->kind == KIND_MANAGED; break;
+    case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = 0; break;
+    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *(void **)data = (void *)(POOL_BASE + entry->offset);
+        break;
+    case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = entry->size; break;
+    case HIP_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
+    default: LEAVE(hipErrorNotSupported);
+    }
+    LEAVE(hipSuccess);
+}
+
+API(hipMemGetAddressRange)(hipDeviceptr_t *start, size_t *size, hipDeviceptr_t p) {
+    ENTER();
+    const struct pool_entry *entry = pool_find(p);
+    REQUIRE(entry, hipErrorNotFound);
+    if (start) *start = (void *)(POOL_BASE + entry->offset);
+    if (size) *size = entry->size;
+    LEAVE(hipSuccess);
+}
+
+API(hipMemPtrGetInfo)(void *p, size_t *size) {
+    ENTER();
+    const struct pool_entry *entry = pool_find(p);
+    REQUIRE(entry && size, hipErrorInvalidValue);
+    *size = entry->size;
+    LEAVE(hipSuccess);
+}
+
+API(hipHostGetDevicePointer)(void **device, void *host, unsigned flags) {
+    (void)flags;
+    ENTER();
+    REQUIRE(device && pool_find(host), hipErrorInvalidValue);
+    *device = host;
+    LEAVE(hipSuccess);
+}
+
+API(hipHostGetFlags)(unsigned *flags, void *host) {
+    ENTER();
+    const struct pool_entry *entry = pool_find(host);
+    REQUIRE(flags && entry && entry->kind == KIND_HOST, hipErrorInvalidValue);
+    *flags = 0;
+    LEAVE(hipSuccess);
+}
+
+HINT(hipMemAdvise)(const void *p, size_t size, hipMemoryAdvise advice, int device) {
+    return (void)p, (void)size, (void)advice, (void)device, hipSuccess;
+}
+HINT(hipMemPrefetchAsync)(const void *p, size_t size, int device, hipStream_t s) {
+    return (void)p, (void)size, (void)device, (void)s, hipSuccess;
+}
+HINT(hipStreamAttachMemAsync)(hipStream_t s, void *p, size_t size, unsigned flags) {
+    return (void)s, (void)p, (void)size, (void)flags, hipSuccess;
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Modules, their kernels and variables, and launches. */
+#define _GNU_SOURCE
+#include "device.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ihipModule_t {
+    uint32_t number;
+    void *image;
+    hipModule_t next;
+};
+static hipModule_t modules;
+static hipFunction_t functions;
+
+static bool is_loaded(hipModule_t module) {
+    hipModule_t m = modules;
+    while (m && m != module) m = m->next;
+    return module && m;
+}
+
+bool module_knows(hipFunction_t function) {
+    hipFunction_t f = functions;
+    while (f && f != function) f = f->next;
+    return function && f;
+}
+
+static uint64_t read_int(const char *at, int size) {
+    uint64_t value = 0;
+    memcpy(&value, at, (size_t)size);
+    return value;
+}
+
+/* Bytes of an ELF file, clang's offload bundle, or a compressed one, as their headers say (ELF-64;
+   ClangOffloadBundler: "Bundled Binary File Layout", "Compressed Bundle"); 0: none of these. */
+size_t module_image_size(const void *image) {
+    const char *p = image;
+    if (!memcmp(p, "\177ELF\2", 5)) {
+        size_t end = read_int(p + 40, 8) + read_int(p + 58, 2) * read_int(p + 60, 2);
+        const char *segment = p + read_int(p + 32, 8);
+        for (uint64_t i = 0; i < read_int(p + 56, 2); i++, segment += read_int(p + 54, 2)) {
+            size_t last = read_int(segment + 8, 8) + read_int(segment + 32, 8);
+            end = last > end ? last : end;
+        }
+        return end;
+    }
+    if (!memcmp(p, "__CLANG_OFFLOAD_BUNDLE__", 24)) {
+        const char *entry = p + 32;
+        size_t end = 32;
+        for (uint64_t i = 0; i < read_int(p + 24, 8); i++) {
+            size_t last = read_int(entry, 8) + read_int(entry + 8, 8);
+            entry += 24 + read_int(entry + 16, 8);
+            end = last > end ? last : end;
+        }
+        return (size_t)(entry - p) > end ? (size_t)(entry - p) : end;
+    }
+    if (!memcmp(p, "CCOB", 4)) {
+        uint64_t version = read_int(p + 4, 2);
+        return version == 2 ? read_int(p + 8, 4) : version == 3 ? read_int(p + 8, 8) : 0;
+    }
+    return 0;
+}
+
+hipError_t module_load(hipModule_t *module, const void *image, size_t size) {
+    struct load_reply *loaded;
+    size_t got;
+    struct part bytes = {image, size};
+    hipError_t error = link_request(OP_LOAD, &bytes, 1, (void **)&loaded, &got);
+    if (error) return error;
+    uint32_t number = got == sizeof *loaded ? loaded->module : 0;
+    uint64_t length = got == sizeof *loaded ? loaded->size : 0;
+    free(loaded);
+    void *place = NULL;
+    error = pool_allocate(&place, length, KIND_IMAGE);
+    if (!error && length) {
+        struct place_request where = {number, 0, (uint64_t)place - POOL_BASE};
+        struct part part = {&where, sizeof where};
+        error = link_request(OP_PLACE, &part, 1, NULL, NULL);
+    }
+    hipModule_t made = error ? NULL : malloc(sizeof *made);
+    if (!made) {
+        if (place) pool_free(place, KIND_IMAGE);
+        struct module_request which = {number, 0};
+        struct part part = {&which, sizeof which};
+        link_request(OP_UNLOAD, &part, 1, NULL, NULL);
+        return error ? error : hipErrorOutOfMemory;
+    }
+    *made = (struct ihipModule_t){number, place, modules};
+    *module = modules = made;
+    return hipSuccess;
+}
+
+hipError_t module_unload(hipModule_t module) {
+    hipModule_t *at = &modules;
+    while (*at && *at != module) at = &(*at)->next;
+    if (!module || !*at) return hipErrorInvalidHandle;
+    *at = module->next;
+    for (hipFunction_t *f = &functions; *f;) {
+        hipFunction_t one = *f;
+        if (one->module != module) {
+            f = &one->next;
+            continue;
+        }
+        *f = one->next;
+        free(one->arguments), free(one->name), free(one);
+    }
+    if (module->image) pool_free(module->image, KIND_IMAGE);
+    struct module_request which = {module->number, 0};
+    struct part part = {&which, sizeof which};
+    free(module);
+    return link_request(OP_UNLOAD, &part, 1, NULL, NULL);
+}
+
+hipError_t module_function(hipFunction_t *function, hipModule_t module, const char *name) {
+    if (!is_loaded(module)) return hipErrorInvalidHandle;
+    for (hipFunction_t f = functions; f; f = f->next)
+        if (f->module == module && !strcmp(f->name, name)) return *function = f, hipSuccess;
+    struct module_request which = {module->number, 0};
+    struct part parts[] = {{&which, sizeof which}, {name, strlen(name)}};
+    struct function_reply *facts;
+    size_t size;
+    hipError_t error = link_request(OP_FUNCTION, parts, 2, (void **)&facts, &size);
+    if (error) return error;
+    hipFunction_t made = calloc(1, sizeof *made);
+    size_t rest = size - sizeof *facts;
+    if (!made || size < sizeof *facts || rest != facts->arguments * sizeof *made->arguments)
+        return free(made), free(facts), hipErrorUnknown;
+    *made = (struct ihipModuleSymbol_t){module, *facts, malloc(rest + 1), strdup(name), functions};
+    memcpy(made->arguments, facts + 1, rest);
+    free(facts);
+    *function = functions = made;
+    return hipSuccess;
+}
+
+hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const char *name) {
+    if (!is_loaded(module)) return hipErrorInvalidHandle;
+    struct module_request which = {module->number, 0};
+    struct part parts[] = {{&which, sizeof which}, {name, strlen(name)}};
+    struct symbol_reply *symbol;
+    size_t got;
+    hipError_t error = link_request(OP_SYMBOL, parts, 2, (void **)&symbol, &got);
+    if (error) return error;
+    if (address) *address = (char *)module->image + symbol->offset;
+    if (size) *size = symbol->size;
+    free(symbol);
+    return hipSuccess;
+}
+
+hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds, void **values,
+                         void **extra, bool cooperative) {
+    const struct function_reply *facts = &function->facts;
+    struct launch_request launch = {
+        facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, (uint32_t)lds,
+        cooperative, 0};
+    if (lds > UINT32_MAX || !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z)
+        return hipErrorInvalidConfiguration;
+    char *packed = calloc(1, facts->kernarg + 1u);
+    if (!packed) return hipErrorOutOfMemory;
+    struct part parts[] = {{&launch, sizeof launch}, {packed, facts->kernarg}};
+    hipError_t error = hipSuccess;
+    if (values) {
+        for (uint32_t i = 0; i < facts->arguments; i++)
+            memcpy(packed + function->arguments[i].offset, values[i], function->arguments[i].size);
+    } else if (extra) {
+        const void *buffer = NULL;
+        size_t size = 0;
+        for (; *extra != HIP_LAUNCH_PARAM_END; extra += 2) {
+            if (*extra == HIP_LAUNCH_PARAM_BUFFER_POINTER) buffer = extra[1];
+            else if (*extra == HIP_LAUNCH_PARAM_BUFFER_SIZE) size = *(size_t *)extra[1];
+            else error = hipErrorInvalidValue;
+            if (error) break;
+        }
+        if (size && !buffer) error = hipErrorInvalidValue;
+        if (!error && size)
+            memcpy(packed, buffer, size < facts->kernarg ? size : facts->kernarg);
+    } else if (facts->arguments) {
+        error = hipErrorInvalidValue;
+    }
+    if (!error) error = link_request(OP_LAUNCH, parts, 2, NULL, NULL);
+    free(packed);
+    /* as after a fault on a GPU: nothing can be trusted any more */
+    if (error == hipErrorIllegalAddress) device_fail(error);
+    return error;
+}
+
+static hipError_t load(hipModule_t *module, const void *image, size_t size) {
+    ENTER();
+    REQUIRE(module && image, hipErrorInvalidValue);
+    if (!size) size = module_image_size(image);
+    REQUIRE(size, hipErrorInvalidImage);
+    LEAVE(module_load(module, image, size));
+}
+
+API(hipModuleLoadData)(hipModule_t *module, const void *image) { return load(module, image, 0); }
+API(hipModuleLoadDataEx)(hipModule_t *module, const void *image, unsigned count,
+                         hipJitOption *options, void **values) {
+    (void)count, (void)options, (void)values;
+    return load(module, image, 0);
+}
+API(hipModuleLoadFatBinary)(hipModule_t *module, const void *image) {
+    return load(module, image, 0);
+}
+API(hipModuleLoad)(hipModule_t *module, const char *path) {
+    FILE *file = path ? fopen(path, "rb") : NULL;
+    if (!file) return device_enter(), device_leave(hipErrorFileNotFound);
+    char *bytes = NULL;
+    size_t size = 0, room = 0;
+    for (size_t n = 1; n;) {
+        if (size == room) {
+            char *more = realloc(bytes, room = room * 2 + 65536);
+            if (!more) break;
+            bytes = more;
+        }
+        n = fread(bytes + size, 1, room - size, file);
+        size += n;
+    }
+    fclose(file);
+    hipError_t error = load(module, bytes, size);
+    free(bytes);
+    return error;
+}
+API(hipModuleUnload)(hipModule_t module) {
+    ENTER();
+    LEAVE(module_unload(module));
+}
+API(hipModuleGetFunction)(hipFunction_t *function, hipModule_t module, const char *name) {
+    ENTER();
+    REQUIRE(function && name, hipErrorInvalidValue);
+    LEAVE(module_function(function, module, name));
+}
+API(hipModuleGetGlobal)(hipDeviceptr_t *address, size_t *size, hipModule_t module,
+                        const char *name) {
+    ENTER();
+    REQUIRE(name && (address || size), hipErrorInvalidValue);
+    LEAVE(module_symbol(address, size, module, name));
+}

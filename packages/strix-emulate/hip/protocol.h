@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What client and server say to each other: strix_emulate/device/protocol.py has the same numbers,
+   and a test compares them. All integers are little-endian. */
+#pragma once
+#include <stdint.h>
+
+#define PROTOCOL_VERSION 1
+/* Where the pool is in the client's address space: device addresses. */
+#define POOL_BASE 0x200000000000ull
+/* The pool: header and table, what a launch needs (arguments, packet), then allocations. */
+#define POOL_LAUNCH (1ull << 20)
+#define POOL_HEAP (2ull << 20)
+#define POOL_ENTRIES ((POOL_LAUNCH - 64) / sizeof(struct pool_entry))
+
+enum pool_kind { KIND_DEVICE = 1, KIND_HOST = 2, KIND_MANAGED = 4, KIND_IMAGE = 8 };
+/* offset and size in bytes; the table is sorted by offset */
+struct pool_entry {
+    uint64_t offset, size;
+    uint32_t kind, unused;
+};
+struct pool_header {
+    uint64_t size, count, unused[6];
+    struct pool_entry entries[];
+};
+
+enum operation { OP_LOAD = 1, OP_PLACE, OP_UNLOAD, OP_FUNCTION, OP_SYMBOL, OP_LAUNCH };
+struct request {
+    uint32_t operation, unused;
+    uint64_t size;
+};
+/* status is a hipError_t; with an error, the bytes that follow are a message */
+struct reply {
+    uint32_t status, unused;
+    uint64_t size;
+};
+/* The server's first message is a reply with this in it. */
+struct hello {
+    uint32_t version, unused;
+};
+struct load_reply {
+    uint32_t module, unused;
+    uint64_t size;
+};
+struct place_request {
+    uint32_t module, unused;
+    uint64_t offset;
+};
+/* OP_UNLOAD; OP_FUNCTION and OP_SYMBOL, with a name behind it */
+struct module_request {
+    uint32_t module, unused;
+};
+/* lds and scratch: bytes per workgroup and lane; waves: resident ones per SIMD by registers */
+struct function_reply {
+    uint32_t function, kernarg, lds, scratch, max_threads, vgprs, waves, arguments;
+};
+struct function_argument {
+    uint32_t offset, size;
+};
+struct symbol_reply {
+    uint64_t offset, size;
+};
+/* the arguments' bytes follow */
+struct launch_request {
+    uint32_t function, grid[3], block[3], lds, cooperative, unused;
+};

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Streams, events, memory pools. Work is done when its call returns, so everything is in order:
+   a stream is always idle, an event that was recorded has happened. */
+#define _GNU_SOURCE
+#include "device.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct ihipStream_t {
+    unsigned flags;
+    int priority;
+    unsigned long long number;
+    hipStream_t next;
+};
+struct ihipEvent_t {
+    unsigned flags;
+    bool recorded;
+    struct timespec time;
+    hipEvent_t next;
+};
+static hipStream_t streams;
+static hipEvent_t events;
+static unsigned long long numbers = 2;
+#define POOL ((hipMemPool_t)&streams)
+
+bool stream_is_valid(hipStream_t stream) {
+    if (!stream || stream == hipStreamLegacy || stream == hipStreamPerThread) return true;
+    hipStream_t s = streams;
+    while (s && s != stream) s = s->next;
+    return s;
+}
+
+static bool is_ours(hipStream_t stream) { return (uintptr_t)stream > 2; }
+
+static bool event_is_valid(hipEvent_t event) {
+    hipEvent_t e = events;
+    while (e && e != event) e = e->next;
+    return event && e;
+}
+
+API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priority) {
+    ENTER();
+    REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
+    hipStream_t made = malloc(sizeof *made);
+    REQUIRE(made, hipErrorOutOfMemory);
+    *made = (struct ihipStream_t){flags, priority, numbers++, streams};
+    *stream = streams = made;
+    LEAVE(hipSuccess);
+}
+API(hipStreamCreateWithFlags)(hipStream_t *stream, unsigned flags) {
+    return hipStreamCreateWithPriority(stream, flags, 0);
+}
+API(hipStreamCreate)(hipStream_t *stream) { return hipStreamCreateWithPriority(stream, 0, 0); }
+API(hipStreamDestroy)(hipStream_t stream) {
+    ENTER();
+    hipStream_t *at = &streams;
+    while (*at && *at != stream) at = &(*at)->next;
+    REQUIRE(stream && *at, hipErrorInvalidHandle);
+    *at = stream->next;
+    free(stream);
+    LEAVE(hipSuccess);
+}
+API(hipStreamSynchronize)(hipStream_t stream) {
+    ENTER();
+    LEAVE(stream_is_valid(stream) ? hipSuccess : hipErrorInvalidHandle);
+}
+API(hipStreamQuery)(hipStream_t stream) { return hipStreamSynchronize(stream); }
+API(hipStreamGetFlags)(hipStream_t stream, unsigned *flags) {
+    ENTER();
+    REQUIRE(flags && stream_is_valid(stream), hipErrorInvalidValue);
+    *flags = is_ours(stream) ? stream->flags : 0;
+    LEAVE(hipSuccess);
+}
+API(hipStreamGetPriority)(hipStream_t stream, int *priority) {
+    ENTER();
+    REQUIRE(priority && stream_is_valid(stream), hipErrorInvalidValue);
+    *priority = is_ours(stream) ? stream->priority : 0;
+    LEAVE(hipSuccess);
+}
+API(hipStreamGetDevice)(hipStream_t stream, hipDevice_t *device) {
+    ENTER();
+    REQUIRE(device && stream_is_valid(stream), hipErrorInvalidValue);
+    *device = 0;
+    LEAVE(hipSuccess);
+}
+API_OF(int, hipGetStreamDeviceId)(hipStream_t stream) { return stream_is_valid(stream) ? 0 : -1; }
+API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
+    ENTER();
+    REQUIRE(number && stream_is_valid(stream), hipErrorInvalidValue);
+    *number = is_ours(stream) ? stream->number : (uintptr_t)stream;
+    LEAVE(hipSuccess);
+}
+API(hipStreamWaitEvent)(hipStream_t stream, hipEvent_t event, unsigned flags) {
+    (void)flags;
+    ENTER();
+    LEAVE(stream_is_valid(stream) && event_is_valid(event) ? hipSuccess : hipErrorInvalidHandle);
+}
+API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *data,
+                          unsigned flags) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && call && !flags, hipErrorInvalidValue);
+    device_leave(hipSuccess);
+    call(stream, hipSuccess, data);
+    return hipSuccess;
+}
+API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && call, hipErrorInvalidValue);
+    device_leave(hipSuccess);
+    call(data);
+    return hipSuccess;
+}
+API(hipDeviceGetStreamPriorityRange)(int *least, int *greatest) {
+    if (least) *least = 1;
+    if (greatest) *greatest = -1;
+    return hipSuccess;
+}
+API(hipStreamIsCapturing)(hipStream_t stream, hipStreamCaptureStatus *status) {
+    ENTER();
+    REQUIRE(status && stream_is_valid(stream), hipErrorInvalidValue);
+    *status = hipStreamCaptureStatusNone;
+    LEAVE(hipSuccess);
+}
+API(hipStreamGetCaptureInfo)(hipStream_t stream, hipStreamCaptureStatus *status,
+                             unsigned long long *number) {
+    if (number) *number = 0;
+    return hipStreamIsCapturing(stream, status);
+}
+API(hipStreamGetCaptureInfo_v2)(hipStream_t stream, hipStreamCaptureStatus *status,
+                                unsigned long long *number, hipGraph_t *graph,
+                                const hipGraphNode_t **nodes, size_t *count) {
+    if (graph) *graph = NULL;
+    if (nodes) *nodes = NULL;
+    if (count) *count = 0;
+    return hipStreamGetCaptureInfo(stream, status, number);
+}
+HINT(hipThreadExchangeStreamCaptureMode)(hipStreamCaptureMode *mode) {
+    return (void)mode, hipSuccess;
+}
+
+API(hipEventCreateWithFlags)(hipEvent_t *event, unsigned flags) {
+    ENTER();
+    REQUIRE(event, hipErrorInvalidValue);
+    hipEvent_t made = calloc(1, sizeof *made);
+    REQUIRE(made, hipErrorOutOfMemory);
+    made->flags = flags;
+    made->next = events;
+    *event = events = made;
+    LEAVE(hipSuccess);
+}
+API(hipEventCreate)(hipEvent_t *event) { return hipEventCreateWithFlags(event, 0); }
+API(hipEventDestroy)(hipEvent_t event) {
+    ENTER();
+    hipEvent_t *at = &events;
+    while (*at && *at != event) at = &(*at)->next;
+    REQUIRE(event && *at, hipErrorInvalidHandle);
+    *at = event->next;
+    free(event);
+    LEAVE(hipSuccess);
+}
+API(hipEventRecordWithFlags)(hipEvent_t event, hipStream_t stream, unsigned flags) {
+    (void)flags;
+    ENTER();
+    REQUIRE(event_is_valid(event) && stream_is_valid(stream), hipErrorInvalidHandle);
+    event->recorded = true;
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+    LEAVE(hipSuccess);
+}
+API(hipEventRecord)(hipEvent_t event, hipStream_t stream) {
+    return hipEventRecordWithFlags(event, stream, 0);
+}
+API(hipEventSynchronize)(hipEvent_t event) {
+    ENTER();
+    LEAVE(event_is_valid(event) ? hipSuccess : hipErrorInvalidHandle);
+}
+API(hipEventQuery)(hipEvent_t event) { return hipEventSynchronize(event); }
+API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop) {
+    ENTER();
+    REQUIRE(milliseconds, hipErrorInvalidValue);
+    REQUIRE(event_is_valid(start) && event_is_valid(stop) && start->recorded && stop->recorded &&
+                !((start->flags | stop->flags) & hipEventDisableTiming),
+            hipErrorInvalidHandle);
+    *milliseconds = (float)((double)(stop->time.tv_sec - start->time.tv_sec) * 1e3 +
+                            (double)(stop->time.tv_nsec - start->time.tv_nsec) * 1e-6);
+    LEAVE(hipSuccess);
+}
+
+/* One pool, the device's memory. */
+API(hipDeviceGetDefaultMemPool)(hipMemPool_t *pool, int device) {
+    ENTER();
+    REQUIRE(pool && !device, hipErrorInvalidValue);
+    *pool = POOL;
+    LEAVE(hipSuccess);
+}
+API(hipDeviceGetMemPool)(hipMemPool_t *pool, int device) {
+    return hipDeviceGetDefaultMemPool(pool, device);
+}
+API(hipMallocAsync)(void **p, size_t size, hipStream_t stream) {
+    ENTER();
+    REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
+    LEAVE(pool_allocate(p, size, KIND_DEVICE));
+}
+API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
+    if (pool != POOL) return device_enter(), device_leave(hipErrorInvalidValue);
+    return hipMallocAsync(p, size, stream);
+}
+API(hipFreeAsync)(void *p, hipStream_t stream) {
+    ENTER();
+    REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
+    LEAVE(pool_free(p, KIND_DEVICE));
+}
+API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
+    ENTER();
+    REQUIRE(pool == POOL && value, hipErrorInvalidValue);
+    switch ((int)attribute) {
+    case hipMemPoolAttrReservedMemCurrent:
+    case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_used(); break;
+    case hipMemPoolAttrReservedMemHigh:
+    case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool_peak(); break;
+    default: LEAVE(hipErrorNotSupported);
+    }
+    LEAVE(hipSuccess);
+}
+HINT(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
+    return (void)pool, (void)attribute, (void)value, hipSuccess;
+}
+HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) { return (void)pool, (void)size, hipSuccess; }

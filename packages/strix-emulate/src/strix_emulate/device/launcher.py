@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a program on the emulated device: `strix-emulate device -- COMMAND`."""
+
+import os
+import sys
+from pathlib import Path
+
+from strix_emulate import llvm
+from strix_emulate.errors import EmulatorError
+
+NAME = "libamdhip64.so"
+#: Names another folder with the library, such as one that hip/build.py filled.
+VARIABLE = "STRIX_EMULATE_HIP"
+
+
+def folder() -> Path:
+    """The private folder with the stand-in runtime. Raises EmulatorError where it is missing."""
+    path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
+    if not (path / f"{NAME}.7").is_file():
+        raise EmulatorError(
+            f"no {NAME}.7 in {path}: install strix-emulate-hip, or name a folder with {VARIABLE}"
+        )
+    return path.resolve()
+
+
+def environment(
+    given: dict[str, str],
+    checks: bool = True,
+    memory: int | None = None,
+    budget: int | None = None,
+    log: bool = False,
+) -> dict[str, str]:
+    """The environment of a program on the device. See :func:`execute`.
+
+    The folder goes first in LD_LIBRARY_PATH, and the library is preloaded as well: a program or
+    library with an RPATH (not RUNPATH) would otherwise take the runtime that this names. Triton
+    looks for the library itself, in TRITON_LIBHIP_PATH before all else.
+    """
+    path = folder()
+    found = dict(given)
+    for name, separator, value in (
+        ("LD_LIBRARY_PATH", ":", path),
+        ("LD_PRELOAD", " ", path / f"{NAME}.7"),
+    ):
+        found[name] = separator.join(filter(None, [str(value), given.get(name)]))
+    found |= {
+        "TRITON_LIBHIP_PATH": str(path / NAME),
+        "STRIX_EMULATE_PYTHON": sys.executable,
+        "STRIX_EMULATE_CHECKS": str(int(checks)),
+        "STRIX_EMULATE_LOG": str(int(log)),
+    }
+    for name, number in (("STRIX_EMULATE_MEMORY", memory), ("STRIX_EMULATE_BUDGET", budget)):
+        if number is not None:
+            found[name] = str(number)
+    return found
+
+
+def execute(command: list[str], **options) -> None:
+    """Becomes the program. Options: checks; memory of the device in bytes; budget in
+    wave-instructions of a launch; log, a line for each launch.
+
+    Raises:
+        EmulatorError: no such program, or the library is missing.
+        DisassemblerError: nothing could be executed.
+    """
+    llvm.find()
+    variables = environment(dict(os.environ), **options)
+    try:
+        os.execvpe(command[0], command, variables)
+    except OSError as error:
+        raise EmulatorError(f"{command[0]}: {error.strerror}") from error

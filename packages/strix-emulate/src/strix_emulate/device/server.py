@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The process that owns the emulator: serves one client over a socket until either ends.
+
+usage: python -m strix_emulate.device.server SOCKET POOL     numbers of open files
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strix_emulate import api, loader
+from strix_emulate.decode import Instruction
+from strix_emulate.device import protocol
+from strix_emulate.device.pool import DeviceMemory, Pool
+from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
+from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
+from strix_emulate.machine import Machine, Options, cell_size
+from strix_emulate.program import decode_kernel
+from strix_emulate.statistics import occupancy
+
+#: Offsets of what a launch needs, and the most bytes of arguments.
+_PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, 1 << 16
+#: Waves at a time of a cooperative launch: what 20 workgroup processors hold at full occupancy.
+_RESIDENT = 20 * 4 * 16
+
+
+@dataclass
+class _Module:
+    contents: loader.Module
+    offset: int = 0
+
+
+@dataclass
+class _Function:
+    kernel: loader.Kernel
+    module: _Module
+    instructions: list[Instruction] = field(default_factory=list)
+    cell: int = 4
+    whole_words: bool = False
+
+    def prepare(self) -> None:
+        """Decodes the kernel, before its first launch."""
+        if not self.instructions:
+            self.instructions = decode_kernel(self.kernel)
+            self.cell = cell_size(self.instructions)
+            self.whole_words = any("cmpswap_b32" in ins.name for ins in self.instructions)
+
+
+class Server:
+    """Answers requests. checks, budget: see :class:`strix_emulate.machine.Options`."""
+
+    def __init__(self, pool: Pool, checks: bool = True, budget: int = 0, log: bool = False) -> None:
+        self.pool, self.log = pool, log
+        self.options = Options(checks=checks, budget=budget or Options.budget)
+        self.modules: dict[int, _Module] = {}
+        self.functions: dict[int, _Function] = {}
+        self.number = 0
+
+    def handle(self, operation: int, data: bytes) -> bytes:
+        """The bytes of the reply to a request. Raises Refused."""
+        answers = {
+            Operation.LOAD: self.load, Operation.PLACE: self.place, Operation.UNLOAD: self.unload,
+            Operation.FUNCTION: self.function, Operation.SYMBOL: self.symbol,
+            Operation.LAUNCH: self.launch,
+        }  # fmt: skip
+        if operation not in answers:
+            raise Refused(Status.INVALID_VALUE, f"no request has the number {operation}")
+        try:
+            return answers[Operation(operation)](data)
+        except Trap as trap:
+            raise Refused(Status.ILLEGAL_ADDRESS, f"trap in {trap}") from trap
+        except LoadError as error:
+            raise Refused(Status.INVALID_IMAGE, str(error)) from error
+        except EmulatorError as error:
+            raise Refused(Status.INVALID_CONFIGURATION, str(error)) from error
+        except MemoryError as error:
+            raise Refused(Status.OUT_OF_MEMORY, "the emulator is out of memory") from error
+
+    def load(self, data: bytes) -> bytes:
+        if data[:4] == b"CCOB" or data.startswith(loader.BUNDLE):
+            try:
+                data = loader.unbundle(data, "module")[0][1]
+            except LoadError as error:
+                raise Refused(Status.NO_BINARY, str(error)) from error
+        number = self._new()
+        self.modules[number] = _Module(loader.parse_module(data, "module"))
+        return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
+
+    def place(self, data: bytes) -> bytes:
+        number, _, offset = unpack(protocol.PLACE, data)
+        module = self._module(number)
+        image = module.contents.image
+        raw = self.pool.image(offset, len(image.data))
+        raw[:] = np.frombuffer(image.data, np.uint8)
+        for at in image.pointers:
+            value = int.from_bytes(image.data[at : at + 8], "little") + BASE + offset
+            raw[at : at + 8] = np.frombuffer((value % (1 << 64)).to_bytes(8, "little"), np.uint8)
+        module.offset = offset
+        return b""
+
+    def unload(self, data: bytes) -> bytes:
+        number, _ = unpack(protocol.MODULE, data)
+        module = self._module(number)
+        del self.modules[number]
+        self.functions = {n: f for n, f in self.functions.items() if f.module is not module}
+        return b""
+
+    def function(self, data: bytes) -> bytes:
+        module, name = self._named(data)
+        kernel = module.contents.kernels.get(name)
+        if kernel is None:
+            known = ", ".join(list(module.contents.kernels)[:5])
+            raise Refused(Status.NOT_FOUND, f"no kernel {name} in this module; it has {known}")
+        number = self._new()
+        self.functions[number] = _Function(kernel, module)
+        declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
+        waves = occupancy(kernel.vgprs, 0, kernel.max_threads)["registers"]
+        facts = protocol.FUNCTION.pack(
+            number, kernel.kernarg, kernel.lds, kernel.scratch, kernel.max_threads, kernel.vgprs,
+            waves, len(declared),
+        )  # fmt: skip
+        return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
+
+    def symbol(self, data: bytes) -> bytes:
+        module, name = self._named(data)
+        found = module.contents.variables.get(name)
+        if found is None:
+            raise Refused(Status.NOT_FOUND, f"no variable {name} in this module")
+        return protocol.SYMBOL.pack(*found)
+
+    def launch(self, data: bytes) -> bytes:
+        number, *sizes, lds, cooperative, _ = unpack(protocol.LAUNCHED, data)
+        function = self.functions.get(number)
+        if function is None or not function.module.offset:
+            raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
+        kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
+        threads = int(np.prod([int(x) for x in block], dtype=object))
+        if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
+            raise EmulatorError(
+                f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
+                f"has at most {kernel.max_threads}"
+            )
+        if kernel.lds + lds > loader.LDS_LIMIT:
+            raise EmulatorError(
+                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has "
+                f"{loader.LDS_LIMIT}"
+            )
+        options = self.options
+        if cooperative:
+            waves = -(-threads // 32) * int(np.prod([int(x) for x in grid], dtype=object))
+            if waves > _RESIDENT:
+                raise Refused(
+                    Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
+                )
+            options = Options(checks=options.checks, budget=options.budget, batch=_RESIDENT)
+        function.prepare()
+        self._write_arguments(kernel, data[protocol.LAUNCHED.size :], grid, block, lds)
+        memory = DeviceMemory(self.pool, function.cell, options.checks, function.whole_words)
+        code = BASE + function.module.offset + (kernel.image.entry if kernel.image else 0)
+        machine = Machine(
+            kernel, function.instructions, memory, options, kernel.lds + lds, code,
+            BASE + _PACKET, BASE + _QUEUE,
+        )  # fmt: skip
+        started = time.process_time()
+        executed = machine.run(BASE + LAUNCH, grid, block).executed
+        if self.log:
+            seconds = time.process_time() - started
+            print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {executed} "
+                  f"wave-instructions, {seconds:.2f} CPU s", file=sys.stderr)  # fmt: skip
+        return b""
+
+    def _write_arguments(self, kernel: loader.Kernel, given: bytes, grid, block, lds: int) -> None:
+        if max(kernel.kernarg, len(given)) > _ARGUMENTS:
+            raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")
+        raw = bytearray(max(kernel.kernarg, len(given), 8))
+        raw[: len(given)] = given
+        api.write_hidden(raw, kernel, grid, block)
+        packet = api.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
+        for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
+            self.pool.bytes[offset : offset + len(data)] = data
+
+    def _new(self) -> int:
+        self.number += 1
+        return self.number
+
+    def _module(self, number: int) -> _Module:
+        if number not in self.modules:
+            raise Refused(Status.INVALID_VALUE, f"no module has the number {number}")
+        return self.modules[number]
+
+    def _named(self, data: bytes) -> tuple[_Module, str]:
+        number, _ = unpack(protocol.MODULE, data)
+        return self._module(number), data[protocol.MODULE.size :].decode(errors="replace")
+
+
+def serve(connection: socket.socket, server: Server) -> int:
+    """Answers until the client closes. The exit status: 0, or 1 after a request without sense."""
+    stream = connection.makefile("rb")
+    connection.sendall(protocol.reply(Status.SUCCESS, protocol.HELLO.pack(protocol.VERSION, 0)))
+    while len(head := stream.read(protocol.REQUEST.size)) == protocol.REQUEST.size:
+        operation, _, size = protocol.REQUEST.unpack(head)
+        if size > protocol.REQUEST_LIMIT:
+            text = f"a request of {size} bytes, at most {protocol.REQUEST_LIMIT} are taken"
+            connection.sendall(protocol.reply(Status.INVALID_VALUE, text.encode()))
+            return 1
+        data = stream.read(size)
+        if len(data) < size:
+            break
+        try:
+            answer = protocol.reply(Status.SUCCESS, server.handle(operation, data))
+        except Refused as refusal:
+            answer = protocol.reply(refusal.status, str(refusal).encode())
+        except Exception as error:
+            # a fault of ours, or an input that found one: the client is told, and can go on
+            text = f"internal error ({type(error).__name__}: {error})"
+            answer = protocol.reply(Status.UNKNOWN, text.encode())
+        connection.sendall(answer)
+    return 0
+
+
+def _end_with(connection: socket.socket) -> None:
+    """Ends this process when the client's end closes, even in the middle of a kernel."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+def main() -> int:
+    """Serves the client on the two open files whose numbers are the arguments."""
+    # an interrupt from the terminal is the client's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    environment = os.environ.get
+    try:
+        server = Server(
+            Pool(int(sys.argv[2])),
+            environment("STRIX_EMULATE_CHECKS", "1") != "0",
+            int(environment("STRIX_EMULATE_BUDGET") or 0),
+            environment("STRIX_EMULATE_LOG", "0") != "0",
+        )
+        decode_check()
+    except (Refused, ValueError, DisassemblerError) as error:
+        connection.sendall(protocol.reply(Status.UNKNOWN, str(error).encode()))
+        return 1
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    try:
+        return serve(connection, server)
+    except OSError:
+        # the client has gone while it was answered
+        return 0
+
+
+def decode_check() -> None:
+    """Raises DisassemblerError where no suitable libLLVM is found, before anything is launched."""
+    from strix_emulate import llvm
+
+    llvm.find()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

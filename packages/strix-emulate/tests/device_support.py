@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The stand-in runtime for tests: installed, or built here; and programs that run on it."""
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from strix_emulate.device import launcher
+from strix_emulate.errors import EmulatorError
+
+HIP = Path(__file__).resolve().parents[1] / "hip"
+HIP_PROGRAMS = Path(__file__).resolve().parent / "hip"
+
+
+@cache
+def compiler() -> list[str]:
+    """The C compiler; without one the test is skipped."""
+    found = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(found[0]) is None:
+        pytest.skip(f"no C compiler ({found[0]})")
+    return found
+
+
+@cache
+def clang() -> str:
+    """A clang that compiles for gfx1151, with a linker; without one the test is skipped."""
+    for name in ("clang-22", "clang-23", "clang"):
+        if (path := shutil.which(name)) and shutil.which(name.replace("clang", "ld.lld")):
+            targets = subprocess.run([path, "-print-targets"], capture_output=True, text=True)
+            if "amdgcn" in targets.stdout:
+                return path
+    pytest.skip("no clang for AMDGPU with ld.lld")
+
+
+@cache
+def builder() -> ModuleType:
+    """hip/build.py."""
+    if not HIP.is_dir():
+        pytest.skip("the sources of the stand-in runtime are not here")
+    spec = importlib.util.spec_from_file_location("build_hip", HIP / "build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def library(folder: Path) -> Path:
+    """The folder with the library: the installed one, or one that is built in the folder."""
+    try:
+        return launcher.folder()
+    except EmulatorError:
+        compiler()
+        return builder().build(folder).parent
+
+
+def on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    """Runs a command with `strix-emulate device`."""
+    return subprocess.run(
+        [sys.executable, "-m", "strix_emulate", "device", *options, "--", *map(str, command)],
+        capture_output=True, text=True, timeout=120, env=os.environ | variables,
+    )  # fmt: skip

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Triton's own AMD driver on the emulated device; prints the largest error of each kernel as JSON.
+
+Driver, C launcher and argument packing are Triton's, unmodified. Only torch, of which the driver asks
+for the current device and stream, and the autotuner for events, is a stand-in.
+"""
+
+import ctypes
+import json
+import sys
+import types
+
+import numpy as np
+
+hip = ctypes.CDLL("libamdhip64.so.7")
+
+
+class Event:
+    """torch.cuda.Event by HIP's events."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.handle = ctypes.c_void_p()
+        assert hip.hipEventCreate(ctypes.byref(self.handle)) == 0
+
+    def record(self) -> None:
+        assert hip.hipEventRecord(self.handle, None) == 0
+
+    def elapsed_time(self, other: "Event") -> float:
+        milliseconds = ctypes.c_float()
+        assert hip.hipEventElapsedTime(ctypes.byref(milliseconds), self.handle, other.handle) == 0
+        return milliseconds.value
+
+
+class Tensor:
+    """A numpy array in device memory."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        values, pointer = np.ascontiguousarray(values), ctypes.c_void_p()
+        assert hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(values.nbytes)) == 0
+        raw = (ctypes.c_char * values.nbytes).from_address(pointer.value)
+        self.array = np.frombuffer(raw, values.dtype).reshape(values.shape)
+        self.array[...] = values
+        self.address, self.dtype = pointer.value, str(values.dtype)
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def untyped_storage(self):
+        """For its size, by which Triton decides on buffer instructions."""
+        return types.SimpleNamespace(size=lambda: self.array.nbytes)
+
+
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(
+    current_device=lambda: 0, set_device=None, get_device_capability=None, Event=Event,
+    current_stream=lambda _device=None: types.SimpleNamespace(cuda_stream=0),
+    synchronize=lambda: hip.hipDeviceSynchronize(),
+)  # fmt: skip
+torch.Tensor = Tensor
+torch.version = types.SimpleNamespace(hip="7.2")
+sys.modules["torch"] = torch
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from fixtures import matmul, softmax  # noqa: E402
+from triton.backends.amd.driver import HIPDriver  # noqa: E402
+
+driver = HIPDriver()
+triton.runtime.driver.set_active(driver)
+
+
+@triton.jit
+def histogram(x, counts, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(counts + tl.load(x + i, mask=i < n, other=0), 1, mask=i < n)
+
+
+@triton.jit
+def float_sum(x, total, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(total, tl.sum(tl.load(x + i, mask=i < n, other=0.0), 0))
+
+
+@triton.jit
+def through_pointers(pointers, out, N: tl.constexpr):
+    g, i = tl.program_id(0), tl.arange(0, N)
+    p = tl.load(pointers + g).to(tl.pointer_type(tl.float32))
+    tl.store(out + g * N + i, 2 * tl.load(p + i))
+
+
+def _benchmark(call, quantiles=None):
+    """Three calls between two events, for triton.autotune: its own would take 100 ms for each."""
+    start, stop = Event(), Event()
+    start.record()
+    for _ in range(3):
+        call()
+    stop.record()
+    return [start.elapsed_time(stop) / 3] * len(quantiles or (0.5,))
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 256}, num_warps=4)],
+    key=["n"], do_bench=_benchmark,
+)  # fmt: skip
+@triton.jit
+def scaled(x, out, n, factor, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * factor, mask=i < n)
+
+
+def error(tensor: Tensor, expected: np.ndarray) -> float:
+    return float(np.abs(tensor.array.astype(float) - expected).max())
+
+
+def main() -> dict:
+    rng = np.random.default_rng(0)
+    found = {"target": [driver.get_current_target().arch, driver.get_current_target().warp_size]}
+    values = rng.standard_normal((8, 200)).astype(np.float32)
+    x, out = Tensor(values), Tensor(np.zeros_like(values))
+    softmax[(8,)](x, out, 200, BLOCK=256)
+    e = np.exp(values.astype(float) - values.max(-1, keepdims=True))
+    found["softmax"] = error(out, e / e.sum(-1, keepdims=True))
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((50, 70), (70, 40)))
+    out = Tensor(np.zeros((50, 40), np.float32))
+    matmul[(2, 2)](Tensor(a), Tensor(b), out, 50, 40, 70, BM=32, BN=32, BK=32)
+    found["matmul"] = error(out, a.astype(float) @ b.astype(float))
+    numbers = rng.integers(0, 10, 1000).astype(np.int32)
+    counts = Tensor(np.zeros(10, np.int32))
+    histogram[(4,)](Tensor(numbers), counts, 1000, BLOCK=256)
+    found["histogram"] = error(counts, np.bincount(numbers, minlength=10))
+    total = Tensor(np.zeros(1, np.float32))
+    float_sum[(7,)](Tensor(values), total, values.size, BLOCK=256)
+    found["float atomics"] = error(total, values.astype(float).sum())
+    rows = [Tensor(row[:64]) for row in values[:3]]
+    out = Tensor(np.zeros((3, 64), np.float32))
+    through_pointers[(3,)](Tensor(np.array([r.address for r in rows])), out, N=64)
+    found["pointers"] = error(out, 2.0 * values[:3, :64])
+    out = Tensor(np.zeros(1000, np.float32))
+    grid = lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)  # noqa: E731
+    scaled[grid](Tensor(values.ravel()[:1000]), out, 1000, 2.5)
+    found["autotuned"] = error(out, 2.5 * values.ravel()[:1000])
+    found["configurations"] = len(scaled.configs_timings)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

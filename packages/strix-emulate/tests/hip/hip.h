@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* As much of HIP as the programs here need: clang's HIP mode without ROCm's headers. */
+#pragma once
+#include <stddef.h>
+#include <stdio.h>
+#ifdef __HIP__
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+#define DEFAULT(value) = value
+extern "C" {
+#else
+typedef struct { unsigned x, y, z; } dim3;
+#define DEFAULT(value)
+#endif
+typedef int hipError_t;
+typedef void *hipStream_t, *hipEvent_t, *hipModule_t, *hipFunction_t;
+hipError_t __hipPushCallConfiguration(dim3, dim3, size_t DEFAULT(0), hipStream_t DEFAULT(0));
+hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
+hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
+hipError_t hipMalloc(void **, size_t);
+hipError_t hipFree(void *);
+hipError_t hipMemcpy(void *, const void *, size_t, int);
+hipError_t hipMemcpyAsync(void *, const void *, size_t, int, hipStream_t);
+hipError_t hipMemset(void *, int, size_t);
+hipError_t hipMemcpyToSymbol(const void *, const void *, size_t, size_t, int);
+hipError_t hipMemcpyFromSymbol(void *, const void *, size_t, size_t, int);
+hipError_t hipGetSymbolSize(size_t *, const void *);
+hipError_t hipStreamCreate(hipStream_t *);
+hipError_t hipStreamSynchronize(hipStream_t);
+hipError_t hipStreamDestroy(hipStream_t);
+hipError_t hipEventCreate(hipEvent_t *);
+hipError_t hipEventRecord(hipEvent_t, hipStream_t);
+hipError_t hipEventElapsedTime(float *, hipEvent_t, hipEvent_t);
+hipError_t hipDeviceSynchronize(void);
+hipError_t hipGetLastError(void);
+const char *hipGetErrorString(hipError_t);
+hipError_t hipModuleLoad(hipModule_t *, const char *);
+hipError_t hipModuleUnload(hipModule_t);
+hipError_t hipModuleGetFunction(hipFunction_t *, hipModule_t, const char *);
+hipError_t hipModuleGetGlobal(void **, size_t *, hipModule_t, const char *);
+hipError_t hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                 unsigned, unsigned, hipStream_t, void **, void **);
+#ifdef __HIP__
+}
+#endif
+enum { TO_DEVICE = 1, TO_HOST = 2 };
+#define CHECK(call)                                                                   \
+    do {                                                                              \
+        hipError_t error_ = (call);                                                   \
+        if (error_) {                                                                 \
+            printf("line %d: %s: %s\n", __LINE__, #call, hipGetErrorString(error_));  \
+            return 1;                                                                 \
+        }                                                                             \
+    } while (0)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Entry points of the stand-in runtime, their errors, and what happens when a process ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+from device_support import HIP, builder, library, on_device
+from fixtures import add, compile_kernel
+
+SCENARIOS = Path(__file__).with_name("device_scenarios.py")
+INVALID = "hipErrorInvalidValue"
+
+
+@triton.jit
+def forever(flag):
+    while tl.load(flag, volatile=True) == 0:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The library's folder, add.hsaco and forever.hsaco."""
+    path = tmp_path_factory.mktemp("device")
+    library(path / "lib")
+    signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    code, _ = compile_kernel(add, signature, {"BLOCK": 256})
+    (path / "add.hsaco").write_bytes(code)
+    code, _ = compile_kernel(forever, {"flag": "*i32"}, {}, num_warps=1)
+    (path / "forever.hsaco").write_bytes(code)
+    return path
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return {"STRIX_EMULATE_HIP": str(library(folder / "lib"))}
+
+
+def scenario(folder: Path, name: str, *arguments, options=()) -> tuple[dict, str]:
+    done = on_device([sys.executable, SCENARIOS, name, *arguments], *options, **variables(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_memory(folder: Path) -> None:
+    found, _ = scenario(folder, "memory", options=["--memory", "0.0625"])
+    assert found == {
+        "readable on the host": 0x7FB57FB5, "copy": "hipSuccess", "copied": "xxx",
+        "copy past the end": INVALID, "copy between allocations": INVALID,
+        "copy to the host as to the device": INVALID, "fill past the end": INVALID,
+        "fill the host": INVALID, "free the middle": INVALID, "free the host's": INVALID,
+        "free as pinned": INVALID, "free": "hipSuccess", "free again": INVALID,
+        "free nothing": "hipSuccess", "use after free": INVALID, "all free": True,
+        "too much": "hipErrorOutOfMemory", "absurd": "hipErrorOutOfMemory",
+        "remembered": "hipErrorOutOfMemory", "last": ["hipErrorOutOfMemory", "hipSuccess"],
+        "distinct": 1000, "first again": True,
+    }  # fmt: skip
+
+
+def test_handles(folder: Path) -> None:
+    found, text = scenario(folder, "handles")
+    invalid = "hipErrorInvalidHandle"
+    assert found == {
+        "create": "hipSuccess", "not recorded": invalid, "record": "hipSuccess",
+        "wait": "hipSuccess", "elapsed": "hipSuccess", "destroy": "hipSuccess",
+        "destroyed": invalid, "no event": invalid, "no device": "hipErrorInvalidDevice",
+        "refused": "hipErrorNotSupported", "address": "hipSuccess",
+        "no address": "hipErrorNotFound",
+    }  # fmt: skip
+    assert text == "strix-emulate: hipGraphCreate is not supported\n"
+
+
+def test_launches(folder: Path) -> None:
+    found, text = scenario(folder, "add", folder / "add.hsaco")
+    assert found == {
+        "launch": "hipSuccess", "sum": 3750, "too many threads": "hipErrorInvalidConfiguration",
+        "still usable": "hipSuccess", "too far": "hipErrorIllegalAddress",
+        "after": ["hipErrorIllegalAddress"] * 2,
+    }  # fmt: skip
+    assert re.search(
+        r"trap in add at 0x[\da-f]+ `global_load\w+ .*`: bounds: \d+ bytes at 0x[\da-f]+ do not "
+        r"lie in an allocation \(lane \d+ of wave \d+ of workgroup [34]\)", text
+    ), text  # fmt: skip
+
+
+def test_a_forked_child_keeps_off(folder: Path) -> None:
+    found, _ = scenario(folder, "fork", folder / "add.hsaco")
+    assert found == {"child": "hipErrorNotInitialized", "parent": "hipSuccess"}
+
+
+def test_a_kernel_that_never_ends_is_stopped(folder: Path) -> None:
+    found, text = scenario(folder, "long", folder / "forever.hsaco", options=["--budget", "20000"])
+    assert found["launch"] == "hipErrorIllegalAddress"
+    assert "budget: more than 20000 wave-instructions" in text
+
+
+def _servers(mark: str) -> list[int]:
+    """Processes of the emulator that were started for the client with this mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes() and b"device.server" in (
+                folder / "cmdline"
+            ).read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
+    """Starts a scenario; returns once it has printed its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strix_emulate", "device", "--", sys.executable, str(SCENARIOS),
+         *map(str, arguments)],
+        env=os.environ | variables(folder) | {"STRIX_MARK": mark},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout and process.stdout.readline()
+    return process
+
+
+def _until(condition) -> bool:
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_the_server_ends_with_its_client(folder: Path) -> None:
+    """Even in the middle of a kernel; and nothing is left behind."""
+    before = set(os.listdir("/dev/shm"))
+    mark = f"client-{os.getpid()}"
+    client = _begin(folder, mark, "long", folder / "forever.hsaco")
+    assert len(_servers(mark)) == 1
+    client.kill()
+    client.communicate()
+    assert _until(lambda: not _servers(mark))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_client_outlives_its_server(folder: Path) -> None:
+    mark = f"server-{os.getpid()}"
+    client = _begin(folder, mark, "wait", folder / "add.hsaco")
+    (server,) = _servers(mark)
+    os.kill(server, signal.SIGKILL)
+    assert _until(lambda: not _servers(mark))
+    client.send_signal(signal.SIGUSR1)
+    output, errors = client.communicate(timeout=60)
+    assert json.loads(output) == {"launch": ["hipErrorUnknown"] * 2, "free": "hipErrorUnknown"}
+    assert errors == "strix-emulate: the emulator's process has ended\n"
+
+
+def test_without_a_library_the_command_says_so(tmp_path: Path) -> None:
+    done = on_device(["true"], STRIX_EMULATE_HIP=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "install strix-emulate-hip" in done.stderr
+
+
+def test_the_program_decides_the_exit_status(folder: Path) -> None:
+    assert on_device(["sh", "-c", "exit 7"], **variables(folder)).returncode == 7
+    missing = on_device(["no-such-program"], **variables(folder))
+    assert missing.returncode == 2
+    assert missing.stderr == "strix-emulate: no-such-program: No such file or directory\n"
+
+
+def test_a_python_that_cannot_serve_is_named(folder: Path) -> None:
+    done = on_device(
+        ["env", "STRIX_EMULATE_PYTHON=/bin/false", sys.executable, SCENARIOS, "add",
+         folder / "add.hsaco"], **variables(folder),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot start the emulator: /bin/false -m strix_emulate.device.server" in done.stderr
+
+
+def test_every_name_is_exported_with_its_version(folder: Path) -> None:
+    done = subprocess.run(
+        ["readelf", "-Ws", "--dyn-syms", library(folder / "lib") / "libamdhip64.so.7"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    exported = dict(re.findall(r" (?:DEFAULT) +\d+ (\w+)@@(hip_[\d.]+)", done.stdout))
+    if not HIP.is_dir():
+        pytest.skip("the sources of the stand-in runtime are not here")
+    assert exported.keys() == builder().states().keys()
+    expected = {"hipMalloc": "hip_4.2", "hipMallocAsync": "hip_5.1", "hipGetProcAddress": "hip_6.1",
+                "hipGetDevicePropertiesR0600": "hip_6.0", "hipDrvLaunchKernelEx": "hip_6.5"}  # fmt: skip
+    assert {name: exported[name] for name in expected} == expected

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The emulated device's server against broken and hostile clients: an error, never a traceback."""
+
+import fcntl
+import mmap
+import os
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from device_support import HIP, compiler
+from fixtures import add, compile_kernel
+from strix_emulate.device import protocol
+from strix_emulate.device.protocol import Kind, Operation, Status
+
+SIZE = 16 << 20
+ADD_SEALS, SEAL_SHRINK = 1033, 2
+
+
+@cache
+def code_object() -> bytes:
+    """The kernel add(x, y, out, n), 256 elements in each workgroup."""
+    signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    return compile_kernel(add, signature, {"BLOCK": 256})[0]
+
+
+@dataclass
+class Client:
+    process: subprocess.Popen
+    socket: socket.socket
+    pool: np.ndarray
+
+    def receive(self) -> tuple[int, bytes]:
+        head = self.socket.recv(protocol.REPLY.size, socket.MSG_WAITALL)
+        status, _, size = protocol.REPLY.unpack(head)
+        return status, self.socket.recv(size, socket.MSG_WAITALL)
+
+    def ask(self, operation: int, data: bytes = b"") -> tuple[int, bytes]:
+        self.socket.sendall(protocol.REQUEST.pack(operation, 0, len(data)) + data)
+        return self.receive()
+
+    def table(self, *entries: tuple[int, int, int], count: int | None = None) -> None:
+        """Writes the table of allocations."""
+        number = len(entries) if count is None else count
+        self.pool[:16] = np.frombuffer(struct.pack("<2Q", SIZE, number), np.uint8)
+        rows = np.array([(*entry, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
+        self.pool[protocol.HEADER : protocol.HEADER + len(rows)] = rows
+
+    def load(self) -> int:
+        """Loads and places the kernel `add`, and returns its number."""
+        status, data = self.ask(Operation.LOAD, code_object())
+        assert status == Status.SUCCESS
+        module, _, size = protocol.LOADED.unpack(data)
+        self.table((protocol.HEAP, size, Kind.IMAGE))
+        assert self.ask(Operation.PLACE, protocol.PLACE.pack(module, 0, protocol.HEAP))[0] == 0
+        status, data = self.ask(Operation.FUNCTION, protocol.MODULE.pack(module, 0) + b"add")
+        assert status == Status.SUCCESS
+        return protocol.FUNCTION.unpack_from(data)[0]
+
+    def finish(self) -> str:
+        """Closes the client's end; what the server wrote to standard error."""
+        self.socket.close()
+        text = self.process.communicate(timeout=20)[1]
+        assert "Traceback" not in text
+        return text
+
+
+def start(sealed: bool = True, size: int = SIZE) -> Client:
+    pool = os.memfd_create("pool", os.MFD_ALLOW_SEALING)
+    os.ftruncate(pool, size)
+    if sealed:
+        fcntl.fcntl(pool, ADD_SEALS, SEAL_SHRINK)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strix_emulate.device.server", str(theirs.fileno()), str(pool)],
+        pass_fds=[theirs.fileno(), pool], stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    theirs.close()
+    memory = np.frombuffer(mmap.mmap(pool, size), np.uint8)
+    os.close(pool)
+    ours.settimeout(30)
+    return Client(process, ours, memory)
+
+
+def started() -> Client:
+    made = start()
+    assert made.receive() == (0, protocol.HELLO.pack(protocol.VERSION, 0))
+    return made
+
+
+@pytest.fixture(scope="module")
+def client():
+    """One server takes everything that these tests send it, and ends well."""
+    made = started()
+    yield made
+    assert made.finish() == ""
+    assert made.process.returncode == 0
+
+
+def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"") -> bytes:
+    return protocol.LAUNCHED.pack(function, *grid, *block, lds, 0, 0) + arguments
+
+
+def test_a_launch_computes(client: Client) -> None:
+    function = client.load()
+    used = client.pool[protocol.HEADER : protocol.HEADER + 24].view(protocol.ENTRY)[0]
+    first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
+    client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))
+    places = [client.pool[first + 8192 * i :][:4000].view(np.float32) for i in range(3)]
+    places[0][:], places[1][:] = np.arange(1000), 1
+    addresses = [protocol.BASE + first + 8192 * i for i in range(3)]
+    arguments = struct.pack("<3QI", *addresses, 1000)
+    assert client.ask(Operation.LAUNCH, launch(function, (8, 1, 1), arguments=arguments))[0] == 0
+    assert (places[2] == np.arange(1000) + 1).all()
+    # the same with nothing allocated for the result
+    client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(2)))
+    status, text = client.ask(Operation.LAUNCH, launch(function, (8, 1, 1), arguments=arguments))
+    assert status == Status.ILLEGAL_ADDRESS
+    assert re.search(rb"trap in add at 0x\w+ `global_store.*lane 0 of wave 0", text), text
+
+
+BROKEN = {
+    "no such request": (77, b""),
+    "cut off": (Operation.LAUNCH, b"123"),
+    "empty code object": (Operation.LOAD, b""),
+    "no code object": (Operation.LOAD, b"\x7fELF" + bytes(range(200))),
+    "bundle that ends early": (Operation.LOAD, b"__CLANG_OFFLOAD_BUNDLE__\xff\xff\xff\xff"),
+    "damaged compressed bundle": (Operation.LOAD, b"CCOB\x02\x00\x01\x00" + b"\xff" * 40),
+    "no such module": (Operation.FUNCTION, protocol.MODULE.pack(99, 0) + b"add"),
+    "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(99, 0) + b"\xff\xfe"),
+    "place what is not there": (Operation.PLACE, protocol.PLACE.pack(9, 0, 1 << 63)),
+    "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(98, 0)),
+    "no such kernel": (Operation.LAUNCH, launch(1234)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_requests_are_refused(client: Client, name: str) -> None:
+    status, text = client.ask(*BROKEN[name])
+    assert status and text and b"internal" not in text
+    client.load()  # and the server goes on
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        launch(0, grid=(0, 1, 1)), launch(0, block=(2**32 - 1,) * 3), launch(0, block=(0, 1, 1)),
+        launch(0, lds=2**32 - 1), launch(0, arguments=bytes(1 << 17)),
+    ],
+    ids=["no workgroup", "many threads", "no thread", "much LDS", "many arguments"],
+)  # fmt: skip
+def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
+    number = struct.pack("<I", client.load())
+    status, text = client.ask(Operation.LAUNCH, number + request_[4:])
+    assert status == Status.INVALID_CONFIGURATION
+    assert b"internal" not in text
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(0, 4096, 1)], [(protocol.HEAP, 2**64 - 1, 1)], [(protocol.HEAP + 8192, 4096, 1)] * 2,
+        [(protocol.HEAP, 0, 1)], [(2**63, 4096, 1)], [(protocol.HEAP + 8192, 1, 1), (protocol.HEAP, 1, 1)],
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
+    function = client.load()
+    client.table(*entries)
+    status, text = client.ask(Operation.LAUNCH, launch(function, arguments=bytes(32)))
+    assert (status, text) == (Status.INVALID_VALUE, b"the table of allocations is damaged")
+    client.table(count=2**63)
+    assert b"entries" in client.ask(Operation.LAUNCH, launch(function, arguments=bytes(32)))[1]
+
+
+def test_changed_code_objects_are_refused_or_loaded(client: Client) -> None:
+    """Bytes of a whole code object replaced at random: 150 times."""
+    random_, code = random.Random(5), code_object()
+    refused = 0
+    for _ in range(150):
+        changed = bytearray(code)
+        for _ in range(random_.choice((1, 4, 64))):
+            changed[random_.randrange(len(changed))] = random_.randrange(256)
+        status, text = client.ask(Operation.LOAD, bytes(changed[: random_.randrange(len(code))]
+                                                        if random_.random() < 0.3 else changed))
+        refused += status != 0
+        assert b"internal" not in text, text
+    assert refused > 20
+
+
+def test_a_request_without_sense_ends_the_server() -> None:
+    client = started()
+    client.socket.sendall(protocol.REQUEST.pack(1, 0, 2**60))
+    status, text = client.receive()
+    assert status and b"at most" in text
+    assert client.process.wait(10) == 1
+    assert client.finish() == ""
+
+
+def test_a_client_that_stops_in_the_middle() -> None:
+    client = started()
+    client.socket.sendall(protocol.REQUEST.pack(1, 0, 1000) + b"half")
+    assert client.finish() == ""
+    assert client.process.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [{"sealed": False}, {"size": 4096}])
+def test_a_pool_that_could_shrink_is_refused(arguments: dict) -> None:
+    made = start(**arguments)
+    status, text = made.receive()
+    assert status and b"sealed" in text
+    assert made.finish() == ""
+
+
+def test_both_sides_have_the_same_numbers(tmp_path) -> None:
+    """hip/protocol.h and protocol.py, by a program that prints the first."""
+    if not HIP.is_dir():
+        pytest.skip("the sources of the stand-in runtime are not here")
+    sizes = {
+        "request": protocol.REQUEST, "reply": protocol.REPLY, "hello": protocol.HELLO,
+        "load_reply": protocol.LOADED, "place_request": protocol.PLACE,
+        "module_request": protocol.MODULE, "function_reply": protocol.FUNCTION,
+        "function_argument": protocol.ARGUMENT, "symbol_reply": protocol.SYMBOL,
+        "launch_request": protocol.LAUNCHED,
+    }  # fmt: skip
+    expected = {f"sizeof(struct {name})": form.size for name, form in sizes.items()}
+    expected |= {f"OP_{x.name}": x.value for x in Operation}
+    expected |= {f"KIND_{x.name}": x.value for x in Kind}
+    expected |= {
+        "sizeof(struct pool_entry)": protocol.ENTRY.itemsize, "POOL_BASE": protocol.BASE,
+        "sizeof(struct pool_header)": protocol.HEADER, "POOL_LAUNCH": protocol.LAUNCH,
+        "POOL_HEAP": protocol.HEAP, "PROTOCOL_VERSION": protocol.VERSION,
+    }  # fmt: skip
+    lines = "\n".join(f'printf("%lld\\n", (long long)({name}));' for name in expected)
+    source = tmp_path / "numbers.c"
+    source.write_text(
+        f'#include "protocol.h"\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
+    )
+    program = tmp_path / "numbers"
+    subprocess.run([*compiler(), f"-I{HIP}", str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    assert dict(zip(expected, map(int, printed), strict=True)) == expected

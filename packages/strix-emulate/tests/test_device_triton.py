@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Triton's unmodified AMD driver on the emulated device: see device_triton.py."""
+
+import json
+import sys
+from pathlib import Path
+
+from device_support import compiler, library, on_device
+
+
+def test_tritons_driver_computes(tmp_path: Path) -> None:
+    compiler()  # Triton compiles its launcher
+    done = on_device(
+        [sys.executable, Path(__file__).with_name("device_triton.py")], "--log",
+        STRIX_EMULATE_HIP=str(library(tmp_path / "lib")), TRITON_CACHE_DIR=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("target") == ["gfx1151", 32]
+    assert found.pop("configurations") == 2
+    assert found.pop("histogram") == found.pop("pointers") == found.pop("autotuned") == 0
+    bounds = {"softmax": 1e-7, "matmul": 2e-5, "float atomics": 1e-4}
+    assert found.keys() == bounds.keys()
+    assert all(found[name] < bound for name, bound in bounds.items()), found
+    # the numbers come from the emulator: 5 launches, and those of the autotuner
+    assert done.stderr.count("wave-instructions") >= 5 + 2 * 3 + 1

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The stand-in runtime's own declarations against AMD's headers, which Triton brings along.
+
+Every source file is compiled with AMD's header in the place of ours, so that the compiler compares
+all prototypes; and all numbers, sizes and offsets of both are printed and compared.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from device_support import HIP, compiler
+
+triton = pytest.importorskip("triton", reason="Triton brings AMD's headers")
+HEADERS = Path(triton.__file__).parent / "backends/amd/include"
+THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
+
+
+def _compile(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*compiler(), "-std=gnu11", "-fmax-errors=3", *arguments],
+        input=text, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("source", sorted(path.name for path in HIP.glob("*.c")))
+def test_prototypes_are_hips(source: str) -> None:
+    done = _compile("-fsyntax-only", *THEIRS, str(HIP / source))
+    assert done.returncode == 0, done.stderr[:1000]
+
+
+def test_another_prototype_is_found() -> None:
+    wrong = '#include "device.h"\nAPI(hipMemset)(void *to, char value, int size) { return 0; }\n'
+    done = _compile("-fsyntax-only", *THEIRS, f"-I{HIP}", "-xc", "-", text=wrong)
+    assert "conflicting types for" in done.stderr
+
+
+def _program() -> str:
+    """Prints every enumerator, and size and offset of every field of a structure, of abi.h."""
+    text = re.sub(r"/\*.*?\*/", "", (HIP / "abi.h").read_text(), flags=re.S)
+    text = text.split("#else", 1)[1]
+    expressions = []
+    for body in re.findall(r"enum (?:\w+ )?\{(.*?)\}", text, re.S):
+        expressions += re.findall(r"(\w+)(?: = -?\w+)?,?\s*(?=\w|$)", re.sub(r"\s*=\s*\d+", "", body))
+    for body, name in re.findall(r"typedef struct (?:\w+ )?\{(.*?)\} (\w+);", text, re.S):
+        expressions.append(f"sizeof({name})")
+        for declaration in body.split(";")[:-1]:
+            fields = re.findall(r"\*?(\w+)(?:\[\d+\])?(?:,|$)", " ".join(declaration.split()))
+            for field in fields:
+                if field not in ("textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"):
+                    expressions += [f"offsetof({name}, {field})"]
+    lines = "\n".join(f'printf("{x} %ld\\n", (long)({x}));' for x in expressions)
+    return f'#include "abi.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
+
+
+def _printed(folder: Path, *flags: str) -> list[str]:
+    source = folder / "numbers.c"
+    source.write_text(_program())
+    done = _compile(*flags, f"-I{HIP}", str(source), "-o", str(folder / "numbers"))
+    assert done.returncode == 0, done.stderr[:1000]
+    return subprocess.run(
+        [folder / "numbers"], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+
+
+def test_numbers_and_layouts_are_hips(tmp_path: Path) -> None:
+    ours, theirs = _printed(tmp_path), _printed(tmp_path, *THEIRS)
+    assert len(ours) > 150
+    assert ours == theirs
