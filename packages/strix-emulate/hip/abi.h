@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The part of HIP 7's binary interface that is served here, with HIP's names. Self-contained, so
    that the library builds without ROCm. With STRIX_HIP_HEADERS AMD's own headers take its place:
-   the tests compile every source file both ways and compare all numbers (test_hip_abi.py). */
+   the tests compile every source file both ways and compare all numbers (test_device_abi.py). */
 #pragma once
 #ifdef STRIX_HIP_HEADERS
 #include <hip/hip_runtime_api.h>

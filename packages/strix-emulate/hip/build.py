@@ -2,7 +2,7 @@
 """Compiles libamdhip64.so.7 from this folder, and tells what it serves.
 
 usage: build.py FOLDER      the library and its link, libamdhip64.so, go there ($CC, $CFLAGS, $LDFLAGS)
-       build.py --table     entry points by state, in Markdown
+       build.py --table     ENTRY_POINTS.md
 """
 
 import os
@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -35,15 +36,18 @@ def states() -> dict[str, str]:
 
 
 def table() -> str:
-    """Names by state, for docs/emulator.md."""
+    """ENTRY_POINTS.md: every name, by state."""
     found = states()
-    lines = []
+    lines = [
+        "# Entry points of the stand-in libamdhip64.so.7", "",
+        "Written by `python hip/build.py --table`; a test compares it with the sources.", "",
+    ]  # fmt: skip
     for state, meaning in _STATES.items():
         names = sorted(name for name in found if found[name] == state)
-        lines += [f"**{state}** ({len(names)}): {meaning}.", ""]
-        if state != "refused":
-            lines += [" ".join(f"`{name}`" for name in names), ""]
-    return "\n".join(lines)
+        lines += [f"## {state}: {len(names)}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
+        text = " ".join(f"`{name}`" for name in names)
+        lines += [*textwrap.wrap(text, 100, break_long_words=False), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def build(folder: Path) -> Path:
@@ -78,7 +82,7 @@ def build(folder: Path) -> Path:
 
 def main() -> None:
     if sys.argv[1:] == ["--table"]:
-        print(table())
+        print(table(), end="")
     else:
         print(build(Path(sys.argv[1])))
 

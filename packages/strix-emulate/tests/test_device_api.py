@@ -194,3 +194,17 @@ def test_every_name_is_exported_with_its_version(folder: Path) -> None:
     expected = {"hipMalloc": "hip_4.2", "hipMallocAsync": "hip_5.1", "hipGetProcAddress": "hip_6.1",
                 "hipGetDevicePropertiesR0600": "hip_6.0", "hipDrvLaunchKernelEx": "hip_6.5"}  # fmt: skip
     assert {name: exported[name] for name in expected} == expected
+
+
+def test_the_table_of_entry_points_is_true() -> None:
+    made = builder()
+    assert (HIP / "ENTRY_POINTS.md").read_text() == made.table(), "python hip/build.py --table"
+    states = made.states()
+    assert {"served", "hint", "refused"} == set(states.values())
+    # what Triton's driver and AOTriton's library import
+    for name in ("GetDevicePropertiesR0600", "ModuleLoadDataEx", "ModuleGetFunction",
+                 "FuncGetAttribute", "DrvLaunchKernelEx", "ModuleLaunchKernel",
+                 "ModuleLaunchCooperativeKernel", "PointerGetAttribute", "GetProcAddress",
+                 "DriverGetVersion", "GetLastError", "GetErrorString", "ModuleUnload",
+                 "PeekAtLastError", "StreamGetDevice", "GetDevice"):  # fmt: skip
+        assert states[f"hip{name}"] == "served", name
