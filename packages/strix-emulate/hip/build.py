@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compiles libamdhip64.so.7 from this folder, and tells what it serves.
 
-usage: build.py FOLDER      the library and its link, libamdhip64.so, go there ($CC, $CFLAGS, $LDFLAGS)
+usage: build.py FOLDER      the library and its link, libamdhip64.so, go there; heeds $CC, $CFLAGS
+                            and $LDFLAGS
        build.py --table     ENTRY_POINTS.md
 """
 

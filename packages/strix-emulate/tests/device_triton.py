@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Triton's own AMD driver on the emulated device; prints the largest error of each kernel as JSON.
 
-Driver, C launcher and argument packing are Triton's, unmodified. Only torch, of which the driver asks
-for the current device and stream, and the autotuner for events, is a stand-in.
+Driver, C launcher and argument packing are Triton's, unmodified. Only torch, of which the driver
+asks for the current device and stream, and the autotuner for events, is a stand-in.
 """
 
 import ctypes

@@ -17,6 +17,10 @@ HEADERS = Path(triton.__file__).parent / "backends/amd/include"
 THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
 
 
+#: Fields of ours that stand for several of AMD's; the next one's offset shows their size.
+_SEVERAL = {"textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"}
+
+
 def _compile(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess:
     return subprocess.run(
         [*compiler(), "-std=gnu11", "-fmax-errors=3", *arguments],
@@ -42,14 +46,12 @@ def _program() -> str:
     text = text.split("#else", 1)[1]
     expressions = []
     for body in re.findall(r"enum (?:\w+ )?\{(.*?)\}", text, re.S):
-        expressions += re.findall(r"(\w+)(?: = -?\w+)?,?\s*(?=\w|$)", re.sub(r"\s*=\s*\d+", "", body))
+        expressions += re.findall(r"\w+", re.sub(r"=\s*\d+", "", body))
     for body, name in re.findall(r"typedef struct (?:\w+ )?\{(.*?)\} (\w+);", text, re.S):
         expressions.append(f"sizeof({name})")
         for declaration in body.split(";")[:-1]:
-            fields = re.findall(r"\*?(\w+)(?:\[\d+\])?(?:,|$)", " ".join(declaration.split()))
-            for field in fields:
-                if field not in ("textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"):
-                    expressions += [f"offsetof({name}, {field})"]
+            fields = re.findall(r"(\w+)(?:\[\d+\])?(?:,|$)", " ".join(declaration.split()))
+            expressions += [f"offsetof({name}, {x})" for x in fields if x not in _SEVERAL]
     lines = "\n".join(f'printf("{x} %ld\\n", (long)({x}));' for x in expressions)
     return f'#include "abi.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
 

@@ -107,9 +107,10 @@ def _servers(mark: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if mark.encode() in (folder / "environ").read_bytes() and b"device.server" in (
-                folder / "cmdline"
-            ).read_bytes():
+            if (
+                mark.encode() in (folder / "environ").read_bytes()
+                and b"device.server" in (folder / "cmdline").read_bytes()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -138,14 +139,14 @@ def _until(condition) -> bool:
 
 def test_the_server_ends_with_its_client(folder: Path) -> None:
     """Even in the middle of a kernel; and nothing is left behind."""
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
     assert len(_servers(mark)) == 1
     client.kill()
     client.communicate()
     assert _until(lambda: not _servers(mark))
-    assert set(os.listdir("/dev/shm")) <= before
+    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 def test_a_client_outlives_its_server(folder: Path) -> None:
@@ -191,8 +192,10 @@ def test_every_name_is_exported_with_its_version(folder: Path) -> None:
     if not HIP.is_dir():
         pytest.skip("the sources of the stand-in runtime are not here")
     assert exported.keys() == builder().states().keys()
-    expected = {"hipMalloc": "hip_4.2", "hipMallocAsync": "hip_5.1", "hipGetProcAddress": "hip_6.1",
-                "hipGetDevicePropertiesR0600": "hip_6.0", "hipDrvLaunchKernelEx": "hip_6.5"}  # fmt: skip
+    expected = {
+        "hipMalloc": "hip_4.2", "hipMallocAsync": "hip_5.1", "hipGetProcAddress": "hip_6.1",
+        "hipGetDevicePropertiesR0600": "hip_6.0", "hipDrvLaunchKernelEx": "hip_6.5",
+    }  # fmt: skip
     assert {name: exported[name] for name in expected} == expected
 
 

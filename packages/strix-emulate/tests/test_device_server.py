@@ -167,7 +167,8 @@ def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
     "entries",
     [
         [(0, 4096, 1)], [(protocol.HEAP, 2**64 - 1, 1)], [(protocol.HEAP + 8192, 4096, 1)] * 2,
-        [(protocol.HEAP, 0, 1)], [(2**63, 4096, 1)], [(protocol.HEAP + 8192, 1, 1), (protocol.HEAP, 1, 1)],
+        [(protocol.HEAP, 0, 1)], [(2**63, 4096, 1)],
+        [(protocol.HEAP + 8192, 1, 1), (protocol.HEAP, 1, 1)],
     ],
 )  # fmt: skip
 def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
@@ -187,8 +188,10 @@ def test_changed_code_objects_are_refused_or_loaded(client: Client) -> None:
         changed = bytearray(code)
         for _ in range(random_.choice((1, 4, 64))):
             changed[random_.randrange(len(changed))] = random_.randrange(256)
-        status, text = client.ask(Operation.LOAD, bytes(changed[: random_.randrange(len(code))]
-                                                        if random_.random() < 0.3 else changed))
+        status, text = client.ask(
+            Operation.LOAD,
+            bytes(changed[: random_.randrange(len(code))] if random_.random() < 0.3 else changed),
+        )
         refused += status != 0
         assert b"internal" not in text, text
     assert refused > 20

@@ -331,9 +331,10 @@ class Arena(Memory):
             length = (length + 3) // 4 * 4
         outside = ~known | (at < 0) | (at > length - size)
         if outside.any():
-            first_bad = int(np.flatnonzero(outside)[0])
-            text = f"{size} bytes at {int(addresses[first_bad]):#x} do not lie in an argument's array"
-            raise Trap("bounds", text, first_bad)
+            lane = int(np.flatnonzero(outside)[0])
+            bad = int(addresses[lane])
+            text = f"{size} bytes at {bad:#x} do not lie in an argument's array"
+            raise Trap("bounds", text, lane)
         at = at + start
         if write and (mode == READ_ONLY).any():
             raise Trap("readonly", "a store to an argument that was given as read-only")
