@@ -53,7 +53,8 @@ def _program() -> str:
             fields = re.findall(r"(\w+)(?:\[\d+\])?(?:,|$)", " ".join(declaration.split()))
             expressions += [f"offsetof({name}, {x})" for x in fields if x not in _SEVERAL]
     lines = "\n".join(f'printf("{x} %ld\\n", (long)({x}));' for x in expressions)
-    return f'#include "abi.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
+    includes = '#include "abi.h"\n#include <stddef.h>\n#include <stdio.h>\n'
+    return f"{includes}int main(void) {{ {lines} return 0; }}\n"
 
 
 def _printed(folder: Path, *flags: str) -> list[str]:
