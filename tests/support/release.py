@@ -50,7 +50,8 @@ class Release:
         for name in LONG:
             file = self.checkout / "recipes" / name / "recipe.yaml"
             recipe = yaml.safe_load(file.read_text())
-            recipe["tests"] = [test for test in recipe["tests"] if "script" not in test]
+            for part in recipe.get("outputs", [recipe]):
+                part["tests"] = [test for test in part["tests"] if "script" not in test]
             file.write_text(yaml.safe_dump(recipe, sort_keys=False))
 
     @property
