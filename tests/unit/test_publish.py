@@ -16,16 +16,6 @@ from forge.channel.publish import StaticChannel
 from forge.errors import BuildFailed, ForgeError
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    return Source(tmp_path / "channel")
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def test_folder(source: Source, target: Path) -> None:
     """All forms of the index, modes for a web server, revisions; no change makes no revision."""
     source.make("alpha")

@@ -16,16 +16,6 @@ from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    return Source(tmp_path / "channel")
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of the publisher runs after it."""
 

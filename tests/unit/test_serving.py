@@ -30,11 +30,6 @@ def source(tmp_path: Path) -> Source:
     return source
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def forms(target: Path) -> list[dict[str, dict]]:
     """The records of noarch in every form of the index that clients solve with."""
     folder = target / "noarch"

@@ -59,7 +59,7 @@ def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) ->
         url = record.url
         if not record.sha256 or record.size is None:
             raise ForgeError(f"{url} has no sha256 or no size, so nothing of it can be checked")
-        subdir, name = unquote(url).split("/")[-2:]
+        subdir, name = ["", *unquote(url).split("/")][-2:]
         fits = FILE.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
         if subdir not in SUBDIRS or not fits or not any(is_of(url, c) for c in channels):
             raise ForgeError(f"{url} is not in {' or '.join(channels)}")
