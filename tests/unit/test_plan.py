@@ -143,9 +143,9 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
     BAD[how](mini.root / "recipes" / "alpha" / "recipe.yaml")
     with pytest.raises(ForgeError, match=r"recipes/alpha/recipe\.yaml"):
         recipes_of(mini)
-    project, broken = Project.at(mini.root), {}
-    recipes = RecipeSet(project, bases.load(project, "conda-forge"), broken=broken)
-    assert set(recipes.recipes) == {"beta", "gamma"} and "recipe.yaml" in broken["alpha"]
+    project = Project.at(mini.root)
+    recipes = RecipeSet(project, bases.load(project, "conda-forge"), keep_going=True)
+    assert set(recipes.recipes) == {"beta", "gamma"} and "recipe.yaml" in recipes.broken["alpha"]
     assert recipes.direct_needs("beta") == {"alpha"}
     assert len(recipes.plan(Channel(mini.channel))) == 2
 

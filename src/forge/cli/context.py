@@ -70,11 +70,9 @@ class Context:
     @cached_property
     def recipes(self) -> RecipeSet:
         """The recipes that are built on this base."""
-        broken: dict[str, str] | None = {} if self.keep_going else None
-        if not self.hostbase:
-            return RecipeSet(self.project, self.base, broken=broken)
-        names, key = self.hostbase.names(), self.hostbase.key
-        return RecipeSet(self.project, self.base, names, key, broken)
+        host = self.hostbase
+        provided = (host.names(), host.key) if host else (frozenset(), "")
+        return RecipeSet(self.project, self.base, *provided, self.keep_going)
 
     @cached_property
     def all_recipes(self) -> RecipeSet:

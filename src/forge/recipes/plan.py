@@ -52,31 +52,30 @@ class RecipeSet:
 
     A recipe of a name in `provided` is left out: the base provides that package. `base_key` says
     what a base on this machine is made of. Raises ForgeError for a package of two recipes, a
-    dependency cycle, and for a recipe that cannot be read; the latter are noted in `broken`, if
-    given, and left out.
+    dependency cycle, and for a recipe that cannot be read; with `keep_going` the latter are noted
+    in `broken` and left out.
     """
 
     def __init__(
         self, project: Project, base: Base, provided: Set[str] = frozenset(), base_key: str = "",
-        broken: dict[str, str] | None = None,
+        keep_going: bool = False,
     ) -> None:  # fmt: skip
         self.project, self.base = project, base
         self.base_names, self.base_key = provided, base_key
-        self.broken = {} if broken is None else broken
-        paths = sorted((project.root / "recipes").glob("*/recipe.yaml"))
+        self.broken: dict[str, str] = {}
+        paths = {path.parent.name: path for path in project.root.glob("recipes/*/recipe.yaml")}
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
-        self.provided = [path.parent.name for path in paths if path.parent.name in provided]
+        self.provided = sorted(paths.keys() & provided)
         self.recipes: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}
-        for path in (path for path in paths if path.parent.name not in provided):
-            name = path.parent.name
+        for name in sorted(paths.keys() - provided):
             try:
-                self.recipes[name] = Recipe(path, base)
+                self.recipes[name] = Recipe(paths[name], base)
             except (ForgeError, OSError) as error:
-                if broken is None:
+                if not keep_going:
                     raise
-                broken[name] = str(error)
+                self.broken[name] = str(error)
             for output in [name] if name in self.broken else self.recipes[name].output_names:
                 if (other := self.owner.setdefault(output, name)) != name:
                     raise ForgeError(f"recipes/{other} and recipes/{name} both yield {output}")
