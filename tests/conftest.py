@@ -16,6 +16,7 @@ from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker for the tests of a file; and one, from the start, for those of a slow fixture."""
     slow = {"built": "checkout", "attention_stack": "checkout", "conda_forge": "release"}

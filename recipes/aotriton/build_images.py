@@ -4,7 +4,8 @@
 Upstream's CMake starts one Python per kernel: importing Triton then costs a third of the build.
 It also clones a repository that gfx1151 has no use for, and its images wait for HIP, which they
 do not contain. Here the same compiler (v3python/compile.py) runs with the same arguments in a few
-long-lived processes. The object files are byte for byte those of upstream's path.
+long-lived processes, and kernels of the same MLIR share it. The object files are byte for byte
+those of upstream's path.
 
 Finished kernels stay in Triton's own cache, TRITON_CACHE_DIR: a killed build goes on from there.
 """
@@ -23,9 +24,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 COMPILE_ENVIRONMENT = {
     # what upstream's CMake sets
@@ -36,7 +40,7 @@ COMPILE_ENVIRONMENT = {
     "TRITON_DISABLE_LINE_INFO": "1",
 }
 # LLVM's arenas grow with every kernel; a fresh process from time to time bounds the memory.
-KERNELS_PER_PROCESS = 200
+GROUPS_PER_PROCESS = 100
 PROGRESS_SECONDS = 30
 
 
@@ -96,6 +100,60 @@ def start_worker(source: str) -> None:
         _cache_hit = cache_hit
 
     knobs.compilation.listener = listener
+    share_mlir()
+
+
+def share_mlir() -> None:
+    """Lets a kernel that differs from the last one in waves_per_eu alone start from its MLIR.
+
+    19,187 kernels have 7,803 sets of MLIR: LLVM is the first to read that value, as an attribute of
+    the function that the LLVM dialect is translated into. The translation leaves the module as it
+    is, so the next kernel takes it past all passes.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.amd.compiler import HIPBackend
+    from triton.compiler import ASTSource
+
+    make_ir, make_ttgir = ASTSource.make_ir, HIPBackend.make_ttgir
+    # `whole` once all passes have run; the module lives in its context
+    last = SimpleNamespace(key=None, module=None, context=None, descriptors=None, whole=False)
+    shared = False
+
+    class PassManager(ir.pass_manager):
+        def run(self, module: object, name: str) -> None:
+            if not shared:
+                super().run(module, name)
+                last.whole = name == "make_llir"
+
+    def make_ir_once(source: Any, target: object, options: Any, *rest: Any) -> object:
+        nonlocal shared
+        key = source.hash(), str(target), replace(options, waves_per_eu=0).hash()
+        shared = last.whole and key == last.key
+        if not shared:
+            last.whole, last.key = False, key
+            last.module, last.context = make_ir(source, target, options, *rest), rest[-1]
+        return last.module
+
+    def make_ttgir_once(module: object, metadata: dict[str, Any], options: object) -> object:
+        if not shared:
+            make_ttgir(module, metadata, options)
+            last.descriptors = metadata["tensordesc_meta"]
+        metadata["tensordesc_meta"] = last.descriptors  # cannot be asked of the LLVM dialect
+        return module
+
+    ir.pass_manager, ASTSource.make_ir = PassManager, make_ir_once
+    HIPBackend.make_ttgir = staticmethod(make_ttgir_once)
+
+
+def mlir_of(rule: str) -> list[str]:
+    """What a rule has in common with those that share its MLIR: all but name and waves_per_eu."""
+    fields = rule.split(";")
+    return [*fields[3:7], *fields[8:]]
+
+
+def compile_kernels(rules: list[str]) -> list[Done]:
+    """Compiles rules of the same MLIR. Raises RuntimeError that names the kernel."""
+    return [compile_kernel(rule) for rule in rules]
 
 
 def compile_kernel(rule: str) -> Done:
@@ -114,38 +172,47 @@ def compile_kernel(rule: str) -> Done:
     return Done(cpu, _cache_hit)
 
 
-def pack(rule: str, images: str) -> Done:
+def pack(rules: list[str], images: str) -> list[Done]:
     """Packs the kernels of one line of Bare.cluster into one image file (AKS2)."""
     from v3python import aks2
 
+    (rule,) = rules
     *folders, stem = rule.split(";", 4)[:4]
     out = Path(images, *folders, f"{stem}.aks2")
     out.parent.mkdir(parents=True, exist_ok=True)
     kernels = rule.split(";")[4:]
     aks2.do_create(argparse.Namespace(o=out, ignore_json=False, hsaco_files=kernels))
-    return Done(0.0, False)
+    return [Done(0.0, False)]
 
 
 def in_processes(
-    jobs: int, source: Path, what: str, work: Callable[..., Done], rules: list[str], *rest: str
+    jobs: int,
+    source: Path,
+    what: str,
+    work: Callable[..., list[Done]],
+    groups: list[list[str]],
+    *rest: str,
 ) -> Iterator[Done]:
     """Yields each result as it comes, with a line of progress now and then.
+
+    `work` is done on whole groups of rules.
 
     Stops at the first failure and names it: an image without one of its kernels fails on the GPU
     only when that kernel is asked for.
     """
-    count, said = 0, time.monotonic()
+    count, total, said = 0, sum(map(len, groups)), time.monotonic()
     # rounds, because max_tasks_per_child hangs in CPython before 3.12.3 (gh-115634)
-    for start in range(0, len(rules), jobs * KERNELS_PER_PROCESS):
+    for start in range(0, len(groups), jobs * GROUPS_PER_PROCESS):
         pool = ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (str(source),))
-        part = rules[start : start + jobs * KERNELS_PER_PROCESS]
+        part = groups[start : start + jobs * GROUPS_PER_PROCESS]
         try:
-            for future in as_completed([pool.submit(work, rule, *rest) for rule in part]):
-                yield future.result()
-                count += 1
-                if time.monotonic() - said > PROGRESS_SECONDS or count == len(rules):
+            for future in as_completed([pool.submit(work, rules, *rest) for rules in part]):
+                done = future.result()
+                yield from done
+                count += len(done)
+                if time.monotonic() - said > PROGRESS_SECONDS or count == total:
                     said = time.monotonic()
-                    print(f"{what}: {count} of {len(rules)}", flush=True)
+                    print(f"{what}: {count} of {total}", flush=True)
         except BrokenProcessPool:
             raise SystemExit(
                 f"{what}: a process died (out of memory?); what is finished stays in "
@@ -159,8 +226,9 @@ def in_processes(
 
 def compile_all(source: Path, build: Path, jobs: int) -> None:
     """Compiles every rule of Bare.compile and says what it cost."""
-    rules = (build / "Bare.compile").read_text().splitlines()
-    done = list(in_processes(jobs, source, "kernels", compile_kernel, rules))
+    rules = sorted((build / "Bare.compile").read_text().splitlines(), key=mlir_of)
+    groups = [list(group) for _, group in groupby(rules, mlir_of)]
+    done = list(in_processes(jobs, source, "kernels", compile_kernels, groups))
     fresh = [kernel.cpu_seconds for kernel in done if not kernel.cached]
     mean = f", {sum(fresh) / len(fresh):.2f} CPU seconds each" if fresh else ""
     print(f"kernels: {len(fresh)} compiled{mean}, {len(done) - len(fresh)} from the cache")
@@ -168,8 +236,8 @@ def compile_all(source: Path, build: Path, jobs: int) -> None:
 
 def pack_all(source: Path, build: Path, images: Path, jobs: int) -> None:
     """Packs every image of Bare.cluster."""
-    rules = (build / "Bare.cluster").read_text().splitlines()
-    for _ in in_processes(jobs, source, "images", pack, rules, str(images)):
+    groups = [[rule] for rule in (build / "Bare.cluster").read_text().splitlines()]
+    for _ in in_processes(jobs, source, "images", pack, groups, str(images)):
         pass
 
 

@@ -22,7 +22,7 @@ check_images = load("aotriton", "check_images")
 build_images = load("aotriton", "build_images")
 
 PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
-COUNT = len(aotriton_tree.NAMES) * len(aotriton_tree.TYPES)
+COUNT = aotriton_tree.COUNT
 
 
 class Build:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A small source tree with the interfaces of AOTriton's that our recipe calls.
 
-v3python.{database_compose, generate, compile, aks2, write_image_signature} and eight kernels of our
-own, which are no attention but are named as the checks expect.
+v3python.{database_compose, generate, compile, aks2, write_image_signature} and kernels of our own,
+which are no attention but are named as the checks expect.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 NAMES = ("attn_fwd", "bwd_kernel_dk_dv", "bwd_kernel_dq", "bwd_preprocess")
 TYPES = ("fp16", "bf16")
+WAVES = (0, 2)
+COUNT = len(NAMES) * len(TYPES) * len(WAVES)
 FILES = {
     "v3python/__init__.py": "",
     "v3python/database_compose.py": "",
@@ -29,10 +31,13 @@ compiles, clusters = [], []
 for name, dtype in itertools.product({names}, {types}):
     folder = build / name
     folder.mkdir(parents=True, exist_ok=True)
-    out = folder / f"{name}-{dtype}.hsaco"
-    compiles.append(f"default;python;{out};{source}/tritonsrc/flash.py;{name};4;1;0;{arch};"
-                    f"*{dtype}:16, *{dtype}:16, i32, 64")
-    clusters.append(f"amd-gfx115x;flash;{name};FONLY__\\uff0a{dtype}@16_64___gfx115x;{out}")
+    outs = []
+    for per_eu in {waves}:
+        outs.append(f"{folder}/{name}-{dtype}-{per_eu}.hsaco")
+        compiles.append(f"default;python;{outs[-1]};{source}/tritonsrc/flash.py;{name};4;1;{per_eu};"
+                        f"{arch};*{dtype}:16, *{dtype}:16, i32, 64")
+    image = f"FONLY__\\uff0a{dtype}@16_64___gfx115x"
+    clusters.append(";".join(["amd-gfx115x", "flash", name, image, *outs]))
 (build / "Bare.compile").write_text("\\n".join(compiles) + "\\n")
 (build / "Bare.cluster").write_text("\\n".join(clusters) + "\\n")
 """,
@@ -58,7 +63,8 @@ def main():
         signature={"x": x, "y": y, "n": n, "BLOCK": "constexpr"},
         attrs={(0,): [("tt.divisibility", 16)], (1,): [("tt.divisibility", 16)]})
     made = triton.compile(source, target=GPUTarget("hip", o.target, 32),
-                          options={"num_warps": int(o.num_warps)})
+                          options={"num_warps": int(o.num_warps),
+                                   "waves_per_eu": int(o.waves_per_eu)})
     Path(o.out).write_bytes(made.kernel)
     data = {"shared": made.metadata.shared, "num_warps": int(o.num_warps), "warp_size": 32}
     Path(o.out).with_suffix(".json").write_text(json.dumps(data))
@@ -106,7 +112,9 @@ def make(root: Path) -> Path:
     """Writes the tree; returns its folder."""
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text.replace("{names}", str(NAMES)).replace("{types}", str(TYPES)))
+        for word, values in {"{names}": NAMES, "{types}": TYPES, "{waves}": WAVES}.items():
+            text = text.replace(word, str(values))
+        (root / name).write_text(text)
     with (root / "tritonsrc/flash.py").open("a") as source:
         for factor, name in enumerate(NAMES, start=2):
             source.write(KERNEL.format(name=name, factor=factor))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.bindings import BINDINGS, locked
@@ -58,3 +59,9 @@ def test_pixi_lock_has_a_version_of_each_binding() -> None:
     assert set(versions) == set(BINDINGS)
     for name, version in versions.items():
         assert requirements[name].specifier.contains(version)
+
+
+def test_tests_of_a_file_share_a_worker(request: pytest.FixtureRequest) -> None:
+    """With a pytest that xdist cannot group, every worker makes every slow fixture."""
+    grouped = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@test_dependencies") == grouped
