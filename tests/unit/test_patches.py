@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from support import recipe_checks
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT
 from support.project import CHECKOUT, MiniProject
@@ -26,19 +28,30 @@ from forge.upkeep import bump, patches
 
 
 class Patched:
-    """A project whose recipe `alpha` has one good patch, its source already in the cache."""
+    """A project whose recipe `alpha` has one good patch, its source already in the cache.
 
-    def __init__(self, folder: Path) -> None:
+    wheel: the source is a wheel, and the patches are a folder among the sources.
+    """
+
+    def __init__(self, folder: Path, wheel: bool = False) -> None:
         mini = MiniProject(folder / "project")
         (mini.root / "build" / "sources").unlink()
         (folder / "demo").mkdir()
         (folder / "demo" / "text").write_text(TEXT)
-        archive = folder / "demo-1.0.tar.gz"
-        with tarfile.open(archive, "w:gz") as tar:
-            tar.add(folder / "demo", "demo")
+        if wheel:  # rattler-build does not unpack it: the build script patches what it installed
+            archive = folder / "demo-1.0-py3-none-any.whl"
+            with zipfile.ZipFile(archive, "w") as opened:
+                opened.write(folder / "demo" / "text", "text")
+                opened.writestr("other", "")
+            patches_key = "}, {path: ../../patches/alpha"
+        else:
+            archive = folder / "demo-1.0.tar.gz"
+            with tarfile.open(archive, "w:gz") as tar:
+                tar.add(folder / "demo", "demo")
+            patches_key = ", patches: [../../patches/alpha/0001-word.patch]"
         named = (
-            f"[{{url: 'file:///nowhere/{archive.name}', sha256: {sha256_file(archive)},"
-            " patches: [../../patches/alpha/0001-word.patch]}]"
+            f"[{{url: 'file:///nowhere/{archive.name}', sha256: {sha256_file(archive)}"
+            f"{patches_key}}}]"
         )
         self.patch = mini.root / "patches" / "alpha" / "0001-word.patch"
         self.patch.parent.mkdir(parents=True)
@@ -111,6 +124,21 @@ def test_named_by_none_or_twice(patched: Patched) -> None:
     patched.patch.rename(patched.patch.with_name("word.patch"))
     patched.recipe.write_text(text.replace("0001-word", "word"))
     assert "numbers are not 0001" in patched.lint()
+
+
+def test_patches_of_a_wheel(tmp_path: Path) -> None:
+    patched = Patched(tmp_path, wheel=True)
+    assert patched.lint() == ""
+    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
+    before = patched.recipes()["alpha"].content
+    script = recipe_checks.load("triton", "apply_patches")
+    script.apply(tmp_path / "demo", GOOD)
+    assert (tmp_path / "demo" / "text").read_text() == TEXT.replace("two", "zwei")
+    with pytest.raises(ValueError, match="hunk at line 1 does not apply"):
+        script.apply(tmp_path / "demo", GOOD)
+    patched.patch.write_text(GOOD.replace("-two", "-2"))
+    assert patched.check().state == "fails"
+    assert patched.recipes()["alpha"].content != before
 
 
 def test_fuzz_is_refused(patched: Patched) -> None:

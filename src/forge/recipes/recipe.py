@@ -15,6 +15,7 @@ from forge.errors import ForgeError
 from forge.files import digest_tree
 from forge.recipes.render import render
 from forge.sources import patching
+from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
 REQUIREMENT_KINDS = ("build", "host", "run")
@@ -74,8 +75,18 @@ class Recipe:
 
 
 def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
-    """The patches of one rendered source mapping."""
-    return [(recipe.path.parent / name).resolve() for name in source.get("patches", [])]
+    """The patches of one rendered source mapping: those it names, or those in the folder it is."""
+    names = source.get("patches", [])
+    found = (recipe.path.parent / source.get("path", "none")).glob("*.patch")
+    return [(recipe.path.parent / name).resolve() for name in names or sorted(found)]
+
+
+def patched(recipe: Recipe, source: dict[str, Any]) -> dict[str, Any]:
+    """The source that its patches change. A folder of patches is for the recipe's wheel, which
+    rattler-build does not unpack: the build script applies them to what it installed."""
+    if source.get("patches") or not patches_of(recipe, source):
+        return source
+    return next(data for data in recipe.sources if str(data.get("url")).endswith(".whl"))
 
 
 def prepare(recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: Path) -> str:
@@ -83,12 +94,15 @@ def prepare(recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: 
 
     Returns what is wrong with these, or nothing. Raises ForgeError for a source that is unfit.
     """
-    if "path" in source:
+    files, changed = patches_of(recipe, source), patched(recipe, source)
+    if changed is not source:
+        tree = folder / "wheel"
+        unpack(cache.path(source_of(recipe, changed)), tree)
+    elif "path" in source:
         tree = recipe.path.parent / source["path"]
         tree = tree if tree.is_dir() else tree.parent
     else:
         tree = cache.prefill(source_of(recipe, source), folder)
-    files = patches_of(recipe, source)
     return patching.apply(tree, files) if files else ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.project import Project
-from forge.recipes.recipe import Recipe, patches_of, prepare, source_of
+from forge.recipes.recipe import Recipe, patched, patches_of, prepare, source_of
 from forge.sources.cache import SourceCache
 from forge.sources.download import Progress
 
@@ -78,15 +78,16 @@ def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> I
     """Apply each recipe's patches to its fetched source, by the code that a build runs first."""
     cache = SourceCache(project)
     for name, recipe in recipes.items():
-        for data in (data for data in recipe.sources if data.get("patches")):
+        for data in (data for data in recipe.sources if patches_of(recipe, data)):
             state, detail = "fails", ""
             try:
-                if "path" not in data:
-                    cache.fetch(source_of(recipe, data), progress)
+                if "path" not in (changed := patched(recipe, data)):
+                    cache.fetch(source_of(recipe, changed), progress)
                 with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
                     detail = prepare(recipe, data, cache, Path(folder))
             except NotAttempted as error:
                 state, detail = "not attempted", str(error)
             except (ForgeError, OSError) as error:
                 detail = str(error)
-            yield Applied(name, len(data["patches"]), state if detail else "applies", detail)
+            count = len(patches_of(recipe, data))
+            yield Applied(name, count, state if detail else "applies", detail)

@@ -26,7 +26,8 @@ from strix_validate.checks import CannotRun
 
 #: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
 #: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
-Mode = Literal["interpret", "compile", "emulate", "native"]
+#: look up: like compile, with every candidate of an autotuner, and where each kernel came from.
+Mode = Literal["interpret", "compile", "emulate", "native", "look up"]
 #: Seconds for all calls together.
 LIMIT = 1800
 
@@ -67,13 +68,15 @@ class Executed:
 class Answer:
     """The outcome of a call: its tensors, or the exception's type name and message.
 
-    Mode "compile" computes nothing and fills kernels; mode "emulate" fills executed.
+    Mode "compile" computes nothing and fills kernels; mode "look up" computes nothing and fills
+    lookups; mode "emulate" fills executed.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     kernels: tuple[Kernel, ...] = ()
     executed: tuple[Executed, ...] = ()
+    lookups: tuple[triton_device.Lookup, ...] = ()
     seconds: float = 0.0
 
 
@@ -89,8 +92,11 @@ class ChildError(RuntimeError):
     """The child process ended without an answer."""
 
 
-def run(calls: Sequence[Call], mode: Mode) -> Answers:
+def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers:
     """Answers to calls of one library, in order, from a child process.
+
+    cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
+    from a cache or a package could hide that it no longer does.
 
     Raises:
         ChildError: the child crashed, could not import the library, or exceeded LIMIT.
@@ -101,8 +107,8 @@ def run(calls: Sequence[Call], mode: Mode) -> Answers:
         asked.write_bytes(pickle.dumps(list(calls)))
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            # a cache would hide a kernel that no longer compiles
-            "TRITON_CACHE_DIR": folder,
+            "TRITON_CACHE_DIR": str(cache or folder),
+            "TRITON_ALWAYS_COMPILE": str(int(cache is None)),
             # tensors are small: threads would only wait for each other
             "OMP_NUM_THREADS": "1",
         }
@@ -145,8 +151,12 @@ def _child(mode: Mode, asked: str, answered: str) -> None:
 def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     kernels: list[Kernel] = []
     executed: list[Executed] = []
+    lookups: list[triton_device.Lookup] = []
     if mode != "native":
-        triton_device.install()
+        triton_device.install(all_candidates=mode == "look up")
+    if mode == "look up":
+        triton_device.intercept(lambda launch: None)
+        triton_device.watch(lookups.append)
     if mode == "compile":
         triton_device.intercept(lambda launch: kernels.append(_kernel(launch)))
     if mode == "emulate":
@@ -169,8 +179,10 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     for call in calls:
         kernels.clear()
         executed.clear()
+        lookups.clear()
         found = answer(call, "cuda" if mode == "native" else "cpu")
-        answers.append(replace(found, kernels=tuple(kernels), executed=tuple(executed)))
+        kept = {"kernels": kernels, "executed": executed, "lookups": lookups}
+        answers.append(replace(found, **{name: tuple(what) for name, what in kept.items()}))
     return Answers(backend, answers)
 
 

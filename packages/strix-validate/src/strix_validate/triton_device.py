@@ -45,8 +45,32 @@ class Launch:
         return tuple(int(x) for x in size)
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """A kernel that a launch needed, found or compiled.
+
+    key: the kernel's folder in Triton's cache. types and constants: of its arguments, by name.
+    files: by file name, where they are. compiled: no cache and no package had it.
+    """
+
+    name: str
+    key: str
+    types: dict[str, str]
+    constants: dict[str, str]
+    options: dict[str, Any]
+    files: dict[str, str]
+    compiled: bool
+
+
 class _Driver:
-    """A Triton driver that knows its target but has no device."""
+    """A Triton driver that knows its target but has no device.
+
+    triton.autotune measures nothing here, and its first configuration wins. all_candidates: the
+    others are launched as well, once each.
+    """
+
+    def __init__(self, all_candidates: bool) -> None:
+        self.all_candidates = all_candidates
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget
@@ -66,19 +90,23 @@ class _Driver:
         return torch.device("cpu")
 
     def get_benchmarker(self):
-        """For triton.autotune: no time is measured, so that the first configuration wins."""
-        return lambda _call, quantiles=None: [0.0] * len(quantiles or (0.5,))
+        def measure(call, quantiles=None):
+            if self.all_candidates:
+                call()
+            return [0.0] * len(quantiles or (0.5,))
+
+        return measure
 
     def map_python_to_cpp_type(self, type_name):
         return type_name
 
 
-def install() -> None:
+def install(all_candidates: bool = False) -> None:
     """Makes Triton and torch report a gfx1151 device. Libraries that assert GPU tensors need
-    ``python -O``."""
+    ``python -O``. all_candidates: of triton.autotune, not only the first."""
     import triton
 
-    triton.runtime.driver.set_active(_Driver())
+    triton.runtime.driver.set_active(_Driver(all_candidates))
     properties = types.SimpleNamespace(
         multi_processor_count=COMPUTE_UNITS, gcnArchName=TARGET, warp_size=32
     )
@@ -100,6 +128,34 @@ def intercept(on_launch: Callable[[Launch], None]) -> None:
         return compiled
 
     JITFunction.run = run
+
+
+def watch(on_lookup: Callable[[Lookup], None]) -> None:
+    """Reports each kernel that Triton finds or compiles. It looks for each one once per process."""
+    import triton
+    from triton.runtime.cache import _base32
+
+    def listen(*, src, metadata, metadata_group, times, cache_hit):
+        del times
+        names = src.fn.arg_names
+        constants = {
+            ".".join([names[i], *map(str, rest)]): str(getattr(value, "cache_key", value))
+            for (i, *rest), value in src.constants.items()
+        }
+        options = {name: metadata[name] for name in ("num_warps", "num_stages", "waves_per_eu")}
+        on_lookup(
+            Lookup(
+                src.name,
+                _base32(metadata["hash"]),
+                {name: str(kind) for name, kind in src.signature.items()},
+                constants,
+                options,
+                dict(metadata_group),
+                not cache_hit,
+            )
+        )
+
+    triton.knobs.compilation.listener = listen
 
 
 def accept_cpu_tensors() -> None:
