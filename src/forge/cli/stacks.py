@@ -47,7 +47,7 @@ def lock(
         raise ForgeError("name either a stack or --root")
     if update and not root:
         raise ForgeError("--update is for --root: a stack is solved anew each time")
-    unbuilt: set[str] = set()
+    left_out: set[str] = set()
     if stack:
         forge = replace(forge, base_name=BaseName.CONDA_FORGE) if records else forge
         chosen = forge.stack(stack, channel, records)
@@ -56,20 +56,20 @@ def lock(
                 forge.channel.reconcile()
         if forge.hostbase:
             unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
+            for specs in chosen.manifest.environments().values():
+                left_out |= unbuilt.intersection(spec.split()[0] for spec in specs)
+            chosen = replace(chosen, manifest=replace(chosen.manifest, without=left_out))
     else:
         chosen = forge.build_tools(None if check else records or known_records(forge))
     if check:
-        problems = chosen.outdated(unbuilt)
+        problems = chosen.outdated()
         for problem in problems:
             out.print(problem)
         out.print(f"{chosen.lock_file} is {'outdated' if problems else 'up to date'}")
         raise typer.Exit(1 if problems else 0)
     before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
-    counts = chosen.lock(unbuilt, keep=root and not update)
-    required = {
-        spec.split()[0] for specs in chosen.manifest.environments().values() for spec in specs
-    }
-    for name in sorted(unbuilt & required):
+    counts = chosen.lock(keep=root and not update)
+    for name in sorted(left_out):
         out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
     for environment, count in counts.items():
         out.print(f"{environment}: {count} packages")

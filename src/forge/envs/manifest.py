@@ -64,10 +64,14 @@ class Platform:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A pixi.toml that the driver can lock, install and run as pixi does."""
+    """A pixi.toml that the driver can lock, install and run as pixi does.
+
+    Requirements of a name in `without` are left out.
+    """
 
     path: Path
     data: dict[str, Any]
+    without: Set[str] = frozenset()
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -117,17 +121,14 @@ class Manifest:
         usual = not promised and name in ("", PLATFORM)
         return Platform(PLATFORM if usual else "p1", promised | ASSUMED | promised)
 
-    def environments(self, without: Set[str] = frozenset()) -> dict[str, list[str]]:
-        """Environment name -> its requirements as match specs, those of all its features.
-
-        Requirements of a name in `without` are left out.
-        """
-        features = {"default": _specs(self.data, "top level", without)}
+    def environments(self) -> dict[str, list[str]]:
+        """Environment name -> its requirements as match specs, those of all its features."""
+        features = {"default": self._specs(self.data, "top level")}
         for name, table in known(self.data.get("feature", {}), None, "feature").items():
             where = f"feature.{name:.40}"
             if name in features:
                 raise ForgeError(f"[{where}] is the name of the top level's own")
-            features[name] = _specs(known(table, FEATURE, where), where, without)
+            features[name] = self._specs(known(table, FEATURE, where), where)
         result, environments = {}, known(self.data.get("environments", {}), None, "environments")
         for name, value in {"default": [], **environments}.items():
             where = f"environments.{name:.40}"
@@ -146,10 +147,9 @@ class Manifest:
             )
         return result
 
-
-def _specs(table: dict[str, Any], where: str, without: Set[str]) -> list[str]:
-    dependencies = known(table.get("dependencies", {}), None, f"{where}.dependencies")
-    return [match_spec(name, dependencies[name]) for name in dependencies if name not in without]
+    def _specs(self, table: dict[str, Any], where: str) -> list[str]:
+        dependencies = known(table.get("dependencies", {}), None, f"{where}.dependencies")
+        return [match_spec(n, value) for n, value in dependencies.items() if n not in self.without]
 
 
 def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:

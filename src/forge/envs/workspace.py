@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,19 +74,18 @@ class Workspace:
             raise _failure(f"{url} cannot be read", error) from None
         return {name.normalized for name in names}
 
-    def lock(self, without: Set[str] = frozenset(), keep: bool = False) -> dict[str, int]:
+    def lock(self, keep: bool = False) -> dict[str, int]:
         """Solve every environment, write the lock, and return package counts by environment.
 
-        Requirements of a name in `without` are left out; with `keep` what is locked already stays
-        wherever the manifest allows it. Raises NotAttempted when a channel does not answer,
-        BuildFailed when an environment does not solve, ForgeError when a package could not be
-        checked, or the lock lies beside its manifest, for every machine, and names something of
-        this one; an older lock then stays.
+        With `keep` what is locked already stays wherever the manifest allows it. Raises
+        NotAttempted when a channel does not answer, BuildFailed when an environment does not solve,
+        ForgeError when a package could not be checked, or the lock lies beside its manifest, for
+        every machine, and names something of this one; an older lock then stays.
         """
         platform, urls, solved = self.manifest.platform(), self.channels(), {}
         sources = [self.records.get(url, url) for url in urls]
         locked = lockfile.read(self.lock_file) if keep and self.lock_file.exists() else {}
-        for environment, specs in self.manifest.environments(without).items():
+        for environment, specs in self.manifest.environments().items():
             kept = []
             with contextlib.suppress(ForgeError, KeyError):  # of another platform: nothing to keep
                 kept = lockfile.records(locked[environment], platform)
@@ -104,16 +103,16 @@ class Workspace:
         with hold(self.folder / ".pixi", "locking", self.say):
             lockfile.write(self.lock_file, platform, urls, solved)
             if self.folder != self.manifest.path.parent:
-                write_text(self.folder / "pixi.toml", self._localized(without))
+                write_text(self.folder / "pixi.toml", self._localized())
         return {environment: len(records) for environment, records in solved.items()}
 
-    def _localized(self, without: Set[str]) -> str:
+    def _localized(self) -> str:
         """The manifest with the channels in use, for pixi, without the requirements left out."""
         text = read_text(self.manifest.path)
         for channel in self.manifest.channels():
             text = text.replace(json.dumps(channel), json.dumps(self._url(channel)))
-        lines = text.splitlines(keepends=True)
-        return "".join(line for line in lines if line.partition("=")[0].strip() not in without)
+        left_out, lines = self.manifest.without, text.splitlines(keepends=True)
+        return "".join(line for line in lines if line.partition("=")[0].strip() not in left_out)
 
     def _gateway(self) -> rattler.Gateway:
         # rattler takes "304 Not Modified" without a date for an error when it asks for a part of an
@@ -155,15 +154,15 @@ class Workspace:
             raise ForgeError(f"{self.lock_file}: {environment}: {error}") from None
         return records
 
-    def outdated(self, without: Set[str] = frozenset()) -> list[str]:
+    def outdated(self) -> list[str]:
         """How the lock fails to satisfy the manifest, as lines; empty when it satisfies it.
 
-        Requirements of a name in `without` need not be locked. Raises ForgeError like locked.
+        Raises ForgeError like locked.
         """
         if not self.lock_file.exists():
             return [f"{self.lock_file} does not exist"]
         locked = lockfile.read(self.lock_file)
-        declared, problems = self.manifest.environments(without), []
+        declared, problems = self.manifest.environments(), []
         for name in sorted(declared.keys() | locked.keys()):
             if name not in declared or name not in locked:
                 where = "not locked" if name in declared else "not in pixi.toml"
