@@ -13,7 +13,6 @@ Finished kernels stay in Triton's own cache, TRITON_CACHE_DIR: a killed build go
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -77,22 +76,10 @@ def compile_arguments(rule: str) -> list[str]:
     ]  # fmt: skip
 
 
-def fix_path_of_triton() -> None:
-    """Links Triton's modules into the cache folder, where `start_worker` imports them.
-
-    Triton's cache key holds the path of its device libraries. The environment of a build has
-    another path each time, so nothing would ever be found again.
-    """
-    link = Path(os.environ["TRITON_CACHE_DIR"], "python", "triton")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(Path(importlib.util.find_spec("triton").origin).parent)
-
-
 def start_worker(source: str) -> None:
     """Makes upstream's modules importable and lets Triton tell what its cache held."""
     os.environ.update(COMPILE_ENVIRONMENT)
-    sys.path[:0] = [source, f"{os.environ['TRITON_CACHE_DIR']}/python"]
+    sys.path.insert(0, source)
     from triton import knobs
 
     def listener(*, cache_hit: bool, **_: object) -> None:
@@ -264,7 +251,6 @@ def main() -> None:
     source, build = options.source.resolve(), options.build.resolve()
     images = options.images.resolve()
     generate(source, build, options.arch)
-    fix_path_of_triton()
     compile_all(source, build, options.jobs)
     pack_all(source, build, images, options.jobs)
     sign(source, build, images, options.arch, options.commit, options.tree)
