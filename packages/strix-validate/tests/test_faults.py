@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 import torch
-from strix_validate import behaviour, flash, gpu_free, reference, sdpa
+from strix_validate import behaviour, flash_cases, gpu_free, reference, sdpa
 from strix_validate.checks import Check, Options, Size, State
 from strix_validate.tiers import attention, run_each
 
@@ -206,7 +206,7 @@ def test_silent_fall_back_to_math_is_caught():
 
 
 def flash_case(name):
-    return next(case for case in flash.cases(torch.float32) if case.name == f"{name}-float32")
+    return next(case for case in flash_cases.cases(torch.float32) if case.name == f"{name}-float32")
 
 
 def window_ignored(case):

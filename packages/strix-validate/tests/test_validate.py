@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
-from strix_validate import cli, flash, gpu_free, reference  # noqa: E402
+from strix_validate import cli, flash_cases, gpu_free, reference  # noqa: E402
 from strix_validate.checks import Check, State, exit_code  # noqa: E402
 from strix_validate.record import Record  # noqa: E402
 from strix_validate.tiers import attention, kernels  # noqa: E402
@@ -119,7 +119,7 @@ def test_bound_catches_what_is_not_finite(value):
 
 
 def flash_case(name):
-    return next(case for case in flash.cases(torch.float32) if case.name == name)
+    return next(case for case in flash_cases.cases(torch.float32) if case.name == name)
 
 
 def test_refusal_is_right_only_where_allowed_and_only_as_not_implemented():

@@ -21,8 +21,12 @@ def checks() -> list[Check]:
     return [
         Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", " ".join(body.__doc__.split()))
         for name, body in BODIES.items()
-        for route in sdpa.ROUTES
+        for route in _routes(name)
     ]
+
+
+def _routes(name: str) -> tuple[str, ...]:
+    return tuple(LSE) if name == "lse" else tuple(sdpa.ROUTES)
 
 
 def bodies() -> dict[str, Callable[[Options], dict | Result]]:
@@ -34,7 +38,7 @@ def bodies() -> dict[str, Callable[[Options], dict | Result]]:
     return {
         f"sdpa/{route}/{name}": bind(route, body)
         for name, body in BODIES.items()
-        for route in sdpa.ROUTES
+        for route in _routes(name)
     }
 
 
@@ -47,7 +51,7 @@ def _checked(name: str) -> sdpa.Route:
         require(not fault, fault)
         return out
 
-    route.unwatched = sdpa.ROUTES[name]
+    route.name, route.unwatched = name, sdpa.ROUTES[name]
     return route
 
 
@@ -121,6 +125,59 @@ def masked_row(route: sdpa.Route, options: Options) -> dict:
     return {"shut_out": shut_out}
 
 
+def nan(route: sdpa.Route, options: Options) -> dict:
+    """NaN in q, k or v reaches the output and gradient of each query that uses it, and
+    no other head or sequence. A maximum that drops NaN makes a broken layer look plausible:
+    https://triton-lang.org/main/python-api/generated/triton.language.maximum.html"""
+    for poisoned in range(3):
+        leaves = [_randn(2, 2, 130, 64, device=options.device, seed=i) for i in range(3)]
+        leaves[poisoned][1, 0, 70, 3] = float("nan")
+        leaves = [x.requires_grad_() for x in leaves]
+        out = route(*leaves)
+        found = (out, *torch.autograd.grad(out, leaves, torch.ones_like(out)))
+        queries = slice(70, 71) if poisoned == 0 else slice(None)
+        columns = slice(3, 4) if poisoned == 2 else slice(None)
+        name = "qkv"[poisoned]
+        # not dk and dv: CUDA's kernels take a row's logsumexp of NaN for that of no keys
+        require(out[1, 0, queries, columns].isnan().all(), f"NaN in {name} does not reach out")
+        require(found[1][1, 0, queries].isnan().all(), f"NaN in {name} does not reach dq")
+        finite = all(x[0].isfinite().all() and x[1, 1].isfinite().all() for x in found)
+        require(finite, f"NaN in {name} reaches another head or sequence")
+    return {"poisoned": "q, k, v"}
+
+
+def lse(route: sdpa.Route, options: Options) -> Result:
+    """The logarithm of the sum of exp(scores) that the operator returns, in base e. The backward
+    pass undoes an error in it, and whoever merges partial results does not; it was off by ln 2:
+    https://github.com/pytorch/pytorch/issues/181645"""
+    if route.name == "efficient" and options.device == "cpu":
+        raise CannotRun("No viable backend")
+    q, k, v = (_randn(2, 2, 130, 64, device=options.device, seed=i) for i in range(3))
+    found = LSE[route.name](q, k, v)[..., : q.shape[2]]
+
+    def right(dtype: reference.Precision) -> dict[str, Tensor]:
+        exact = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
+        return {"lse": exact["lse"]}
+
+    return reference.compare(ANY, {"lse": found}, right, HALF)
+
+
+def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The logarithms of a causal call."""
+    if q.is_cuda:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[1]
+
+
+def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention
+    return operator(q, k, v, None, True, 0.0, True)[1]
+
+
+#: The operators of torch that return it; the rows of the second are padded to a multiple of 32.
+LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
+
+
 def dropout(route: sdpa.Route, options: Options) -> dict:
     """Dropout keeps the stated share of weights and scales them up, another choice in each head and
     call, and the gradients follow the same choice. aiter 0.1.20.post1 has a constant seed: the same
@@ -180,6 +237,8 @@ BODIES: dict[str, Body] = {
     "deterministic": deterministic,
     "finite": finite,
     "masked-row": masked_row,
+    "nan": nan,
+    "lse": lse,
     "dropout": dropout,
     "compiled": compiled,
 }

@@ -22,6 +22,8 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+#: dv and dk: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward.
+_CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
 #: Part of the name of a fused backend's operator; everything else is math.
 _FUSED = {
     "flash": "_flash_attention",
@@ -52,8 +54,9 @@ ROUTES: dict[str, Route] = {
 class Shape:
     """The shape of a scaled_dot_product_attention call, and the bug that it would catch.
 
-    attn_mask: "bool" or "additive", random, each query with at least one key. may_refuse: an
-    error is also right. on_device: the reference is too large for the CPU.
+    attn_mask: "bool" or "additive", random, each query with at least one key. sink: see
+    reference.with_sink. may_refuse: an error is also right. on_device: the reference is too large
+    for the CPU.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Shape:
     causal: bool = False
     attn_mask: str = ""
     strided: bool = False
+    sink: reference.Sink = None
     may_refuse: bool = False
     on_device: bool = False
     size: Size = Size.QUICK
@@ -86,6 +90,7 @@ _D512 = (
 )
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
 _MASK = "a mask read with the wrong strides, or inverted"
+_BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
 _LENGTH = "keys read behind the last one, or rows of the last block not written"
 SHAPES = (
     Shape("full", "a wrong scale or a head mixed up with another", batch=2),
@@ -110,6 +115,31 @@ SHAPES = (
     ),
     Shape("bool-mask", _MASK, attn_mask="bool", seqlen_k=133),
     Shape("additive-mask", _MASK, attn_mask="additive", seqlen_k=133),
+    Shape("blocks", _BLOCKS, batch=2, heads=2, kv_heads=1, seqlen_q=577, seqlen_k=600, head_dim=32),
+    Shape(
+        "blocks-causal",
+        _BLOCKS,
+        batch=2,
+        heads=1,
+        kv_heads=1,
+        seqlen_q=577,
+        seqlen_k=577,
+        head_dim=32,
+        causal=True,
+    ),
+    *(
+        Shape(
+            f"sink-{sink}",
+            reference.WHY_SINK,
+            heads=2,
+            kv_heads=2,
+            seqlen_q=577,
+            seqlen_k=577,
+            head_dim=32,
+            sink=sink,
+        )
+        for sink in ("key", "query")
+    ),
     Shape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
     Shape("d72", _NAN_D72, batch=2, head_dim=72),
     Shape("d80", _RACE_D80, head_dim=80, causal=True),
@@ -205,6 +235,9 @@ def run(wanted: set[Check], options: Options) -> Iterator[Result]:
         check = _check(route, shape, dtype)
         if check not in wanted:
             continue
+        if shape.sink == "query" and options.device == "cpu" and route in ("flash", "default"):
+            yield Result(check, State.SKIPPED, _CPU_SUMS)
+            continue
         if last != (shape, dtype):
             last, problem = (shape, dtype), Problem(shape, dtype, options.device)
         yield run_one(check, ROUTES[route], problem)
@@ -222,6 +255,8 @@ def _sizes() -> dict[str, Size]:
 def _cases() -> Iterator[tuple[str, Shape, torch.dtype]]:
     for shape in SHAPES:
         for dtype in DTYPES:
+            if shape.sink and dtype is torch.float32:
+                continue  # it is for sums in 16 bits
             for route in ROUTES:
                 yield route, shape, dtype
 
@@ -248,6 +283,9 @@ class Problem:
         self.shape, self.dtype, self.device = shape, dtype, device
         q, grad_out = (randn(shape.heads, shape.seqlen_q) for _ in range(2))
         k, v = (randn(shape.kv_heads, shape.seqlen_k) for _ in range(2))
+        if shape.sink:
+            found = reference.with_sink(q, k, v, grad_out, shape.sink)
+            q, k, v, grad_out = (x.to(dtype) for x in found)
         scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
         # every query sees key 0
         masks = {"bool": (scores > 0).index_fill(1, torch.tensor(0), True), "additive": scores}

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from strix_validate import behaviour, flash, gpu_free, sdpa, vllm_checks
+from strix_validate import behaviour, flash, flash_cases, gpu_free, sdpa, vllm_checks
 from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.reference import compare
 from strix_validate.tiers import run_each
@@ -78,19 +78,19 @@ def _kind(options: Options) -> str:
 
 
 @cache
-def _flash_cases(size: Size, only: str = "") -> dict[Check, flash.Case]:
+def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.Case]:
     where = {"gpu": "flash-attn", "interpreter": "flash-attn (Triton interpreter)"}
     return {
         Check(f"flash-attn/{kind}/{case.name}", f"{where[kind]}: {case.title}", case.why): case
         for kind in where
         if only in ("", kind)
         for dtype in FLASH_DTYPES[kind]
-        for case in flash.cases(dtype)
+        for case in flash_cases.cases(dtype)
         if size.holds(case.size)
     }
 
 
-def _run_flash(cases: dict[Check, flash.Case], kind: str) -> Iterator[Result]:
+def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Result]:
     if not cases:
         return
     if importlib.util.find_spec("flash_attn") is None:
@@ -112,7 +112,7 @@ def _run_flash(cases: dict[Check, flash.Case], kind: str) -> Iterator[Result]:
         yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
 
 
-def judge(check: Check, case: flash.Case, answer: gpu_free.Answer) -> Result:
+def judge(check: Check, case: flash_cases.Case, answer: gpu_free.Answer) -> Result:
     """Passed if the answer is right, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)

@@ -33,6 +33,8 @@ class Shape:
     seqlen_q: int = 70
     seqlen_k: int = 70
     lengths: tuple[tuple[int, int], ...] = ()
+    batch: int = 1
+    lse: bool = False
 
 
 def _pairs(lengths: dict) -> tuple[tuple[int, int], ...]:
@@ -49,11 +51,12 @@ SHAPES = {
     for causal in (False, True)
     for dtype in (torch.float16, torch.bfloat16)
 } | {
-    "gqa-causal": Shape(causal=True, heads=4),
+    "gqa-causal": Shape(causal=True, heads=4, lse=True),
+    "batch-causal": Shape(torch.bfloat16, batch=2, causal=True, seqlen_k=90),
     "gqa-long-keys": Shape(head_dim=128, causal=True, kv_heads=1, seqlen_q=100, seqlen_k=150),
     "ragged": Shape(seqlen_q=33, seqlen_k=131),
     "whole-blocks": Shape(seqlen_q=128, seqlen_k=128),
-    "varlen": Shape(heads=4, causal=True, lengths=((37, 64), (64, 64), (10, 50))),
+    "varlen": Shape(heads=4, causal=True, lse=True, lengths=((37, 64), (64, 64), (10, 50))),
     "varlen-bfloat16": Shape(torch.bfloat16, lengths=((40, 70), (100, 20))),
     "varlen-empty": Shape(causal=True, lengths=_pairs(flash.NO_TOKENS)),
     "varlen-no-keys": Shape(causal=True, lengths=_pairs(flash.NO_KEYS)),
@@ -112,8 +115,8 @@ def judge(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) 
 
 
 def _problem(shape: Shape):
-    """The call, the same numbers in every run, and what it must return: see flash.Case."""
-    lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),)
+    """The call, the same numbers in every run, and what it must return: see flash_cases.Case."""
+    lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),) * shape.batch
     lengths_q, lengths_k = zip(*lengths, strict=True)
     generator = torch.Generator().manual_seed(1)
     q, k, v, grad_out = (
@@ -125,6 +128,8 @@ def _problem(shape: Shape):
             (lengths_q, shape.heads),
         )
     )
+    options = {"causal": shape.causal, "lse": shape.lse}
     if shape.lengths:
-        return flash.packed(q, k, v, grad_out, lengths_q, lengths_k, causal=shape.causal)
-    return flash.dense(q[None], k[None], v[None], grad_out[None], causal=shape.causal)
+        return flash.packed(q, k, v, grad_out, lengths_q, lengths_k, **options)
+    sequences = (x.unflatten(0, (shape.batch, -1)) for x in (q, k, v, grad_out))
+    return flash.dense(*sequences, **options)
