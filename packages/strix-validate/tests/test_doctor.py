@@ -8,7 +8,7 @@ import sys
 
 import hosts
 import pytest
-from strix_validate import skips
+from strix_validate import environment, machine, skips
 from strix_validate.checks import CannotRun, Severity, State
 from strix_validate.cli import app
 from strix_validate.skips import Machine
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 @pytest.fixture(autouse=True)
 def enough_disk(monkeypatch):
-    monkeypatch.setattr(doctor, "free_bytes", lambda place: 10**12)
+    monkeypatch.setattr(environment, "free_bytes", lambda place: 10**12)
 
 
 def examine(root, **options):
@@ -126,7 +126,7 @@ def test_stale_caches(tmp_path):
 
 
 def test_little_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "free_bytes", lambda place: 3 * 10**9)
+    monkeypatch.setattr(environment, "free_bytes", lambda place: 3 * 10**9)
     result = examine(hosts.make(tmp_path, {}))["disk"]
     assert result.severity is Severity.WARNING and "3.0 GB" in result.reason
 
@@ -159,7 +159,7 @@ def test_empty_tree(tmp_path):
 
 def test_reading_nothing_is_not_passing():
     with pytest.raises(CannotRun, match="the kernel's release cannot be read"):
-        doctor.kernel(Tree(hosts.Path("/nonexistent")))
+        machine.kernel(Tree(hosts.Path("/nonexistent")))
 
 
 def test_names_of_gpus():

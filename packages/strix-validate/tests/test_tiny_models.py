@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from strix_validate import tiny_models
+from strix_validate.tiny_llama import PROMPT
 from strix_validate.tiny_models import MODELS
 
 REAL = Path(os.environ.get("VLLM_SOURCE", ""))
@@ -67,7 +68,7 @@ def test_files_are_loadable(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     model = MODELS[name]
-    logprobs = torch.tensor(tiny_models.make(name, tmp_path)["logprobs"])
+    logprobs = torch.tensor(tiny_models.make(name, tmp_path, PROMPT)["logprobs"])
     assert len(logprobs) == 512 and abs(logprobs.exp().sum() - 1) < 1e-4
     assert logprobs.max() > -4, "flat: any token would do"
     config = transformers.AutoConfig.from_pretrained(tmp_path)

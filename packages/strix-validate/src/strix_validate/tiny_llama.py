@@ -75,7 +75,7 @@ if __name__ == "__main__":
     elif task == "make":
         from strix_validate import tiny_models
 
-        found = tiny_models.make(model[0], Path(folder))
+        found = tiny_models.make(model[0], Path(folder), PROMPT)
     else:
         found = generate(folder, "bfloat16")
     print(json.dumps(found))

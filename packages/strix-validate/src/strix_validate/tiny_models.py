@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.tiny_llama import PROMPT
 from strix_validate.vllm_mxfp4 import FP4
 
 VOCABULARY = 512
@@ -155,8 +154,8 @@ MODELS = {
 }  # fmt: skip
 
 
-def make(name: str, folder: Path) -> dict:
-    """Write the model; returns the log probability of each token after PROMPT, in float32."""
+def make(name: str, folder: Path, prompt: list[int]) -> dict:
+    """Write the model; returns the log probability of each token after the prompt, in float32."""
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -181,5 +180,5 @@ def make(name: str, folder: Path) -> dict:
     network = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     shutil.rmtree(plain)
     with torch.no_grad():
-        logits = network(torch.tensor([PROMPT])).logits[0, -1]
+        logits = network(torch.tensor([prompt])).logits[0, -1]
     return {"logprobs": logits.log_softmax(-1).tolist()}

@@ -5,33 +5,13 @@ A finding of severity error fails its check; a warning costs speed or memory and
 Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
 """
 
-import os
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State
-from strix_validate.host import kernel_version
-from strix_validate.installed import CONDA_FORGE, installed
-from strix_validate.memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
+from strix_validate import environment, machine
+from strix_validate.checks import Check, Options, Result
 from strix_validate.tiers import run_each
 from strix_validate.tree import Tree
-from strix_validate.virtual_packages import VARIABLES, WANTED, detected
-
-#: The first kernels with the fixes for KFD's queue and memory limits.
-KERNEL = (6, 18, 4)
-KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
-KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
-BAD_FIRMWARE = "20251125"
-BAD_MES = 0x83
-#: A machine hung under hours of vLLM; open: https://github.com/ROCm/legacy-rocm-build/issues/6165
-SUSPECT_MES = 0x86
-#: Bytes that the ROCm libraries and this repository's packages take.
-DISK = 20 * 10**9
-#: Packages whose updates make compiled kernels stale.
-COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 
 
 def checks() -> list[Check]:
@@ -50,7 +30,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
     """One result for each wanted check, about the host of the tree and a model of so many bytes."""
     bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
-    bodies["doctor/vllm-memory"] = partial(vllm_memory, tree)
+    bodies["doctor/vllm-memory"] = partial(machine.vllm_memory, tree)
     return run_each(wanted, Options(root=tree.root, weights=weights), bodies)
 
 
@@ -58,386 +38,22 @@ def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[Options], Res
     return lambda options: body(tree)
 
 
-def _fine(**measured) -> Result:
-    return Result(_ANY, State.PASSED, "", measured)
-
-
-def _error(what: str, fix: str, **measured) -> Result:
-    return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
-
-
-def _warning(what: str, fix: str, **measured) -> Result:
-    return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
-
-
-_ANY = Check("", "", "")
-
-
-def _known(value, name: str):
-    if value is None:
-        raise CannotRun(f"{name} cannot be read")
-    return value
-
-
-def _need_gpu(tree: Tree) -> None:
-    if not tree.gpus and not tree.has_strix_halo:
-        raise CannotRun("there is no AMD GPU")
-
-
-def gpu(tree: Tree) -> Result:
-    """KFD, the compute part of the amdgpu driver, shows a gfx1151 GPU. gfx1150 (Strix Point) looks
-    alike and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
-    names = list(dict.fromkeys(node.name for node in tree.gpus))
-    measured = {"gpus": ", ".join(f"{node.name} ({node.units} units)" for node in tree.gpus)}
-    if tree.strix_halo:
-        index = str(tree.gpus.index(tree.strix_halo))
-        others = ", ".join(name for name in names if name != tree.strix_halo.name)
-        chosen = (tree.environ.get(f"{library}_VISIBLE_DEVICES") for library in ("ROCR", "HIP"))
-        if others and index not in chosen:
-            what = f"{others} is beside gfx1151, the one GPU that these packages have kernels for"
-            return _warning(what, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
-        return _fine(**measured)
-    if names:
-        what = f"the GPU is {', '.join(names)}, and these packages are compiled for gfx1151"
-        return _error(what, "use packages built for this GPU", **measured)
-    if tree.has_strix_halo:
-        what = "Strix Halo's GPU is on the PCI bus, but KFD does not list it"
-        return _error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
-    return _error(
-        "no AMD GPU: /sys/class/kfd lists none",
-        "lspci -nn -d 1002:1586   # a Strix Halo machine prints one line",
-    )
-
-
-def pixi(tree: Tree) -> Result:
-    """pixi takes this machine for a gfx1151. Of several GPUs it goes by the one with the most
-    compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
-    it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
-    found = detected(tree)
-    if found == WANTED:
-        return _fine(**found)
-    said = ", ".join(f"{name}={version}" for name, version in found.items()) or "no AMD GPU"
-    missing = {VARIABLES[n]: version for n, version in WANTED.items() if found.get(n) != version}
-    fix = " ".join(f"{variable}={version}" for variable, version in missing.items())
-    return _warning(f"pixi sees {said}; the stacks are for 11.5.1", f"export {fix}", **found)
-
-
-def driver(tree: Tree) -> Result:
-    """The kernel's own amdgpu driver is loaded. A DKMS driver brings an older KFD than a
-    new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    _need_gpu(tree)
-    if not tree.path("sys/module/amdgpu").is_dir():
-        return _error("amdgpu is not loaded", "sudo modprobe amdgpu")
-    version = tree.read("sys/module/amdgpu/version")
-    if version:
-        what = f"amdgpu {version} comes from DKMS, not from the kernel"
-        return _warning(what, "sudo amdgpu-install --uninstall", version=version)
-    return _fine()
-
-
-def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
-    the sizes of the context save area, as backports do. Without them, compute fails to start or
-    faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
-    release = _known(tree.release, "the kernel's release")
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
-    if not found:
-        raise CannotRun(f"the kernel's release cannot be read: {release!r}")
-    version = tuple(int(part or 0) for part in found.groups())
-    name = kernel_version(release)
-    distribution, of = tree.distribution["ID"], tree.distribution.get("VERSION_ID", "")
-    if distribution == "ubuntu" and of == "24.04":
-        if version >= (7, 0):
-            what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
-            return _warning(what, _kernel_fix(distribution), release=name)
-        is_oem = release.endswith("-oem")
-        needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
-    else:
-        needed = KERNEL
-    if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
-        least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
-        return _error(f"{release} is older than {least}", _kernel_fix(distribution), release=name)
-    return _fine(release=name)
-
-
-def _kernel_fix(distribution: str) -> str:
-    return {
-        "ubuntu": "sudo apt install linux-generic-hwe-24.04 && sudo reboot",
-        "debian": "sudo apt install -t $(lsb_release -cs)-backports linux-image-amd64",
-        "fedora": "sudo dnf upgrade --refresh kernel && sudo reboot",
-        "arch": "sudo pacman -Syu linux && sudo reboot",
-    }.get(distribution, "install Linux 6.18.4 or newer with the distribution's package manager")
-
-
-def firmware(tree: Tree) -> Result:
-    """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151:
-    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
-    _need_gpu(tree)
-    mes = None
-    for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
-        text = tree.read(str(file.relative_to(tree.root))) or ""
-        found = re.search(r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)", text, re.M)
-        mes = int(found.group(1), 16) & 0xFF if found else mes
-    version = tree.firmware
-    if version is None and mes is None:
-        raise CannotRun("linux-firmware's version cannot be read")
-    measured = {"version": version, "mes": hex(mes) if mes is not None else None}
-    if (version and BAD_FIRMWARE in version) or mes == BAD_MES:
-        fix = {
-            "fedora": "sudo dnf upgrade --refresh linux-firmware amd-gpu-firmware && sudo reboot",
-            "arch": "sudo pacman -Syu linux-firmware && sudo reboot",
-        }.get(tree.distribution["ID"], "install linux-firmware 20260110 or newer, then reboot")
-        return _error(f"linux-firmware {version or hex(mes)} is known bad", fix, **measured)
-    if mes == SUSPECT_MES:
-        what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
-        return _warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
-    return _fine(**measured)
-
-
-def _opens(tree: Tree, name: str) -> Result:
-    path = tree.path(name)
-    try:
-        tree.open_device(path)
-    except FileNotFoundError:
-        return _error(f"/{name} does not exist", "sudo modprobe amdgpu; in a container: --device "
-                      "/dev/kfd --device /dev/dri")  # fmt: skip
-    except PermissionError:
-        fix = "sudo usermod -aG render,video $USER, then log in again; in a container: --group-add "
-        return _error(f"/{name}: permission denied", fix + "keep-groups")
-    except OSError as error:
-        return _error(f"/{name} cannot be opened: {error.strerror}", "sudo dmesg | grep -i kfd")
-    return _fine(opened=f"/{name}")
-
-
-def kfd(tree: Tree) -> Result:
-    """/dev/kfd opens for reading and writing. Mode bits would not show what a container or
-    sandbox forbids:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    _need_gpu(tree)
-    return _opens(tree, "dev/kfd")
-
-
-def render(tree: Tree) -> Result:
-    """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    _need_gpu(tree)
-    gpus = [tree.strix_halo, *tree.gpus] if tree.strix_halo else tree.gpus
-    minors = [node.render_minor for node in gpus if node.render_minor >= 128]
-    if not minors:
-        nodes = tree.glob("dev/dri/renderD*")
-        return _opens(tree, f"dev/dri/{nodes[0].name}" if nodes else "dev/dri/renderD128")
-    return _opens(tree, f"dev/dri/renderD{minors[0]}")
-
-
-def groups(tree: Tree) -> Result:
-    """The user is in the group render; without it only root can open the devices:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    _need_gpu(tree)
-    names = _known(tree.groups, "the user's groups")
-    listed = ", ".join(sorted(names))
-    if names & {"render", "root"}:
-        return _fine(groups=listed)
-    what = "the user is not in the group render"
-    return _warning(what, "sudo usermod -aG render,video $USER, then log in again", groups=listed)
-
-
-def carve_out(tree: Tree) -> Result:
-    """The BIOS reserves little memory for the GPU. The GPU reaches all memory through GTT; what the
-    BIOS carves out is lost to everything else:
-    https://github.com/ROCm/legacy-rocm-build/issues/5444"""
-    _need_gpu(tree)
-    name = _known(tree.gpu_folder, "the GPU's memory")
-    size = _known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
-    measured = {"gib": round(size / GIB, 1)}
-    if size > 8 * GIB:
-        fix = "set the UMA frame buffer size to 512 MB in the BIOS, and raise the GTT limit"
-        return _warning(f"{size / GIB:.0f} GiB are reserved for the GPU", fix, **measured)
-    return _fine(**measured)
-
-
-def _raise_gtt(memory: int) -> str:
-    pages = (memory - SPARE) // PAGE
-    return (
-        f"echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee "
-        "/etc/modprobe.d/ttm.conf; then update the initramfs and reboot"
-    )
-
-
-def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. The default limit is half of it, and models
-    that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
-    _need_gpu(tree)
-    memory = _known(tree.memory, "the size of the memory")
-    pages = tree.number("sys/module/ttm/parameters/pages_limit")
-    size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total") if tree.gpu_folder else None
-    limits = [pages * PAGE if pages else None, size]
-    limit = _known(min((x for x in limits if x), default=None), "the limit of GTT")
-    fix = _raise_gtt(memory)
-    measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
-    if limit > memory - SPARE // 2:
-        what = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB: the system may swap"
-        return _warning(what, fix, **measured)
-    if limit < 0.75 * memory:
-        what = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
-        return _warning(what, fix, **measured)
-    return _fine(**measured)
-
-
-def vllm_memory(tree: Tree, options: Options) -> Result:
-    """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
-    whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
-    _need_gpu(tree)
-    found = _known(memory_of(tree), "the GPU's memory or the system's available memory")
-    measured = {
-        "usable_gib": round(found.usable / GIB, 1),
-        "hip_total_gib": round(found.total / GIB, 1),
-        "utilization": found.utilization,
-    }
-    if flags := found.flags(options.weights):
-        return replace(_fine(**measured), reason=f"vllm serve MODEL {flags}")
-    usable = f"{found.usable / GIB:.0f} GiB are usable"
-    what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
-    needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
-    if found.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
-        return _warning(what, _raise_gtt(tree.memory), **measured)
-    return _warning(
-        what, "free memory, or take a smaller or more strongly quantized model", **measured
-    )
-
-
-def environment(tree: Tree) -> Result:
-    """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
-    faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
-    override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
-    if override:
-        what = f"HSA_OVERRIDE_GFX_VERSION={override}"
-        return _error(
-            what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
-        )
-    own = tree.environ.get("CONDA_PREFIX", "no environment")
-    foreign = [
-        name
-        for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
-        for part in tree.environ.get(name, "").split(":")
-        if "rocm" in part.lower() and not part.startswith(own)
-    ]
-    if not foreign:
-        return _fine()
-    listed = " ".join(dict.fromkeys(foreign))
-    if any(name.startswith("LD_") for name in foreign):
-        what = f"{listed}: another ROCm's libraries are loaded first"
-        return _error(what, f"unset {listed}", variables=listed)
-    return _warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
-
-
-def stray_rocm(tree: Tree) -> Result:
-    """No other ROCm is on the loader's path. Two versions in one process crash, and these packages
-    bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    files = [
-        file
-        for file in tree.glob("etc/ld.so.conf.d/*.conf")
-        if "rocm" in (tree.read(str(file.relative_to(tree.root))) or "")
-    ]
-    installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
-    if files:
-        name = f"/{files[0].relative_to(tree.root)}"
-        what = f"{name} puts the system's ROCm on the loader's path"
-        return _warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))
-    return _fine(installed=", ".join(installed))
-
-
-def packages(tree: Tree) -> Result:
-    """The environment's torch and triton are those of our channel. What PyPI's packages require is
-    taken from PyPI, over ours, unless pixi knows our names there:
-    https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
-    found = installed(tree.prefix) if tree.prefix else []
-    if not found:
-        raise CannotRun("torch is not installed")
-    measured = {each.name: each.version for each in found}
-    for each in found:
-        if each.by == CONDA_FORGE:
-            what = f"{each.name} {each.version} is conda-forge's, which has no ROCm"
-            fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
-            return _error(what, fix, **measured)
-        if each.by != "conda":
-            what = f"{each.name} {each.version} was installed by {each.by}, over our channel's"
-            # pixi does not notice that the files changed, not even when it locks ours again
-            fix = "pixi clean && pixi install"
-            if each.by == "uv-pixi":
-                names = " ".join(other.name for other in found if other.by == each.by)
-                fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
-            return _error(what, fix, **measured)
-    return _fine(**measured)
-
-
-def caches(tree: Tree) -> Result:
-    """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
-    Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
-    if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
-        raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
-    meta = tree.prefix / "conda-meta"
-    files = [file for name in COMPILERS for file in meta.glob(f"{name}-*.json")]
-    made = max((file.stat().st_mtime for file in files), default=meta.stat().st_mtime)
-    stale = []
-    for name in (".cache/comgr", ".cache/miopen", ".config/miopen", ".triton/cache"):
-        folder = tree.home / name
-        try:
-            newest = max((file.stat().st_mtime for file in folder.iterdir()), default=made)
-        except OSError:
-            continue
-        if newest < made:
-            stale.append(name)
-    if stale:
-        what = (
-            f"older than the installed ROCm and Triton: {', '.join(f'~/{name}' for name in stale)}"
-        )
-        return _warning(what, f"rm -r {' '.join(f'~/{name}' for name in stale)}")
-    return _fine()
-
-
-def glibc(tree: Tree) -> Result:
-    """glibc is 2.28 or newer, which ROCm's libraries require:
-    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    version = _known(tree.glibc, "glibc's version")
-    text = ".".join(map(str, version))
-    if version < (2, 28):
-        return _error(f"glibc {text} is older than 2.28", "upgrade the distribution", glibc=text)
-    return _fine(glibc=text)
-
-
-def disk(tree: Tree) -> Result:
-    """20 GB are free where environments are installed; ROCm's libraries alone take 9:
-    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    place = tree.prefix if tree.prefix and tree.prefix.is_dir() else tree.root
-    free = free_bytes(place)
-    measured = {"free_gb": round(free / 1e9, 1)}
-    if free < DISK:
-        fix = "pixi clean cache, or: conda clean --all"
-        return _warning(f"{free / 1e9:.1f} GB are free", fix, **measured)
-    return _fine(**measured)
-
-
-def free_bytes(place: Path) -> int:
-    found = os.statvfs(place)
-    return found.f_bavail * found.f_frsize
-
-
 BODIES: dict[str, Callable[..., Result]] = {
-    "gpu": gpu,
-    "pixi": pixi,
-    "driver": driver,
-    "kernel": kernel,
-    "firmware": firmware,
-    "kfd": kfd,
-    "render": render,
-    "groups": groups,
-    "carve-out": carve_out,
-    "gtt": gtt,
-    "vllm-memory": vllm_memory,
-    "environment": environment,
-    "stray-rocm": stray_rocm,
-    "packages": packages,
-    "caches": caches,
-    "glibc": glibc,
-    "disk": disk,
+    "gpu": machine.gpu,
+    "pixi": machine.pixi,
+    "driver": machine.driver,
+    "kernel": machine.kernel,
+    "firmware": machine.firmware,
+    "kfd": machine.kfd,
+    "render": machine.render,
+    "groups": machine.groups,
+    "carve-out": machine.carve_out,
+    "gtt": machine.gtt,
+    "vllm-memory": machine.vllm_memory,
+    "environment": environment.environment,
+    "stray-rocm": environment.stray_rocm,
+    "packages": environment.packages,
+    "caches": environment.caches,
+    "glibc": environment.glibc,
+    "disk": environment.disk,
 }

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of a size, as a whole, against a kernel with one fault at a time.
+
+tiled.Kernel stands behind scaled_dot_product_attention and flash-attn's functions. Right, it passes
+every check; with any fault, one fails. test_faults shows what single checks catch. All sizes that a
+CPU can hold: python tests/test_planted.py full
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import tiled
+import torch
+from strix_validate import behaviour, flash_cases, gpu_free, sdpa
+from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.tiers import attention, run_each
+
+HALF = torch.float16  # for a field that only asks whether sums are kept in 16 bits
+#: name: what is wrong with tiled.Kernel
+FAULTS = {
+    "scale off by 1 %": {"scale": 1.01},
+    "causal sees one key more": {"diagonal": 1},
+    "causal sees one key less": {"diagonal": -1},
+    "causal in the other corner": {"other_corner": True},
+    "window one key wider": {"window": 1},
+    "window one key narrower": {"window": -1},
+    "softcap dropped": {"softcap": False},
+    "key/value head of a neighbour": {"neighbour_head": True},
+    "gradient of one head of a group": {"one_head_of_group": True},
+    "last tile of keys left out": {"skips_partial_tile": True},
+    "last query not written": {"skips_last_query": True},
+    "padding behind the keys counted": {"counts_padding": True},
+    "keys behind the 512th left out": {"most_keys": 512},
+    "queries behind the 512th left out": {"most_queries": 512},
+    "first sequence read for each": {"first_sequence": True},
+    "padded lanes of the head dim used": {"padded_lanes": True},
+    "strides ignored": {"contiguous": True},
+    "mask read for the first tile only": {"mask_of_first_tile": True},
+    "logsumexp in base 2": {"log_base": 0.6931471805599453},
+    "logsumexp of the last tile": {"lse_of_last_tile": True},
+    "dq without the scale": {"dq_scale": 8.0},
+    "dk without the scale": {"dk_scale": 8.0},
+    "dv off by 2 %": {"dv_scale": 1.02},
+    "delta left out": {"no_delta": True},
+    "backward reads a stale output": {"stale_out": True},
+    "dropout not scaled": {"keep_scale": False},
+    "dropout of other weights backward": {"keep_again": True},
+    "NaN swallowed": {"swallows_nan": True},
+    "out summed in 16 bits": {"sums": HALF},
+    "dk and dv summed in 16 bits": {"grad_sums": HALF},
+    "out summed in 16 bits by 16 keys": {"sums": HALF, "tile": 16},
+    "rounding by truncation": {"truncates": True},
+    "keys at the queries' offsets": {"queries_for_keys": True},
+    "sequence without keys left out": {"empty_shifts": True},
+}
+
+
+class Attention(torch.autograd.Function):
+    """torch's interface to a kernel; the fault stale_out needs the output of the call before."""
+
+    last: torch.Tensor | None = None
+
+    @staticmethod
+    def forward(ctx, kernel, options, q, k, v):
+        ctx.kernel, ctx.options = kernel, options
+        ctx.save_for_backward(q, k, v)
+        out = kernel(q, k, v, **options)["out"]
+        ctx.stale = Attention.last
+        Attention.last = out.float()
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        q, k, v = ctx.saved_tensors
+        stale = ctx.stale if ctx.stale is not None and ctx.stale.shape == q.shape else None
+        stale = torch.zeros(q.shape) if stale is None else stale
+        found = ctx.kernel(q, k, v, grad_out, stale=stale, **ctx.options)
+        return None, None, found["dq"], found["dk"], found["dv"]
+
+
+def route(kernel: tiled.Kernel):
+    def call(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **ignored):
+        options = {"mask": attn_mask, "causal": "top-left" if is_causal else ""}
+        if dropout_p:
+            chances = torch.rand(2, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+            keep = (chances >= dropout_p) / (1 - dropout_p if kernel.keep_scale else 1)
+            options["keep"] = (keep[0], keep[int(kernel.keep_again)])
+        return Attention.apply(kernel, options, q, k, v)
+
+    return call
+
+
+def dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict) -> dict:
+    """The kernel for tensors in flash-attn's layout."""
+    named = {
+        "causal": "bottom-right" if options["causal"] else "",
+        "window": options.get("window_size", (-1, -1)),
+        "softcap": options.get("softcap", 0.0),
+    }
+    swapped = [None if x is None else x.transpose(1, 2) for x in (q, k, v, grad_out)]
+    found = kernel(*swapped, stale=torch.zeros(swapped[0].shape), **named)
+    return {name: x if name == "lse" else x.transpose(1, 2) for name, x in found.items()}
+
+
+def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
+    q, k, v = (tensors[name] for name in "qkv")
+    starts_q, starts_k = (tensors[f"cu_seqlens_{name}"].tolist() for name in "qk")
+    starts = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
+    found = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
+    found |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
+    moved = 0
+    for q0, k0, q1, k1 in starts:
+        rows, keys = slice(q0, q1), slice(k0, k1)
+        if kernel.queries_for_keys:
+            keys = slice(q0, min(q0 + k1 - k0, len(k)))
+        if kernel.empty_shifts and q1 > q0 and k1 == k0:
+            moved += q1 - q0
+        if q1 == q0 or keys.stop <= keys.start:
+            continue
+        parts = (x[None] for x in (q[rows], k[keys], v[keys], grad_out[rows]))
+        one = dense(kernel, *parts, options)
+        rows = slice(q0 - moved, q1 - moved)
+        for name in ("out", "dq"):
+            found[name][rows] = one[name][0]
+        found["lse"][:, rows] = one["lse"][0]
+        found["dk"][keys], found["dv"][keys] = one["dk"][0], one["dv"][0]
+    return found
+
+
+def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
+    if {"block_table", "cache_leftpad"} & tensors.keys():
+        raise NotImplementedError
+    found = {name: x.clone() for name, x in tensors.items()}
+    rows = tensors.get("cache_batch_idx", torch.arange(2)).tolist()
+    outs = []
+    for i, (row, length) in enumerate(zip(rows, tensors["cache_seqlens"].tolist(), strict=True)):
+        end = length + (tensors["k"].shape[1] if "k" in tensors else 0)
+        for name in ("k", "v") if "k" in tensors else ():
+            found[f"{name}_cache"][row, length:end] = tensors[name][i]
+        keys, values = (found[f"{name}_cache"][row, None, :end] for name in "kv")
+        outs.append(dense(kernel, tensors["q"][i, None], keys, values, None, options)["out"])
+    return found | {"out": torch.cat(outs)}
+
+
+def flash_attn(kernel: tiled.Kernel, call) -> gpu_free.Answer:
+    tensors, options = call.tensors, call.options
+    if options.get("dropout_p"):
+        return gpu_free.Answer({"differing": torch.tensor(float(call.repeats - 1))})
+    if call.function == "flash_attn_with_kvcache":
+        try:
+            return gpu_free.Answer(cached(kernel, tensors, options))
+        except NotImplementedError:
+            return gpu_free.Answer(error=("NotImplementedError", ""))
+    if call.function == "flash_attn_varlen_func":
+        return gpu_free.Answer(packed(kernel, tensors, call.grad_out, options))
+    found = dense(kernel, *(tensors[name] for name in "qkv"), call.grad_out, options)
+    return gpu_free.Answer(found | {"differing": torch.tensor(0.0)})
+
+
+@cache
+def problems(size: Size) -> list[sdpa.Problem]:
+    shapes = [x for x in sdpa.SHAPES if size.holds(x.size) and not x.on_device]
+    return [sdpa.Problem(x, dtype, "cpu") for x in shapes for dtype in sdpa.DTYPES
+            if not (x.sink and dtype is torch.float32)]  # fmt: skip
+
+
+@cache
+def cases(size: Size) -> list[flash_cases.Case]:
+    found = [case for dtype in (torch.float32, HALF) for case in flash_cases.cases(dtype)]
+    for case in found:
+        object.__setattr__(case, "expected", cache(case.expected))
+    return [case for case in found if size.holds(case.size)]
+
+
+def results(kernel: tiled.Kernel, size: Size) -> Iterator[Result]:
+    """Of every check of a size with this kernel, except of torch.compile."""
+    Attention.last = None
+    for problem in problems(size):
+        check = Check(f"sdpa/default/{problem.shape.name}-{problem.dtype}", "", "")
+        yield sdpa.run_one(check, route(kernel), problem)
+    bodies = behaviour.bodies()
+    names = [name for name in behaviour.BODIES if name not in ("compiled", "lse", "finite")]
+    checks = [Check(f"sdpa/default/{name}", "", "") for name in names]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sdpa.ROUTES, "default", route(kernel))
+        patch.setitem(behaviour.LSE, "flash", lambda *x: kernel(*x, causal="top-left")["lse"])
+        yield from run_each([*checks, Check("sdpa/flash/lse", "", "")], Options(size=size), bodies)
+    for case in cases(size):
+        check = Check(f"flash-attn/{case.name}", "", "")
+        yield attention.judge(check, case, flash_attn(kernel, case.call))
+
+
+def failures(kernel: tiled.Kernel, size: Size = Size.QUICK) -> Iterator[Result]:
+    torch.set_num_threads(1)
+    return (result for result in results(kernel, size) if result.state is State.FAILED)
+
+
+def test_the_right_kernel_passes():
+    assert [(found.check.id, found.reason) for found in failures(tiled.Kernel())] == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_quick_catches(name):
+    assert next(failures(tiled.Kernel(**FAULTS[name])), None), f"not caught: {name}"
+
+
+def main(size: Size) -> int:
+    """Prints which checks catch each fault; returns how many faults are not caught."""
+    missed = 0
+    for name, fault in {"none": {}, **FAULTS}.items():
+        found = [result.check.id for result in failures(tiled.Kernel(**fault), size)]
+        missed += bool(found) is (name == "none")
+        print(f"{name}: {len(found)} checks fail: {', '.join(found[:3])}")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Size(sys.argv[1])))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention in tiles with a running maximum, as kernels compute it, in torch on the CPU.
+
+Right by default. Each field of :class:`Kernel` is a place where a kernel can be wrong; test_planted
+puts a fault there. It shares no code with strix_validate.reference.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Numbers are added to the right value or multiplied with it; flags name what goes wrong."""
+
+    tile: int = 64
+    scale: float = 1.0
+    dq_scale: float = 1.0
+    dk_scale: float = 1.0
+    dv_scale: float = 1.0
+    diagonal: int = 0  # keys more that a causal query sees
+    other_corner: bool = False
+    window: int = 0  # keys more that a window has
+    softcap: bool = True
+    log_base: float = 1.0  # the logarithm is divided by it
+    lse_of_last_tile: bool = False
+    sums: torch.dtype | None = None  # of out between tiles
+    grad_sums: torch.dtype | None = None  # of dk and dv
+    truncates: bool = False
+    swallows_nan: bool = False
+    skips_partial_tile: bool = False
+    skips_last_query: bool = False
+    counts_padding: bool = False  # keys of zeros behind the last one
+    most_keys: int = 1 << 30
+    most_queries: int = 1 << 30
+    neighbour_head: bool = False  # query head h reads key/value head h % kv_heads
+    one_head_of_group: bool = False  # dk and dv of the group's last head only
+    first_sequence: bool = False  # read for each sequence
+    padded_lanes: bool = False  # one more lane, of the next row, where the head dim is padded
+    contiguous: bool = False  # strides are ignored
+    no_delta: bool = False
+    stale_out: bool = False  # backward reads the output of the call before
+    keep_scale: bool = True  # kept weights are multiplied by 1 / (1 - p)
+    keep_again: bool = False  # backward drops other weights
+    mask_of_first_tile: bool = False  # of an additive or Boolean mask
+    queries_for_keys: bool = False  # offsets of a packed sequence
+    empty_shifts: bool = False  # a sequence without keys is left out, and all behind it move up
+
+    def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x, rounded to dtype, in float32."""
+        if not self.truncates or dtype is torch.float32:
+            return x.to(dtype).float()
+        lost = 16 if dtype is torch.bfloat16 else 13
+        return (x.contiguous().view(torch.int32) >> lost << lost).view(torch.float32)
+
+    def read(self, x: Tensor) -> Tensor:
+        if self.contiguous and not x.is_contiguous():
+            x = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
+        if self.first_sequence:
+            x = x[:1].expand_as(x)
+        x = x.float()
+        if self.padded_lanes and x.shape[-1] & (x.shape[-1] - 1):
+            x = torch.cat([x, x[..., :1].roll(-1, -2)], -1)
+        return x
+
+    def seen(self, queries: int, keys: slice, n: int, causal: str, window: tuple[int, int]):
+        """Which of the keys each query sees; n: number of keys."""
+        query, key = torch.arange(queries)[:, None], torch.arange(keys.start, keys.stop)[None]
+        own = query + n - queries
+        if self.other_corner and causal:
+            causal = {"top-left": "bottom-right", "bottom-right": "top-left"}[causal]
+        found = torch.ones(queries, key.shape[1], dtype=torch.bool)
+        if causal:
+            found &= key <= (query if causal == "top-left" else own) + self.diagonal
+        if window[0] >= 0:
+            found &= key >= own - window[0] - self.window
+        if window[1] >= 0:
+            found &= key <= own + window[1] + self.window
+        return found
+
+    def __call__(
+        self, q, k, v, grad_out=None, *, causal="", window=(-1, -1), softcap=0.0, mask=None,
+        keep=None, stale=None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """out and lse, and with grad_out dq, dk and dv; (batch, heads, seqlen, head_dim).
+
+        keep: (0 or the factor of kept weights, the same for the backward pass). stale: the output
+        of the call before.
+        """
+        dtype, size, lanes = q.dtype, q.shape, q.shape[-1]
+        q, k, v = (self.read(x) for x in (q, k, v))
+        heads, kv_heads, n = q.shape[1], k.shape[1], k.shape[2]
+        own = torch.arange(heads) // (heads // kv_heads)
+        own = torch.arange(heads) % kv_heads if self.neighbour_head else own
+        k, v = k[:, own], v[:, own]
+        scale = lanes**-0.5 * self.scale
+        used = min(n - (n % self.tile if self.skips_partial_tile and n > self.tile else 0),
+                   self.most_keys)  # fmt: skip
+        tiles = [slice(i, min(i + self.tile, used)) for i in range(0, used, self.tile)]
+
+        def score(keys: slice) -> tuple[Tensor, Tensor]:
+            """Scores of these keys, -inf where not seen, and the derivative of the soft cap."""
+            s = q @ k[:, :, keys].transpose(-2, -1) * scale
+            slope = torch.ones_like(s)
+            if softcap and self.softcap:
+                capped = (s / softcap).tanh()
+                s, slope = softcap * capped, 1 - capped**2
+            if mask is not None and not (self.mask_of_first_tile and keys.start):
+                part = mask[..., keys]
+                s = s.masked_fill(~part, -INFINITY) if part.dtype is torch.bool else s + part
+            return s.masked_fill(~self.seen(q.shape[2], keys, n, causal, window), -INFINITY), slope
+
+        best = torch.full((*q.shape[:3], 1), -INFINITY)
+        total, out = torch.zeros_like(best), torch.zeros(*q.shape[:3], v.shape[-1])
+        sums = self.sums and dtype
+        for keys in tiles:
+            s, _ = score(keys)
+            if self.swallows_nan:
+                s = s.nan_to_num(-INFINITY, INFINITY, -INFINITY)
+            new = torch.maximum(best, s.amax(-1, keepdim=True))
+            base = new.masked_fill(new == -INFINITY, 0)
+            shrink, weights = (best - base).exp(), (s - base).exp()
+            total = total * shrink + weights.sum(-1, keepdim=True)
+            if keep is not None:
+                weights = weights * keep[0][..., keys]
+            share = self.store(weights, dtype) @ v[:, :, keys]
+            out = self.store(out * shrink + share, sums) if sums else out * shrink + share
+            best = new
+        if self.counts_padding:
+            total = total + (-n % 16) * (-best).exp().nan_to_num(0, 0, 0)
+        empty = total == 0
+        out = self.store(out / total.masked_fill(empty, 1), dtype)
+        lse = (best + total.log())[..., 0]
+        if self.lse_of_last_tile:
+            lse = score(tiles[-1])[0].logsumexp(-1)
+        found = {"lse": lse / self.log_base}
+        if self.skips_last_query:
+            out[:, :, -1] = 0
+        out[:, :, self.most_queries :] = 0
+        if grad_out is not None:
+            log = (best + total.masked_fill(empty, 1).log()).masked_fill(empty, INFINITY)
+            seen_out = stale if self.stale_out and stale is not None else out
+            found |= self.gradients(q, k, v, grad_out.float(), seen_out, log, score, tiles, keep,
+                                    scale, dtype, own, kv_heads, lanes)  # fmt: skip
+        return found | {"out": out[..., :lanes].reshape(size).to(dtype)}
+
+    def gradients(
+        self, q, k, v, grad_out, out, log, score, tiles, keep, scale, dtype, own, kv_heads, lanes
+    ) -> dict[str, Tensor]:
+        """log: each query's logarithm of its sum of weights, infinite without keys."""
+        grad_out = torch.cat([grad_out, torch.zeros(*q.shape[:3], v.shape[-1] - lanes)], -1)
+        delta = (grad_out * out).sum(-1, keepdim=True) * (not self.no_delta)
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        sums = self.grad_sums and dtype
+        for keys in tiles:
+            s, slope = score(keys)
+            weights = (s - log).exp()
+            if self.swallows_nan:
+                weights = weights.nan_to_num(0)
+            grad = grad_out @ v[:, :, keys].transpose(-2, -1)
+            kept = weights
+            if keep is not None:
+                grad, kept = grad * keep[1][..., keys], weights * keep[1][..., keys]
+            grad = self.store(weights * (grad - delta) * slope, dtype)
+            kept = self.store(kept, dtype)
+            dq += grad @ k[:, :, keys] * scale
+            for i in range(0, q.shape[2], self.tile):
+                rows = slice(i, i + self.tile)
+                more_k = grad[:, :, rows].transpose(-2, -1) @ q[:, :, rows] * scale
+                more_v = kept[:, :, rows].transpose(-2, -1) @ grad_out[:, :, rows]
+                for whole, more in ((dk, more_k), (dv, more_v)):
+                    more = whole[:, :, keys] + more
+                    whole[:, :, keys] = self.store(more, dtype) if sums else more
+        factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
+        found = {"dq": dq, "dk": self.per_head(dk, own, kv_heads),
+                 "dv": self.per_head(dv, own, kv_heads)}  # fmt: skip
+        return {
+            name: self.store(x[..., :lanes] * factors[name], dtype).to(dtype)
+            for name, x in found.items()
+        }
+
+    def per_head(self, x: Tensor, own: Tensor, kv_heads: int) -> Tensor:
+        """Gradients by query head summed over those that read the same key/value head."""
+        if self.one_head_of_group:
+            group = x.shape[1] // kv_heads
+            return x[:, group - 1 :: group]
+        return torch.zeros(x.shape[0], kv_heads, *x.shape[2:]).index_add_(1, own, x)
