@@ -168,12 +168,52 @@ def test_a_skip_that_is_not_expected_fails():
 
 
 def test_select_and_misspelt_names():
-    checks = [Check("a/b", "", ""), Check("a/bc", "", ""), Check("d", "", "")]
-    assert [c.id for c in select(checks, ["a/b"])] == ["a/b"]
-    assert [c.id for c in select(checks, ["a"], ["a/b"])] == ["a/bc"]
-    for wrong in ("a/", "x", "a/b/c"):
-        with pytest.raises(NoSuchCheck, match="no check is called"):
-            select(checks, [wrong])
+    known = {"x": [Check("a/b", "", ""), Check("a/bc", "", "")], "y": [Check("d", "", "")]}
+
+    def ids(*arguments):
+        return [check.id for checks in select(known, *arguments).values() for check in checks]
+
+    assert ids(["a/b"]) == ["a/b"]
+    assert ids(["a"], ["a/b"]) == ["a/bc"]
+    assert ids(["*/b*"], []) == ["a/b", "a/bc"]
+    assert ids(["x"]) == ["a/b", "a/bc"] and ids([], ["x"]) == ["d"]
+    for wrong in ("a/", "z", "a/b/c"):
+        with pytest.raises(NoSuchCheck, match="no check of x, y is called"):
+            select(known, [wrong])
+
+
+def test_only_means_the_same_in_every_tier():
+    """A tier's name is all of it, although it begins no id of libraries and few of attention."""
+    known = {name: tiers.load(name).checks() for name in tiers.TIERS}
+    for name, checks in known.items():
+        for some in ({name: checks}, known):
+            assert select(some, [name])[name] == checks
+            first = checks[0].id
+            assert [c.id for c in select(some, [first])[name]] == [first]
+            prefix = first.split("/")[0]
+            group = [c for c in checks if c.id == prefix or c.id.startswith(f"{prefix}/")]
+            if prefix not in known:
+                assert select(some, [prefix])[name] == select(some, [f"{prefix}/*", first])[name]
+                assert select(some, [prefix])[name] == group
+    assert len(select(known, ["attention"])["attention"]) > len(
+        select(known, ["attention/*"])["attention"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tier", "name"),
+    [
+        ("attention", "sdpa/flash/length-64-float16"),
+        ("attention", "flash-attn/gpu"),
+        ("libraries", "conv/fast"),
+        ("bench", "bench/flash/xlarge-causal"),
+    ],
+)
+def test_a_name_of_another_size_or_device_is_an_error(tier, name):
+    """Beside a name that fits it would go unnoticed."""
+    fits = next(c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, Options()))
+    with pytest.raises(NoSuchCheck, match=f"{name} needs another size or kind of device"):
+        run([tier], Options(), [fits, name])
 
 
 def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):

@@ -61,8 +61,8 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="ID",
-        help="Run only these checks: an id, its prefix or a pattern, such as sdpa/flash or "
-        "'kernels/vllm-*'. Repeatable.",
+        help="Run only these checks: a tier, an id, its prefix or a pattern, such as libraries, "
+        "sdpa/flash or 'kernels/vllm-*'. Repeatable.",
     ),
 ]
 Skip = Annotated[
@@ -226,14 +226,14 @@ def list_checks(as_json: Json = False, only: Only = None) -> None:
     """List every check with the bug that it would catch."""
     from strix_validate.run import select
 
-    found, absent = [], []
+    known, absent = {}, []
     for name in tiers.TIERS:
         try:
-            found += tiers.load(name).checks()
+            known[name] = tiers.load(name).checks()
         except ModuleNotFoundError as error:
             absent.append(f"tier {name} is not listed: {error.name} is not installed")
     try:
-        found = select(found, only or [])
+        found = [check for checks in select(known, only or []).values() for check in checks]
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:

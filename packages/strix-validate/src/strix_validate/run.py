@@ -3,10 +3,11 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
+from types import ModuleType
 
 from strix_validate import TARGET, host, record, skips, tiers
 from strix_validate.checks import Check, Options, Result, State, is_named
@@ -14,25 +15,36 @@ from strix_validate.record import Record
 
 
 class NoSuchCheck(ValueError):
-    """--only or --skip names no check."""
+    """--only or --skip names no check, or --only none of this size and kind of device."""
 
 
 def select(
-    checks: Sequence[Check], only: Sequence[str] = (), skip: Sequence[str] = ()
-) -> list[Check]:
-    """The checks named in only, or all, without those named in skip.
+    known: Mapping[str, Sequence[Check]], only: Sequence[str] = (), skip: Sequence[str] = ()
+) -> dict[str, list[Check]]:
+    """By tier the checks named in only, or all, without those named in skip.
+
+    A name means the same everywhere: a tier, all of it, or else what :func:`checks.is_named` says:
+    an id, its prefix up to a slash, or a pattern.
 
     Raises:
         NoSuchCheck: a misspelt name; it would otherwise run nothing, or everything, and look fine.
     """
+
+    def named(tier: str, check: Check, names: Sequence[str]) -> bool:
+        # "attention" is the tier, not only its checks attention/vllm-*
+        return tier in names or is_named(check.id, [name for name in names if name not in known])
+
     for name in (*only, *skip):
-        if not any(is_named(check.id, [name]) for check in checks):
-            raise NoSuchCheck(f"no check is called {name}")
-    return [
-        check
-        for check in checks
-        if (not only or is_named(check.id, only)) and not is_named(check.id, skip)
-    ]
+        if not any(named(tier, check, [name]) for tier in known for check in known[tier]):
+            raise NoSuchCheck(f"no check of {', '.join(known)} is called {name}")
+    return {
+        tier: [
+            check
+            for check in checks
+            if (not only or named(tier, check, only)) and not named(tier, check, skip)
+        ]
+        for tier, checks in known.items()
+    }
 
 
 def run(
@@ -54,19 +66,20 @@ def run(
     began, begin = datetime.now(UTC), perf_counter()
     modules = {name: tiers.load(name) for name in names}
     known = {name: module.checks() for name, module in modules.items()}
-    wanted = set(select([check for some in known.values() for check in some], only, skip))
+    wanted = select(known, only, skip)
+    possible = {name: _possible(module, known[name], options) for name, module in modules.items()}
+    for name in only:
+        if not any(set(checks) & set(possible[t]) for t, checks in select(known, [name]).items()):
+            raise NoSuchCheck(f"{name} needs another size or kind of device")
     device = host.describe_device(options.device)
     machine = host.machine(device)
     found = []
     # libraries print; stdout belongs to the record
     with contextlib.redirect_stdout(sys.stderr):
         for name, module in modules.items():
-            applies = getattr(module, "applies", lambda check, options: True)
-            chosen = [c for c in known[name] if c in wanted and applies(c, options)]
+            chosen = [check for check in possible[name] if check in set(wanted[name])]
             if chosen:
                 say(f"{name}: {len(chosen)} checks")
-            elif wanted & set(known[name]):
-                say(f"{name}: the wanted checks need another size or kind of device")
             found += (
                 record.of_result(name, skips.judge(_clean(result), machine))
                 for result in _complete(chosen, module.run(chosen, options))
@@ -85,6 +98,12 @@ def run(
         summary=record.summarise(found),
         seconds=round(perf_counter() - begin, 1),
     )
+
+
+def _possible(tier: ModuleType, checks: list[Check], options: Options) -> list[Check]:
+    """Those of the tier's checks that exist for this size and kind of device."""
+    applies = getattr(tier, "applies", lambda check, options: True)
+    return [check for check in checks if applies(check, options)]
 
 
 def _complete(chosen: list[Check], results):
