@@ -291,6 +291,14 @@ def test_report_sets_two_records_side_by_side():
     page = render([fast, slow], ["fast", "slow"])
     assert "Side by side" in page and "12 rows" in page
     assert "it says something about the packages" in page
+    assert page.count("<h2>Overview") == page.count("<h2>Packages") == page.count("ab" * 32) == 1
+    assert 'href="#run-2">slow' in page and 'id="run-2"' in page
+
+
+def test_report_says_what_a_failed_check_catches_and_gives_units():
+    page = render([make(*benchmarks(), FAILED)], ["mine"])
+    assert page.count("catches:") == 1 and "catches: why <a href" in page
+    assert "forward 1 ms, forward 3 TFLOP/s" in page
 
 
 def test_plots_are_written(tmp_path):
@@ -318,8 +326,15 @@ def test_without_matplotlib(tmp_path, monkeypatch):
 
 def test_summary_of_what_was_measured():
     assert summary(PAIR) == "not finite"
-    assert summary({"out": {"error": 0.5, "bound": 2.0}}) == "error 0.25 of the bound"
+    pair = {"error": 0.5, "bound": 2.0}
+    assert summary({"out": pair}) == "error 0.25 of the bound"
+    assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
     assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
+    measured = {"forward_ms": 1.5, "forward_low_ms": 1.2, "forward_tflops": 9.0, "gtt_gib": 62.5,
+                "forward_of_peak": 0.25}  # fmt: skip
+    assert summary(measured) == (
+        "forward 1.5 ms, forward 9 TFLOP/s, gtt 62.5 GiB, forward of peak 25.0%"
+    )
 
 
 def test_evidence_is_written_and_named(tmp_path):

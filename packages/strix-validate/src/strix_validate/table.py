@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A record on the terminal."""
 
+import re
+import textwrap
 from collections import Counter
 
 from rich.console import Console
@@ -53,6 +55,10 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
     return table
 
 
+#: By the last part of what a measured value is called.
+UNITS = {"ms": "ms", "tflops": "TFLOP/s", "mib": "MiB", "gib": "GiB", "gb": "GB", "mhz": "MHz"}
+
+
 def summary(measured: dict) -> str:
     """The largest error as a fraction of its bound; without errors, the plain values."""
     pairs = [value for value in measured.values() if _is_pair(value)]
@@ -60,15 +66,22 @@ def summary(measured: dict) -> str:
         return "not finite"
     if pairs:
         return f"error {worst(measured):.2f} of the bound"
-    plain = {k: v for k, v in measured.items() if isinstance(v, int | float | str)}
-    return ", ".join(f"{name} {_short(value)}" for name, value in plain.items())[:100]
+    plain = {
+        name: value
+        for name, value in measured.items()
+        # the spread of repeats is the benchmarks' own table's
+        if isinstance(value, int | float | str) and not re.search("_(low|high|repeats)", name)
+    }
+    return textwrap.shorten(", ".join(map(_worded, plain, plain.values())), 160, placeholder=" …")
 
 
 def worst(measured: dict) -> float | None:
-    """The largest error as a fraction of its bound, None if nothing finite was compared."""
+    """The largest error, or root mean square, as a fraction of its bound; None if nothing finite was
+    compared."""
     pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
     if not pairs or any(error is None for error, _ in pairs):
         return None
+    pairs += [(m["rms"], m["rms_bound"]) for m in measured.values() if _is_pair(m) and "rms" in m]
     return max(e / b if b else float(e > 0) for e, b in pairs)
 
 
@@ -76,5 +89,11 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, dict) and {"error", "bound"} <= value.keys()
 
 
-def _short(value: int | float | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _worded(name: str, value: int | float | str) -> str:
+    """A value after its name, and with its unit: "forward 1.2 ms" for "forward_ms"."""
+    number = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and name.endswith("_of_peak"):
+        number = f"{value:.1%}"
+    rest, _, unit = name.rpartition("_")
+    words = f"{rest} {number} {UNITS[unit]}" if rest and unit in UNITS else f"{name} {number}"
+    return words.replace("_", " ")

@@ -4,7 +4,7 @@
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strix_validate.checks import State
-from strix_validate.record import Record
+from strix_validate.record import Package, Record
 from strix_validate.table import summary, worst
 
 #: What the state of a check is shown as, worst first.
@@ -39,7 +39,29 @@ def render(records: list[Record], names: list[str]) -> str:
         for record, name in zip(records, names, strict=True)
     ]
     template = environment.get_template("page.html.j2")
-    return template.render(runs=runs, rows=compare(records), states=ORDER)
+    return template.render(
+        runs=runs,
+        rows=compare(records),
+        states=ORDER,
+        versions=versions(records),
+        packages=packages(records, names),
+    )
+
+
+def versions(records: list[Record]) -> dict[str, list[str | None]]:
+    """Of each library by name: the version in each record."""
+    names = dict.fromkeys(name for record in records for name in record.versions)
+    return {name: [record.versions.get(name) for record in records] for name in names}
+
+
+def packages(records: list[Record], names: list[str]) -> list[tuple[Package, list[str]]]:
+    """Each conda package once, with the names of the records that have it."""
+    found: dict[tuple, tuple[Package, list[str]]] = {}
+    for record, name in zip(records, names, strict=True):
+        for package in record.packages:
+            key = tuple(package.model_dump().values())
+            found.setdefault(key, (package, []))[1].append(name)
+    return sorted(found.values(), key=lambda entry: entry[0].name)
 
 
 def compare(records: list[Record]) -> list[dict]:
