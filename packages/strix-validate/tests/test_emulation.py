@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches that strix-emulate executes for a library: autotuned, and with pointers in tensors."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 from strix_emulate import llvm
 from strix_emulate.errors import DisassemblerError
+from strix_validate import gpu_free
+from strix_validate.checks import CannotRun
 
 PROGRAM = """
 import torch, triton
@@ -55,3 +59,28 @@ def test_autotune_and_pointers_in_tensors(tmp_path, monkeypatch):
     file.write_text(PROGRAM)
     done = subprocess.run([sys.executable, file], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+class Asks:
+    """A call that answers whether the child process has the cache of the caller."""
+
+    dtype = torch.float32
+
+    def prepare(self) -> str:
+        return "none"
+
+    def execute(self, device: str) -> dict[str, torch.Tensor]:
+        shared = os.environ["TRITON_CACHE_DIR"] == "/of/the/caller"
+        return {"shared": torch.tensor(shared)}
+
+
+@pytest.mark.parametrize("mode", ["compile", "emulate"])
+def test_each_run_has_a_cache_of_its_own(mode, monkeypatch):
+    """A kernel that no longer compiles would be found in the caller's."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/caller")
+    try:
+        (answer,) = gpu_free.run([Asks()], mode).calls
+    except CannotRun as reason:
+        pytest.skip(str(reason))
+    assert answer.error is None and not answer.tensors["shared"]
