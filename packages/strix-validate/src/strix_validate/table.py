@@ -76,8 +76,7 @@ def summary(measured: dict) -> str:
 
 
 def worst(measured: dict) -> float | None:
-    """The largest error, or root mean square, as a fraction of its bound; None if nothing finite was
-    compared."""
+    """The largest error as a fraction of its bound; None if nothing finite was compared."""
     pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
     if not pairs or any(error is None for error, _ in pairs):
         return None
