@@ -3,7 +3,8 @@
 
 `strix-emulate device -- python -O hip_device.py`. The driver, its C launcher and the HIP calls are
 those of a machine with a GPU; the runtime behind them is strix-emulate-hip. torch has no ROCm here:
-its CPU tensors are put into device memory, which the host can read. -O: see strix_validate.gpu_free.
+its CPU tensors are put into device memory, which the host can read. -O: see
+strix_validate.gpu_free.
 """
 
 import ctypes
@@ -50,15 +51,15 @@ class DeviceMemory(TorchDispatchMode):
 
 
 def without_custom_operators(interface) -> None:
-    """flash-attn's functions call each other without torch's dispatcher: inside of a custom operator
-    no mode sees what is allocated."""
+    """flash-attn's functions call each other without torch's dispatcher: no mode sees what is
+    allocated inside of a custom operator."""
     for name in ("forward", "backward"):
         function = getattr(interface, f"_flash_attn_{name}")._init_fn
         setattr(interface, f"_wrapped_flash_attn_{name}", function)
 
 
 def use_tritons_driver() -> HIPDriver:
-    """Triton's driver is the active one; torch.cuda, which has no device, says device and stream."""
+    """Makes Triton's driver the active one; torch.cuda, which has no device, only names it."""
     triton_device.install()
     driver = HIPDriver()
     driver.get_current_device = lambda: 0
@@ -71,6 +72,7 @@ def main() -> None:
     target = use_tritons_driver().get_current_target()
     # asks for the device when it is imported
     from flash_attn import flash_attn_interface
+
     if (target.backend, target.arch) != ("hip", "gfx1151"):
         raise SystemExit(f"the device is {target}")
     without_custom_operators(flash_attn_interface)
