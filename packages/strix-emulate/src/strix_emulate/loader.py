@@ -5,13 +5,12 @@ Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object 
 kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (AKS2, then one xz stream).
 """
 
-import ctypes.util
 import io
 import json
 import lzma
 import struct
 import zipfile
-import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import msgpack
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from strix_emulate import llvm
+from strix_emulate.bundles import BUNDLE, unbundle
 from strix_emulate.errors import LoadError
 
 EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
@@ -28,7 +27,6 @@ ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
 ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
 LDS_LIMIT = 65536
-BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 #: LLVM's guide, "Relocation Records"
 R_ABS64, R_RELATIVE64 = 3, 13
 IMAGE_LIMIT = 1 << 28
@@ -132,54 +130,6 @@ def parse(data: bytes, origin: str) -> list[Kernel]:
     return parse_elf(data, origin)
 
 
-def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
-    """(name, code object) for gfx1151 in clang's bundle, plain or compressed.
-
-    Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
-    """
-    try:
-        if data[:4] == b"CCOB":
-            version, method = struct.unpack_from("<2H", data, 4)
-            header = {1: 20, 2: 24, 3: 32}[version]
-            size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
-                                      version < 3 else header - 16)[0]  # fmt: skip
-            data = _inflate(data[header:], size, method)
-        (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
-        at, found, targets = len(BUNDLE) + 8, [], []
-        for _ in range(count):
-            offset, size, length = struct.unpack_from("<3Q", data, at)
-            target = data[at + 24 : at + 24 + length].decode()
-            at += 24 + length
-            targets.append(target)
-            if f"-{llvm.CPU.decode()}" in target:
-                if len(data) < offset + size:
-                    raise LoadError(f"{origin}: cut off, {target} is not in the file")
-                found.append((f"{origin}:{target}", data[offset : offset + size]))
-    except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
-        raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
-    if not found:
-        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {', '.join(targets)}")
-    return found
-
-
-def _inflate(data: bytes, size: int, method: int) -> bytes:
-    """Method 0 is zlib, 1 zstd, whose library libLLVM depends on."""
-    if method == 0:
-        return zlib.decompress(data)
-    name = ctypes.util.find_library("zstd") or "libzstd.so.1"
-    try:
-        library = ctypes.CDLL(name)
-    except OSError as error:
-        raise LoadError(f"a bundle compressed with zstd needs libzstd: {error}") from error
-    library.ZSTD_decompress.restype = ctypes.c_size_t
-    library.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2
-    made = ctypes.create_string_buffer(size)
-    done = library.ZSTD_decompress(made, size, data, len(data))
-    if done != size:
-        raise LoadError("damaged offload bundle (zstd)")
-    return made.raw
-
-
 def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
     """(name, LDS bytes at launch, code object) of each entry of a pack. Raises LoadError."""
     try:
@@ -214,8 +164,17 @@ def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
     Raises:
         LoadError: no ELF file, damaged, for another machine, wave64, or of an unknown version.
     """
+    return _guarded(_parse_elf, origin, _opened(data, origin), origin, launch_lds)
+
+
+def _opened(data: bytes, origin: str) -> ELFFile:
+    return _guarded(ELFFile, origin, io.BytesIO(data))
+
+
+def _guarded(function: Callable, origin: str, *arguments):
+    """What the function returns; what pyelftools raises for damaged files, as a LoadError."""
     try:
-        return _parse_elf(ELFFile(io.BytesIO(data)), origin, launch_lds)
+        return function(*arguments)
     except LoadError:
         raise
     except (ELFError, ValueError, KeyError, TypeError, struct.error, AttributeError) as error:
@@ -225,27 +184,36 @@ def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
 @dataclass(frozen=True)
 class Module:
     """A code object as a runtime loads it: kernels by name, its image, (address in the image, size)
-    of each variable."""
+    of each variable. refused: why other kernels cannot be run, by name."""
 
     kernels: dict[str, Kernel]
+    refused: dict[str, str]
     image: Image
     variables: dict[str, tuple[int, int]]
 
 
 def parse_module(data: bytes, origin: str) -> Module:
-    """Everything in one code object. Raises LoadError, as :func:`parse_elf` does."""
-    kernels = {kernel.name: kernel for kernel in parse_elf(data, origin)}
-    elf = ELFFile(io.BytesIO(data))
-    raw, executable, pointers = _image(elf, origin)
+    """Everything in one code object.
+
+    Raises:
+        LoadError: as :func:`parse_elf` does, but not for a kernel of wave64 beside others.
+    """
+    elf = _opened(data, origin)
+    refused: dict[str, str] = {}
+    kernels = {x.name: x for x in _guarded(_parse_elf, origin, elf, origin, 0, refused)}
+    raw, executable, pointers = _guarded(_image, origin, elf, origin)
     variables = {
         symbol.name: (symbol["st_value"], symbol["st_size"])
         for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
         if symbol["st_info"]["type"] == "STT_OBJECT" and not symbol.name.endswith(".kd")
     }
-    return Module(kernels, Image(raw, 0, executable, pointers), variables)
+    return Module(kernels, refused, Image(raw, 0, executable, pointers), variables)
 
 
-def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
+def _parse_elf(
+    elf: ELFFile, origin: str, launch_lds: int, refused: dict[str, str] | None = None
+) -> list[Kernel]:
+    """refused: takes what is wrong with single kernels, which is raised otherwise."""
     if elf["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")
     mach = elf["e_flags"] & 0xFF
@@ -266,15 +234,25 @@ def _parse_elf(elf: ELFFile, origin: str, launch_lds: int) -> list[Kernel]:
     kernels = []
     for described in metadata["amdhsa.kernels"]:
         if described[".wavefront_size"] != 32:
-            raise LoadError(
-                f"{origin}: {described['.name']} is for wave64, only wave32 is supported"
-            )
+            why = f"{origin}: {described['.name']} is for wave64, only wave32 is supported"
+            if refused is None:
+                raise LoadError(why)
+            refused[described[".name"]] = why
+            continue
         code = symbols[described[".name"]]
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
-        text = _read(elf, code["st_value"], code["st_size"], origin)
+        size = code["st_size"] or _until_next(code["st_value"], symbols.values(), executable)
+        text = _read(elf, code["st_value"], size, origin)
         image = Image(data, code["st_value"], executable, pointers)
         kernels.append(_kernel(described, descriptor, text, launch_lds, image))
     return kernels
+
+
+def _until_next(start: int, symbols: Iterable, executable) -> int:
+    """Bytes up to the next symbol or the end of the code: hand-written kernels declare no size."""
+    ends = [first + size for first, size in executable if first <= start < first + size]
+    later = [s["st_value"] for s in symbols if s["st_value"] > start]
+    return min([*ends, *later], default=start) - start
 
 
 def _image(elf: ELFFile, origin: str):
@@ -308,7 +286,8 @@ def _image(elf: ELFFile, origin: str):
 
 def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image):
     """Fields of the kernel descriptor: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
-    kernarg = struct.unpack_from("<3I", descriptor)[2]
+    # hand-written kernels leave it 0 in the descriptor
+    kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     if rsrc1 >> 12 & 0xF:
         raise LoadError(f"{described['.name']}: rounds other than to nearest even")
@@ -346,12 +325,17 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
 
 
 def elf_metadata(elf: ELFFile, origin: str) -> dict:
-    """The AMDGPU metadata note of a code object. Raises LoadError if there is none."""
-    for segment in elf.iter_segments("PT_NOTE"):
-        for note in segment.iter_notes():
-            if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA:
-                return msgpack.unpackb(note["n_descdata"])
-    raise LoadError(f"{origin}: no AMDGPU metadata note")
+    """The AMDGPU metadata of a code object; of several notes, the kernels of all: the linker keeps
+    one from each object file (rocBLAS's files hold hundreds). Raises LoadError if there is none."""
+    found = [
+        msgpack.unpackb(note["n_descdata"])
+        for segment in elf.iter_segments("PT_NOTE")
+        for note in segment.iter_notes()
+        if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA
+    ]
+    if not found:
+        raise LoadError(f"{origin}: no AMDGPU metadata note")
+    return found[0] | {"amdhsa.kernels": [k for one in found for k in one["amdhsa.kernels"]]}
 
 
 def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strix_emulate import api, loader
+from strix_emulate import api, bundles, loader
 from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -84,9 +84,9 @@ class Server:
             raise Refused(Status.OUT_OF_MEMORY, "the emulator is out of memory") from error
 
     def load(self, data: bytes) -> bytes:
-        if data[:4] == b"CCOB" or data.startswith(loader.BUNDLE):
+        if data[:4] == b"CCOB" or data.startswith(bundles.BUNDLE):
             try:
-                data = loader.unbundle(data, "module")[0][1]
+                data = bundles.unbundle(data, "module")[0][1]
             except LoadError as error:
                 raise Refused(Status.NO_BINARY, str(error)) from error
         number = self._new()
@@ -116,8 +116,8 @@ class Server:
         module, name = self._named(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
-            known = ", ".join(list(module.contents.kernels)[:5])
-            raise Refused(Status.NOT_FOUND, f"no kernel {name} in this module; it has {known}")
+            # looked for in one module after the other: no message
+            raise Refused(Status.NOT_FOUND, module.contents.refused.get(name, ""))
         number = self._new()
         self.functions[number] = _Function(kernel, module)
         declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
@@ -132,7 +132,7 @@ class Server:
         module, name = self._named(data)
         found = module.contents.variables.get(name)
         if found is None:
-            raise Refused(Status.NOT_FOUND, f"no variable {name} in this module")
+            raise Refused(Status.NOT_FOUND, "")
         return protocol.SYMBOL.pack(*found)
 
     def launch(self, data: bytes) -> bytes:
