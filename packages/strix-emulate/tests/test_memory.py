@@ -178,3 +178,20 @@ def test_load_and_store(name):
                 value = value & 0xFFFF | 0x55660000
         found = int.from_bytes(got[512 + at : 512 + at + 4 * words], "little")
         assert found == value & (1 << 32 * words) - 1, (lane, hex(found), hex(value))
+
+
+def test_a_scalar_offset_lessens_a_buffer() -> None:
+    """Threads whose own offset is below the number of records less the scalar offset load."""
+    body = """
+s_mov_b32 s10, 0x140
+s_movk_i32 s12, 0x100
+v_mov_b32 v20, 0
+v_mov_b32 v21, 0
+v_mov_b32 v22, 0
+v_mov_b32 v23, 0
+buffer_load_b32 v20, v1, s[8:11], s12 offen
+"""
+    out = bytes(256) + struct.pack("<192I", *range(1, 193))
+    got = np.frombuffer(execute(body, bytes(512), out)[512:], np.uint32)[::4]
+    # thread i loads at 256 + 16 i, which the buffer has up to 320
+    assert got.tolist() == [1, 5, 9, 13, *[0] * 28]

@@ -80,7 +80,9 @@ def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Are
             np.uint64
         ) << np.uint64(32)
         within = g.active(offset(g)).astype(np.int64) + constant
-        inside = within + size <= g.active(words[2])
+        # the scalar offset lessens what is left of the buffer (ISA, "Buffer Range Checking")
+        left = words[2].astype(np.int64) - np.asarray(scalar(g)).astype(np.int64)
+        inside = within + size <= g.active(left)
         address = g.active(start + scalar(g)) + within.astype(np.uint64)
         marks = g.lane_array(g.tags)
         if inside.all():

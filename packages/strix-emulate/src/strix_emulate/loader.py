@@ -46,8 +46,8 @@ class Argument:
 class Image:
     """The loaded file: bytes by address, relocated for address 0; the kernel's first instruction.
 
-    code: (address, size) of what may be executed. pointers: where 64-bit addresses stand that count
-    from the image's own address.
+    code: (address, size) of the functions beside the kernels. pointers: where 64-bit addresses
+    stand that count from the image's own address.
     """
 
     data: bytes
@@ -231,6 +231,12 @@ def _parse_elf(
     metadata = elf_metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
     data, executable, pointers = _image(elf, origin)
+    places = {}
+    for described in metadata["amdhsa.kernels"]:
+        code = symbols[described[".name"]]
+        size = code["st_size"] or _until_next(code["st_value"], symbols.values(), executable)
+        places[described[".name"]] = (code["st_value"], size)
+    functions = _without(executable, places.values())
     kernels = []
     for described in metadata["amdhsa.kernels"]:
         if described[".wavefront_size"] != 32:
@@ -239,11 +245,10 @@ def _parse_elf(
                 raise LoadError(why)
             refused[described[".name"]] = why
             continue
-        code = symbols[described[".name"]]
+        start, size = places[described[".name"]]
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
-        size = code["st_size"] or _until_next(code["st_value"], symbols.values(), executable)
-        text = _read(elf, code["st_value"], size, origin)
-        image = Image(data, code["st_value"], executable, pointers)
+        text = _read(elf, start, size, origin)
+        image = Image(data, start, functions, pointers)
         kernels.append(_kernel(described, descriptor, text, launch_lds, image))
     return kernels
 
@@ -253,6 +258,21 @@ def _until_next(start: int, symbols: Iterable, executable) -> int:
     ends = [first + size for first, size in executable if first <= start < first + size]
     later = [s["st_value"] for s in symbols if s["st_value"] > start]
     return min([*ends, *later], default=start) - start
+
+
+def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
+    """(address, size) of what is left of ranges: a file of rocBLAS has 10 MiB of kernels."""
+    left = []
+    for first, size in ranges:
+        at, end = first, first + size
+        for start, length in sorted(holes):
+            if at < start < end:
+                left.append((at, start - at))
+            if first <= start < end:
+                at = max(at, start + length)
+        if at < end:
+            left.append((at, end - at))
+    return tuple(left)
 
 
 def _image(elf: ELFFile, origin: str):
