@@ -14,7 +14,7 @@ from pathlib import Path
 import fixtures
 import numpy as np
 import pytest
-from strix_emulate import llvm, loader
+from strix_emulate import llvm, loader, native
 from strix_emulate.errors import LoadError
 
 
@@ -141,7 +141,9 @@ def test_command_line(elf, tmp_path):
 
 
 def test_version():
-    assert command("--version", code=0).strip() == f"strix-emulate {version('strix-emulate')}"
+    first, second = command("--version", code=0).splitlines()
+    assert first == f"strix-emulate {version('strix-emulate')}"
+    assert second == f"executes with {native.describe()}"
 
 
 def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):

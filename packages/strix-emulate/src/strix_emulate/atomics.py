@@ -11,7 +11,7 @@ import numpy as np
 
 from strix_emulate import addressing
 from strix_emulate.decode import Instruction, Operand, Unknown
-from strix_emulate.waits import LGKM, STORE, VM, Outstanding, issue, registers
+from strix_emulate.waits import LGKM, STORE, VM, Outstanding, at_release, issue, registers
 from strix_emulate.waves import Waves
 
 _MODIFIERS = {"glc", "slc", "dlc", "offset"}
@@ -103,7 +103,10 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
         y = x if second is None else operand(g, second, inside)
         marks = g.lane_array(g.tags) if memory.checked else None
         if marks is not None:
-            memory.track_atomic(at, size, marks if inside is None else marks[inside], g)
+            memory.track_atomic(at, size, marks if inside is None else marks[inside])
+            if memory.order is not None:
+                # the waves' accesses after it are not ordered by it
+                at_release(g)
         old = _apply(memory.bytes.view(dtype), places, x, y, function, ufunc, returns)
         if returns:
             result = old.view(np.uint32).reshape(-1, words).T

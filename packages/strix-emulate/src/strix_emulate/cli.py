@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from strix_emulate import loader, statistics
+from strix_emulate import loader, native, statistics
 from strix_emulate.api import Buffer, launch
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
@@ -36,6 +36,7 @@ Name = Annotated[str | None, typer.Option("--name", help="Select one of the file
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"strix-emulate {version('strix-emulate')}")
+        print(f"executes with {native.describe()}")
         raise typer.Exit
 
 

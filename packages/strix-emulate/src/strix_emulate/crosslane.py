@@ -9,6 +9,7 @@ import numpy as np
 from strix_emulate import floats, narrow
 from strix_emulate.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.forms import Form, executes
 from strix_emulate.modes import Mode, clamped, saturated
 from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
@@ -16,20 +17,15 @@ _LANE = np.arange(LANES)
 _U32 = np.uint32
 
 
-def dpp_source(ins: Instruction, read: Callable) -> tuple[Callable, Callable]:
+def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     """(source 0 seen through DPP, function that gives the lanes to write or None for EXEC).
 
     A source lane that is out of its row, or not active without FI, gives 0 with BOUND_CTRL and
     otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
     """
-    if "dpp" not in ins.suffix:
+    if mods is None:
         return read, lambda _g: None
-    mods = ins.modifiers
-    source, valid = _permutation(mods)
-    rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
-    written = (rows >> (_LANE // 16) & 1).astype(bool) & (banks >> (_LANE % 16 // 4) & 1).astype(
-        bool
-    )
+    source, valid, written = dpp_lanes(mods)
     zero_bound, fetch_inactive = bool(mods.get("bound_ctrl")), bool(mods.get("fi"))
 
     def fetched(g: Waves):
@@ -44,6 +40,13 @@ def dpp_source(ins: Instruction, read: Callable) -> tuple[Callable, Callable]:
         return mask if zero_bound else mask & fetched(g)
 
     return permuted, lanes
+
+
+def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each lane: where its source is, whether there is one, whether it is written."""
+    rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
+    written = (rows >> (_LANE // 16) & 1) & (banks >> (_LANE % 16 // 4) & 1)
+    return *_permutation(mods), written.astype(bool)
 
 
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +96,12 @@ def _permlane(ins: Instruction, across: bool) -> Callable:
         else:
             write(g, values, g.mask & fetched)
 
-    return run
+    return executes(run, _moved(ins, "permlanex16" if across else "permlane16"))
+
+
+def _moved(ins: Instruction, shape: str) -> Form:
+    target, *sources = ins.operands
+    return Form("", None, "b32", target, tuple((op, "b32") for op in sources), shape=shape)
 
 
 def _readlane(ins: Instruction, _mode: Mode) -> Callable:
@@ -104,7 +112,7 @@ def _readlane(ins: Instruction, _mode: Mode) -> Callable:
         picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
         write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), picked, axis=1))
 
-    return run
+    return executes(run, _moved(ins, "readlane"))
 
 
 def _readfirstlane(ins: Instruction, _mode: Mode) -> Callable:
@@ -115,7 +123,7 @@ def _readfirstlane(ins: Instruction, _mode: Mode) -> Callable:
         first = np.argmax(g.mask, axis=1)[:, None]
         write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), first, axis=1))
 
-    return run
+    return executes(run, _moved(ins, "readfirstlane"))
 
 
 def _writelane(ins: Instruction, _mode: Mode) -> Callable:
@@ -127,7 +135,7 @@ def _writelane(ins: Instruction, _mode: Mode) -> Callable:
         picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
         np.put_along_axis(g.V[target], picked, np.broadcast_to(value(g), (g.n, 1)), axis=1)
 
-    return run
+    return executes(run, _moved(ins, "writelane"))
 
 
 def _to_half(x):
@@ -304,11 +312,19 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     return rows.view(np.int8 if signed else np.uint8).astype(np.float64)
 
 
+def _product(rows, columns):
+    """Matrix products (n, 16, 16) of rows and columns, each number added in its turn."""
+    total = rows[:, :, None, 0] * columns[:, None, :, 0]
+    for k in range(1, 16):
+        total += rows[:, :, None, k] * columns[:, None, :, k]
+    return total
+
+
 def _wmma(ins: Instruction, mode: Mode) -> Callable:
     """D = A B + C. Element (row, column) of C is in lane column + 16 (row & 1), register row >> 1.
 
-    The document leaves the order of the sixteen additions open; here they are float32 sums in
-    numpy's order, with C added last. Integer products are exact.
+    The document leaves the order of the sixteen additions open; here they are float32 sums, one
+    after the other, with C added last. Integer products are exact.
     """
     source, result = _WMMA[ins.name]
     target, a, b, c = ins.operands
@@ -328,9 +344,8 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
     def run(g: Waves):
         if not g.full:
             raise Trap("wmma", "EXEC is not all ones")
-        product = np.matmul(
-            _matrix(g, a.index, source, signed[0]),
-            _matrix(g, b.index, source, signed[1]).transpose(0, 2, 1),
+        product = _product(
+            _matrix(g, a.index, source, signed[0]), _matrix(g, b.index, source, signed[1])
         )
         # (n, row, column) to (row >> 1, n, 16 * (row & 1) + column)
         product = product.reshape(g.n, 8, 32).transpose(1, 0, 2)
@@ -347,6 +362,9 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
             before = floats.bfloat(g.U16[old][:, :, start::2]) if value is None else value
             g.U16[into][:, :, start::2] = floats.to_bfloat(product + before)
 
+    if result == "f32":
+        sources = ((a, "b32"), (b, "b32"), (c, "f32"))
+        return executes(run, Form("", None, "f32", target, sources, shape=f"wmma_{source}"))
     return run
 
 

@@ -13,7 +13,7 @@ _SMALLEST = 2.0**-1022
 
 def exponent(x):
     """The biased exponent field."""
-    return (np.asarray(x).view(np.uint64) >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
+    return (np.asanyarray(x).view(np.uint64) >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
 
 
 def ldexp(x, power):
@@ -45,14 +45,14 @@ def div_scale(value, denominator, numerator):
     ]
     conditions = [condition for condition, _, _ in cases]
     scaled = np.select(conditions, [result for _, result, _ in cases], value)
-    flag = np.select(conditions, [np.full(value.shape, flag) for _, _, flag in cases], False)
-    return scaled, flag.astype(bool)
+    flag = np.select(conditions, [np.bool_(flag) for _, _, flag in cases], False)
+    return scaled, flag
 
 
 def div_fmas(a, b, c, flag):
     """V_DIV_FMAS_F64: fma, scaled by 2**128 up or down where the flag is set, rounded once."""
     power = np.where(flag, np.where(exponent(c) > 1023, 128, -128), 0)
-    return floats.fma64(a, b, c, power)
+    return floats.scaled_fma64(a, b, c, power)
 
 
 def div_fixup(quotient, denominator, numerator):
@@ -105,7 +105,7 @@ def _preop(shift: int) -> float:
 def trig_preop(x, segment):
     """V_TRIG_PREOP_F64: the part of 2 / pi that the exponent of an angle needs."""
     high = exponent(x)
-    shift = (np.asarray(segment) & np.uint32(31)).astype(np.int64) * 53
+    shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
     shift = shift + np.where(high > 1077, high - 1077, 0)
     parts = np.vectorize(lambda n: _preop(int(n)), otypes=[np.float64])(shift)
     return np.ldexp(parts, np.where(high >= 1968, 128, 0))
@@ -122,7 +122,7 @@ TABLE = {
         "i32", ("f64",), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32)),
     "v_cvt_i32_f64": ("i32", ("f64",), lambda x: floats.to_integer(x, np.int32)),
     "v_cvt_u32_f64": ("u32", ("f64",), lambda x: floats.to_integer(x, np.uint32)),
-    "v_rcp_f64": ("f64", ("f64",), lambda x: 1.0 / np.asarray(x)),
+    "v_rcp_f64": ("f64", ("f64",), lambda x: 1.0 / np.asanyarray(x)),
     "v_rsq_f64": ("f64", ("f64",), lambda x: 1.0 / np.sqrt(x)),
     "v_sqrt_f64": ("f64", ("f64",), np.sqrt), "v_fract_f64": ("f64", ("f64",), fract),
     "v_div_fixup_f64": ("f64", ("f64",) * 3, div_fixup),

@@ -28,6 +28,7 @@ class Trap(EmulatorError):
         self.where = ""
         self.position = position
         self.lane = ""
+        self.instruction = None
 
     def __str__(self) -> str:
         return f"{self.where}{self.kind}: {super().__str__()}{self.lane}"

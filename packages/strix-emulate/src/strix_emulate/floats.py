@@ -8,6 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from strix_emulate.translate import in_c
+
 #: smallest normal number
 _TINY = {np.dtype(t): np.finfo(t).smallest_normal for t in ("f2", "f4", "f8")}
 # the bits of a float64 that its rounding to float32 drops, and their value at a tie
@@ -23,11 +25,11 @@ def finite(function):
     """With FP16_OVFL: what overflows gives the largest number, if no source is infinite."""
 
     def run(*sources):
-        result = np.asarray(function(*sources))
+        result = np.asanyarray(function(*sources))
         infinite = np.isinf(result)
         if infinite.any():
             for x in sources:
-                if np.asarray(x).dtype.kind == "f":
+                if np.asanyarray(x).dtype.kind == "f":
                     infinite = infinite & ~np.isinf(x)
             most = np.copysign(np.finfo(result.dtype).max, result)
             result = np.where(infinite, most, result)
@@ -36,6 +38,7 @@ def finite(function):
     return run
 
 
+@in_c("fmaf")
 def fma32(a, b, c):
     """a * b + c in float32, rounded once.
 
@@ -49,18 +52,26 @@ def fma32(a, b, c):
     suspect = (bits & _DROPPED) == _TIE
     suspect |= np.abs(total) < 2.0**-126
     if suspect.any():
-        total = np.where(suspect, _to_odd(product, np.asarray(c, np.float64), total), total)
+        total = np.where(
+            suspect, _to_odd(product, np.asanyarray(c).astype(np.float64), total), total
+        )
     return total.astype(np.float32)
 
 
 def fma16(a, b, c):
     """a * b + c in float16, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)
-    c = np.asarray(c, np.float64)
+    c = np.asanyarray(c).astype(np.float64)
     return _to_odd(product, c, product + c).astype(np.float16)
 
 
-def fma64(a, b, c, power=0):
+@in_c("fma")
+def fma64(a, b, c):
+    """a * b + c in float64, rounded once."""
+    return scaled_fma64(a, b, c, 0)
+
+
+def scaled_fma64(a, b, c, power):
     """(a * b + c) * 2**power in float64, rounded once.
 
     By error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
@@ -71,7 +82,7 @@ def fma64(a, b, c, power=0):
     high, low = _product(a, b)
     small, lowest = _sum(c, low)
     top, rest = _sum(high, small)
-    result = np.asarray(top + _to_odd(lowest, rest, lowest + rest))
+    result = np.asanyarray(top + _to_odd(lowest, rest, lowest + rest))
     calm = [(np.abs(x) < 2.0**900) & ((np.abs(x) > 2.0**-900) | (x == 0)) for x in (a * b, c)]
     calm = calm[0] & calm[1] & (np.abs(a) < 2.0**900) & (np.abs(b) < 2.0**900) & (a * b != 0)
     calm &= (c != 0) & (power == 0) & (top != 0)
@@ -146,17 +157,17 @@ def is_quiet(x):
     """Whether the highest bit of the fraction is set: of a NaN, that it is a quiet one."""
     kind = np.dtype(f"u{x.dtype.itemsize}").type
     bit = np.finfo(x.dtype).nmant - 1
-    return (np.ascontiguousarray(x).view(kind) >> kind(bit) & kind(1)) != 0
+    return (np.asanyarray(x).view(kind) >> kind(bit) & kind(1)) != 0
 
 
 def exponent(x):
     """The biased exponent field of float32 numbers."""
-    return (np.asarray(x).view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
+    return (np.asanyarray(x).view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
 
 
 def ldexp(x, power):
     """x * 2**power, rounded once to the type of x."""
-    return np.ldexp(np.asarray(x, np.float64), np.clip(power, -400, 400)).astype(x.dtype)
+    return np.ldexp(np.asanyarray(x).astype(np.float64), np.clip(power, -400, 400)).astype(x.dtype)
 
 
 def div_scale(value, denominator, numerator):
@@ -188,13 +199,13 @@ def div_scale(value, denominator, numerator):
     ]
     conditions = [condition for condition, _, _ in cases]
     scaled = np.select(conditions, [result for _, result, _ in cases], value)
-    flag = np.select(conditions, [np.full(value.shape, flag) for _, _, flag in cases], False)
-    return scaled, flag.astype(bool)
+    flag = np.select(conditions, [np.bool_(flag) for _, _, flag in cases], False)
+    return scaled, flag
 
 
 def div_fmas(a, b, c, flag):
     """V_DIV_FMAS_F32: fma, scaled by 2**64 up or down where the flag is set, rounded once."""
-    product, c = np.multiply(a, b, dtype=np.float64), np.asarray(c)
+    product, c = np.multiply(a, b, dtype=np.float64), np.asanyarray(c)
     total = _to_odd(product, c.astype(np.float64), product + c)
     power = np.where(flag, np.where(exponent(c) > 127, 64, -64), 0)
     return np.ldexp(total, power).astype(np.float32)
@@ -236,7 +247,7 @@ def div_fixup(quotient, denominator, numerator):
 def to_integer(x, kind):
     """Float to int32, uint32, int16 or uint16: towards zero, saturated, NaN is 0."""
     info = np.iinfo(kind)
-    whole = np.trunc(np.asarray(x, np.float64))
+    whole = np.trunc(np.asanyarray(x).astype(np.float64))
     return np.where(np.isnan(whole), 0, np.clip(whole, info.min, info.max)).astype(kind)
 
 
@@ -249,11 +260,11 @@ def to_half_towards_zero(x):
 
 def bfloat(x):
     """bfloat16 numbers, given as uint16, in float32."""
-    return (np.asarray(x).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return (np.asanyarray(x).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_bfloat(x):
     """float32 as bfloat16 in uint16, to nearest even."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
+    bits = np.asanyarray(x).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype(np.uint16))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate import waits
+from strix_emulate import native, waits
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
@@ -13,6 +13,7 @@ from strix_emulate.loader import Kernel
 from strix_emulate.memory import Arena, Memory
 from strix_emulate.order import after_barrier, tags
 from strix_emulate.program import CALLS, Block, compile_blocks
+from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
 from strix_emulate.vmem import access_size
 from strix_emulate.waves import LANES, SCALARS, Waves, reader, scalar_writer
@@ -33,6 +34,7 @@ class Options:
     checks: find races, missing waits and reads of what nothing wrote. batch: waves at a time, at
     most, but at least one workgroup. lockstep: waves at the same instruction are one operation; or,
     the naive way, each wave runs alone. budget: wave-instructions before a kernel counts as hung.
+    native: in C, where libstrix-emulate is installed.
     """
 
     checks: bool = True
@@ -40,6 +42,7 @@ class Options:
     lockstep: bool = True
     budget: int = 200_000_000
     poison: int = POISON
+    native: bool = True
 
 
 @dataclass
@@ -87,11 +90,17 @@ class Machine:
         )  # fmt: skip
         spaces.lds.order = self.arena.order
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
+        library = native.library() if self.options.native else None
+        self.session = (
+            Session(library, spaces, groups * waves, self._registers(), checks) if library else None
+        )
         with np.errstate(all="ignore"):
             for first in range(0, total, groups):
                 for memory in (spaces.lds, spaces.scratch):
                     memory.clear_tags()
                     memory.views[4][:] = self.options.poison
+                if self.session:
+                    self.session.start()
                 numbers = np.arange(first, min(first + groups, total))
                 try:
                     self._run_batch(
@@ -99,17 +108,20 @@ class Machine:
                     )
                 except Trap as trap:
                     if not trap.where:
-                        place = self.where
+                        place = trap.instruction or self.where
                         text = f"{place.address:#x} `{place.text}`" if place else "start"
                         trap.where = f"{self.kernel.name} at {text}: "
                     raise
         return Outcome(self.executed, blocks)
 
+    def _registers(self) -> int:
+        return max(self.kernel.vgprs, 8)
+
     def _start(self, numbers, waves: int, kernarg: int, grid, block) -> Waves:
         """Initial registers: LLVM's guide, "Initial Kernel Execution State"."""
         kernel, n = self.kernel, len(numbers) * waves
         workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
-        V = np.full((max(kernel.vgprs, 8), n, LANES), self.options.poison, np.uint32)
+        V = np.full((self._registers(), n, LANES), self.options.poison, np.uint32)
         S = np.full((SCALARS, n, 1), self.options.poison, np.uint32)
         thread = wave[:, None] * LANES + np.arange(LANES)
         x, y, z = thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])
@@ -154,7 +166,7 @@ class Machine:
                 g = join(g, other)
             limit = min((x.pc for x in ready if x.pc > g.pc), default=1 << 62)
             self.alone = not ready
-            event, parts = self._advance(blocks, g, limit)
+            event, gone = self._advance(blocks, g, limit)
             if event == "end":
                 np.subtract.at(self.alive, g.workgroup - first, 1)
             elif event == "barrier":
@@ -173,7 +185,7 @@ class Machine:
                         self.arena.order.barrier(passed.tags)
                     ready += self._scheduled(passed)
             else:
-                ready += parts
+                ready += gone
         if waiting:
             g = waiting[0]
             places = sorted({hex(x.pc) for x in waiting})
@@ -199,20 +211,10 @@ class Machine:
             self.executed += g.n * (len(block.steps) + 1)
             if self.executed > self.options.budget:
                 raise Trap("budget", f"more than {self.options.budget} wave-instructions")
-            step = None
-            try:
-                if self.options.checks:
-                    for step in block.steps:
-                        if g.pending and g.pending & (step.reads | step.target):
-                            waits.check(g, step.reads, step.target, step.counter, step.half)
-                        step.run(g)
-                else:
-                    for step in block.steps:
-                        step.run(g)
-                        g.queues[0].clear(), g.queues[1].clear(), g.queues[2].clear()
-            except Trap:
-                self.where = step.instruction
-                raise
+            if block.parts is None:
+                block.parts = parts(block.steps, self.session)
+            for part in block.parts:
+                part.execute(g, self.options.checks)
             end = block.end
             self.where = end
             if end is None:
@@ -224,9 +226,9 @@ class Machine:
                 waits.at_barrier(g)
                 return "barrier", []
             elif end.name in CALLS:
-                parts = self._call(end, g)
-                if len(parts) > 1:
-                    return "part", parts
+                gone = self._call(end, g)
+                if len(gone) > 1:
+                    return "part", gone
             elif block.condition is None:
                 g.pc = block.taken
             else:
@@ -234,9 +236,9 @@ class Machine:
                 if jump.all():
                     g.pc = block.taken
                 elif jump.any():
-                    parts = [select(g, jump), select(g, ~jump)]
-                    parts[0].pc, parts[1].pc = block.taken, block.next
-                    return "part", parts
+                    gone = [select(g, jump), select(g, ~jump)]
+                    gone[0].pc, gone[1].pc = block.taken, block.next
+                    return "part", gone
                 else:
                     g.pc = block.next
             if g.pc >= limit:
@@ -259,14 +261,14 @@ class Machine:
         if ins.name != "s_setpc_b64":
             write = scalar_writer(ins.operands[0], "u64")
             write(g, np.full((g.n, 1), self.code + behind, np.uint64))
-        parts = []
+        gone = []
         for place in np.unique(places):
             part = select(g, places == place)
             part.pc = int(place)
-            parts.append(part)
-        if len(parts) == 1:
+            gone.append(part)
+        if len(gone) == 1:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
-        return parts
+        return gone
 
 
 def select(g: Waves, chosen) -> Waves:

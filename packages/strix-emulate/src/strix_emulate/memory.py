@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate import waits
 from strix_emulate.errors import Trap
 from strix_emulate.order import BARRIER, EVERYONE, RELEASE, SEVERAL, WORKGROUP, Order, barriers, who
 
@@ -24,11 +23,12 @@ READ_ONLY, WRITABLE, UNWRITTEN = 1, 2, 3
 
 @dataclass
 class Touch:
-    """Cells that one memory instruction touched, kept while it is outstanding."""
+    """What one memory instruction touched, kept while it is outstanding: offsets and their tags."""
 
     memory: "Memory"
-    cells: np.ndarray
+    at: np.ndarray
     marks: np.ndarray
+    size: int
     write: bool
 
 
@@ -50,7 +50,7 @@ class Memory:
         }
         #: how atomics order waves, or None where nothing is checked
         self.order: Order | None = None
-        #: for cells to which several waves wrote one value: who did
+        #: for cells to which waves of several workgroups wrote one value: who did
         self.copies: dict[int, set[int]] = {}
         #: whether a cell belongs to one workgroup alone, as in LDS and scratch
         self.one_workgroup = True
@@ -59,6 +59,8 @@ class Memory:
     def clear_tags(self) -> None:
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
+        self.writers = np.zeros(cells, np.uint32)
         self.copies.clear()
 
     def load(self, at, size: int):
@@ -99,14 +101,15 @@ class Memory:
         """
         if not self.checked:
             return None
+        touch = Touch(self, at, marks, size, False)
         cells, marks = self._cells(at, size, marks)
         before = np.take(self.written, cells)
         if self.strict and self.one_workgroup and not before.all():
             raise Trap("uninitialised", f"{self.name} is read before it is written")
         if self._recent(before, marks):
             conflict = self._unordered(before, marks)
-            if self.copies and conflict.any():
-                conflict &= ~self._wrote(cells, marks, conflict)
+            if conflict.any():
+                conflict &= ~self._wrote(cells, before, marks, conflict)
             self._race(conflict, before, marks, "a write")
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
@@ -117,7 +120,7 @@ class Memory:
         if len(lost):
             now, mine = self.read[cells[lost]], marks[lost]
             self.read[cells[lost]] = np.where(self._unordered(now, mine), _merge(now, mine), now)
-        return Touch(self, cells, marks, False)
+        return touch
 
     def track_acquire(self, at, size: int, marks) -> None:
         """A load that goes past the wave's own cache: what it sees orders, and it is no race."""
@@ -125,13 +128,12 @@ class Memory:
             cells, marks = self._cells(at, size, marks)
             self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
 
-    def track_atomic(self, at, size: int, marks, g) -> None:
-        """An atomic of these lanes; the waves' accesses after it are not ordered by it."""
+    def track_atomic(self, at, size: int, marks) -> None:
+        """An atomic of these lanes."""
         cells, marks = self._cells(at, size, marks)
         before = np.take(self.written, cells)
         if self.order is not None:
             self.order.atomic(self.name, cells, marks, before)
-            waits.at_release(g)
         # written is what was not before: whoever waits for it reads it
         fresh = before == 0
         if fresh.any():
@@ -144,10 +146,10 @@ class Memory:
             conflict[at] = ~self.order.ordered(old[at], new[at])
         return conflict
 
-    def _wrote(self, cells, marks, asked):
+    def _wrote(self, cells, before, marks, asked):
         """Where a wave reads a value that it wrote itself, though others wrote the same."""
-        found = np.zeros(len(cells), bool)
-        for i in np.flatnonzero(asked).tolist():
+        found = _same_group(before, marks) & (self.writers[cells] & _bit(marks) != 0)
+        for i in np.flatnonzero(asked & ~found).tolist() if self.copies else ():
             found[i] = who(int(marks[i])) in self.copies.get(int(cells[i]), ())
         return found
 
@@ -184,10 +186,14 @@ class Memory:
         if self.copies:
             for cell in cells[~conflict].tolist() if len(conflict) else cells.tolist():
                 self.copies.pop(cell, None)
+        writers = _bit(cell_marks)
         if conflict.any():
-            self._copied(cells[conflict], before[conflict], cell_marks[conflict])
+            near = conflict & _same_group(before, cell_marks)
+            writers = np.where(near, self.writers[cells] | writers, writers)
+            far = conflict & ~near
+            self._copied(cells[far], before[far], cell_marks[far])
         self.store(at, data, size)
-        self.written[cells] = cell_marks
+        self.written[cells], self.writers[cells] = cell_marks, writers
         # several waves in one instruction: the last one stands there
         lost = self.written[cells] != cell_marks
         if lost.any():
@@ -197,8 +203,10 @@ class Memory:
                     "race", f"two waves write different values to one {self.name} cell at once"
                 )
             here = np.isin(cells, cells[lost])
+            np.bitwise_or.at(self.writers, cells[here], writers[here])
+            here &= ~_same_group(self.written[cells], cell_marks)
             self._copied(cells[here], self.written[cells[here]], cell_marks[here])
-        return Touch(self, cells, cell_marks, True)
+        return Touch(self, at, marks, size, True)
 
     def _copied(self, cells, first, second) -> None:
         """Notes that waves with these tags wrote the same value to these cells."""
@@ -235,27 +243,36 @@ class Memory:
         """
         held = self.written if touch.write else self.read
         mine = np.isin(who(touch.marks), waves)
-        cells, marks = touch.cells[mine], touch.marks[mine]
+        cells, marks = self._cells(touch.at[mine], touch.size, touch.marks[mine])
         # of readers in common only the highest clock is known
         moved = cells[held[cells] >> RELEASE == marks >> RELEASE]
         held[moved] += unit
         touch.marks = np.where(mine, touch.marks + unit, touch.marks)
 
 
+def _same_group(old, new):
+    return old >> WORKGROUP == new >> WORKGROUP
+
+
+def _bit(tag):
+    """Of a wave among the up to 32 of its workgroup."""
+    return np.uint32(1) << (tag & 31).astype(np.uint32)
+
+
 def _unordered(old, new):
     """Whether an access tagged old and a later one tagged new could come the other way round."""
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)
-    same_group = old >> WORKGROUP == new >> WORKGROUP
     return np.where(
-        same_group, (barriers(old) >= barriers(new)) & ((old ^ new) & 0xFF != 0), old != 0
+        _same_group(old, new),
+        (barriers(old) >= barriers(new)) & ((old ^ new) & 0xFF != 0),
+        old != 0,
     )
 
 
 def _merge(old, new):
     """A read tag for two readers: several waves of one workgroup, or several workgroups."""
-    same_group = old >> WORKGROUP == new >> WORKGROUP
-    return np.where(same_group, np.maximum(old, new) | SEVERAL, np.int64(EVERYONE))
+    return np.where(_same_group(old, new), np.maximum(old, new) | SEVERAL, np.int64(EVERYONE))
 
 
 def _who(tag: int) -> str:

@@ -78,7 +78,7 @@ def saturated(function: Callable, kind: str) -> Callable:
     limits = np.iinfo(dtype)
 
     def run(*sources):
-        exact = function(*(np.asarray(x).astype(np.int64) for x in sources))
+        exact = function(*(np.asanyarray(x).astype(np.int64) for x in sources))
         return np.clip(exact, limits.min, limits.max).astype(dtype)
 
     return run

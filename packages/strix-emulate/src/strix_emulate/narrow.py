@@ -13,7 +13,7 @@ U32 = np.uint32
 
 def _part(x, bits: int, number: int, signed: bool):
     """One of the fields of that many bits, as int64."""
-    field = (np.asarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
+    field = (np.asanyarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
     return field - (field >> (bits - 1) << bits) if signed else field
 
 
@@ -21,7 +21,7 @@ def dot(bits: int, signed_a: bool, signed_b: bool):
     """Exact sum of products of all fields, and c: V_DOT4, V_DOT8. Wraps to 32 bits."""
 
     def run(a, b, c):
-        total = np.asarray(c).astype(np.int64)
+        total = np.asanyarray(c).astype(np.int64)
         for i in range(32 // bits):
             total = total + _part(a, bits, i, signed_a) * _part(b, bits, i, signed_b)
         return total
@@ -30,7 +30,7 @@ def dot(bits: int, signed_a: bool, signed_b: bool):
 
 
 def _halves(x, convert):
-    return [convert((np.asarray(x) >> U32(shift)).astype(np.uint16)) for shift in (0, 16)]
+    return [convert((np.asanyarray(x) >> U32(shift)).astype(np.uint16)) for shift in (0, 16)]
 
 
 def _half(bits):
@@ -50,23 +50,23 @@ def dot2(convert):
 
 def _dot2_bf16(a, b, c):
     return floats.to_bfloat(
-        np.ascontiguousarray(dot2(floats.bfloat)(a, b, floats.bfloat(np.asarray(c))))
+        np.asanyarray(dot2(floats.bfloat)(a, b, floats.bfloat(np.asanyarray(c))))
     )
 
 
 def _dot2_f16(a, b, c):
-    return dot2(_half)(a, b, np.asarray(c).astype(np.float32)).astype(np.float16)
+    return dot2(_half)(a, b, np.asanyarray(c).astype(np.float32)).astype(np.float16)
 
 
 def _sad(bits: int, shift: int = 0, masked: bool = False):
     """Sums of absolute differences of fields. masked: fields of b that are 0 do not count."""
 
     def run(a, b, c):
-        total = np.zeros(np.broadcast_shapes(np.shape(a), np.shape(b)), np.int64)
+        total = np.int64(0)
         for i in range(32 // bits):
             x, y = _part(a, bits, i, False), _part(b, bits, i, False)
             total = total + np.where(masked & (y == 0), 0, np.abs(x - y))
-        return ((total << shift) + np.asarray(c).astype(np.int64)).astype(U32)
+        return ((total << shift) + np.asanyarray(c).astype(np.int64)).astype(U32)
 
     return run
 
@@ -83,21 +83,21 @@ def _pack(convert):
     """Two results of 16 bits in one register."""
 
     def run(a, b):
-        low, high = (np.asarray(convert(x)).astype(np.int64) & 0xFFFF for x in (a, b))
+        low, high = (np.asanyarray(convert(x)).astype(np.int64) & 0xFFFF for x in (a, b))
         return (low | high << 16).astype(U32)
 
     return run
 
 
 def _clip(least: int, most: int):
-    return lambda x: np.clip(np.asarray(x).astype(np.int64), least, most)
+    return lambda x: np.clip(np.asanyarray(x).astype(np.int64), least, most)
 
 
 def _norm(least: int, most: int):
     """V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
 
     def run(x):
-        x = np.asarray(x).astype(np.float64)
+        x = np.asanyarray(x).astype(np.float64)
         scaled = np.rint(np.clip(np.where(np.isnan(x), 0, x), -1 if least else 0, 1) * most)
         return scaled.astype(np.int64)
 
@@ -111,14 +111,14 @@ def _norm_as(least: int, most: int, dtype: str):
 
 def _pk_u8(x, byte, old):
     """V_CVT_PK_U8_F32: into the byte of the third source that the second one names."""
-    shift = (np.asarray(byte) & U32(3)) * U32(8)
+    shift = (np.asanyarray(byte) & U32(3)) * U32(8)
     value = np.clip(np.rint(np.where(np.isnan(x), 0, x)), 0, 255).astype(U32)
     return (old & ~(U32(255) << shift)) | value << shift
 
 
 def leading_signs(x):
     """V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
-    x = np.asarray(x).astype(np.int64)
+    x = np.asanyarray(x).astype(np.int64)
     y = np.where(x < 0, ~x, x)
     length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)
     return np.where(y == 0, -1, 32 - length).astype(np.int32)
@@ -126,14 +126,14 @@ def leading_signs(x):
 
 def _unit(x, function):
     """V_SIN, V_COS: of x in turns; out of -256 to 256, those of 0."""
-    turns = np.asarray(x).astype(np.float64)
+    turns = np.asanyarray(x).astype(np.float64)
     turns = np.where(np.abs(turns) <= 256, np.fmod(turns, 1.0), np.where(np.isnan(turns), turns, 0))
     turns = np.where(np.isinf(x), np.nan, turns)
     # exact at quarters, where the hardware's table is, too
     quarter = np.fmod(turns * 4, 1.0) == 0
     exact = np.rint(function(2 * np.pi * turns))
     result = np.where(quarter & ~np.isnan(turns), exact, function(2 * np.pi * turns))
-    return result.astype(np.asarray(x).dtype)
+    return result.astype(np.asanyarray(x).dtype)
 
 
 def _table() -> dict:
@@ -154,17 +154,17 @@ def _table() -> dict:
         "v_cvt_pk_i16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.int16))),
         "v_cvt_pk_u16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.uint16))),
         "v_cvt_pk_u8_f32": (u, (f, u, u), _pk_u8),
-        "v_cvt_i32_i16": (i, ("i16",), lambda x: np.asarray(x).astype(np.int32)),
-        "v_cvt_u32_u16": (u, ("u16",), lambda x: np.asarray(x).astype(U32)),
+        "v_cvt_i32_i16": (i, ("i16",), lambda x: np.asanyarray(x).astype(np.int32)),
+        "v_cvt_u32_u16": (u, ("u16",), lambda x: np.asanyarray(x).astype(U32)),
         "v_cvt_nearest_i32_f32": (
             i, (f,), lambda x: floats.to_integer(np.floor(x.astype(np.float64) + 0.5), np.int32)),
         "v_cvt_floor_i32_f32": (i, (f,), lambda x: floats.to_integer(np.floor(x), np.int32)),
         "v_cvt_off_f32_i4": (
             f, (u,), lambda x: (_part(x, 4, 0, True) / 16).astype(np.float32)),
         "v_mad_i32_i16": (i, ("i16", "i16", i), lambda a, b, c: (
-            np.asarray(a).astype(np.int64) * b + c).astype(np.int32)),
+            np.asanyarray(a).astype(np.int64) * b + c).astype(np.int32)),
         "v_mad_u32_u16": (u, ("u16", "u16", u), lambda a, b, c: (
-            np.asarray(a).astype(np.int64) * b + c).astype(U32)),
+            np.asanyarray(a).astype(np.int64) * b + c).astype(U32)),
         "v_mad_i16": ("i16", ("i16",) * 3, lambda a, b, c: a * b + c),
         "v_mul_hi_i32_i24": (i, (i, i), lambda a, b: (
             _signed24(a) * _signed24(b) >> 32).astype(np.int32)),
@@ -202,7 +202,7 @@ def _extreme(steps: str):
 
 
 def _signed24(x):
-    return (np.asarray(x).astype(np.int64) << 40) >> 40
+    return (np.asanyarray(x).astype(np.int64) << 40) >> 40
 
 
 def _sat_pk_u8(x):
@@ -212,7 +212,7 @@ def _sat_pk_u8(x):
 
 def _zero_wins(a, b, c):
     """Zero times anything is zero, also times infinity and NaN."""
-    return np.where((a == 0) | (b == 0), np.asarray(c) + np.float32(0), floats.fma32(a, b, c))
+    return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
 
 
 def _div_fixup16(quotient, denominator, numerator):

@@ -35,10 +35,10 @@ def _bfe_signed(value, offset, width):
 
 def _perm(a, b, selector):
     """V_PERM_B32: each selector byte picks one of the eight bytes {a, b}, a sign, 0 or 0xff."""
-    both = (np.asarray(a).astype(np.uint64) << np.uint64(32)) | b
+    both = (np.asanyarray(a).astype(np.uint64) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
-        pick = (np.asarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
+        pick = (np.asanyarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
         byte = both >> (np.minimum(pick, 7) * np.uint64(8)) & np.uint64(0xFF)
         if (pick > 7).any():
             # 8 to 11 repeat the sign of bytes 1, 3, 5, 7; 12 is 0, the rest 0xff
@@ -51,9 +51,9 @@ def _perm(a, b, selector):
 
 def _align(a, b, count, unit):
     """{a, b} shifted right by count bits or bytes, the low half."""
-    both = np.asarray(a).astype(np.uint64) << np.uint64(32) | b
+    both = np.asanyarray(a).astype(np.uint64) << np.uint64(32) | b
     return (
-        both >> (np.asarray(count).astype(np.uint64) % np.uint64(32 // unit) * np.uint64(unit))
+        both >> (np.asanyarray(count).astype(np.uint64) % np.uint64(32 // unit) * np.uint64(unit))
     ).astype(U32)
 
 
@@ -63,7 +63,7 @@ def _wide(a, b):
 
 def _signed(bits, value):
     """The low bits of value, sign-extended to int64."""
-    return (np.asarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
+    return (np.asanyarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
 
 
 def reverse_bits(x):
@@ -104,12 +104,14 @@ def _lane_count(low):
 
 def _wide_float(function):
     """Through float64: numpy's vector code for the shorter types is up to 3 ulp off."""
-    return lambda x: function(np.asarray(x, np.float64)).astype(x.dtype)
+    return lambda x: function(np.asanyarray(x).astype(np.float64)).astype(x.dtype)
 
 
 def _quiet_flush(function):
     """Transcendental operations on float32 take and give no denormals (LLVM: "1 ulp, flushed")."""
-    return lambda x: floats.flush(np.asarray(function(floats.flush(np.asarray(x))), np.float32))
+    return lambda x: floats.flush(
+        np.asanyarray(function(floats.flush(np.asanyarray(x)))).astype(np.float32)
+    )
 
 
 def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
@@ -165,7 +167,7 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     ):  # fmt: skip
         dtype = np.dtype(f"f{int(kind[1:]) // 8}")
         table[f"v_cvt_{kind}_{source}"] = (
-            kind, (source,), lambda x, dtype=dtype: np.asarray(x).astype(dtype))  # fmt: skip
+            kind, (source,), lambda x, dtype=dtype: np.asanyarray(x).astype(dtype))  # fmt: skip
     for kind, source, dtype in ((i, f, np.int32), (u, f, U32), ("i16", h, np.int16),
                                 ("u16", h, np.uint16)):  # fmt: skip
         table[f"v_cvt_{kind}_{source}"] = (
@@ -250,7 +252,7 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
 
 
 def _pair(convert, a, b):
-    low, high = (convert(np.asarray(x)).view(np.uint16).astype(U32) for x in (a, b))
+    low, high = (convert(np.asanyarray(x)).view(np.uint16).astype(U32) for x in (a, b))
     return low | high << U32(16)
 
 
@@ -271,6 +273,27 @@ EXTREMES = {
         "med3": "med",
     }.items()
 }  # fmt: skip
+
+
+def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
+    """An entry of EXTREMES as one of TABLE, for the IEEE mode or the other one."""
+    kind, steps = EXTREMES[name]
+    pick = {"M": floats.larger, "m": floats.smaller}
+    if steps == "med":
+        # with a NaN the smallest of the three, in the document's words
+        def median(a, b, c):
+            low = floats.smaller(floats.smaller(a, b, ieee), c, ieee)
+            high = floats.larger(
+                floats.smaller(a, b, ieee), floats.smaller(floats.larger(a, b, ieee), c, ieee), ieee
+            )
+            return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), low, high)
+
+        return kind, (kind,) * 3, median
+    if len(steps) == 1:
+        return kind, (kind,) * 2, lambda a, b: pick[steps](a, b, ieee)
+    return kind, (kind,) * 3, lambda a, b, c: pick[steps[1]](pick[steps[0]](a, b, ieee), c, ieee)
+
+
 #: What comparisons of floats test, by the name in their mnemonics.
 FLOAT_COMPARISONS = {
     "f": lambda _a, _b: np.False_, "t": lambda _a, _b: np.True_,
@@ -293,15 +316,69 @@ COMPARISONS = {
     for kind in kinds
     for name, function in names.items()
 }
-#: Carry-out, carry-in arithmetic: sign of the second operand, operands swapped, carry taken in.
-CARRIES = {
-    "v_add_co_u32": (1, False, False), "v_sub_co_u32": (-1, False, False),
-    "v_subrev_co_u32": (-1, True, False),
-    "v_add_co_ci_u32": (1, False, True), "v_sub_co_ci_u32": (-1, False, True),
-    "v_subrev_co_ci_u32": (-1, True, True),
+
+_SUMS = (("add", (1, False)), ("sub", (-1, False)), ("subrev", (-1, True)))
+
+
+def _carry(sign: int, swapped: bool):
+    """Sum or difference, and whether it lies outside of 32 bits: a carry or a borrow."""
+
+    def run(a, b, taken=0):
+        a, b = (b, a) if swapped else (a, b)
+        total = np.asanyarray(a).astype(np.int64) + sign * np.asanyarray(b).astype(np.int64)
+        total = total + sign * np.asanyarray(taken).astype(np.int64)
+        return total.astype(U32), (total >> 32) != 0
+
+    return run
+
+
+def _wide_mad(wide):
+    """The carry is bit 64 of the sum."""
+
+    def run(a, b, addend):
+        product = np.multiply(a, b, dtype=wide)
+        total = product + addend
+        if wide is np.uint64:
+            return total, total < addend
+        over = ((product ^ total) & (addend ^ total)) < 0
+        return total, over ^ (total < 0)
+
+    return run
+
+
+def _in_class(x, wanted):
+    """V_CMP_CLASS: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf."""
+    x = np.asanyarray(x)
+    negative, quiet = np.signbit(x), floats.is_quiet(x)
+    denormal = (np.abs(x) < np.finfo(x.dtype).smallest_normal) & (x != 0)
+    normal = np.isfinite(x) & (x != 0) & ~denormal
+    wanted = np.asanyarray(wanted).astype(U32)
+    found = np.False_
+    for bit, kind in enumerate((
+        np.isnan(x) & ~quiet, np.isnan(x) & quiet, np.isinf(x) & negative, normal & negative,
+        denormal & negative, (x == 0) & negative, (x == 0) & ~negative, denormal & ~negative,
+        normal & ~negative, np.isinf(x) & ~negative,
+    )):  # fmt: skip
+        found = found | kind & ((wanted >> U32(bit) & U32(1)) != 0)
+    return found
+
+
+#: With lane masks: (kind of the result or "", kinds of sources, function, whether it gives a mask,
+#: after the result if there is one). The source kind "mask" is a bit for each lane.
+MASKED = {
+    **{f"v_{name}_co_u32": ("u32", ("u32", "u32"), _carry(*how), True) for name, how in _SUMS},
+    **{f"v_{name}_co_ci_u32": ("u32", ("u32", "u32", "mask"), _carry(*how), True)
+       for name, how in _SUMS},
+    **{f"v_cndmask_{kind}": (kind, (kind, kind, "mask"), lambda a, b, c: np.where(c, b, a), False)
+       for kind in ("b16", "b32")},
+    "v_mad_u64_u32": ("u64", ("u32", "u32", "u64"), _wide_mad(np.uint64), True),
+    "v_mad_i64_i32": ("i64", ("i32", "i32", "i64"), _wide_mad(np.int64), True),
+    **{f"v_div_scale_{kind}": (kind, (kind,) * 3, module.div_scale, True)
+       for kind, module in (("f32", floats), ("f64", doubles))},
+    **{f"v_div_fmas_{kind}": (kind, (kind, kind, kind, "mask"), module.div_fmas, False)
+       for kind, module in (("f32", floats), ("f64", doubles))},
+    **{f"v_{cmp}_class_{kind}": ("", (kind, "u16"), _in_class, True)
+       for cmp in ("cmp", "cmpx") for kind in ("f16", "f32", "f64")},
+    **{name: ("", (kind, kind), function, True) for name, (kind, function) in COMPARISONS.items()},
 }  # fmt: skip
-SPECIAL = {"v_cndmask_b32", "v_cndmask_b16", "v_mad_u64_u32", "v_mad_i64_i32", "v_div_scale_f32",
-           "v_div_fmas_f32", "v_div_scale_f64", "v_div_fmas_f64", "v_nop", "v_swap_b32",
-           "v_swap_b16", *(f"v_{cmp}_class_{kind}" for cmp in ("cmp", "cmpx")
-                           for kind in ("f16", "f32", "f64"))}  # fmt: skip
-NAMES = {*TABLE, *EXTREMES, *COMPARISONS, *CARRIES, *SPECIAL}
+NAMES = {*TABLE, *EXTREMES, *MASKED, "v_nop", "v_swap_b32", "v_swap_b16"}

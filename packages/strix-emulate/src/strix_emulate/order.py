@@ -55,6 +55,11 @@ class Order:
         self._known: dict[int, dict[int, int]] = {}
         self._released: dict[tuple[str, int], dict[int, int]] = {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing but barriers has ordered anything so far."""
+        return not (self._events or self._known)
+
     def atomic(self, memory: str, cells, marks, written) -> None:
         """Atomics, in this order; marks: tags of the waves; written: those of the last stores."""
         self._note((memory, cells, marks, written, True))

@@ -4,10 +4,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from strix_emulate import addressing, crosslane, modes, operations, salu, valu, vmem, waits
+from strix_emulate import addressing, crosslane, modes, operations, salu, scalars, valu, vmem, waits
 from strix_emulate.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.errors import Trap
+from strix_emulate.forms import executable, executes
 from strix_emulate.loader import Kernel
+from strix_emulate.runs import Known, Run, Step
 from strix_emulate.salu import simm16
 
 #: Hints, and waits for hazards that do not exist on a machine without timing.
@@ -36,18 +38,6 @@ _CONDITIONS = {
 
 
 @dataclass
-class Step:
-    """One compiled instruction; reads: bits of the registers it touches; target: a load's own."""
-
-    run: Callable
-    reads: int
-    target: int
-    counter: int
-    half: str
-    instruction: Instruction
-
-
-@dataclass
 class Block:
     """Steps up to a control instruction, which `end` names; taken and next are block addresses.
 
@@ -62,11 +52,13 @@ class Block:
     next: int = -1
     entered: int = 0
     polls: bool = False
+    #: what executes the steps, once the block was reached
+    parts: list[Step | Run] | None = None
 
 
 def supported() -> set[str]:
     """Mnemonics that the machine executes, without the suffix of an encoding."""
-    return {*operations.NAMES, *salu.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
+    return {*operations.NAMES, *scalars.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
             *CONTROL, *MODES, *vmem.names(),
             "s_getpc_b64", "s_getreg_b32", "s_sendmsg"}  # fmt: skip
 
@@ -78,11 +70,13 @@ class Blocks(dict[int, Block]):
         for block in list(self.values()):
             for i, step in enumerate(block.steps):
                 if step.instruction.address == address:
-                    tail = replace(block, start=address, steps=block.steps[i:], entered=0)
+                    tail = replace(
+                        block, start=address, steps=block.steps[i:], entered=0, parts=None
+                    )
                     self[address] = tail
                     return tail
             if block.end is not None and block.end.address == address:
-                self[address] = replace(block, start=address, steps=[], entered=0)
+                self[address] = replace(block, start=address, steps=[], entered=0, parts=None)
                 return self[address]
         raise Trap("bounds", f"jumps to {address:#x}, which is no instruction of the kernel")
 
@@ -169,25 +163,40 @@ def _target(ins: Instruction) -> int:
 
 
 def _step(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Step:
-    try:
-        if ins.unknown:
-            raise Unknown(ins.unknown)
-        if mode is None and ins.name.startswith("v_"):
-            raise Unknown("in a mode that is not known here")
-        run = _compile(ins, mode, spaces)
-    except (Unknown, IndexError, ValueError) as error:
-        run = _trap(f"cannot execute `{ins.text}`: {error}")
+    known = _KNOWN.get((ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode))
+    if known is not None:
+        return Step(ins, known, lambda: _compiled(ins, mode, spaces))
+    run = _compiled(ins, mode, spaces)
     reads = target = 0
     counter = -1
-    parts = ins.pair or (ins,)
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
         target = _bits(ins.operands[:1])
         counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
         reads = _bits(ins.operands[1:])
     else:
-        for part in parts:
+        for part in ins.pair or (ins,):
             reads |= _bits(part.operands)
-    return Step(run, reads, target, counter, vmem.loaded_half(ins), ins)
+    known = Known(reads, target, counter, vmem.loaded_half(ins), executable(run))
+    if len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode] = known
+    return Step(ins, known, lambda: run)
+
+
+#: what is known of instructions, by their text and mode: kernels are launched more than once
+_KNOWN: dict[tuple, Known] = {}
+_MOST_KNOWN = 100_000
+
+
+def _compiled(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Callable:
+    try:
+        if ins.unknown:
+            raise Unknown(ins.unknown)
+        if mode is None and ins.name.startswith("v_"):
+            raise Unknown("in a mode that is not known here")
+        return _compile(ins, mode, spaces)
+    except (Unknown, IndexError, ValueError) as error:
+        return _trap(f"cannot execute `{ins.text}`: {error}")
 
 
 def _bits(operands) -> int:
@@ -210,12 +219,12 @@ def _compile(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> C
     if ins.pair:
         return valu.compile_pair(ins, mode)
     if name in NO_EFFECT or (name == "s_sendmsg" and "MSG_DEALLOC_VGPRS" in ins.raw):
-        return lambda _g: None
+        return executes(lambda _g: None)
     if name in WAITS:
-        return waits.compile_wait(ins)
+        return executes(waits.compile_wait(ins), waits=True)
     if name in MODES:
         modes.after(ins, mode)
-        return lambda _g: None
+        return executes(lambda _g: None)
     if name == "s_getreg_b32":
         return salu.compile_getreg(ins, mode.bits)
     if name == "s_getpc_b64":
@@ -224,6 +233,6 @@ def _compile(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> C
         return vmem.compile_memory(ins, spaces)
     if name in crosslane.COMPILERS:
         return crosslane.COMPILERS[name](ins, mode)
-    if name in salu.NAMES:
+    if name in scalars.NAMES:
         return salu.compile_scalar(ins)
     return valu.compile_vector(ins, mode)

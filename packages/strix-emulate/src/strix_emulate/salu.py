@@ -3,244 +3,29 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from strix_emulate import floats
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction, Operand, Unknown, operand
-from strix_emulate.narrow import leading_signs
-from strix_emulate.operations import (
-    FLOAT_COMPARISONS,
-    leading_zeros,
-    reverse_bits,
-    trailing_zeros,
+from strix_emulate.forms import Form, executes
+from strix_emulate.scalars import (
+    CARRIES,
+    COMPARES,
+    IMMEDIATE,
+    OTHER,
+    PLAIN,
+    SAVEEXEC,
+    SELECTS,
+    U32,
+    WITH_SCC,
+    overflow,
+    wide,
 )
 from strix_emulate.waves import Waves, reader, scalar_writer
 
-U32 = np.uint32
-
-
-def _wide(x):
-    return np.asarray(x).astype(np.int64)
-
-
-def _overflow(result):
-    """Whether an exact int64 result does not fit into 32 signed bits."""
-    return result != result.astype(np.int32)
-
-
-def _add_u(a, b, carry=0):
-    total = _wide(a) + _wide(b) + carry
-    return total.astype(U32), total > 0xFFFFFFFF
-
-
-def _sub_u(a, b, carry=0):
-    total = _wide(a) - _wide(b) - carry
-    return total.astype(U32), total < 0
-
-
-def _signed(function):
-    def run(a, b):
-        total = function(_wide(a), _wide(b))
-        return total.astype(np.int32), _overflow(total)
-
-    return run
-
-
-def _nonzero(function):
-    def run(*values):
-        result = function(*values)
-        return result, result != 0
-
-    return run
-
-
-def _shift_add(count):
-    def run(a, b):
-        total = (np.asarray(a).astype(np.uint64) << np.uint64(count)) + b
-        return total.astype(U32), total > 0xFFFFFFFF
-
-    return run
-
-
-def _bfe(signed, bits):
-    """The field's offset and width are in the low bits and from bit 16 of the second source."""
-
-    def run(value, field):
-        offset = np.asarray(field).astype(np.int64) & (bits - 1)
-        width = np.minimum(np.asarray(field).astype(np.int64) >> 16 & 0x7F, bits)
-        if bits == 64:
-            raise Unknown("64-bit bit field")
-        plain = value.astype(np.int64) >> offset & ((np.int64(1) << width) - 1)
-        if signed:
-            sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
-            plain = (plain ^ sign) - sign
-        result = plain.astype(np.int32 if signed else U32)
-        return result, result != 0
-
-    return run
-
-
-def _shift(function, bits):
-    def run(value, count):
-        result = function(value, (count & U32(bits - 1)).astype(value.dtype))
-        return result, result != 0
-
-    return run
-
-
-def _pick(compare):
-    return lambda a, b: (np.where(compare(a, b), a, b), compare(a, b))
-
-
-def _logic(bits: str) -> dict:
-    b = {
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "and_not1": lambda x, y: x & ~y, "or_not1": lambda x, y: x | ~y,
-        "nand": lambda x, y: ~(x & y),
-        "nor": lambda x, y: ~(x | y), "xnor": lambda x, y: ~(x ^ y),
-    }  # fmt: skip
-    return {f"s_{name}_{bits}": (bits, (bits, bits), _nonzero(f)) for name, f in b.items()}
-
-
-#: name: (kind of result, kinds of sources, function giving the result and SCC)
-WITH_SCC = {
-    **_logic("b32"), **_logic("b64"),
-    "s_add_u32": ("u32", ("u32", "u32"), _add_u), "s_sub_u32": ("u32", ("u32", "u32"), _sub_u),
-    "s_add_i32": ("i32", ("i32", "i32"), _signed(np.add)),
-    "s_sub_i32": ("i32", ("i32", "i32"), _signed(np.subtract)),
-    "s_absdiff_i32": (
-        "i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(np.subtract(a, b)))),
-    "s_lshl_b32": ("u32", ("u32", "u32"), _shift(np.left_shift, 32)),
-    "s_lshr_b32": ("u32", ("u32", "u32"), _shift(np.right_shift, 32)),
-    "s_ashr_i32": ("i32", ("i32", "u32"), _shift(np.right_shift, 32)),
-    "s_lshl_b64": ("u64", ("u64", "u32"), _shift(np.left_shift, 64)),
-    "s_lshr_b64": ("u64", ("u64", "u32"), _shift(np.right_shift, 64)),
-    "s_ashr_i64": ("i64", ("i64", "u32"), _shift(np.right_shift, 64)),
-    "s_min_i32": ("i32", ("i32", "i32"), _pick(np.less)),
-    "s_max_i32": ("i32", ("i32", "i32"), _pick(np.greater_equal)),
-    "s_min_u32": ("u32", ("u32", "u32"), _pick(np.less)),
-    "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater_equal)),
-    "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)),
-    "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
-    **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
-    "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)),
-    "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
-    "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
-    "s_bcnt1_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
-    "s_bcnt0_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
-    "s_bcnt0_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
-    "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
-}  # fmt: skip
-
-
-def _pack16(low, high):
-    """S_PACK: which half of each source goes into the low and the high half."""
-    return lambda a, b: (
-        (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
-    )
-
-
-#: name: (kind of result, kinds of sources, function)
-PLAIN = {
-    "s_mov_b32": ("b32", ("b32",), lambda x: x), "s_mov_b64": ("b64", ("b64",), lambda x: x),
-    "s_mul_i32": ("u32", ("u32", "u32"), np.multiply),
-    "s_mul_hi_u32": (
-        "u32", ("u32", "u32"),
-        lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)
-    ),
-    "s_mul_hi_i32": (
-        "i32", ("i32", "i32"),
-        lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
-    "s_brev_b32": ("u32", ("u32",), reverse_bits),
-    "s_ctz_i32_b32": ("i32", ("u32",), trailing_zeros),
-    "s_clz_i32_u32": ("i32", ("u32",), leading_zeros),
-    "s_sext_i32_i8": ("i32", ("u32",), lambda x: x.astype(np.int8).astype(np.int32)),
-    "s_sext_i32_i16": ("i32", ("u32",), lambda x: x.astype(np.int16).astype(np.int32)),
-    "s_bfm_b32": (
-        "u32", ("u32", "u32"), lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
-    "s_pack_ll_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 0)),
-    "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
-    "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)),
-    "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
-    # RDNA3.5's scalar floating point
-    "s_add_f32": ("f32", ("f32", "f32"), np.add), "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
-    "s_mul_f32": ("f32", ("f32", "f32"), np.multiply),
-    "s_fmac_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
-    "s_fmaak_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
-    "s_fmamk_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
-    "s_max_f32": ("f32", ("f32", "f32"), lambda a, b: floats.larger(a, b, True)),
-    "s_min_f32": ("f32", ("f32", "f32"), lambda a, b: floats.smaller(a, b, True)),
-    "s_trunc_f32": ("f32", ("f32",), np.trunc), "s_floor_f32": ("f32", ("f32",), np.floor),
-    "s_ceil_f32": ("f32", ("f32",), np.ceil), "s_rndne_f32": ("f32", ("f32",), np.rint),
-    "s_cvt_f32_i32": ("f32", ("i32",), lambda x: x.astype(np.float32)),
-    "s_cvt_f32_u32": ("f32", ("u32",), lambda x: x.astype(np.float32)),
-    "s_cvt_i32_f32": ("i32", ("f32",), lambda x: floats.to_integer(x, np.int32)),
-    "s_cvt_u32_f32": ("u32", ("f32",), lambda x: floats.to_integer(x, U32)),
-    "s_cvt_f16_f32": ("u32", ("f32",), lambda x: x.astype(np.float16).view(np.uint16).astype(U32)),
-    "s_cvt_f32_f16": (
-        "f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
-}  # fmt: skip
-_HALF = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fmac": floats.fma16,
-         "max": lambda a, b: floats.larger(a, b, True),
-         "min": lambda a, b: floats.smaller(a, b, True)}  # fmt: skip
-PLAIN |= {f"s_{n}_f16": ("h16", ("f16",) * (3 if n == "fmac" else 2), f) for n, f in _HALF.items()}
-PLAIN |= {
-    f"s_{n}_f16": ("h16", ("f16",), f)
-    for n, f in (("trunc", np.trunc), ("floor", np.floor), ("ceil", np.ceil), ("rndne", np.rint))
-}
-PLAIN |= {
-    "s_cls_i32": ("i32", ("i32",), leading_signs),
-    "s_cls_i32_i64": ("i32", ("i64",), lambda x: _first64(np.where(x < 0, ~x, x))),
-    "s_clz_i32_u64": ("i32", ("u64",), lambda x: _first64(x)),
-    "s_ctz_i32_b64": ("i32", ("u64",), lambda x: np.where(
-        x == 0, -1, 63 - _first64(x & (~x + np.uint64(1)))).astype(np.int32)),
-    "s_brev_b64": ("u64", ("u64",), lambda x: (
-        reverse_bits(x.astype(U32)).astype(np.uint64) << np.uint64(32)
-        | reverse_bits((x >> np.uint64(32)).astype(U32)).astype(np.uint64))),
-    "s_bfm_b64": ("u64", ("u32", "u32"), lambda a, b: (
-        ((np.uint64(1) << (a & U32(63)).astype(np.uint64)) - np.uint64(1))
-        << (b & U32(63)).astype(np.uint64))),
-    "s_cvt_hi_f32_f16": ("f32", ("u32",), lambda x: (
-        (x >> U32(16)).astype(np.uint16).view(np.float16).astype(np.float32))),
-    "s_cvt_pk_rtz_f16_f32": ("u32", ("f32", "f32"), lambda a, b: (
-        _half_bits(a) | _half_bits(b) << U32(16))),
-}  # fmt: skip
-
-
-def _half_bits(x):
-    return floats.to_half_towards_zero(x).view(np.uint16).astype(U32)
-
-
-def _first64(x):
-    """Leading zeros of 64 bits, -1 for 0."""
-    x = np.asarray(x).astype(np.uint64)
-    high, low = (x >> np.uint64(32)).astype(U32), x.astype(U32)
-    zeros = np.where(high != 0, leading_zeros(high), 32 + leading_zeros(low))
-    return np.where(x == 0, -1, zeros).astype(np.int32)
-
-
-_ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
-          "lt": np.less, "le": np.less_equal}  # fmt: skip
-COMPARES = {
-    **{f"s_cmp_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()},
-    **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
-    **{f"s_cmp_{n}_{k}": (k, f) for k in ("f32", "f16") for n, f in FLOAT_COMPARISONS.items()
-       if n not in ("f", "t")},
-    "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
-    "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
-}  # fmt: skip
-_IMMEDIATE = {f"s_cmpk_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()}
-_SAVEEXEC = {
-    "s_and_saveexec_b32": lambda s, e: s & e, "s_or_saveexec_b32": lambda s, e: s | e,
-    "s_xor_saveexec_b32": lambda s, e: s ^ e, "s_and_not1_saveexec_b32": lambda s, e: s & ~e,
-    "s_and_not0_saveexec_b32": lambda s, e: ~s & e, "s_or_not0_saveexec_b32": lambda s, e: ~s | e,
-}  # fmt: skip
-_OTHER = {"s_addc_u32", "s_subb_u32", "s_cselect_b32", "s_cselect_b64", "s_movk_i32", "s_addk_i32",
-          "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32",
-          "s_and_not1_wrexec_b32"}  # fmt: skip
-NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *_IMMEDIATE, *_SAVEEXEC, *_OTHER}
+_SCC = Operand("scc")
 
 
 def simm16(text: str) -> int:
@@ -251,52 +36,86 @@ def simm16(text: str) -> int:
 
 def compile_scalar(ins: Instruction) -> Callable:
     """A function that executes the instruction on Waves. Raises Unknown."""
-    name, ops = ins.name, ins.operands
+    name = ins.name
     if ins.modifiers:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
-    if name in PLAIN:
-        kind, kinds, function = PLAIN[name]
-        sources = [*ops[1:], *([ops[0]] if name.startswith("s_fmac") else [])]
-        reads = _readers(sources, kinds)
-        if kind == "h16":
-            # the high half is 0
-            write = scalar_writer(ops[0], "u32")
-            bits = lambda x: np.asarray(x, np.float16).view(np.uint16).astype(U32)  # noqa: E731
-            return lambda g: write(g, bits(function(*(read(g) for read in reads))))
-        write = scalar_writer(ops[0], kind)
-        return lambda g: write(g, function(*(read(g) for read in reads)))
-    if name in WITH_SCC:
-        kind, kinds, function = WITH_SCC[name]
-        write, reads = scalar_writer(ops[0], kind), _readers(ops[1:], kinds)
-
-        def run(g: Waves):
-            value, scc = function(*(read(g) for read in reads))
-            write(g, value)
-            g.scc[...] = scc
-
-        return run
-    if name in COMPARES:
-        kind, function = COMPARES[name]
-        first, second = _readers(ops, (kind, "u32" if "bitcmp" in name else kind))
-
-        def compare(g: Waves):
-            g.scc[...] = function(first(g), second(g))
-
-        return compare
-    if name in _IMMEDIATE:
-        kind, function = _IMMEDIATE[name]
-        read = reader(ops[0], kind)
-        value = (
-            np.int32(simm16(ops[1].text)) if kind == "i32" else U32(int(ops[1].text, 0) & 0xFFFF)
-        )
-
-        def compare_immediate(g: Waves):
-            g.scc[...] = function(read(g), value)
-
-        return compare_immediate
-    if name in _SAVEEXEC:
+    form = _form(ins)
+    if form is not None:
+        run = _on_waves(form)
+        return executes(run, form)
+    if name in SAVEEXEC:
         return _saveexec(ins)
     return _other(ins)
+
+
+def _form(ins: Instruction) -> Form | None:
+    """What the tables say of it, or None. SCC is the flag."""
+    name, ops = ins.name, list(ins.operands)
+    if name in PLAIN:
+        kind, kinds, function = PLAIN[name]
+        flag, target = None, ops.pop(0)
+        ops += [target] if name.startswith("s_fmac") else []
+    elif name in WITH_SCC:
+        kind, kinds, function = WITH_SCC[name]
+        flag, target = _SCC, ops.pop(0)
+    elif name in COMPARES:
+        kind, function = COMPARES[name]
+        flag, target, kinds, kind = _SCC, None, (kind, "u32" if "bitcmp" in name else kind), ""
+    elif name in IMMEDIATE:
+        kind, function = IMMEDIATE[name]
+        number = simm16(ops[1].text) if kind == "i32" else int(ops[1].text, 0) & 0xFFFF
+        ops[1] = replace(ops[1], text=str(number))
+        flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
+    elif name == "s_movk_i32":
+        name, flag, target = "s_mov_b32", None, ops[0]
+        kind, kinds, function = PLAIN[name]
+        ops = [replace(ops[1], text=str(simm16(ops[1].text)))]
+    elif name in CARRIES:
+        kind, flag, target = "u32", _SCC, ops.pop(0)
+        kinds, function = CARRIES[name]
+        ops.append(_SCC)
+    elif name in SELECTS:
+        kind, flag, target = name[-3:], None, ops.pop(0)
+        kinds, function = SELECTS[name]
+        ops.append(_SCC)
+    else:
+        return None
+    if len(ops) != len(kinds):
+        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    sources = tuple(zip(ops, kinds, strict=True))
+    return Form(name, function, kind, target, sources, (True,) * len(kinds), flag, shape="scalar")
+
+
+def _array(read: Callable) -> Callable:
+    """An array also where the source is a constant."""
+    return lambda g: np.atleast_2d(read(g))
+
+
+def _on_waves(form: Form) -> Callable:
+    function = form.function
+    reads = [(lambda g: g.scc) if kind == "scc" else _array(reader(op, kind))
+             for op, kind in form.sources]  # fmt: skip
+    if form.flag is None:
+        write = scalar_writer(form.target, "u32" if form.kind == "h16" else form.kind)
+        if form.kind == "h16":
+            # the high half is 0
+            bits = lambda x: np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)  # noqa: E731
+            return lambda g: write(g, bits(function(*(read(g) for read in reads))))
+        return lambda g: write(g, function(*(read(g) for read in reads)))
+    if form.target is None:
+
+        def compare(g: Waves):
+            g.scc[...] = function(*(read(g) for read in reads))
+
+        return compare
+    write = scalar_writer(form.target, form.kind)
+
+    def run(g: Waves):
+        value, scc = function(*(read(g) for read in reads))
+        write(g, value)
+        g.scc[...] = scc
+
+    return run
 
 
 def compile_getreg(ins: Instruction, mode: int) -> Callable:
@@ -324,7 +143,7 @@ def _readers(ops, kinds):
 
 
 def _saveexec(ins: Instruction) -> Callable:
-    function, read = _SAVEEXEC[ins.name], reader(ins.operands[1], "b32")
+    function, read = SAVEEXEC[ins.name], reader(ins.operands[1], "b32")
     save, write = scalar_writer(ins.operands[0]), scalar_writer(Operand("s", EXEC))
 
     def run(g: Waves):
@@ -333,27 +152,15 @@ def _saveexec(ins: Instruction) -> Callable:
         write(g, result)
         g.scc[...] = result != 0
 
-    return run
+    sources = ((ins.operands[1], "b32"), (Operand("s", EXEC), "b32"))
+    form = Form(ins.name, function, "b32", ins.operands[0], sources, shape="saveexec")
+    return executes(run, form)
 
 
 def _other(ins: Instruction) -> Callable:
     name, ops = ins.name, ins.operands
-    if name not in _OTHER:
+    if name not in OTHER:
         raise Unknown("mnemonic")
-    if name in ("s_addc_u32", "s_subb_u32"):
-        function = _add_u if name == "s_addc_u32" else _sub_u
-        write, (first, second) = scalar_writer(ops[0]), _readers(ops[1:], ("u32", "u32"))
-
-        def carry(g: Waves):
-            value, scc = function(first(g), second(g), g.scc)
-            write(g, value)
-            g.scc[...] = scc
-
-        return carry
-    if name.startswith("s_cselect"):
-        kind = name[-3:]
-        write, (first, second) = scalar_writer(ops[0], kind), _readers(ops[1:], (kind, kind))
-        return lambda g: write(g, np.where(g.scc, first(g), second(g)))
     write, read = scalar_writer(ops[0], "u32"), reader(ops[0], "u32")
     if name == "s_cmov_b32":
         source = reader(ops[1], "u32")
@@ -373,14 +180,12 @@ def _other(ins: Instruction) -> Callable:
 
         return wrexec
     value = np.int64(simm16(ops[1].text))
-    if name == "s_movk_i32":
-        return lambda g: write(g, U32(int(value) & 0xFFFFFFFF))
     if name == "s_mulk_i32":
-        return lambda g: write(g, (_wide(read(g)) * value).astype(U32))
+        return lambda g: write(g, (wide(read(g)) * value).astype(U32))
 
     def addk(g: Waves):
-        total = _wide(read(g).view(np.int32)) + value
+        total = wide(read(g).view(np.int32)) + value
         write(g, total.astype(U32))
-        g.scc[...] = _overflow(total)
+        g.scc[...] = overflow(total)
 
     return addk

@@ -17,6 +17,7 @@ from strix_emulate.addressing import (
 )
 from strix_emulate.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.forms import Form, executes
 from strix_emulate.memory import Arena
 from strix_emulate.waits import LGKM, STORE, VM, Outstanding, issue, registers
 from strix_emulate.waves import Waves, reader
@@ -84,7 +85,7 @@ def loaded_half(ins: Instruction) -> str:
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """A function that executes the instruction on Waves. Raises Unknown."""
     if ins.name in NO_EFFECT:
-        return lambda _g: None
+        return executes(lambda _g: None)
     if _SCALAR.match(ins.name):
         return _scalar_load(ins, spaces.arena)
     if match := _PATTERN.match(ins.name):
@@ -173,18 +174,49 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     if write:
         # a two-address store has a register of its own for each
         accesses = list(zip(locates, data, strict=True))
-        return _store(ins, accesses, memory, size, words, how, counter)
-    accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
-    return _load(ins, accesses, memory, size, words, how, counter)
+        run, issues = _store(ins, accesses, memory, size, words, how, counter)
+    else:
+        accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
+        run, issues = _load(ins, accesses, memory, size, words, how, counter)
+    if space in ("flat", "buffer") or "glc" in ins.modifiers:
+        return run
+    rest = [address] if space == "ds" else rest
+    constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
+    access = {"memory": _SPACES[space], "size": size, "words": words,
+              "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
+              "extended": int("sign" in how)}  # fmt: skip
+    forms = [
+        Form("", None, "b32",
+             data[i] if write else replace(data[0], index=data[0].index + i * words, half=""),
+             _address_sources(space, rest), shape="store" if write else "load",
+             access=access | {"offset": constant})
+        for i, constant in enumerate(constants)
+    ]  # fmt: skip
+    return executes(run, *forms, issues=issues)
 
 
-def _load(ins, accesses, memory, size, words, how, counter) -> Callable:
+_SPACES = {"global": 0, "ds": 1, "scratch": 2}
+_HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
+
+
+def _address_sources(space: str, operands) -> tuple[tuple[Operand, str], ...]:
+    """What is added to the constant offset."""
+    if space == "global":
+        first, base = operands
+        return ((first, "u64"),) if base.kind == "off" else ((base, "u64"), (first, "u32"))
+    zero = Operand("const", text="0")
+    return tuple((zero if op.kind == "off" else op, "u32") for op in operands)
+
+
+def _load(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, tuple]:
     signed, half = "sign" in how, loaded_half(ins)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
     bits = 0
     for _, first in accesses:
         bits |= registers("v", first, words)
+
+    issued = Outstanding(bits, True, ins.text, half=half)
 
     def run(g: Waves):
         found = [locate(g) for locate, _ in accesses]
@@ -211,12 +243,14 @@ def _load(ins, accesses, memory, size, words, how, counter) -> Callable:
                     g.VF[first + i][g.lanes] = data[i]
             if touch is not None:
                 touches.append(touch)
-        issue(g, counter, Outstanding(bits, True, ins.text, tuple(touches), half=half))
+        issue(g, counter, issued.touching(tuple(touches)))
 
-    return run
+    return run, (counter, issued)
 
 
-def _store(ins, accesses, memory, size, words, how, counter) -> Callable:
+def _store(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, tuple]:
+    issued = Outstanding(0, True, ins.text)
+
     def run(g: Waves):
         touches = []
         for locate, source in accesses:
@@ -229,9 +263,9 @@ def _store(ins, accesses, memory, size, words, how, counter) -> Callable:
             touch = memory.track_store(at, data, size, marks) if marks is not None else None
             if touch is not None:
                 touches.append(touch)
-        issue(g, counter, Outstanding(0, True, ins.text, tuple(touches)))
+        issue(g, counter, issued.touching(tuple(touches)))
 
-    return run
+    return run, (counter, issued)
 
 
 def _lane_exchange(ins: Instruction) -> Callable:

@@ -7,38 +7,55 @@ order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strix_emulate import order
 from strix_emulate.decode import Instruction, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.memory import Touch
 from strix_emulate.waves import Waves
-
-if TYPE_CHECKING:
-    from strix_emulate.memory import Touch
 
 VM, STORE, LGKM = 0, 1, 2
 _MAXIMUM = {"vmcnt": 63, "lgkmcnt": 63, "expcnt": 7}
 _COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
 
 
-@dataclass(frozen=True)
 class Outstanding:
-    """One instruction that a counter counts.
+    """One instruction that a counter counts; never changed.
 
-    registers: bits of those that it will write; who: the waves that issued it, None for all; half:
-    "low" or "high" of a load into half of a register.
+    registers: bits of those that it will write; ordered: whether its counter keeps it in order; who:
+    the waves that issued it, None for all; half: "low" or "high" of a load into half of a register;
+    place: see :class:`runs.Plan`. state: what of it decides what waits do.
     """
 
-    registers: int
-    ordered: bool
-    text: str
-    touches: tuple["Touch", ...] = ()
-    who: np.ndarray | None = None
-    half: str = ""
+    __slots__ = ("half", "ordered", "place", "registers", "state", "text", "touches", "who")
+
+    def __init__(
+        self, registers: int, ordered: bool, text: str, touches: tuple[Touch, ...] = (),
+        who: np.ndarray | None = None, half: str = "", place: tuple[bool, int] | None = None,
+    ):  # fmt: skip
+        self.registers, self.ordered, self.text, self.touches = registers, ordered, text, touches
+        self.who, self.half, self.place = who, half, place
+        self.state = (registers, ordered, half, None if who is None else who.tobytes())
+
+    def of(self, who: np.ndarray | None) -> "Outstanding":
+        """The same of other waves."""
+        return Outstanding(
+            self.registers, self.ordered, self.text, self.touches, who, self.half, self.place
+        )
+
+    def at(self, place: tuple[bool, int] | None) -> "Outstanding":
+        """The same at another place."""
+        return Outstanding(
+            self.registers, self.ordered, self.text, self.touches, self.who, self.half, place
+        )
+
+    def touching(self, touches: tuple[Touch, ...]) -> "Outstanding":
+        """The same with what it touched."""
+        return Outstanding(
+            self.registers, self.ordered, self.text, touches, self.who, self.half, self.place
+        )
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
@@ -92,7 +109,7 @@ def wait(g: Waves, counter: int, allowed: int) -> None:
             else:
                 left = who
             if left.any():
-                kept.append(replace(entry, who=left))
+                kept.append(entry.of(left))
         queue[:] = reversed(kept)
     refresh(g)
 
@@ -133,7 +150,7 @@ def select(queues, index):
     """Queues of the waves `index`."""
     return [
         [
-            entry if entry.who is None else replace(entry, who=entry.who[index])
+            entry if entry.who is None else entry.of(entry.who[index])
             for entry in queue
             if entry.who is None or entry.who[index].any()
         ]
@@ -144,8 +161,7 @@ def select(queues, index):
 def join(first, n: int, second, m: int):
     """Queues of n waves followed by m others."""
     return [
-        [replace(e, who=_padded(e.who, n, 0, m)) for e in a]
-        + [replace(e, who=_padded(e.who, m, n, 0)) for e in b]
+        [e.of(_padded(e.who, n, 0, m)) for e in a] + [e.of(_padded(e.who, m, n, 0)) for e in b]
         for a, b in zip(first, second, strict=True)
     ]
 

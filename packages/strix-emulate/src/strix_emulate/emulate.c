@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Executes runs of instructions on the registers of waves, as the numpy path of this package does.
+//
+// What operations compute is not here: operations.inc is generated from the tables (translate.py).
+// What looks wrong (a race, an address outside, a partial EXEC) is not judged here either: run()
+// stops in front of such an instruction, and numpy executes it, or traps.
+#include "numbers.h"
+
+#define LANES _Pragma("GCC ivdep") for (long l = 0; l < n; l++)
+enum { EXEC = 126, NIL = 124 };
+
+typedef void Function(void *const *p, long n);
+typedef struct { const char *name; Function *function; } Named;
+
+#include "operations.inc"
+
+// The structures of this file are those of native.py.
+typedef struct {
+  int32_t file, index, bits, half, neg, abs, flush, pad;
+  uint64_t value;
+} Operand;
+enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE };
+
+typedef struct {
+  Function *function;
+  int32_t form, results, sources, after, write_exec, step;
+  float factor;
+  int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest;
+  uint32_t valid, written;
+  uint8_t lanes[32];
+  Operand target, flag, source[4];
+} Op;
+enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
+       WRITELANE, LOAD, STORE_, SAVEEXEC };
+enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
+
+typedef struct {
+  uint8_t *bytes;
+  int64_t *written, *read;      // shadow, or null
+  uint32_t *writers;
+  const int64_t *slots;         // of each wave: row in LDS or scratch
+  int64_t size, stride, shift, strict, copies;
+  const int64_t *arrays, *aliases;  // of global memory: (4, count), (3, count)
+  int64_t array_count, alias_count;
+} Memory;
+enum { GLOBAL, LDS, SCRATCH };
+
+typedef struct {
+  uint32_t *v, *s;
+  uint8_t *scc;
+  int64_t n;
+  const int64_t *tags;
+  int64_t exec_changed, ordered;
+  uint32_t *masks;              // n * 32: all ones for active lanes
+  uint64_t *spare[8];           // n * 32 each
+  int64_t *log;                 // offsets and marks that outlive the run
+  int64_t full;
+  Memory memory[3];
+} State;
+
+static void refresh(State *w)
+{
+  const uint32_t *exec = w->s + EXEC * w->n;
+  w->full = 1;
+  for (long i = 0; i < w->n; i++) w->full &= exec[i] == 0xffffffff;
+  if (!w->full)
+    for (long i = 0; i < w->n; i++)
+      for (int l = 0; l < 32; l++) w->masks[32 * i + l] = -(exec[i] >> l & 1);
+}
+
+#define MODIFY(T, SIGN, TINY) { \
+    T *x = at; const T sign = SIGN; \
+    if (o->flush) LANES { T m = x[l] & ~sign; x[l] = m < TINY ? x[l] & sign : x[l]; } \
+    if (o->abs) LANES x[l] &= ~sign; \
+    if (o->neg) LANES x[l] ^= sign; }
+
+static void flush(void *at, int bits, long n)
+{
+  Operand plain = {.flush = 1}, *o = &plain;
+  if (bits == 64) MODIFY(uint64_t, 1ull << 63, 1ull << 52)
+  else if (bits == 32) MODIFY(uint32_t, 1u << 31, 1u << 23)
+  else MODIFY(uint16_t, 1u << 15, 1u << 10)
+}
+
+// The values of a source: n, one for each lane, or per wave if width is 1. May share the register.
+static void *fetch(State *w, const Operand *o, void *temporary, long width)
+{
+  const long waves = w->n, n = waves * width;
+  const uint32_t *row = o->file == VECTOR ? w->v + o->index * n : w->s + o->index * waves;
+  void *at = temporary;
+  uint32_t *x = temporary;
+  uint64_t *wide = temporary;
+  uint16_t *narrow = temporary;
+  const int shift = o->half ? 16 : 0, modified = o->neg | o->abs | o->flush;
+  switch (o->file) {
+  case SPARE:
+    return w->spare[7];
+  case SCC:
+    for (long i = 0; i < waves; i++) x[i] = w->scc[i];
+    return x;
+  case MASK:
+    for (long i = 0; i < waves; i++)
+      for (long l = 0; l < width; l++) x[i * width + l] = row[i] >> l & 1;
+    return x;
+  case CONSTANT:
+    if (o->bits == 64) LANES wide[l] = o->value;
+    else if (o->bits == 32) LANES x[l] = (uint32_t)o->value;
+    else LANES narrow[l] = (uint16_t)o->value;
+    break;
+  case VECTOR:
+    if (o->bits == 64) LANES wide[l] = row[l] | (uint64_t)row[l + n] << 32;
+    else if (o->bits == 16) LANES narrow[l] = (uint16_t)(row[l] >> shift);
+    else if (modified) memcpy(x, row, 4 * n);
+    else return (void *)row;
+    break;
+  default:
+    if (width == 1 && o->bits == 32 && !modified) return (void *)row;
+    for (long i = 0; i < waves; i++) {
+      uint64_t value = row[i];
+      if (o->bits == 64) value |= (uint64_t)row[i + waves] << 32;
+      for (long l = i * width; l < (i + 1) * width; l++)
+        if (o->bits == 64) wide[l] = value;
+        else if (o->bits == 32) x[l] = (uint32_t)value;
+        else narrow[l] = (uint16_t)(value >> shift);
+    }
+  }
+  if (modified) {
+    if (o->bits == 64) MODIFY(uint64_t, 1ull << 63, 1ull << 52)
+    else if (o->bits == 32) MODIFY(uint32_t, 1u << 31, 1u << 23)
+    else MODIFY(uint16_t, 1u << 15, 1u << 10)
+  }
+  return at;
+}
+
+#define PERMUTE(T) { \
+    const T *x = from; T *y = to; \
+    for (long i = 0; i < w->n; i++) \
+      for (int l = 0; l < 32; l++) y[32 * i + l] = x[32 * i + o->lanes[l]]; \
+    if (o->zero_bound) for (long i = 0; i < w->n; i++) \
+      for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
+
+// Source 0 through DPP; masks: the lanes to write. See crosslane.dpp_source.
+static void permute(State *w, const Op *o, const void *from, void *to, uint32_t *masks)
+{
+  const uint32_t *exec = w->s + EXEC * w->n;
+  uint32_t fetched[w->n];
+  for (long i = 0; i < w->n; i++) {
+    fetched[i] = o->valid;
+    if (!w->full && !o->fetch_inactive)
+      for (int l = 0; l < 32; l++)
+        if (!(exec[i] >> o->lanes[l] & 1)) fetched[i] &= ~(1u << l);
+    uint32_t lanes = exec[i] & o->written & (o->zero_bound ? 0xffffffff : fetched[i]);
+    for (int l = 0; l < 32; l++) masks[32 * i + l] = -(lanes >> l & 1);
+  }
+  if (o->source[0].bits == 64) PERMUTE(uint64_t)
+  else if (o->source[0].bits == 32) PERMUTE(uint32_t)
+  else PERMUTE(uint16_t)
+}
+
+// Output modifiers, in the ISA's order. See valu._output.
+static void modify(const Op *o, void *at, long n)
+{
+  float *x = at;
+  if (o->after & FACTOR) {
+    LANES x[l] *= o->factor;
+    flush(at, 32, n);
+    LANES x[l] += 0.0f;
+  }
+  if (o->after & CLAMP) LANES {
+    float y = x[l] != x[l] || !(x[l] > 0) ? 0.0f : x[l];
+    x[l] = y < 1.0f ? y : 1.0f;
+  }
+  if (o->after & FLUSH) flush(at, o->target.bits, n);
+}
+
+static void store_vector(State *w, const Operand *d, const void *from, const uint32_t *m)
+{
+  const long n = 32 * w->n;
+  uint32_t *row = w->v + d->index * n;
+  const uint32_t *x = from;
+  const uint64_t *wide = from;
+  const uint16_t *narrow = from;
+  const uint32_t keep = d->half ? 0xffff : 0xffff0000;
+  const int shift = d->half ? 16 : 0;
+  if (d->file == SPARE) memcpy(w->spare[7], x, 4 * n);
+  else if (d->bits == 64) LANES {
+    uint32_t low = (uint32_t)wide[l], high = (uint32_t)(wide[l] >> 32);
+    row[l] = m ? (row[l] & ~m[l]) | (low & m[l]) : low;
+    row[l + n] = m ? (row[l + n] & ~m[l]) | (high & m[l]) : high;
+  }
+  else if (d->bits == 16) LANES {
+    uint32_t both = (row[l] & keep) | (uint32_t)narrow[l] << shift;
+    row[l] = m ? (row[l] & ~m[l]) | (both & m[l]) : both;
+  }
+  else if (!m) memcpy(row, x, 4 * n);
+  else LANES row[l] = (row[l] & ~m[l]) | (x[l] & m[l]);
+}
+
+static void compute(State *w, const Op *o)
+{
+  const long n = 32 * w->n;
+  void *p[8], *value = w->spare[0];
+  const uint32_t *m = w->full ? 0 : w->masks;
+  int count = 0, direct = 0;
+  if (o->target.file) {
+    direct = !m && !o->dpp && !o->after && o->target.bits == 32 && o->target.file == VECTOR;
+    if (direct) value = w->v + o->target.index * n;
+    p[count++] = value;
+  }
+  if (o->flag.file) p[count++] = w->spare[1];
+  for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], 32);
+  if (o->dpp) {
+    permute(w, o, p[count], w->spare[6], w->masks);
+    p[count] = w->spare[6];
+    m = w->masks;
+  }
+  o->function(p, n);
+  if (o->target.file && !direct) {
+    if (o->after) modify(o, value, n);
+    store_vector(w, &o->target, value, m);
+  }
+  if (o->flag.file) {
+    const uint32_t *flags = (const uint32_t *)w->spare[1];
+    uint32_t *row = w->s + o->flag.index * w->n;
+    for (long i = 0; i < w->n; i++) {
+      uint32_t bits = 0;
+      for (int l = 0; l < 32; l++) bits |= (flags[32 * i + l] & (m ? m[32 * i + l] : 1) & 1) << l;
+      if (o->flag.index != NIL) row[i] = bits;
+    }
+  }
+  if (o->write_exec || (o->dpp && !w->full)) refresh(w);
+  w->exec_changed |= o->write_exec;
+}
+
+static void compute_scalar(State *w, const Op *o)
+{
+  void *p[8];
+  int count = 0;
+  if (o->target.file) p[count++] = w->spare[0];
+  if (o->flag.file) p[count++] = w->spare[1];
+  for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
+  o->function(p, w->n);
+  uint32_t *row = w->s + o->target.index * w->n;
+  if (o->target.file && o->target.index != NIL) {
+    if (o->target.bits == 64) for (long i = 0; i < w->n; i++) {
+      row[i] = (uint32_t)w->spare[0][i];
+      row[i + w->n] = (uint32_t)(w->spare[0][i] >> 32);
+    }
+    else memcpy(row, w->spare[0], 4 * w->n);
+  }
+  if (o->flag.file)
+    for (long i = 0; i < w->n; i++) w->scc[i] = ((uint32_t *)w->spare[1])[i] != 0;
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+}
+
+// The target gets EXEC, EXEC the result, SCC whether it is not 0.
+static void save_exec(State *w, const Op *o)
+{
+  void *p[3] = {w->spare[0]};
+  for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
+  o->function(p, w->n);
+  const uint32_t *result = p[0];
+  uint32_t *exec = w->s + EXEC * w->n, *saved = w->s + o->target.index * w->n;
+  for (long i = 0; i < w->n; i++) {
+    if (o->target.index != NIL) saved[i] = exec[i];
+    exec[i] = result[i];
+    w->scc[i] = result[i] != 0;
+  }
+  refresh(w), w->exec_changed = 1;
+}
+
+static void permlane(State *w, const Op *o, int across)
+{
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], 32);
+  const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
+  const uint32_t *high = fetch(w, &o->source[2], w->spare[4], 1);
+  uint32_t *y = (uint32_t *)w->spare[0];
+  for (long i = 0; i < w->n; i++) {
+    const uint64_t table = low[i] | (uint64_t)high[i] << 32;
+    for (int l = 0; l < 32; l++)
+      y[32 * i + l] = x[32 * i + ((l & 16) ^ across) + (table >> 4 * (l & 15) & 15)];
+  }
+  store_vector(w, &o->target, y, 0);
+}
+
+static void between_files(State *w, const Op *o)
+{
+  const uint32_t *exec = w->s + EXEC * w->n;
+  const long width = o->form == WRITELANE ? 1 : 32;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], width);
+  const uint32_t *lanes = o->form == FIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
+  for (long i = 0; i < w->n; i++) {
+    const int lane = lanes ? lanes[i] & 31 : exec[i] ? __builtin_ctz(exec[i]) : 0;
+    if (width == 1) w->v[(o->target.index * w->n + i) * 32 + lane] = x[i];
+    else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[32 * i + lane];
+  }
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+}
+
+// D = A B + C, the sixteen products added one after the other, then C. See crosslane._wmma.
+static int wmma(State *w, const Op *o)
+{
+  const long n = w->n, row = 32 * n;
+  const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
+  const uint32_t *c = w->v + o->source[2].index * row;
+  const int inline_c = o->source[2].file == CONSTANT;
+  if (!w->full) return 1;
+  for (int r = 0; r < 8; r++)
+    for (long i = 0; i < n; i++)
+      if (memcmp(a + r * row + 32 * i, a + r * row + 32 * i + 16, 64)
+          || memcmp(b + r * row + 32 * i, b + r * row + 32 * i + 16, 64))
+        return 1;
+  for (long i = 0; i < n; i++) {
+    float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
+    for (int r = 0; r < 8; r++)
+      for (int l = 0; l < 16; l++) {
+        const uint32_t p = a[r * row + 32 * i + l], q = b[r * row + 32 * i + l];
+        if (o->form == WMMA_F16) {
+          x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
+          y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
+        } else {
+          x[2 * r][l] = bfloat(p), x[2 * r + 1][l] = bfloat(p >> 16);
+          y[2 * r][l] = bfloat(q), y[2 * r + 1][l] = bfloat(q >> 16);
+        }
+      }
+    for (int m = 0; m < 16; m++) {
+      float total[16];
+      for (int l = 0; l < 16; l++) total[l] = x[0][m] * y[0][l];
+      for (int k = 1; k < 16; k++)
+        for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
+      memcpy(sum[m], total, 64);
+    }
+    for (int m = 0; m < 16; m++) {
+      const long at = (m >> 1) * row + 32 * i + 16 * (m & 1);
+      float old[16];
+      if (inline_c) for (int l = 0; l < 16; l++) old[l] = f_of_I((uint32_t)o->source[2].value);
+      else memcpy(old, c + at, 64);
+      for (int l = 0; l < 16; l++) sum[m][l] += old[l];
+    }
+    for (int m = 0; m < 16; m++)
+      memcpy(w->v + o->target.index * row + (m >> 1) * row + 32 * i + 16 * (m & 1), sum[m], 64);
+  }
+  return 0;
+}
+
+#include "memory.h"
+
+// Executes count operations; gives how many: fewer if numpy is to execute the next one.
+long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
+{
+  w->exec_changed = 0;
+  refresh(w);
+  for (long i = 0; i < count; i++) {
+    const Op *o = ops + i;
+    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 64 * w->n) : 0;
+    switch (o->form) {
+    case COMPUTE: compute(w, o); break;
+    case COMPUTE_SCALAR: compute_scalar(w, o); break;
+    case WMMA_F16: case WMMA_BF16: if (wmma(w, o)) return i; break;
+    case PERMLANE16: case PERMLANEX16:
+      if (!w->full) return i;
+      permlane(w, o, o->form == PERMLANEX16 ? 16 : 0);
+      break;
+    case READLANE: case FIRSTLANE: case WRITELANE: between_files(w, o); break;
+    case SAVEEXEC: save_exec(w, o); break;
+    case LOAD: if (load(w, o, log)) return i; break;
+    case STORE_: if (store(w, o, log)) return i; break;
+    default: break;
+    }
+  }
+  return count;
+}
+
+const Named *strix_operations(void) { return operations; }
+const char *strix_digest(void) { return DIGEST; }

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a numpy function computes for one element, as C.
+
+The function is called once with symbols in the place of arrays, which note what numpy would do. So
+the tables of operations are the only description of what instructions compute: C comes from them.
+"""
+
+import re
+from collections.abc import Callable
+from functools import wraps
+
+import numpy as np
+
+_C = {"?": "int", "b": "int8_t", "B": "uint8_t", "h": "int16_t", "H": "uint16_t", "i": "int32_t",
+      "I": "uint32_t", "l": "int64_t", "L": "uint64_t", "e": "float", "f": "float",
+      "d": "double"}  # fmt: skip
+_INFIX = {
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "bitwise_and": "&",
+    "bitwise_or": "|", "bitwise_xor": "^", "less": "<", "less_equal": "<=", "greater": ">",
+    "greater_equal": ">=", "equal": "==", "not_equal": "!=",
+}  # fmt: skip
+#: C's library has these for double, and with an f for float; exp2 of a float goes through double
+_LIBRARY = {"trunc", "floor", "ceil", "rint", "sqrt", "exp2", "log2", "sin", "cos", "fmod",
+            "copysign", "nextafter", "ldexp"}  # fmt: skip
+_TESTS = {"isnan": "({0} != {0})", "isinf": "(fabs((double){0}) == INFINITY)",
+          "isfinite": "(fabs((double){0}) < INFINITY)", "signbit": "(!!signbit({0}))"}  # fmt: skip
+
+
+class Untranslatable(Exception):
+    """The function does something for which this translator has no C."""
+
+
+class Symbol(np.ndarray):
+    """A value of one element: its dtype, the C expression, and the function it belongs to."""
+
+    code: str
+    body: "Body"
+
+    def __new__(cls, dtype, code: str, body: "Body"):
+        self = np.zeros((), dtype).view(cls)
+        self.code, self.body = code, body
+        return self
+
+    def __array_finalize__(self, _other):
+        pass
+
+    def astype(self, dtype, **_):
+        return self.body.cast(self, np.dtype(dtype))
+
+    def view(self, *kind):
+        dtype = np.dtype(kind[0])
+        if dtype.itemsize != self.dtype.itemsize:
+            raise Untranslatable("a view of another size")
+        return self.body.bits(self, dtype)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, dtype=None, **kwargs):
+        if method != "__call__" or kwargs:
+            raise Untranslatable(f"{ufunc.__name__} {method} {sorted(kwargs)}")
+        return self.body.ufunc(ufunc, inputs, dtype)
+
+    def __array_function__(self, function, _types, args, kwargs):
+        known = _FUNCTIONS.get(function.__name__)
+        if known is None:
+            raise Untranslatable(function.__name__)
+        return known(self.body, *args, **kwargs)
+
+    def __bool__(self):
+        raise Untranslatable("a decision that depends on the data")
+
+    __int__ = __float__ = __index__ = __iter__ = __bool__
+
+    def any(self, *_, **__):
+        """For shortcuts where no element needs the rest: here, some might."""
+        return True
+
+
+def in_c(name: str) -> Callable:
+    """For a function that C has, too, under that name: it is not taken apart."""
+
+    def decorate(function: Callable) -> Callable:
+        @wraps(function)
+        def run(*sources):
+            for x in sources:
+                if isinstance(x, Symbol):
+                    return x.body.call(name, x.dtype, sources)
+            return function(*sources)
+
+        return run
+
+    return decorate
+
+
+class Body:
+    """Statements of one C function, each of which sets a new variable."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._known: dict[tuple[str, str], str] = {}
+
+    def symbol(self, dtype, code: str) -> Symbol:
+        """A variable for the expression; equal ones share it."""
+        dtype = np.dtype(dtype)
+        key = (dtype.char, code)
+        if key not in self._known:
+            self._known[key] = f"t{len(self.lines)}"
+            self.lines.append(f"{_ctype(dtype)} {self._known[key]} = {code};")
+        return Symbol(dtype, self._known[key], self)
+
+    def call(self, name: str, dtype, arguments) -> Symbol:
+        """A call of a function of the C library or of emulate.c."""
+        parts = [self._as(x, np.dtype(dtype)).code for x in arguments]
+        return self.symbol(dtype, f"{name}({', '.join(parts)})")
+
+    def cast(self, x, dtype: np.dtype) -> Symbol:
+        if x.dtype == dtype:
+            return x
+        if dtype.char == "e":
+            source = "double" if x.dtype.char != "f" else "float"
+            return self.symbol(dtype, f"{source}_to_half(({source}){x.code})")
+        if dtype.char == "?":
+            return self.symbol(dtype, f"({x.code} != 0)")
+        return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
+
+    def bits(self, x, dtype: np.dtype) -> Symbol:
+        if x.dtype == dtype:
+            return x
+        if x.dtype.char == "e":
+            return self.cast(self.symbol(np.uint16, f"half_bits({x.code})"), dtype)
+        if dtype.char == "e":
+            return self.symbol(dtype, f"half_value((uint16_t){x.code})")
+        if x.dtype.kind in "iu" and dtype.kind in "iu":
+            return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
+        return self.symbol(dtype, f"{dtype.char}_of_{x.dtype.char}({x.code})")
+
+    def constant(self, value, dtype: np.dtype) -> Symbol:
+        if isinstance(value, np.ndarray):
+            raise Untranslatable("an array that is no symbol")
+        value = np.asarray(value).astype(dtype)
+        if dtype.kind == "f":
+            number = float(value)
+            text = "NAN" if number != number else "INFINITY" if number == np.inf else (
+                "-INFINITY" if number == -np.inf else f"{number.hex()}")  # fmt: skip
+            return Symbol(dtype, f"(({_ctype(dtype)}){text})", self)
+        # the lowest int64 has no literal of its own
+        text = f"0x{int(value) & (1 << 64) - 1:x}" if dtype.itemsize == 8 else str(int(value))
+        suffix = "" if dtype.itemsize < 4 else {"u": "u", "i": "", "b": ""}[dtype.kind]
+        suffix += "ll" if dtype.itemsize == 8 else ""
+        return Symbol(dtype, f"(({_ctype(dtype)}){text}{suffix})", self)
+
+    def _as(self, x, dtype: np.dtype) -> Symbol:
+        return self.cast(x, dtype) if isinstance(x, Symbol) else self.constant(x, dtype)
+
+    def ufunc(self, ufunc, inputs, dtype=None):
+        signature = tuple(type(x) if type(x) in (int, float) else np.asarray(x).dtype
+                          for x in inputs) + (None,) * ufunc.nout  # fmt: skip
+        wanted = {} if dtype is None else {"signature": (np.dtype(dtype),) * len(signature)}
+        loop = ufunc.resolve_dtypes(signature, **wanted)
+        sources = [self._as(x, d) for x, d in zip(inputs, loop, strict=False)]
+        if ufunc.__name__ == "frexp":
+            return (self.symbol(loop[1], f"fraction({sources[0].code})"),
+                    self.symbol(loop[2], f"power({sources[0].code})"))  # fmt: skip
+        return self._apply(ufunc.__name__, sources, loop[-1])
+
+    def _apply(self, name: str, sources: list[Symbol], result: np.dtype) -> Symbol:
+        codes, char = [x.code for x in sources], sources[0].dtype.char
+        if name in _INFIX:
+            code = f"({codes[0]} {_INFIX[name]} {codes[1]})"
+        elif name in ("left_shift", "right_shift"):
+            bits, count = 8 * result.itemsize, codes[1]
+            # what numpy gives for counts that C leaves undefined
+            lost = f"({codes[0]} < 0 ? -1 : 0)" if name[0] == "r" and result.kind == "i" else "0"
+            op = ">>" if name[0] == "r" else "<<"
+            moved = f"(uint64_t){count} < {bits} ? {codes[0]} {op} {count} : {lost}"
+            code = f"(({_ctype(result)})({moved}))"
+        elif name in ("maximum", "minimum"):
+            op, (a, b) = (">=" if name == "maximum" else "<="), codes
+            nan = f" || {a} != {a}" if result.kind == "f" else ""
+            code = f"({a} {op} {b}{nan} ? {a} : {b})"
+        elif name in ("fmax", "fmin"):
+            op, (a, b) = (">=" if name == "fmax" else "<="), codes
+            code = f"({a} {op} {b} || {b} != {b} ? {a} : {b})"
+        elif name in _TESTS:
+            code = _TESTS[name].format(codes[0])
+        elif name == "invert":
+            code = f"(!{codes[0]})" if char == "?" else f"(({_ctype(result)})~{codes[0]})"
+        elif name == "negative":
+            code = f"(-{codes[0]})"
+        elif name == "absolute":
+            code = f"fabs{'f' if char in 'ef' else ''}({codes[0]})" if result.kind == "f" else (
+                f"({codes[0]} < 0 ? -{codes[0]} : {codes[0]})")  # fmt: skip
+        elif name == "bitwise_count":
+            code = f"__builtin_popcount{'l' if sources[0].dtype.itemsize == 8 else ''}({codes[0]})"
+        elif name == "remainder" and result.kind == "u":
+            code = f"({codes[0]} % {codes[1]})"
+        elif name in _LIBRARY:
+            code = f"{name}{'f' if char in 'ef' else ''}({', '.join(codes)})"
+        else:
+            raise Untranslatable(name)
+        if result.char == "e":
+            code = f"float_to_half({code})"
+        elif result.kind in "iu" and result.itemsize < 4:
+            code = f"({_ctype(result)}){code}"
+        return self.symbol(result, code)
+
+
+def _where(body: Body, chosen, a, b) -> Symbol:
+    dtype = np.result_type(*(x if type(x) in (int, float) else np.asarray(x).dtype
+                             for x in (a, b)))  # fmt: skip
+    first, second = body._as(a, dtype), body._as(b, dtype)
+    return body.symbol(dtype, f"({body._as(chosen, np.dtype(bool)).code} ? {first.code} : "
+                       f"{second.code})")  # fmt: skip
+
+
+def _select(body: Body, conditions, choices, default=0) -> Symbol:
+    for condition, choice in reversed(list(zip(conditions, choices, strict=True))):
+        default = _where(body, condition, choice, default)
+    return default
+
+
+_FUNCTIONS = {
+    "where": _where, "select": _select,
+    "clip": lambda _body, x, low, high: np.minimum(np.maximum(x, low), high),
+    "broadcast_arrays": lambda _body, *arrays: arrays,
+    "full_like": lambda body, like, value: body.constant(value, like.dtype),
+    "zeros_like": lambda body, like: body.constant(0, like.dtype),
+}  # fmt: skip
+
+
+def _ctype(dtype: np.dtype) -> str:
+    try:
+        return _C[dtype.char]
+    except KeyError:
+        raise Untranslatable(f"type {dtype}") from None
+
+
+def storage(dtype) -> str:
+    """C's type of an element in memory."""
+    dtype = np.dtype(dtype)
+    return "uint16_t" if dtype.char == "e" else "uint32_t" if dtype.char == "?" else _ctype(dtype)
+
+
+def loop(name: str, function: Callable, results, sources) -> str:
+    """A C function over n elements: p holds pointers to the results and then the sources.
+
+    results, sources: dtypes; a bool is a uint32_t in memory, a float16 a uint16_t.
+
+    Raises:
+        Untranslatable: numpy goes on.
+    """
+    body = Body()
+    inputs = []
+    for i, dtype in enumerate(sources):
+        dtype = np.dtype(dtype)
+        code = f"half_value(s{i}[l])" if dtype.char == "e" else f"s{i}[l]"
+        inputs.append(body.symbol(dtype, code))
+    try:
+        with np.errstate(all="ignore"):
+            values = function(*inputs)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise Untranslatable(f"{name}: {error}") from error
+    values = values if isinstance(values, tuple) else (values,)
+    lines = []
+    for i, (value, dtype) in enumerate(zip(values, results, strict=True)):
+        dtype = np.dtype(dtype)
+        value = value if isinstance(value, Symbol) else body.constant(value, dtype)
+        if value.dtype.itemsize == dtype.itemsize and value.dtype.kind in "iu" + dtype.kind:
+            code = body.bits(value, dtype).code
+        else:
+            code = body.cast(value, dtype).code
+        lines.append(f"d{i}[l] = {f'half_bits({code})' if dtype.char == 'e' else code};")
+    whole = " ".join([*body.lines, *lines])
+    for x in inputs:
+        # numpy.asarray, for one, makes a plain number of a symbol
+        if len(re.findall(rf"\b{x.code}\b", whole)) < 2:
+            raise Untranslatable(f"{name}: a source has no effect")
+    pointers = [f"{storage(d)} *d{i} = p[{i}];" for i, d in enumerate(results)]
+    pointers += [
+        f"const {storage(d)} *s{i} = p[{i + len(results)}];" for i, d in enumerate(sources)
+    ]
+    inner = "\n    ".join([*body.lines, *lines])
+    return (f"static void {name}(void *const *p, long n)\n{{\n  " + "\n  ".join(pointers)
+            + f"\n  LANES {{\n    {inner}\n  }}\n}}\n")  # fmt: skip

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares C with numpy, bit for bit, on random instructions and on a list of rarer ones.
+
+`python native_check.py 1000` compares 40,000 instructions and prints what differs.
+"""
+
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import oracle
+import selftest
+from strix_emulate import native, operations, program
+from strix_emulate.decode import EXEC
+from strix_emulate.loader import Kernel
+from strix_emulate.runs import Session, Step
+from strix_emulate.waves import LANES, SCALARS, Waves
+
+WAVES = 3
+#: What the random generator does not write: lanes, matrices, halves, EXEC.
+OTHERS = """
+v_permlane16_b32 v1, v2, s4, s5
+v_permlanex16_b32 v1, v2, s4, 0x76543210
+v_permlanex16_b32 v2, v2, s4, s5
+v_readlane_b32 s4, v1, 5
+v_readlane_b32 s4, v1, s5
+v_readfirstlane_b32 s4, v1
+v_readfirstlane_b32 exec_lo, v1
+v_writelane_b32 v1, s4, 7
+v_writelane_b32 v1, 9, s3
+v_writelane_b32 v1, exec_lo, m0
+v_wmma_f32_16x16x16_f16 v[0:7], v[8:15], v[8:15], v[0:7]
+v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[8:15], v[0:7]
+v_wmma_f32_16x16x16_f16 v[0:7], v[8:15], v[8:15], 0
+v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[8:15], 1.0
+v_cndmask_b32 v1, v2, v3, vcc_lo
+v_cndmask_b32 v1, -v2, |v3|, s4
+v_cndmask_b32 v1, 1.0, v3, exec_lo
+v_cndmask_b16 v1.h, v2.l, v3.h, s4
+v_cmpx_gt_f32 v1, v2
+v_cmpx_class_f32 v1, v2
+v_cmp_class_f16 s4, v1.h, v2.l
+v_cmp_gt_f32 null, v1, v2
+v_add_co_u32 v1, s4, v2, v3
+v_add_co_ci_u32 v1, null, v2, v3, s4
+v_sub_co_ci_u32 v1, s5, 5, v3, s4
+v_subrev_co_ci_u32 v1, vcc_lo, v2, v3, vcc_lo
+v_mad_u64_u32 v[2:3], s4, v2, v5, v[6:7]
+v_mad_i64_i32 v[2:3], null, v2, s5, v[6:7]
+v_div_scale_f32 v1, vcc_lo, v2, v2, v3
+v_div_scale_f64 v[2:3], vcc_lo, v[4:5], v[4:5], v[6:7]
+v_div_fmas_f32 v1, v2, v3, v4
+s_cselect_b32 s4, s5, s6
+s_cselect_b64 s[4:5], s[6:7], -1
+s_addc_u32 s4, s5, s6
+s_subb_u32 s4, s5, 7
+s_movk_i32 s4, 0x8001
+s_cmpk_lt_i32 s4, 0x8001
+s_and_saveexec_b32 s4, s5
+s_or_saveexec_b32 s4, vcc_lo
+s_and_not1_saveexec_b32 null, s4
+s_mov_b32 exec_lo, s4
+s_mov_b64 s[4:5], exec
+s_add_u32 m0, s4, null
+v_mov_b32 v1, m0
+v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1
+v_dual_mul_f32 v0, v1, v2 :: v_dual_add_f32 v1, v0, v3
+v_dual_fmac_f32 v0, v1, v2 :: v_dual_cndmask_b32 v3, v0, v5
+v_dual_add_f32 v0, s4, v2 :: v_dual_mov_b32 v3, v0
+""".strip().splitlines()
+_DPP = ("quad_perm:[1,0,3,2]", "row_shl:1", "row_shr:3", "row_ror:5", "row_share:7", "row_xmask:9",
+        "row_mirror", "row_half_mirror", "dpp8:[7,6,5,4,3,2,1,0]")  # fmt: skip
+_DPP_ENDS = ("row_mask:0xf bank_mask:0xf", "row_mask:0xf bank_mask:0xf bound_ctrl:1",
+             "row_mask:0x1 bank_mask:0xe fi:1")  # fmt: skip
+_DPP_NAMES = ("v_add_f32_dpp v1, v2, v3", "v_mov_b32_dpp v2, v2", "v_max_f32_e64_dpp v1, -v2, v3",
+              "v_add_nc_u32_dpp v1, v1, v2", "v_cmp_gt_f32_e64_dpp s4, v2, v3",
+              "v_add_f16_dpp v1.l, v2.h, v3.l")  # fmt: skip
+OTHERS += [f"{name} {how} {'fi:1' if 'dpp8' in how else end}" for name in _DPP_NAMES for how in _DPP
+           for end in (_DPP_ENDS[:1] if "dpp8" in how else _DPP_ENDS)]  # fmt: skip
+OTHERS += [
+    f"{name}_e64 " + ", ".join(
+        f"v{i + 1}" + (".l" if "16" in name else "")
+        for i in range(1 + len(operations.TABLE[name][1]))
+    ) + " clamp"
+    for name in sorted(operations.SATURATING & operations.TABLE.keys())
+]  # fmt: skip
+#: kernels start in other modes, too
+MODES = ({}, {"denormals_32": False, "denormals_16_64": False}, {"ieee": False},
+         {"ieee": False, "denormals_32": False})  # fmt: skip
+_NUMBERS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+
+
+@dataclass
+class Report:
+    """compared: by mnemonic; numpy_only: mnemonics without C; differences as text."""
+
+    compared: Counter = field(default_factory=Counter)
+    numpy_only: set[str] = field(default_factory=set)
+    differences: list[str] = field(default_factory=list)
+
+
+def random_instructions(rng: random.Random, count: int) -> list[str]:
+    """Texts of random instructions, each mnemonic in its turn."""
+    tables = [(n, "v", e) for n, e in oracle.vector_table().items()]
+    tables += [(n, "s", e) for n, e in oracle.scalar_table().items()]
+    tables += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in tables if "v_cmp_" in n]
+    real = selftest.real_mnemonics({name for name, _, _ in tables})
+    tables = [entry for entry in tables if entry[0] in real]
+    found: list[str] = []
+    while len(found) < count:
+        for entry in rng.sample(tables, min(len(tables), count - len(found))):
+            found.append(selftest._operation(rng, *entry).text)
+    return found
+
+
+def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+    """V and S of WAVES waves, most with all lanes active; v8 to v15 repeat, as matrices do."""
+    draw = np.random.default_rng(rng.getrandbits(32))
+
+    def bits(*shape):
+        kind = draw.random(shape)
+        ordinary = draw.uniform(-8, 8, shape).astype(np.float32).view(np.uint32)
+        anything = draw.integers(1 << 32, size=shape, dtype=np.uint32)
+        edges = draw.choice(np.array(selftest.EDGES, np.uint32), shape)
+        return np.where(kind < 0.4, edges, np.where(kind < 0.7, ordinary, anything))
+
+    V, S = bits(selftest.REGISTERS, WAVES, LANES), bits(SCALARS, WAVES, 1)
+    V[8:, :, 16:] = V[8:, :, :16]
+    S[EXEC] = 0xFFFFFFFF
+    if rng.random() < 0.5:
+        S[EXEC, rng.randrange(WAVES)] = rng.choice((0, 1, 0xFFFF0000, rng.getrandbits(32)))
+    return V, S
+
+
+def compare(texts: list[str], rng: random.Random, report: Report, **mode) -> None:
+    """Executes each instruction with both, from the same random state."""
+    spaces = selftest.spaces()
+    session = Session(native.library(), spaces, WAVES, selftest.REGISTERS, False)
+    kernel = Kernel("native", b"", **mode)
+    blocks = program.compile_blocks(selftest.assembled("\n".join(texts)), kernel, spaces)
+    for step in (step for block in blocks.values() for step in block.steps):
+        name = step.instruction.name
+        ops = step.ops(session.library)
+        if ops is False:
+            report.numpy_only.add(name)
+            continue
+        V, S = registers(rng)
+        by_numpy, by_c = selftest.waves(V, S), selftest.waves(V, S)
+        scc = np.array([[rng.random() < 0.5] for _ in range(WAVES)])
+        by_numpy.scc[...], by_c.scc[...] = scc, scc
+        flat = (native.COp * len(ops))(*ops)
+        with np.errstate(all="ignore"):
+            if session.run(by_c, native.ctypes.addressof(flat), 0, len(ops)) < len(ops):
+                # numpy's anyway: a partial EXEC
+                continue
+            step.run(by_numpy)
+        report.compared[name] += 1
+        if fault := difference(step, by_numpy, by_c):
+            report.differences.append(f"{step.instruction.text}: {fault}")
+
+
+def difference(step: Step, expected: Waves, got: Waves) -> str:
+    """Which register differs. Not which NaN: of several, numpy takes one or another itself."""
+    numbers = set()
+    for form in step.known.executable.forms or ():
+        if form.kind in _NUMBERS and len(form.sources) > 1:
+            numbers.add(_NUMBERS[form.kind])
+    for name in ("V", "S", "scc", "mask"):
+        a, b = (np.ascontiguousarray(getattr(g, name)) for g in (expected, got))
+        same = a == b
+        for dtype in numbers if name in "VS" else ():
+            if dtype is np.float64:
+                both = [np.stack([x[:-1], x[1:]], -1).view(dtype)[..., 0] for x in (a, b)]
+                nan = np.isnan(both[0]) & np.isnan(both[1])
+                same[:-1] |= nan
+                same[1:] |= nan
+            else:
+                nan = np.isnan(a.view(dtype)) & np.isnan(b.view(dtype))
+                equal = nan | (a.view(dtype) == b.view(dtype))
+                same |= equal.reshape(*a.shape, -1).all(axis=-1)
+        if not same.all():
+            at = tuple(int(x) for x in np.argwhere(~same)[0])
+            return f"{name}{list(at)} is {int(b[at]):#x} in C, {int(a[at]):#x} in numpy"
+    return ""
+
+
+def run(count: int, seed: int = 1) -> Report:
+    rng, report = random.Random(seed), Report()
+    for i, mode in enumerate(MODES):
+        texts = random_instructions(rng, count // len(MODES))
+        texts += OTHERS if i < 2 else []
+        compare(texts, rng, report, **mode)
+    return report
+
+
+if __name__ == "__main__":
+    done = run(40 * int(sys.argv[1]))
+    print(*done.differences[:60], sep="\n")
+    print("numpy alone:", ", ".join(sorted(done.numpy_only)))
+    print(f"{native.describe()}: {len(done.compared)} mnemonics in {done.compared.total()} "
+          f"instructions of {WAVES * LANES} lanes, {len(done.differences)} differ")  # fmt: skip
