@@ -35,13 +35,18 @@ enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, RE
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
+  uint64_t start, size;
+  int64_t offset, mode;         // mode as in memory.py: 1 read-only, 3 not written yet
+} Range;
+
+typedef struct {
   uint8_t *bytes;
   int64_t *written, *read;      // shadow, or null
   uint32_t *writers;
   const int64_t *slots;         // of each wave: row in LDS or scratch
   int64_t size, stride, shift, strict, copies;
-  const int64_t *arrays, *aliases;  // of global memory: (4, count), (3, count)
-  int64_t array_count, alias_count;
+  const Range *ranges;          // of global memory, in order; the first one may be empty
+  int64_t range_count, last;
 } Memory;
 enum { GLOBAL, LDS, SCRATCH };
 

@@ -58,26 +58,25 @@ static inline void note_store(Memory *m, int64_t at, int size, int64_t mark)
 }
 
 // Offset of a global address, or -1; changing: whether races are possible there.
-static inline int64_t find(const Memory *m, int64_t relative, int size, int write, int *changing)
+static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing)
 {
-  for (int again = 0; again < 2; again++) {
-    const int64_t slot = relative >> 33, count = m->array_count;
-    if (slot >= 0 && slot < count) {
-      const int64_t mode = m->arrays[3 * count + slot], at = relative - m->arrays[slot];
-      if (at < 0 || at > m->arrays[2 * count + slot] - size || (write && mode == 1)) return -1;
-      const int64_t offset = at + m->arrays[count + slot];
-      if (!write && mode == 3 && m->strict && m->written && !m->written[offset >> m->shift]) return -1;
-      *changing |= mode != 1;
-      return offset;
+  const Range *r = m->ranges + m->last;
+  if (address < r->start || address - r->start >= r->size) {
+    int64_t low = 0, high = m->range_count;
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      if (address < m->ranges[middle].start) high = middle;
+      else low = middle;
     }
-    int64_t moved = relative;
-    for (int64_t i = 0; i < m->alias_count; i++)
-      if (relative >= m->aliases[i] && relative < m->aliases[m->alias_count + i])
-        moved = relative + m->aliases[2 * m->alias_count + i];
-    if (moved == relative) return -1;
-    relative = moved;
+    r = m->ranges + (m->last = low);
   }
-  return -1;
+  if (address < r->start || address - r->start + (uint64_t)size > r->size) return -1;
+  const int64_t offset = (int64_t)(address - r->start) + r->offset;
+  if (r->mode == 1 && write) return -1;
+  if (r->mode == 3 && !write && m->strict && m->written && !m->written[offset >> m->shift])
+    return -1;
+  *changing |= r->mode != 1;
+  return offset;
 }
 
 // Offsets of all lanes in the memory, -1 for inactive ones; nonzero: numpy is to look at it.
@@ -93,7 +92,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
     if (!w->full && !w->masks[l]) continue;
     if (o->memory == GLOBAL) {
       const uint64_t address = base[l] + (second ? second[l] : 0) + (int64_t)o->offset;
-      at[l] = find(m, (int64_t)(address - 0x200000000000ull), o->size, write, changing);
+      at[l] = find(m, address, o->size, write, changing);
       if (at[l] < 0) return 1;
       continue;
     }

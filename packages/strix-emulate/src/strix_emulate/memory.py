@@ -329,6 +329,17 @@ class Arena(Memory):
         start = int(self.arrays[1, (address - BASE) >> _SLOT])
         return self.bytes[start : start + size].copy()
 
+    def ranges(self) -> np.ndarray:
+        """Where memory is, for C: rows of first address, bytes, offset and mode, in order."""
+        first, start, length, mode = self.arrays
+        rows = [np.stack([first + BASE, length, start, mode], axis=1)]
+        for host, end, more in self.aliases.T.tolist():
+            to = host + more >> _SLOT
+            offset = int(start[to] + host + more - first[to])
+            rows.append(np.array([[host + BASE, end - host, offset, mode[to]]]))
+        found = np.concatenate(rows)
+        return np.ascontiguousarray(found[np.argsort(found[:, 0])])
+
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
         """Offsets of addresses (uint64), and whether anything but read-only memory is touched.
 

@@ -59,8 +59,9 @@ class COp(ctypes.Structure):
 
 class CMemory(ctypes.Structure):
     _fields_ = [
-        *_fields(_P, "bytes written read writers slots"), *_fields(_L, "size stride shift strict copies"),
-        *_fields(_P, "arrays aliases"), *_fields(_L, "array_count alias_count"),
+        *_fields(_P, "bytes written read writers slots"),
+        *_fields(_L, "size stride shift strict copies"),
+        ("ranges", _P), *_fields(_L, "range_count last"),
     ]  # fmt: skip
 
 

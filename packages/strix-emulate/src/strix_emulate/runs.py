@@ -111,11 +111,8 @@ class Session:
         arena, lds, scratch = state.memory
         self._lds, self._scratch = lds, scratch
         self._shadows = list(zip(self.memories, state.memory, strict=True))
-        self._arrays = tuple(
-            np.ascontiguousarray(x) for x in (spaces.arena.arrays, spaces.arena.aliases)
-        )
-        arena.arrays, arena.aliases = (x.ctypes.data for x in self._arrays)
-        arena.array_count, arena.alias_count = (x.shape[1] for x in self._arrays)
+        self._ranges = spaces.arena.ranges()
+        arena.ranges, arena.range_count = self._ranges.ctypes.data, len(self._ranges)
         lds.size, lds.stride = spaces.lds_size, spaces.lds_stride
         scratch.size, scratch.stride = spaces.scratch_size, spaces.scratch_size
 

@@ -24,9 +24,9 @@ _COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
 class Outstanding:
     """One instruction that a counter counts; never changed.
 
-    registers: bits of those that it will write; ordered: whether its counter keeps it in order; who:
-    the waves that issued it, None for all; half: "low" or "high" of a load into half of a register;
-    place: see :class:`runs.Plan`. state: what of it decides what waits do.
+    registers: bits of those that it will write; ordered: whether its counter keeps it in order;
+    who: the waves that issued it, None for all; half: "low" or "high" of a load into half of a
+    register; place: see :class:`runs.Plan`. state: what of it decides what waits do.
     """
 
     __slots__ = ("half", "ordered", "place", "registers", "state", "text", "touches", "who")

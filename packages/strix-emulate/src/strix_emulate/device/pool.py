@@ -9,7 +9,7 @@ import numpy as np
 
 from strix_emulate.device.protocol import BASE, ENTRY, HEADER, HEAP, LAUNCH, Kind, Refused, Status
 from strix_emulate.errors import Trap
-from strix_emulate.memory import Arena
+from strix_emulate.memory import READ_ONLY, WRITABLE, Arena
 
 #: F_GET_SEALS and F_SEAL_SHRINK of Linux: a file that shrank would end this process.
 _GET_SEALS, _SEAL_SHRINK = 1034, 2
@@ -68,6 +68,12 @@ class DeviceMemory(Arena):
         self.bytes, self.views = pool.bytes, pool.views
         self.ends = ends
         self.whole_words = whole_words
+
+    def ranges(self) -> np.ndarray:
+        """See :meth:`Arena.ranges`."""
+        mode = np.where(np.arange(len(self.starts)) == 0, READ_ONLY, WRITABLE)
+        rows = [self.starts + BASE, self.ends - self.starts, self.starts, mode]
+        return np.ascontiguousarray(np.stack(rows, axis=1))
 
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
         at = (addresses - np.uint64(BASE)).view(np.int64)
