@@ -65,6 +65,10 @@ s_mov_b32 exec_lo, s4
 s_mov_b64 s[4:5], exec
 s_add_u32 m0, s4, null
 v_mov_b32 v1, m0
+v_fma_mix_f32 v1, v2, v3, v4 op_sel:[1,0,0] op_sel_hi:[1,0,1]
+v_fma_mixlo_f16 v1, v2, s4, v4 op_sel:[1,0,1] op_sel_hi:[1,0,1]
+v_fma_mixhi_f16 v1, -v2, |v3|, v1 op_sel:[0,1,1] op_sel_hi:[1,1,0]
+v_fma_mixlo_f16 v1, v2, v3, 0 op_sel_hi:[0,0,0]
 v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1
 v_dual_mul_f32 v0, v1, v2 :: v_dual_add_f32 v1, v0, v3
 v_dual_fmac_f32 v0, v1, v2 :: v_dual_cndmask_b32 v3, v0, v5

@@ -11,6 +11,7 @@ from strix_emulate.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.forms import Form, executes
 from strix_emulate.modes import Mode, clamped, saturated
+from strix_emulate.narrow import MIXED, mixed_name
 from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
 _LANE = np.arange(LANES)
@@ -138,36 +139,32 @@ def _writelane(ins: Instruction, _mode: Mode) -> Callable:
     return executes(run, _moved(ins, "writelane"))
 
 
-def _to_half(x):
-    return x.astype(np.float16)
-
-
 def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
     """V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which half of the register."""
     half = ins.modifiers.get("op_sel", (0, 0, 0))
     is_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
-    reads = []
-    for op, high, is_narrow in zip(ins.operands[1:4], half, is_half, strict=True):
-        if is_narrow:
-            read_half = reader(replace(op, count=1, half="h" if high else "l"), "f16")
-            reads.append(lambda g, r=read_half: np.asarray(r(g)).astype(np.float32))
-        else:
-            reads.append(reader(op, "f32"))
-    clamp = bool(ins.modifiers.get("clamp"))
-    target = ins.operands[0]
+    sources = tuple(
+        (replace(op, count=1, half="h" if high else "l"), "f16") if narrow_ else (op, "f32")
+        for op, high, narrow_ in zip(ins.operands[1:4], half, is_half, strict=True)
+    )
+    kind, target = "f32", ins.operands[0]
     if ins.name != "v_fma_mix_f32":
+        kind = "f16"
         target = Operand("v", target.index, 1, "h" if "mixhi" in ins.name else "l")
-    kind = "f32" if ins.name == "v_fma_mix_f32" else "f16"
-    write = vector_writer(target, kind)
-    half = floats.finite(_to_half) if mode.finite_16 else _to_half
+    kinds = tuple(k for _, k in sources)
+    function = MIXED[kind, kinds]
+    if kind == "f16" and mode.finite_16:
+        function = floats.finite(function)
+    reads = [reader(op, k) for op, k in sources]
+    write, clamp = vector_writer(target, kind), "clamp" in ins.modifiers
 
     def run(g: Waves):
-        value = floats.fma32(*(read(g) for read in reads))
-        if clamp:
-            value = np.where(np.isnan(value), np.float32(0), np.clip(value, 0, 1))
-        write(g, half(value) if kind == "f16" else value)
+        value = function(*(np.asarray(read(g)) for read in reads))
+        write(g, clamped(value) if clamp else value)
 
-    return run
+    if clamp or function is not MIXED[kind, kinds]:
+        return run
+    return executes(run, Form(mixed_name(kind, kinds), function, kind, target, sources))
 
 
 _PACKED = {

@@ -25,7 +25,7 @@ typedef struct {
   Function *function;
   int32_t form, results, sources, after, write_exec, step;
   float factor;
-  int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest;
+  int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest, resource;
   uint32_t valid, written;
   uint8_t lanes[32];
   Operand target, flag, source[4];

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from strix_emulate import modes, native, operations, scalars, translate
+from strix_emulate import modes, narrow, native, operations, scalars, translate
 
 LEVELS = (2, 3, 4)
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
@@ -41,6 +41,8 @@ def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
     for name in operations.EXTREMES:
         yield (name, *operations.extreme(name, True), False)
         yield (f"{name}.ieee0", *operations.extreme(name, False), False)
+    for (kind, kinds), function in narrow.MIXED.items():
+        yield narrow.mixed_name(kind, kinds), kind, kinds, function, False
     for name, (kind, kinds, function, flags) in operations.MASKED.items():
         yield name, kind, kinds, function, flags
     for name, (kind, kinds, function) in scalars.WITH_SCC.items():

@@ -15,7 +15,7 @@ from strix_emulate.order import after_barrier, tags
 from strix_emulate.program import CALLS, Block, compile_blocks
 from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
-from strix_emulate.vmem import access_size
+from strix_emulate.vmem import access_size, polls
 from strix_emulate.waves import LANES, SCALARS, Waves, reader, scalar_writer
 
 #: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
@@ -27,18 +27,22 @@ POISON = 0x7FB5_7FB5
 PATIENCE = 8
 
 
+_BATCH, _BATCH_IN_C = 128, 32
+
+
 @dataclass(frozen=True)
 class Options:
     """How a launch is run.
 
     checks: find races, missing waits and reads of what nothing wrote. batch: waves at a time, at
-    most, but at least one workgroup. lockstep: waves at the same instruction are one operation; or,
+    most, but at least one workgroup; by default 128, or for C, if no wave waits for others, 32,
+    whose registers its caches hold. lockstep: waves at the same instruction are one operation; or,
     the naive way, each wave runs alone. budget: wave-instructions before a kernel counts as hung.
     native: in C, where libstrix-emulate is installed.
     """
 
     checks: bool = True
-    batch: int = 128
+    batch: int | None = None
     lockstep: bool = True
     budget: int = 200_000_000
     poison: int = POISON
@@ -78,7 +82,11 @@ class Machine:
         threads = block[0] * block[1] * block[2]
         waves = -(-threads // LANES)
         total = grid[0] * grid[1] * grid[2]
-        groups = max(1, min(total, self.options.batch // waves))
+        library = native.library() if self.options.native else None
+        batch = self.options.batch or (
+            _BATCH_IN_C if library and not any(map(polls, self.instructions)) else _BATCH
+        )
+        groups = max(1, min(total, batch // waves))
         cell, checks = cell_size(self.instructions), self.options.checks
         stride = (self.lds + 15) // 16 * 16
         scratch = self.kernel.scratch
@@ -90,7 +98,6 @@ class Machine:
         )  # fmt: skip
         spaces.lds.order = self.arena.order
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
-        library = native.library() if self.options.native else None
         self.session = (
             Session(library, spaces, groups * waves, self._registers(), checks) if library else None
         )

@@ -18,44 +18,76 @@ static inline int wrote(const Memory *m, int64_t cell, int64_t mark)
   return m->written[cell] >> 40 == mark >> 40 && m->writers[cell] >> (mark & 31) & 1;
 }
 
-// 1 if numpy is to look at it. private: of one workgroup, where it must have been written before.
-static inline int note_load(Memory *m, int64_t at, int size, int64_t mark, int ordered, int private)
+// The tag of cells after a read by mark; 0 if numpy is to look at it. private: of one workgroup,
+// where it must have been written before.
+static inline int64_t tag_read(int64_t written, int64_t seen, int64_t mark, int mine, int private,
+                               int ordered)
 {
-  const int64_t first = at >> m->shift, last = first + cells(m, size);
-  for (int64_t c = first; c < last; c++) {
-    const int64_t before = m->written[c];
-    if ((private && !before) || (unordered(before, mark) && !wrote(m, c, mark))) return 1;
-    const int64_t seen = m->read[c];
-    if (seen == mark) continue;
-    if (!unordered(seen, mark)) m->read[c] = mark;
-    else if (ordered) return 1;
-    else if (seen >> 40 != mark >> 40) m->read[c] = 1ll << 62;
-    else m->read[c] = (seen > mark ? seen : mark) | 0xff;
+  if ((private && !written) || (unordered(written, mark) && !mine)) return 0;
+  if (!unordered(seen, mark)) return mark;
+  if (ordered) return 0;
+  if (seen >> 40 != mark >> 40) return 1ll << 62;
+  return (seen > mark ? seen : mark) | 0xff;
+}
+
+// Whether all cells from the first on have the first one's tags: most often so.
+static inline int alike(const int64_t *written, const int64_t *read, int64_t count)
+{
+  int64_t differ = 0;
+  for (int64_t c = 1; c < count; c++)
+    differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
+  return !differ;
+}
+
+// Notes a load of count cells. 1 if numpy is to look at it.
+static inline __attribute__((always_inline)) int note_load(
+    Memory *m, int64_t first, int64_t count, int64_t mark, int ordered, int private)
+{
+  int64_t *written = m->written + first, *read = m->read + first;
+  if (alike(written, read, count) && !unordered(written[0], mark)) {
+    if (read[0] == mark && (written[0] || !private)) return 0;
+    const int64_t tag = tag_read(written[0], read[0], mark, 0, private, ordered);
+    for (int64_t c = 0; c < count; c++) read[c] = tag ? tag : read[c];
+    return !tag;
+  }
+  for (int64_t c = 0; c < count; c++) {
+    const int mine = wrote(m, first + c, mark);
+    const int64_t tag = tag_read(written[c], read[c], mark, mine, private, ordered);
+    if (!tag) return 1;
+    read[c] = tag;
   }
   return 0;
 }
 
 // Waves of a workgroup may store the same value to one place. same: whether it stands there.
-static inline int may_store(const Memory *m, int64_t at, int size, int64_t mark, int same)
+static inline __attribute__((always_inline)) int may_store(
+    const Memory *m, int64_t first, int64_t count, int64_t mark, int same)
 {
-  const int64_t first = at >> m->shift, last = first + cells(m, size);
-  for (int64_t c = first; c < last; c++) {
-    const int64_t before = m->written[c];
-    if (unordered(m->read[c], mark)) return 0;
-    if (unordered(before, mark) && !(same && before >> 40 == mark >> 40)) return 0;
+  const int64_t *written = m->written + first, *read = m->read + first;
+  if (alike(written, read, count)) count = 1;
+  for (int64_t c = 0; c < count; c++) {
+    if (unordered(read[c], mark)) return 0;
+    if (unordered(written[c], mark) && !(same && written[c] >> 40 == mark >> 40)) return 0;
   }
   return 1;
 }
 
-static inline void note_store(Memory *m, int64_t at, int size, int64_t mark)
+static inline __attribute__((always_inline)) int note_store(
+    Memory *m, int64_t first, int64_t count, int64_t mark)
 {
-  const int64_t first = at >> m->shift, last = first + cells(m, size);
-  for (int64_t c = first; c < last; c++) {
+  for (int64_t c = first; c < first + count; c++) {
     const uint32_t others = unordered(m->written[c], mark) ? m->writers[c] : 0;
     m->writers[c] = others | 1u << (mark & 31);
     m->written[c] = mark;
   }
+  return 0;
 }
+
+// With a count that the compiler knows.
+#define BY_COUNT(F, ...) \
+  (count == 1 ? F(m, first, 1, __VA_ARGS__) : count == 2 ? F(m, first, 2, __VA_ARGS__) \
+   : count == 4 ? F(m, first, 4, __VA_ARGS__) : count == 8 ? F(m, first, 8, __VA_ARGS__) \
+   : F(m, first, count, __VA_ARGS__))
 
 // Offset of a global address, or -1; changing: whether races are possible there.
 static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing)
@@ -79,28 +111,51 @@ static inline int64_t find(Memory *m, uint64_t address, int size, int write, int
   return offset;
 }
 
-// Offsets of all lanes in the memory, -1 for inactive ones; nonzero: numpy is to look at it.
+// Of a buffer resource: its base address, and how many bytes it has; 1 if it is not raw.
+static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *size)
+{
+  const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
+  *base = s[0] | (uint64_t)(s[w->n] & 0xffff) << 32;
+  *size = s[2 * w->n];
+  return (s[w->n] >> 16 & 0x3fff) || s[3 * w->n] >> 28 != 3;
+}
+
+enum { IDLE = -1, OUT = -2 };
+
+// Offsets of all lanes in the memory, IDLE for inactive ones, OUT for those that are out of a
+// buffer's range; 1: numpy is to look at it.
 static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
 {
   Memory *m = &w->memory[o->memory];
   const long n = 32 * w->n;
-  const uint64_t *base = fetch(w, &o->source[0], w->spare[2], 32);
-  const uint32_t *narrow = (const uint32_t *)base;
+  const uint64_t *wide = fetch(w, &o->source[0], w->spare[2], 32);
+  const uint32_t *narrow = (const uint32_t *)wide;
   const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], 32) : 0;
+  uint64_t base = 0;
+  int64_t size = 0;
   for (long l = 0; l < n; l++) {
-    at[l] = -1;
+    at[l] = IDLE;
     if (!w->full && !w->masks[l]) continue;
     if (o->memory == GLOBAL) {
-      const uint64_t address = base[l] + (second ? second[l] : 0) + (int64_t)o->offset;
+      uint64_t address = (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
+      if (o->resource) {
+        if (resource(w, o, l / 32, &base, &size)) return 1;
+        const int64_t within = (int64_t)narrow[l] + o->offset;
+        if (within + o->size > size) {
+          at[l] = OUT;
+          continue;
+        }
+        address = base + second[l] + within;
+      }
       at[l] = find(m, address, o->size, write, changing);
       if (at[l] < 0) return 1;
       continue;
     }
+    const int64_t row = m->slots[l / 32];
     const uint32_t index = narrow[l] + (second ? second[l] : 0);
-    const int64_t inside = (o->memory == LDS ? (int64_t)narrow[l] : (int64_t)index) + o->offset;
+    const int64_t inside = (int64_t)index + o->offset;
     if (inside < 0 || inside + o->size > m->size) return 1;
-    at[l] = inside + (o->memory == LDS ? m->slots[l / 32] * m->stride
-                                       : (m->slots[l / 32] * 32 + l % 32) * m->stride);
+    at[l] = inside + m->stride * (o->memory == LDS ? row : row * 32 + l % 32);
     *changing = 1;
   }
   return 0;
@@ -123,16 +178,19 @@ static int load(State *w, const Op *o, int64_t *log)
   int changing = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
   if (m->written && changing) {
-    for (long l = 0; l < n; l++)
-      if (at[l] >= 0 && note_load(m, at[l], o->size, w->tags[l / 32], (int)w->ordered,
-                                  o->memory != GLOBAL && m->strict))
-        return 1;
+    const int private = o->memory != GLOBAL && m->strict, ordered = (int)w->ordered;
+    const int64_t count = cells(m, o->size);
+    for (long l = 0; l < n; l++) {
+      const int64_t first = at[l] >> m->shift;
+      if (at[l] >= 0 && BY_COUNT(note_load, w->tags[l / 32], ordered, private)) return 1;
+    }
   }
   uint32_t *row = w->v + o->target.index * n;
   const uint32_t kept = o->half == 2 ? 0xffff : o->half == 1 ? 0xffff0000 : 0;
   for (long l = 0; l < n; l++) {
-    if (at[l] < 0) continue;
-    const uint8_t *from = m->bytes + at[l];
+    if (at[l] == IDLE) continue;
+    static const uint8_t zeros[16];
+    const uint8_t *from = at[l] == OUT ? zeros : m->bytes + at[l];
     if (o->size >= 4) {
       for (int i = 0; i < o->words; i++) memcpy(row + i * n + l, from + 4 * i, 4);
       continue;
@@ -159,16 +217,18 @@ static int store(State *w, const Op *o, int64_t *log)
   const long n = 32 * w->n;
   const uint32_t *row = w->v + o->target.index * n;
   int64_t *at = (int64_t *)w->spare[0];
+  const int64_t count = m->written ? cells(m, o->size) : 0;
   uint32_t data[4];
   int changing = 0;
   if (locate(w, o, at, 1, &changing)) return 1;
   if (m->written) {
     if (m->copies) return 1;
     for (long l = 0; l < n; l++) {
-      if (at[l] < 0 || may_store(m, at[l], o->size, w->tags[l / 32], 0)) continue;
+      const int64_t first = at[l] >> m->shift;
+      if (at[l] < 0 || BY_COUNT(may_store, w->tags[l / 32], 0)) continue;
       data_of(o, row, n, l, data);
       if (memcmp(m->bytes + at[l], data, o->size)
-          || !may_store(m, at[l], o->size, w->tags[l / 32], 1))
+          || !may_store(m, first, count, w->tags[l / 32], 1))
         return 1;
     }
   }
@@ -178,13 +238,15 @@ static int store(State *w, const Op *o, int64_t *log)
       memcpy(m->bytes + at[l], data, o->size);
     }
   if (!m->written) return 0;
-  for (long l = 0; l < n; l++)
-    if (at[l] >= 0) note_store(m, at[l], o->size, w->tags[l / 32]);
+  for (long l = 0; l < n; l++) {
+    const int64_t first = at[l] >> m->shift;
+    if (at[l] >= 0) BY_COUNT(note_store, w->tags[l / 32]);
+  }
   // several waves in one instruction: of other workgroups, or other values, numpy's
   for (long l = 0; l < n; l++) {
     if (at[l] < 0) continue;
-    const int64_t first = at[l] >> m->shift, last = first + cells(m, o->size);
-    for (int64_t c = first; c < last; c++) {
+    const int64_t first = at[l] >> m->shift;
+    for (int64_t c = first; c < first + count; c++) {
       if (m->written[c] == w->tags[l / 32]) continue;
       data_of(o, row, n, l, data);
       if (m->written[c] >> 40 != w->tags[l / 32] >> 40

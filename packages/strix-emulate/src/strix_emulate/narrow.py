@@ -4,6 +4,8 @@
 As in :mod:`strix_emulate.operations`: kinds of the result and of each source, and the function.
 """
 
+from itertools import product
+
 import numpy as np
 
 from strix_emulate import floats
@@ -233,4 +235,22 @@ def _div_fixup16(quotient, denominator, numerator):
     )  # fmt: skip
 
 
+def _mixed(kind: str):
+    """V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
+
+    def run(a, b, c):
+        value = floats.fma32(*(np.asanyarray(x).astype(np.float32) for x in (a, b, c)))
+        return value.astype(np.float16) if kind == "f16" else value
+
+    return run
+
+
+def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
+    """The name of one of MIXED."""
+    return ".".join(("v_fma_mix", kind, *kinds))
+
+
 TABLE = _table()
+#: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
+MIXED = {(kind, kinds): _mixed(kind) for kind in ("f32", "f16")
+         for kinds in product(("f16", "f32"), repeat=3)}  # fmt: skip

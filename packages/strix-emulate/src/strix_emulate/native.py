@@ -51,7 +51,7 @@ class COp(ctypes.Structure):
         ("function", _P), *_fields(_I, "form results sources after write_exec step"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
-        *_fields(_I, "size words offset half extended memory highest"),
+        *_fields(_I, "size words offset half extended memory highest resource"),
         *_fields(ctypes.c_uint32, "valid written"), ("lanes", ctypes.c_uint8 * 32),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),
     ]  # fmt: skip
@@ -231,10 +231,10 @@ def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]
     first, second = ops
     if first.form == SHAPES["store"] or not _feeds(first, second):
         return ops
-    if first.form == SHAPES["load"]:
-        raise Unknown("the first address is the second one's register")
     if not _feeds(second, first):
         return [second, first]
+    if first.form == SHAPES["load"]:
+        raise Unknown("both loads write the address")
     move = COp.from_buffer_copy(first)
     move.function, move.sources, move.after = functions["v_mov_b32"], 1, 0
     move.source[0] = COperand(file=FILES["spare"], bits=32)

@@ -178,13 +178,17 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     else:
         accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
         run, issues = _load(ins, accesses, memory, size, words, how, counter)
-    if space in ("flat", "buffer") or "glc" in ins.modifiers:
+    if space == "flat" or "glc" in ins.modifiers:
         return run
     rest = [address] if space == "ds" else rest
     constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
     access = {"memory": _SPACES[space], "size": size, "words": words,
               "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
               "extended": int("sign" in how)}  # fmt: skip
+    if space == "buffer":
+        index, resource, base = rest
+        access["resource"] = 1 + resource.index
+        rest = [index if "offen" in ins.modifiers else Operand("off"), base]
     forms = [
         Form("", None, "b32",
              data[i] if write else replace(data[0], index=data[0].index + i * words, half=""),
@@ -195,7 +199,7 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     return executes(run, *forms, issues=issues)
 
 
-_SPACES = {"global": 0, "ds": 1, "scratch": 2}
+_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
 _HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
 
 
