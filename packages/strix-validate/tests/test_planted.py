@@ -9,6 +9,7 @@ CPU can hold: python tests/test_planted.py full
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 
 import pytest
 import tiled
@@ -207,12 +208,12 @@ def test_quick_catches(name):
 
 
 def main(size: Size) -> int:
-    """Prints which checks catch each fault; returns how many faults are not caught."""
+    """Prints the first checks that catch each fault; returns how many faults are not caught."""
     missed = 0
     for name, fault in {"none": {}, **FAULTS}.items():
-        found = [result.check.id for result in failures(tiled.Kernel(**fault), size)]
+        found = [x.check.id for x in islice(failures(tiled.Kernel(**fault), size), 3)]
         missed += bool(found) is (name == "none")
-        print(f"{name}: {len(found)} checks fail: {', '.join(found[:3])}")
+        print(f"{name}: {', '.join(found) or 'every check passes'}")
     return missed
 
 

@@ -37,10 +37,10 @@ def tensors(*, heads=4, kv_heads=2, seqlen_q=33, seqlen_k=48, dtype=torch.float6
     return [torch.randn(2, *size, 16, generator=generator).to(dtype) for size in sizes]
 
 
-def run(*arguments, script=("-m", "strix_validate.cli"), **environment):
+def run(*arguments, script=("-m", "strix_validate.cli")):
     return subprocess.run(
         [sys.executable, *script, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
     )
@@ -160,11 +160,13 @@ def test_faults_of_a_kernel():
 
 
 def test_attention_passes_and_json_is_alone_on_stdout():
-    done = run("attention", "--json", "--only", "sdpa", "--device", "cpu")
+    """Some of the checks; the package's test runs them all."""
+    only = [word for name in ("full", "d*", "bool-mask") for word in ("--only", f"sdpa/*/{name}-*")]
+    done = run("attention", "--json", *only, "--device", "cpu")
     found = Record.model_validate_json(done.stdout)
     assert done.returncode == 0, done.stderr
     assert found.versions["torch"] and found.device.type == "cpu" and found.subject == "harness"
-    assert found.summary["passed"] >= 150 and found.summary["comparisons"] >= 600
+    assert found.summary["passed"] >= 60 and found.summary["comparisons"] >= 240
     for state in State:
         assert found.summary[state.value] == sum(c.state is state for c in found.checks)
     for check in found.checks:
@@ -178,15 +180,12 @@ def test_attention_passes_and_json_is_alone_on_stdout():
 
 
 @pytest.mark.parametrize("kind", ["scale", "causal", "heads"])
-def test_wrong_reference_fails(kind):
-    script = (str(HERE / "wrong_reference.py"), kind)
-    only = [
-        word
-        for name in ("cross-causal", "gqa")
-        for word in ("--only", f"sdpa/flash/{name}-float16")
-    ]
-    done = run("attention", "--json", *only, "--device", "cpu", script=script)
-    assert done.returncode == 1, done.stderr
+def test_wrong_reference_fails(kind, monkeypatch):
+    monkeypatch.setattr(reference, "attention", wrong_reference.WRONG[kind])
+    only = [f"sdpa/flash/{name}-float16" for name in ("cross-causal", "gqa")]
+    arguments = ["attention", "--json", "--device", "cpu"]
+    done = CliRunner().invoke(cli.app, [*arguments, "--only", only[0], "--only", only[1]])
+    assert done.exit_code == 1
     assert json.loads(done.stdout)["summary"]["failed"] > 0
 
 
@@ -221,7 +220,7 @@ def test_version():
 
 
 def test_list_names_every_check_once():
-    lines = run("list").stdout.splitlines()
+    lines = CliRunner().invoke(cli.app, ["list"]).stdout.splitlines()
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(ids) == len(set(ids)) > 500
     groups = "doctor backend gemm conv host-memory compile sdpa flash-attn attention kernels"

@@ -77,7 +77,7 @@ _SPECS = (
     _Spec("one-query", partial(flash.fixed, causal=True, seqlen_q=1, seqlen_k=133), _MASKS),
     _Spec("one-token", partial(flash.fixed, causal=True, seqlen_q=1, seqlen_k=1), _MASKS),
     _Spec("gqa", partial(flash.fixed, causal=True, heads=4), _GQA),
-    _Spec("mqa", partial(flash.fixed, causal=True, heads=4, kv_heads=1), _GQA),
+    _Spec("mqa-lse", partial(flash.fixed, causal=True, heads=4, kv_heads=1, lse=True), _LSE),
     _Spec("batch", partial(flash.fixed, causal=True, batch=2, heads=4), _BATCH),
     _Spec("blocks", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, **_LONG), _BATCH),
     _Spec(
@@ -92,8 +92,6 @@ _SPECS = (
         reference.WHY_SINK,
         half_only=True,
     ),
-    _Spec("lse", partial(flash.fixed, causal=True, heads=4, lse=True), _LSE),
-    _Spec("lse-varlen", partial(flash.varlen, lse=True), _LSE),
     _Spec("d32", partial(flash.fixed, head_dim=32), "tile sizes of the smallest usual head dim"),
     _Spec("d72", partial(flash.fixed, head_dim=72), _PADDED),
     _Spec("d80", partial(flash.fixed, head_dim=80), "padding of head dim 80 to 128 leaks (ViT)"),
@@ -140,13 +138,19 @@ _SPECS = (
     _Spec("varlen", partial(flash.varlen), "one sequence's keys seen by another"),
     _Spec(
         "varlen-short",
-        partial(flash.varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129)),
+        partial(flash.varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129), lse=True),
         "sequences of one token beside long ones: keys of a neighbour in the last block",
     ),
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
     _Spec("varlen-no-keys", partial(flash.varlen, **flash.NO_KEYS), _EMPTY),
-    _Spec("varlen-no-keys-full", partial(flash.varlen, **flash.NO_KEYS, causal=False), _EMPTY),
-    _Spec("varlen-no-keys-d72", partial(flash.varlen, **flash.NO_KEYS, head_dim=72), _EMPTY),
+    *(
+        # the slowest cases of all; what they look for shows in any dtype
+        _Spec(name, partial(flash.varlen, **flash.NO_KEYS, **other), _EMPTY, half_only=True)
+        for name, other in (
+            ("varlen-no-keys-full", {"causal": False}),
+            ("varlen-no-keys-d72", {"head_dim": 72}),
+        )
+    ),
     _Spec("varlen-window", partial(flash.varlen, window=(16, 0)), SDIST_WINDOW_BUG, True),
     _Spec("cache", partial(flash.kv_cache), _CACHE),
     _Spec("cache-rows", partial(flash.kv_cache, rows=(3, 1)), _CACHE),
