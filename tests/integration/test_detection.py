@@ -74,10 +74,10 @@ def test_recorded_machines(machine: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("machine", ["beside-discrete", "without-gpu", "kernel-without-kfd"])
 def test_the_line_that_mends(machine: str, tmp_path: Path) -> None:
     """What doctor prints, given to py-rattler, makes a Strix Halo machine of it."""
-    from strix_validate.tiers import doctor
+    from strix_validate.machine import pixi
 
     root = hosts.make(tmp_path, hosts.MACHINES[machine][0])
-    fix = doctor.pixi(Tree(root)).fix
+    fix = pixi(Tree(root)).fix
     assert fix.startswith("export ")
     variables = dict(word.split("=", 1) for word in fix.removeprefix("export ").split())
     assert rattler_sees(root, **variables) == hosts.MACHINES["alone"][1]

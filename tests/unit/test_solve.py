@@ -99,9 +99,10 @@ def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: 
 
 # Names that build and host environments ask for bare, and that conda-forge-pinning does not hold.
 UNPINNED = {
-    "ccache", "jemalloc", "make", "ninja", "packaging", "pandas", "patch", "pip", "pkg-config",
-    "psutil", "pybind11", "pyelftools", "pyyaml", "regex", "requests", "setuptools",
-    "setuptools-scm", "six", "typing_extensions", "wheel", "llvm-openmp", "jinja2",
+    "ccache", "jemalloc", "jinja2", "llvm-openmp", "make", "msgpack-python", "ninja",
+    "packaging", "pandas", "patch", "pip", "pkg-config", "psutil", "pybind11", "pyelftools",
+    "pyyaml", "regex", "requests", "setuptools", "setuptools-scm", "six", "typing_extensions",
+    "wheel",
 }  # fmt: skip
 
 
