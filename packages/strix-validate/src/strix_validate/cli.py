@@ -3,6 +3,7 @@
 
 import json
 import re
+import sys
 from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from strix_validate import host, record, tiers
-from strix_validate.checks import Options, Size, exit_code
+from strix_validate.checks import CannotRun, Options, Size, exit_code
 from strix_validate.record import Record
 from strix_validate.run import NoSuchCheck, run
 from strix_validate.table import show
@@ -221,10 +222,84 @@ def run_all(
     )
 
 
+@app.command()
+def warm(
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG.json", help="Compile what this model needs, not common ones."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    vllm_source: VllmOption = None,
+) -> None:
+    """Compile the attention kernels that no package brought, before the first request.
+
+    Fills Triton's cache of this user for gfx1151, and needs no GPU.
+    """
+    console = Console(stderr=True, highlight=False)
+    try:
+        from strix_validate.warm import NoModel, calls, fill
+
+        try:
+            wanted = calls(model, vllm_source)
+        except (NoModel, ValueError) as error:
+            raise typer.BadParameter(str(error)) from error
+        failed = fill(wanted, jobs, console)
+    except (CannotRun, ModuleNotFoundError) as reason:
+        console.print(f"{escape(str(reason))}: nothing to compile")
+        raise typer.Exit(3) from reason
+    raise typer.Exit(int(failed))
+
+
+@app.command()
+def compilations(
+    as_json: Json = False,
+    only: Only = None,
+    most: Annotated[
+        int | None, typer.Option(min=0, help="Fail if more kernels than this are compiled.")
+    ] = None,
+    vllm_source: VllmOption = None,
+) -> None:
+    """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        from strix_validate.warm import count
+
+        found = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
+    except (CannotRun, ModuleNotFoundError) as reason:
+        console.print(f"{escape(str(reason))}: nothing to count")
+        raise typer.Exit(3) from reason
+    total = sum(origins["compiled"] for origins in found.values())
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        for group, origins in found.items():
+            typer.echo(f"{origins['compiled']:5} compiled {origins['packages']:5} shipped  {group}")
+        typer.echo(f"{total:5} compiled")
+    raise typer.Exit(int(most is not None and total > most))
+
+
 @app.command(name="list")
-def list_checks(as_json: Json = False, only: Only = None) -> None:
+def list_checks(
+    as_json: Json = False,
+    only: Only = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List the kernels that packages brought instead.")
+    ] = False,
+) -> None:
     """List every check with the bug that it would catch."""
     from strix_validate.run import select
+
+    if kernels:
+        from strix_validate.kernel_lists import describe, installed
+
+        lists = installed(Path(sys.base_prefix))
+        if as_json:
+            typer.echo(json.dumps(lists, indent=1))
+        else:
+            for package, brought in lists.items():
+                typer.echo(f"{package}: {len(brought)} kernels")
+                typer.echo("\n".join(sorted(f"    {describe(each)}" for each in brought.values())))
+        raise typer.Exit(0 if lists else 3)
 
     known, absent = {}, []
     for name in tiers.TIERS:

@@ -68,8 +68,8 @@ class Executed:
 class Answer:
     """The outcome of a call: its tensors, or the exception's type name and message.
 
-    Mode "compile" computes nothing and fills kernels; mode "look up" computes nothing and fills
-    lookups; mode "emulate" fills executed.
+    Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
+    lookups: what Triton looked for, where kernels were compiled.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -154,9 +154,9 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     lookups: list[triton_device.Lookup] = []
     if mode != "native":
         triton_device.install(all_candidates=mode == "look up")
+        triton_device.watch(lookups.append)
     if mode == "look up":
         triton_device.intercept(lambda launch: None)
-        triton_device.watch(lookups.append)
     if mode == "compile":
         triton_device.intercept(lambda launch: kernels.append(_kernel(launch)))
     if mode == "emulate":

@@ -19,6 +19,7 @@ from strix_validate import TARGET
 
 #: What the driver reports on Strix Halo.
 COMPUTE_UNITS = 40
+_DIVISIBLE = ["tt.divisibility", 16]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Launch:
 class Lookup:
     """A kernel that a launch needed, found or compiled.
 
-    key: the kernel's folder in Triton's cache. types and constants: of its arguments, by name.
-    files: by file name, where they are. compiled: no cache and no package had it.
+    key: the kernel's folder in Triton's cache. types: of the arguments by name, with ":16" where
+    the value is a multiple of 16. constants: the arguments that are compiled in. files: by file
+    name, where they are. compiled: no cache and no package had it.
     """
 
     name: str
@@ -143,11 +145,17 @@ def watch(on_lookup: Callable[[Lookup], None]) -> None:
             for (i, *rest), value in src.constants.items()
         }
         options = {name: metadata[name] for name in ("num_warps", "num_stages", "waves_per_eu")}
+        whole = {names[i] for (i, *_), found in src.attrs.items() if _DIVISIBLE in found}
+        types = {
+            name: f"{kind}:16" if name in whole else str(kind)
+            for name, kind in src.signature.items()
+            if kind != "constexpr"
+        }
         on_lookup(
             Lookup(
                 src.name,
                 _base32(metadata["hash"]),
-                {name: str(kind) for name, kind in src.signature.items()},
+                types,
                 constants,
                 options,
                 dict(metadata_group),

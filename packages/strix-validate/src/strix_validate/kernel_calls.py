@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls whose kernels are shipped or warmed up: of flash-attn and vLLM, by shape.
+
+Triton keys a kernel by what it is compiled for: head dimension, data type, mask and, of integer
+arguments, whether they are 1 or multiples of 16. Neither lengths nor numbers of heads are among
+that, so a call of each kind finds all kernels of its kind.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from strix_validate import flash, vllm_kernels
+from strix_validate.gpu_free import Call
+
+FP16, BF16 = torch.float16, torch.bfloat16
+#: In tokens, and no multiple of 16.
+ODD = 100
+#: (tokens, heads): a stride of backward is their product, a multiple of 16 or none.
+_ONCE = ((ODD, 4),)
+_TRAINED = ((ODD, 16), (ODD, 2), (128, 16), (1, 16), (1, 2))
+#: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
+_CAPACITIES = tuple(64 << n for n in range(10))
+
+
+class Named(Call, Protocol):
+    """A call with a name for messages."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call whose tensors are made where it is executed, and hold no numbers.
+
+    build(randn) gives a call and what it must return. gradients: of flash-attn, backward as well.
+    source: vLLM's folder.
+    """
+
+    name: str
+    build: Callable[..., tuple[Any, Any]]
+    dtype: torch.dtype
+    gradients: bool = True
+    source: Path = Path()
+
+    def _call(self) -> Call:
+        call, _ = self.build(lambda *shape: torch.empty(shape, dtype=self.dtype))
+        if isinstance(call, vllm_kernels.Call):
+            return replace(call, source=self.source)
+        return call if self.gradients else replace(call, grad_out=None)
+
+    def prepare(self) -> str:
+        return self._call().prepare()
+
+    def execute(self, device: str) -> dict[str, torch.Tensor]:
+        return self._call().execute(device)
+
+
+def cached(
+    randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0
+) -> tuple[flash.Call, None]:
+    """flash_attn_with_kvcache of one sequence. page: tokens of a page, 0 without pages."""
+    shape = (capacity // page, page) if page else (1, capacity)
+    caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
+    tensors = {"q": randn(1, queries, heads, head_dim), **caches}
+    tensors["cache_seqlens"] = torch.full((1,), length, dtype=torch.int32)
+    if new:
+        tensors |= {name: randn(1, new, kv_heads, head_dim) for name in "kv"}
+    if page:
+        tensors["block_table"] = torch.arange(shape[0], dtype=torch.int32)[None]
+    return flash.Call("flash_attn_with_kvcache", tensors, {"causal": True}), None
+
+
+def has_aiter() -> bool:
+    """Whether flash-attn has aiter's kernels, which know windows and pages."""
+    try:
+        return importlib.util.find_spec("aiter.ops.triton") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def flash_calls(
+    head_dims: Iterable[int],
+    dtypes: Iterable[torch.dtype] = (FP16, BF16),
+    trained: Iterable[int] = (),
+    windows: Iterable[int] = (),
+    capacities: Iterable[int] = (ODD,),
+) -> Iterator[Planned]:
+    """Calls of flash-attn for these head dimensions, backward for those that are trained.
+
+    windows: keys to the left that a query sees, itself excluded; only aiter's kernels have them.
+    capacities: of the caches to decode from, in tokens.
+    """
+    windows, capacities = tuple(windows) if has_aiter() else (), tuple(capacities)
+    for size, dtype in product(head_dims, dtypes):
+        for causal, (n, heads) in product((False, True), _TRAINED if size in trained else _ONCE):
+            plan = partial(_plan, dtype=dtype, gradients=size in trained)
+            mask = {"causal": causal, "head_dim": size}
+            yield plan(flash.fixed, seqlen_q=n, seqlen_k=n, heads=heads, **mask)
+            yield plan(flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), **mask)
+        plan = partial(_plan, dtype=dtype)
+        for window in windows:
+            sees = {"window": (window, window), "causal": True, "head_dim": size}
+            yield plan(flash.fixed, **sees)
+            yield plan(flash.varlen, **sees)
+        for heads, new in product((2, 4), (0, 1)):
+            shape = {"heads": heads, "kv_heads": 2, "head_dim": size, "length": 40, "new": new}
+            yield plan(cached, capacity=ODD, **shape)
+            if has_aiter():
+                yield plan(cached, capacity=512, page=256, **shape)
+        for capacity in capacities:
+            # a number of parts that is a power of two, and one that is none
+            shape = {"heads": 1, "kv_heads": 1, "head_dim": size, "length": 40}
+            yield plan(cached, capacity=capacity, **shape)
+            yield plan(cached, capacity=capacity * 3 // 4, **shape)
+
+
+def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options) -> Planned:
+    said = " ".join(f"{name}={value}" for name, value in options.items())
+    name = f"{build.__name__} {said} {str(dtype).removeprefix('torch.')}"
+    return Planned(name, partial(build, **options), dtype, gradients)
+
+
+#: What the packages are made from. core is for machines that build often.
+FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
+    "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
+    "full": partial(
+        flash_calls,
+        (64, 72, 80, 96, 128, 256),
+        trained=(64, 72, 80, 96, 128, 256),
+        windows=(127, 128, 511, 512, 1023, 1024, 2047, 2048, 4095, 4096),
+        capacities=_CAPACITIES,
+    ),
+}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kernels that packages brought into an environment.
+
+The channel's triton looks into share/triton-kernels/PACKAGE after the user's cache: a folder for
+each kernel, named by its key, and kernels.json, which lists them with the sha256 of their files.
+"""
+
+import json
+from pathlib import Path
+
+#: In an environment; recipes/triton patches Triton to look here.
+FOLDER = Path("share", "triton-kernels")
+LIST = "kernels.json"
+
+
+def installed(prefix: Path) -> dict[str, dict[str, dict]]:
+    """The lists of an environment's packages: kernels by key, by package.
+
+    A list that cannot be read is left out: Triton finds nothing there either.
+    """
+    lists = {}
+    for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):
+        try:
+            lists[file.parent.name] = dict(json.loads(file.read_text())["kernels"])
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return lists
+
+
+def describe(kernel: dict) -> str:
+    """A listed kernel in one line: name(argument types) constants."""
+    types = ", ".join(kernel["types"].values())
+    given = kernel["constants"] | kernel["options"]
+    constants = " ".join(f"{name}={value}" for name, value in given.items() if value != "None")
+    return f"{kernel['name']}({types}) {constants}"

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiles the kernels of a model before its first request, and counts what a workload compiles."""
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from strix_validate import kernel_packages, vllm_calls, workload
+from strix_validate.checks import CannotRun, is_named
+from strix_validate.gpu_free import Answer
+from strix_validate.kernel_calls import FLASH_SETS, Named, flash_calls
+from strix_validate.vllm_calls import Attention
+
+
+class NoModel(ValueError):
+    """A file that does not describe the attention of a model."""
+
+
+def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
+    """The kinds of attention layers of a model in transformers' config.json, and its dtype.
+
+    Raises:
+        NoModel: a number is missing or none.
+    """
+    text = config.get("text_config", config)
+    try:
+        heads = int(text["num_attention_heads"])
+        size = int(text.get("head_dim") or text["hidden_size"] // heads)
+        kv_heads = int(text.get("num_key_value_heads") or heads)
+        window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
+        kinds = text.get("layer_types") or ["sliding_attention" if window else "full_attention"]
+        softcap = float(text.get("attn_logit_softcapping") or 0)
+        name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        windows = [0] * ("full_attention" in kinds)
+        windows += [window] * ("sliding_attention" in kinds)
+        sinks = text.get("model_type") == "gpt_oss"
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise NoModel(f"no attention can be read from it: {error!r}") from error
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    return [Attention(heads, kv_heads, size, w, softcap, sinks) for w in windows], dtype
+
+
+def read_model(file: Path) -> tuple[list[Attention], torch.dtype]:
+    """layers_of a file. Raises NoModel."""
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise NoModel(f"{file}: {error}") from error
+    if not isinstance(config, dict):
+        raise NoModel(f"{file}: not a config.json")
+    return layers_of(config)
+
+
+def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
+    """What to warm up, by library: a model's calls, or those of common ones.
+
+    A library that is not installed is left out.
+
+    Raises:
+        CannotRun: neither library is there. NoModel: see read_model.
+    """
+    found: dict[str, list[Named]] = {}
+    layers, dtype = read_model(model) if model else ([], torch.bfloat16)
+    if kernel_packages.has("flash_attn"):
+        own = flash_calls({layer.head_dim for layer in layers}, [dtype])
+        found["flash-attn"] = list(own if model else FLASH_SETS["core"]())
+    try:
+        source = vllm_calls.vllm_source.find(vllm)
+        served = vllm_calls.attention_calls(source, layers, [dtype])
+        found["vLLM"] = list(served) if model else vllm_calls.vllm_set("core", source)
+    except CannotRun as reason:
+        if not found:
+            raise CannotRun(f"flash_attn is not installed; {reason}") from reason
+    return found
+
+
+def fill(wanted: dict[str, list[Named]], jobs: int | None, console: Console) -> bool:
+    """Fills the user's cache, with progress; says what came from where, and whether a call failed.
+
+    Raises:
+        ModuleNotFoundError: triton is not installed.
+    """
+    from triton import knobs
+
+    answers: list[Answer] = []
+    with Progress(console=console) as bar:
+        for library, part in wanted.items():
+            task = bar.add_task(library, total=len(part))
+            answers += kernel_packages.look_up(
+                part,
+                Path(knobs.cache.dir),
+                jobs,
+                lambda some, task=task: bar.advance(task, len(some)),  # type: ignore[misc]
+            )
+    names = [call.name for part in wanted.values() for call in part]
+    failures = [(n, a.error) for n, a in zip(names, answers, strict=True) if a.error]
+    for name, error in failures:
+        console.print(escape(f"{name}: {': '.join(error)}"))
+    found = kernel_packages.origins(answers, Path(sys.base_prefix))
+    console.print(
+        f"{found.total()} kernels: {found['packages']} from packages, {found['cache']} were in the "
+        f"cache, {found['compiled']} compiled"
+    )
+    return bool(failures)
+
+
+def count(
+    prefix: Path, only: Sequence[str], vllm: Path | None, say: Callable[[str], None]
+) -> dict[str, Counter[str]]:
+    """What each group of the workload needs, with an empty cache of the user's; see origins.
+
+    Raises:
+        CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.
+    """
+    pairs = []
+    if kernel_packages.has("flash_attn"):
+        pairs += list(workload.flash_calls())
+    try:
+        pairs += list(workload.vllm_calls(vllm_calls.vllm_source.find(vllm)))
+    except CannotRun as reason:
+        say(str(reason))
+    pairs = [(group, call) for group, call in pairs if not only or is_named(group, only)]
+    if not pairs:
+        raise CannotRun("no call of the workload was selected")
+    found: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for library, part in groupby(pairs, lambda pair: pair[0].startswith("vllm-")):
+            chosen = list(part)
+            say(f"{len(chosen)} calls of {'vLLM' if library else 'flash-attn'}")
+            wanted = [call for _, call in chosen]
+            answers: list[Answer] = kernel_packages.look_up(wanted, Path(cache), whole=True)
+            for (group, call), answer in zip(chosen, answers, strict=True):
+                if answer.error:
+                    raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
+                origins = kernel_packages.origins([answer], prefix)
+                found[group] = found.get(group, Counter()) + origins
+    return found

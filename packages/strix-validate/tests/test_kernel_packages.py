@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packages of kernels: how they are made and listed, and what is warmed up for a model."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from strix_validate import cli, kernel_lists, kernel_packages, warm, workload
+from strix_validate.gpu_free import Answer
+from strix_validate.triton_device import Lookup
+from strix_validate.vllm_calls import Attention
+from typer.testing import CliRunner
+
+META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
+
+
+def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
+    """A kernel in Triton's cache, with a stage of the compiler that no package needs."""
+    place = folder / key
+    place.mkdir(parents=True, exist_ok=True)
+    files = {"k.hsaco": b"\x7fELF code", "k.json": json.dumps(META).encode(), "k.ttir": b"module"}
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    paths = {name: str(place / name) for name in files}
+    types = {"x": "*fp16:16", "n": "i32"}
+    return Lookup("k", key, types, {"BLOCK": "64"}, {"num_warps": 4}, paths, compiled)
+
+
+def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / kernel_lists.FOLDER / "some-kernels"
+    assert kernel_packages.write(package, [lookup(tmp_path / "cache")]) == 1
+    (kernel,) = kernel_lists.installed(tmp_path)["some-kernels"].values()
+    assert sorted(kernel["files"]) == ["k.hsaco", "k.json"]
+    for name, digest in kernel["files"].items():
+        content = (package / "KEY" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+        assert b"/build" not in content
+    assert kernel_lists.describe(kernel) == "k(*fp16:16, i32) BLOCK=64 num_warps=4"
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    told = CliRunner().invoke(cli.app, ["list", "--kernels"])
+    assert told.exit_code == 0 and "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in told.output
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kernels": 3}', '{"other": {}}'])
+def test_damaged_list(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / kernel_lists.FOLDER / "some-kernels" / kernel_lists.LIST
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert kernel_lists.installed(tmp_path) == {}
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    assert CliRunner().invoke(cli.app, ["list", "--kernels"]).exit_code == 3
+
+
+def test_origins(tmp_path: Path) -> None:
+    shipped = lookup(tmp_path / kernel_lists.FOLDER / "some-kernels", compiled=False)
+    answers = [
+        Answer(lookups=(shipped, lookup(tmp_path / "cache", "A"))),
+        Answer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
+    ]
+    found = kernel_packages.origins(answers, tmp_path)
+    assert found == {"packages": 1, "compiled": 1, "cache": 1}
+
+
+LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "dtype"),
+    [
+        (LLAMA | {"torch_dtype": "float16"}, [Attention(32, 8, 128)], torch.float16),
+        ({"text_config": LLAMA | {"head_dim": 64}}, [Attention(32, 8, 64)], torch.bfloat16),
+        (LLAMA | {"sliding_window": 512}, [Attention(32, 8, 128, 512)], torch.bfloat16),
+        (
+            LLAMA | {"sliding_window": 512, "use_sliding_window": False, "dtype": "float32"},
+            [Attention(32, 8, 128)],
+            torch.bfloat16,
+        ),
+        (
+            LLAMA
+            | {
+                "model_type": "gpt_oss",
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            [Attention(32, 8, 128, 0, sinks=True), Attention(32, 8, 128, 128, sinks=True)],
+            torch.bfloat16,
+        ),
+    ],
+)
+def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> None:
+    assert warm.layers_of(config) == (layers, dtype)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"num_attention_heads": 0}',
+        '{"text_config": 3}',
+        json.dumps({**LLAMA, "sliding_window": "wide"}),
+    ],
+)
+def test_no_model(tmp_path: Path, config: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(config)
+    told = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
+    assert told.exit_code == 2 and "Traceback" not in told.output
+
+
+def test_the_workload() -> None:
+    assert len(set(workload.LENGTHS)) == 40 and len(workload.SHAPES) == 4
+    groups = {group for group, _ in workload.flash_calls()}
+    assert len(groups) == 16
+    assert len(list(workload.flash_calls())) == 16 * 40
