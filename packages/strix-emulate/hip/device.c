@@ -4,7 +4,6 @@
 #include "device.h"
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,15 +33,6 @@ hipError_t device_leave(hipError_t error) {
 }
 
 void device_fail(hipError_t error) { broken = error; }
-
-void device_say(const char *format, ...) {
-    char text[4096];
-    va_list rest;
-    va_start(rest, format);
-    vsnprintf(text, sizeof text, format, rest);
-    va_end(rest);
-    fprintf(stderr, "strix-emulate: %s\n", text);
-}
 
 static const struct { hipError_t error; const char *name, *text; } errors[] = {
 #define NAMED(name, text) {name, #name, text}
