@@ -18,9 +18,12 @@ from support.stand_in import PYTHON, clean_environment, write_mirrors
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.channel.local import HOST_BOUND
+from forge.provenance.package import Package
 
 # What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
 RECIPES = ("flash-attn", "strix-emulate", "strix-validate", "triton")
+# Further outputs of these, which no stack asks for.
+OPTIONAL = ("strix-emulate-hip", "strix-emulate-native")
 # Their long tests run when they are built on the host base; here what was installed is checked.
 LONG = ("flash-attn", "strix-emulate", "strix-validate")
 VARIANTS = Path("bases", "conda-forge", "variants.yaml")
@@ -75,10 +78,9 @@ class Release:
     def publish(self, *words: str) -> None:
         self.forge("publish", "--to", str(self.published), *words)
 
-    def packages(self) -> list[Path]:
-        """What is published, oldest first."""
-        files = self.published.glob("*/*.conda")
-        return sorted(files, key=lambda file: file.stat().st_mtime)
+    def packages(self) -> dict[str, Path]:
+        """The files that are published, by name."""
+        return {str(Package(f).index["name"]): f for f in self.published.glob("*/*.conda")}
 
 
 def run(
