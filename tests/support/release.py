@@ -55,6 +55,8 @@ class Release:
             recipe = yaml.safe_load(file.read_text())
             for part in recipe.get("outputs", [recipe]):
                 part["tests"] = [test for test in part["tests"] if "script" not in test]
+                if not any("python" in test for test in part["tests"]):  # none is in the package
+                    part["tests"].append({"script": ["strix-emulate --version"]})
             file.write_text(yaml.safe_dump(recipe, sort_keys=False))
 
     @property
