@@ -141,12 +141,12 @@ def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
 def compare(texts: list[str], rng: random.Random, report: Report, **mode) -> None:
     """Executes each instruction with both, from the same random state."""
     spaces = selftest.spaces()
-    session = Session(native.library(), spaces, WAVES, selftest.REGISTERS, False)
+    session = Session(native.loaded(), spaces, WAVES, selftest.REGISTERS, False)
     kernel = Kernel("native", b"", **mode)
     blocks = program.compile_blocks(selftest.assembled("\n".join(texts)), kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):
         name = step.instruction.name
-        ops = step.ops(session.library)
+        ops = step.ops(session.compiled)
         if ops is False:
             report.numpy_only.add(name)
             continue

@@ -15,8 +15,8 @@ from strix_emulate.api import Options
 @pytest.fixture(scope="module", autouse=True)
 def library(tmp_path_factory):
     """The installed libstrix-emulate, or one that is compiled here and now."""
-    if native.library() is not None:
-        yield native.library()
+    if native.loaded() is not None:
+        yield native.loaded()
         return
     compiler = os.environ.get("CC", "cc")
     if not shutil.which(compiler.split()[0]) or native.processor_level() < 2:
@@ -26,7 +26,7 @@ def library(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STRIX_EMULATE_NATIVE", str(folder))
         native.forget()
-        yield native.library()
+        yield native.loaded()
     native.forget()
 
 

@@ -82,7 +82,7 @@ class Machine:
         threads = block[0] * block[1] * block[2]
         waves = -(-threads // LANES)
         total = grid[0] * grid[1] * grid[2]
-        library = native.library() if self.options.native else None
+        library = native.loaded() if self.options.native else None
         batch = self.options.batch or (
             _BATCH_IN_C if library and not any(map(polls, self.instructions)) else _BATCH
         )

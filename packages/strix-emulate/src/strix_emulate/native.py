@@ -104,7 +104,7 @@ def digest() -> str:
     ).hexdigest()
 
 
-def library() -> Library | None:
+def loaded() -> Library | None:
     """The library for this processor: of the folder STRIX_EMULATE_NATIVE, or installed."""
     return _found()[0]
 

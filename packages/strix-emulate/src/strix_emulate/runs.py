@@ -93,7 +93,7 @@ class Session:
         self, library: native.Library, spaces: Spaces, waves: int, registers: int, checks: bool
     ):
         """registers: how many vector registers the waves have."""
-        self.library, self.spaces, self.checks = library, spaces, checks
+        self.compiled, self.spaces, self.checks = library, spaces, checks
         self.registers = registers
         self.memories = (spaces.arena, spaces.lds, spaces.scratch)
         self.state = state = native.CState()
@@ -141,7 +141,7 @@ class Session:
                 if len(self._log) < logs * (1 + 2 * LANES * g.n):
                     self._log = np.zeros(logs * (1 + 2 * LANES * g.n), np.int64)
                 state.log = self._log.ctypes.data
-        done = self.library.run(
+        done = self.compiled.run(
             self._address, ops + first * _OP, count, None if kept is None else kept + 4 * first
         )
         if state.exec_changed:
@@ -278,7 +278,7 @@ def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
         waiting.clear()
 
     for step in steps:
-        ops = step.ops(session.library)
+        ops = step.ops(session.compiled)
         if ops is False or any(op.highest >= session.registers for op in ops):
             close()
             found.append(step)
