@@ -9,7 +9,7 @@ if [[ $AOTRITON_KERNELS == upstream ]]; then
 fi
 # outlives the build folder: a killed build resumes after its last finished kernel
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
-# LLVM and MLIR allocate so much that another allocator saves a tenth of the CPU time
+# LLVM and MLIR allocate so much that another allocator saves a quarter of the CPU time
 LD_PRELOAD=$BUILD_PREFIX/lib/libjemalloc.so.2 \
     python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" --build "$SRC_DIR/build" \
     --jobs "$CPU_COUNT" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compiles libamdhip64.so.7 from this folder, and tells what it serves.
 
-usage: build.py FOLDER      the library and its link, libamdhip64.so, go there; heeds $CC, $CFLAGS
-                            and $LDFLAGS
-       build.py --table     ENTRY_POINTS.md
+Heeds $CC, $CFLAGS and $LDFLAGS.
 """
 
+import argparse
 import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -82,10 +80,14 @@ def build(folder: Path) -> Path:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--table"]:
-        print(table(), end="")
-    else:
-        print(build(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument(
+        "folder", type=Path, nargs="?", help="gets the library and its link, libamdhip64.so"
+    )
+    wanted.add_argument("--table", action="store_true", help="print ENTRY_POINTS.md")
+    options = parser.parse_args()
+    print(table(), end="") if options.table else print(build(options.folder))
 
 
 if __name__ == "__main__":

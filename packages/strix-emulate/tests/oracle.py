@@ -1,203 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A second, slow reading of the ISA document: one lane, in Python integers and fractions.
+"""A second, slow reading of the ISA document: what one lane computes.
 
 It shares no code with the machine. Each entry is a mnemonic with the kinds of its operands and a
-function on bit patterns; floating point is exact rational arithmetic, rounded once.
+function on bit patterns, by the arithmetic of `exact`.
 """
 
-import struct
 from collections.abc import Callable
 from fractions import Fraction
 
-M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-#: significand bits, smallest normal exponent, largest exponent, total bits
-F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
-NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48}
-
-
-def value(bits: int, form: tuple):
-    """(number as a Fraction, or "nan", "inf", "-inf"; whether the sign bit is set)."""
-    precision, least, _, width = form
-    negative = bool(bits >> (width - 1))
-    field = bits >> (precision - 1) & (1 << (width - precision)) - 1
-    fraction = bits & (1 << (precision - 1)) - 1
-    if field == (1 << (width - precision)) - 1:
-        return ("nan" if fraction else "-inf" if negative else "inf"), negative
-    scale = least - precision + 1
-    whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
-    number = Fraction(whole) * Fraction(2) ** scale
-    return (-number if negative else number), negative
-
-
-def encode(number, form: tuple, negative_zero: bool = False) -> int:
-    """A Fraction rounded to nearest even, or a name that value() gives, as bits."""
-    precision, least, most, width = form
-    infinity = ((1 << (width - precision)) - 1) << (precision - 1)
-    if number == "nan":
-        return NAN[form]
-    if number in ("inf", "-inf"):
-        return infinity | (number == "-inf") << (width - 1)
-    if number == 0:
-        return int(negative_zero) << (width - 1)
-    sign, number = number < 0, abs(number)
-    exponent = number.numerator.bit_length() - number.denominator.bit_length()
-    if Fraction(2) ** exponent > number:
-        exponent -= 1
-    exponent = max(exponent, least)
-    steps = number / Fraction(2) ** (exponent - precision + 1)
-    whole = steps.numerator // steps.denominator
-    rest = steps - whole
-    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
-        whole += 1
-    if whole >= 1 << precision:
-        whole, exponent = whole >> 1, exponent + 1
-    if exponent > most:
-        return infinity | sign << (width - 1)
-    bits = (
-        whole
-        if whole < 1 << (precision - 1)
-        else (whole - (1 << (precision - 1))) | (exponent - least + 1) << (precision - 1)
-    )
-    return bits | sign << (width - 1)
-
-
-def add(a: int, b: int, form: tuple) -> int:
-    return fma(a, encode(Fraction(1), form), b, form)
-
-
-def multiply(a: int, b: int, form: tuple) -> int:
-    (x, nx), (y, ny) = value(a, form), value(b, form)
-    if "nan" in (x, y) or ({x, y} & {"inf", "-inf"} and 0 in (x, y)):
-        return NAN[form]
-    if isinstance(x, str) or isinstance(y, str):
-        return encode("-inf" if nx != ny else "inf", form)
-    return encode(x * y, form, nx != ny)
-
-
-def fma(a: int, b: int, c: int, form: tuple) -> int:
-    (x, nx), (y, ny), (z, nz) = value(a, form), value(b, form), value(c, form)
-    if "nan" in (x, y, z):
-        return NAN[form]
-    negative = nx != ny
-    if isinstance(x, str) or isinstance(y, str):
-        if 0 in (x, y) or (isinstance(z, str) and nz != negative):
-            return NAN[form]
-        return encode("-inf" if negative else "inf", form)
-    if isinstance(z, str):
-        return encode(z, form)
-    return encode(x * y + z, form, negative and nz)
-
-
-def negate(a: int, form: tuple) -> int:
-    return a ^ 1 << (form[3] - 1)
-
-
-def _order(a: int, b: int, form: tuple) -> int | None:
-    """-1, 0, 1, or None with a NaN."""
-    big = {"inf": Fraction(2) ** 1999, "-inf": -(Fraction(2) ** 1999)}
-    x, y = (value(v, form)[0] for v in (a, b))
-    if "nan" in (x, y):
-        return None
-    x, y = big.get(x, x), big.get(y, y)
-    return (x > y) - (x < y)
-
-
-def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
-    """IEEE mode: a signalling NaN gives a NaN, a quiet one loses; +0 is larger than -0."""
-    quiet = 1 << (form[0] - 2)
-    nans = [value(v, form)[0] == "nan" for v in (a, b)]
-    if any(nan and not v & quiet for nan, v in zip(nans, (a, b), strict=True)):
-        return NAN[form]
-    if nans[0]:
-        return b
-    if nans[1]:
-        return a
-    order = _order(a, b, form)
-    if order == 0:
-        # zeros of either sign; equal numbers are the same bits
-        return (a & b) if largest else (a | b)
-    return a if (order > 0) == largest else b
-
-
-def signed(x: int, bits: int = 32) -> int:
-    x &= (1 << bits) - 1
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-def bfe(a: int, b: int, c: int, sign: bool) -> int:
-    offset, width = b & 31, c & 31
-    field = (signed(a) if sign else a) >> offset & ((1 << width) - 1)
-    return (signed(field, width) if sign and width else field) & M32
-
-
-def perm(a: int, b: int, selector: int) -> int:
-    """V_PERM_B32's byte table, one byte after the other."""
-    pool = [b >> 8 * i & 255 for i in range(4)] + [a >> 8 * i & 255 for i in range(4)]
-    result = 0
-    for i in range(4):
-        pick = selector >> 8 * i & 255
-        if pick <= 7:
-            byte = pool[pick]
-        elif pick <= 11:
-            byte = 255 if pool[(pick - 8) * 2 + 1] & 128 else 0
-        else:
-            byte = 0 if pick == 12 else 255
-        result |= byte << 8 * i
-    return result
-
-
-def to_integer(a: int, form: tuple, least: int, most: int) -> int:
-    x, _ = value(a, form)
-    if x == "nan":
-        return 0
-    if isinstance(x, str):
-        return most if x == "inf" else least
-    return max(least, min(most, int(x)))
-
-
-def _convert(a: int, source: tuple, target: tuple) -> int:
-    x, negative = value(a, source)
-    return encode(x, target, negative)
-
-
-def _floor_like(rounding: Callable) -> Callable:
-    def run(a: int) -> int:
-        x, negative = value(a, F32)
-        return (
-            a
-            if isinstance(x, str) and x != "nan"
-            else encode(x if x == "nan" else Fraction(rounding(x)), F32, negative)
-        )
-
-    return run
-
-
-def _shifted(x: int, n: int, bits: int) -> int:
-    return x << n & ((1 << bits) - 1)
-
-
-_COMPARE = {
-    "lt": lambda o: o == -1, "eq": lambda o: o == 0, "le": lambda o: o in (-1, 0),
-    "gt": lambda o: o == 1,
-    "lg": lambda o: o in (-1, 1), "ge": lambda o: o in (0, 1), "o": lambda o: o is not None,
-    "u": lambda o: o is None, "nge": lambda o: o not in (0, 1), "nlg": lambda o: o not in (-1, 1),
-    "ngt": lambda o: o != 1, "nle": lambda o: o not in (-1, 0), "neq": lambda o: o != 0,
-    "nlt": lambda o: o != -1, "f": lambda _o: False, "t": lambda _o: True,
-}  # fmt: skip
-
-
-def _sign(a: int, b: int) -> int:
-    return (a > b) - (a < b)
-
-
-def _fields(a: int, b: int, bits: int) -> list[tuple[int, int]]:
-    mask = (1 << bits) - 1
-    return [(a >> i & mask, b >> i & mask) for i in range(0, 32, bits)]
-
-
-def _leading_signs(x: int, bits: int) -> int:
-    y = ~x if x < 0 else x
-    return bits - y.bit_length() if y else -1
+from exact import (
+    COMPARE,
+    F16,
+    F32,
+    F64,
+    M32,
+    M64,
+    add,
+    bfe,
+    compared,
+    convert,
+    encode,
+    extreme,
+    fields,
+    floor_like,
+    fma,
+    leading_signs,
+    multiply,
+    negate,
+    perm,
+    shifted,
+    sign_of,
+    signed,
+    to_integer,
+)
 
 
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
@@ -224,21 +59,21 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 lambda a, b, c, f=form: extreme(extreme(a, b, f, False), c, f, False),
             ),
         }
-        for name, test in _COMPARE.items():
+        for name, test in COMPARE.items():
             table[f"v_cmp_{name}_{kind}"] = (
                 "mask",
                 two,
-                lambda a, b, f=form, t=test: int(t(_order(a, b, f))),
+                lambda a, b, f=form, t=test: int(t(compared(a, b, f))),
             )
     for bits in (16, 32, 64):
         for name in ("lt", "eq", "le", "gt", "ge", "lg", "f", "t"):
             spelt, kinds = {"lg": "ne"}.get(name, name), (f"u{bits}",) * 2
             table[f"v_cmp_{spelt}_u{bits}"] = (
-                "mask", kinds, lambda a, b, t=_COMPARE[name]: int(t(_sign(a, b))))  # fmt: skip
+                "mask", kinds, lambda a, b, t=COMPARE[name]: int(t(sign_of(a, b))))  # fmt: skip
             table[f"v_cmp_{spelt}_i{bits}"] = (
                 "mask",
                 kinds,
-                lambda a, b, t=_COMPARE[name], n=bits: int(t(_sign(signed(a, n), signed(b, n)))),
+                lambda a, b, t=COMPARE[name], n=bits: int(t(sign_of(signed(a, n), signed(b, n)))),
             )
     u = "u32"
     two = {
@@ -282,14 +117,14 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_minmax_i32": lambda a, b, c: max(min(signed(a), signed(b)), signed(c)),
         "v_maxmin_u32": lambda a, b, c: min(max(a, b), c),
         "v_minmax_u32": lambda a, b, c: max(min(a, b), c),
-        "v_sad_u8": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 8)) + c,
+        "v_sad_u8": lambda a, b, c: sum(abs(x - y) for x, y in fields(a, b, 8)) + c,
         "v_sad_hi_u8": lambda a, b, c: (
-            sum(abs(x - y) for x, y in _fields(a, b, 8)) << 16) + c,
-        "v_sad_u16": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 16)) + c,
+            sum(abs(x - y) for x, y in fields(a, b, 8)) << 16) + c,
+        "v_sad_u16": lambda a, b, c: sum(abs(x - y) for x, y in fields(a, b, 16)) + c,
         "v_sad_u32": lambda a, b, c: abs(a - b) + c,
-        "v_msad_u8": lambda a, b, c: sum(abs(x - y) for x, y in _fields(a, b, 8) if y) + c,
+        "v_msad_u8": lambda a, b, c: sum(abs(x - y) for x, y in fields(a, b, 8) if y) + c,
         "v_lerp_u8": lambda a, b, c: sum(
-            (x + y + (c >> 8 * i & 1) >> 1) << 8 * i for i, (x, y) in enumerate(_fields(a, b, 8))),
+            (x + y + (c >> 8 * i & 1) >> 1) << 8 * i for i, (x, y) in enumerate(fields(a, b, 8))),
         "v_med3_i32": lambda a, b, c: sorted(map(signed, (a, b, c)))[1],
         "v_med3_u32": lambda a, b, c: sorted((a, b, c))[1],
     }  # fmt: skip
@@ -302,7 +137,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_cvt_u32_f32": lambda a: to_integer(a, F32, 0, M32),
         "v_cvt_f32_i32": lambda a: encode(Fraction(signed(a)), F32),
         "v_cvt_f32_u32": lambda a: encode(Fraction(a), F32),
-        "v_cls_i32": lambda a: _leading_signs(signed(a), 32),
+        "v_cls_i32": lambda a: leading_signs(signed(a), 32),
         "v_cvt_f32_ubyte1": lambda a: encode(Fraction(a >> 8 & 255), F32),
         "v_cvt_f32_ubyte2": lambda a: encode(Fraction(a >> 16 & 255), F32),
         "v_cvt_f32_ubyte0": lambda a: encode(Fraction(a & 255), F32),
@@ -311,15 +146,15 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     for count, group in ((1, one), (2, two), (3, three)):
         for name, function in group.items():
             table[name] = (u, (u,) * count, function)
-    table["v_cvt_f32_f16"] = ("f32", ("f16",), lambda a: _convert(a, F16, F32))
-    table["v_cvt_f16_f32"] = ("f16", ("f32",), lambda a: _convert(a, F32, F16))
+    table["v_cvt_f32_f16"] = ("f32", ("f16",), lambda a: convert(a, F16, F32))
+    table["v_cvt_f16_f32"] = ("f16", ("f32",), lambda a: convert(a, F32, F16))
     for name, rounding in (
         ("floor", lambda x: x // 1),
         ("ceil", lambda x: -(-x // 1)),
         ("trunc", int),
         ("rndne", round),
     ):
-        table[f"v_{name}_f32"] = ("f32", ("f32",), _floor_like(rounding))
+        table[f"v_{name}_f32"] = ("f32", ("f32",), floor_like(rounding))
     for name, function in {
         "v_add_nc_u16": lambda a, b: a + b, "v_sub_nc_u16": lambda a, b: a - b,
         "v_mul_lo_u16": lambda a, b: a * b,
@@ -348,7 +183,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         for target, other in (("f32", F32), ("f64", F64)):
             if source != target:
                 table[f"v_cvt_{target}_{source}"] = (
-                    target, (source,), lambda a, f=form, o=other: _convert(a, f, o))  # fmt: skip
+                    target, (source,), lambda a, f=form, o=other: convert(a, f, o))  # fmt: skip
     table["v_cvt_f64_i32"] = ("f64", (u,), lambda a: encode(Fraction(signed(a)), F64))
     table["v_cvt_f64_u32"] = ("f64", (u,), lambda a: encode(Fraction(a), F64))
     table["v_cvt_i32_f64"] = (u, ("f64",), lambda a: to_integer(a, F64, -(2**31), 2**31 - 1))
@@ -361,7 +196,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
     table["v_mov_b16"] = ("u16", ("u16",), lambda a: a)
     table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
-    table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: _shifted(b, a & 63, 64))
+    table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: shifted(b, a & 63, 64))
     table["v_lshrrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: b >> (a & 63))
     table["v_ashrrev_i64"] = ("u64", ("u32", "u64"), lambda a, b: signed(b, 64) >> (a & 63))
     return table
@@ -433,7 +268,7 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_sext_i32_i8": lambda a: (signed(a, 8), None),
         "s_ctz_i32_b32": lambda a: ((a & -a).bit_length() - 1, None),
         "s_clz_i32_u32": lambda a: (32 - a.bit_length() if a else -1, None),
-        "s_cls_i32": lambda a: (_leading_signs(signed(a), 32), None),
+        "s_cls_i32": lambda a: (leading_signs(signed(a), 32), None),
         "s_bcnt0_i32_b32": lambda a: bits(32 - a.bit_count()),
         "s_cvt_f32_u32": lambda a: (encode(Fraction(a), F32), None),
         "s_cvt_u32_f32": lambda a: (to_integer(a, F32, 0, M32), None),
@@ -441,8 +276,8 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_cvt_i32_f32": lambda a: (to_integer(a, F32, -(2**31), 2**31 - 1), None),
     }  # fmt: skip
     compare = {
-        f"s_cmp_{name}_{kind}": lambda a, b, t=_COMPARE[name], read=read: (
-            None, int(t(_sign(read(a), read(b)))))
+        f"s_cmp_{name}_{kind}": lambda a, b, t=COMPARE[name], read=read: (
+            None, int(t(sign_of(read(a), read(b)))))
         for kind, read in (("i32", signed), ("u32", int))
         for name in ("lt", "eq", "le", "gt", "lg", "ge")
     }  # fmt: skip
@@ -450,8 +285,8 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_bitcmp0_b32": lambda a, b: (None, int(not a >> (b & 31) & 1)),
         "s_bitcmp1_b32": lambda a, b: (None, a >> (b & 31) & 1),
         **{
-            f"s_cmp_{name}_f32": lambda a, b, t=test: (None, int(t(_order(a, b, F32))))
-            for name, test in _COMPARE.items()
+            f"s_cmp_{name}_f32": lambda a, b, t=test: (None, int(t(compared(a, b, F32))))
+            for name, test in COMPARE.items()
         },
     }  # fmt: skip
     table = {name: ("u32", u, function) for name, function in two.items()}
@@ -471,23 +306,19 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["s_clz_i32_u64"] = (
         "u32", ("u64",), lambda a: (64 - a.bit_length() if a else -1, None))  # fmt: skip
     table["s_ctz_i32_b64"] = ("u32", ("u64",), lambda a: ((a & -a).bit_length() - 1, None))
-    table["s_cls_i32_i64"] = ("u32", ("u64",), lambda a: (_leading_signs(signed(a, 64), 64), None))
+    table["s_cls_i32_i64"] = ("u32", ("u64",), lambda a: (leading_signs(signed(a, 64), 64), None))
     table["s_not_b64"] = ("u64", ("u64",), lambda a: wide(~a))
     table["s_mov_b64"] = ("u64", ("u64",), lambda a: (a, None))
     table["s_brev_b64"] = ("u64", ("u64",), lambda a: (int(f"{a:064b}"[::-1], 2), None))
-    for name, test in _COMPARE.items():
+    for name, test in COMPARE.items():
         table[f"s_cmp_{name}_f16"] = (
             "",
             ("f16", "f16"),
-            lambda a, b, t=test: (None, int(t(_order(a, b, F16)))),
+            lambda a, b, t=test: (None, int(t(compared(a, b, F16)))),
         )
     table["s_and_b64"] = ("u64", q, lambda a, b: wide(a & b))
     table["s_or_b64"] = ("u64", q, lambda a, b: wide(a | b))
-    table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(_shifted(a, b & 63, 64)))
+    table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(shifted(a, b & 63, 64)))
     table["s_lshr_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(a >> (b & 63)))
     table["s_ashr_i64"] = ("u64", ("u64", "u32"), lambda a, b: wide(signed(a, 64) >> (b & 63)))
     return table
-
-
-def float_bits(x: float) -> int:
-    return struct.unpack("<I", struct.pack("<f", x))[0]

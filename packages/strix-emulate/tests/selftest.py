@@ -11,7 +11,9 @@ import random
 import re
 import sys
 from dataclasses import dataclass, field
+from fractions import Fraction
 
+import exact
 import numpy as np
 import oracle
 from elftools.elf.elffile import ELFFile
@@ -36,7 +38,7 @@ _INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
            "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
            "u16": ("0", "1", "-1", "64", "0x1234"), "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
            "u64": ("0", "1", "-1"), "f64": ("0", "1.0", "-2.0", "0.5")}  # fmt: skip
-_FORMS = {"f32": oracle.F32, "f16": oracle.F16, "f64": oracle.F64}
+_FORMS = {"f32": exact.F32, "f16": exact.F16, "f64": exact.F64}
 
 
 @dataclass
@@ -200,7 +202,7 @@ def _fault(operation: Operation, before: Waves, after: Waves, lane: int) -> str:
     got = _fetch(operation.target, operation.kind, after, lane)
     form = _FORMS.get(operation.kind)
     if got == result or (
-        form and oracle.value(got, form)[0] == oracle.value(result, form)[0] == "nan"
+        form and exact.value(got, form)[0] == exact.value(result, form)[0] == "nan"
     ):
         return ""
     return f"{got:#x}, expected {result:#x} from {', '.join(hex(b) for b in bits)}"
@@ -210,10 +212,10 @@ def _modified(result: int, operation: Operation) -> int:
     form = _FORMS.get(operation.kind)
     # omod has no effect in the mode that the programs run in: IEEE, with denormals
     if "clamp" in operation.modifiers:
-        zero, one = 0, oracle.encode(oracle.Fraction(1), form)
-        if oracle.value(result, form)[0] == "nan":
+        zero, one = 0, exact.encode(Fraction(1), form)
+        if exact.value(result, form)[0] == "nan":
             return zero
-        result = oracle.extreme(oracle.extreme(result, zero, form, True), one, form, False)
+        result = exact.extreme(exact.extreme(result, zero, form, True), one, form, False)
     return result
 
 
@@ -279,7 +281,7 @@ def _source(rng: random.Random, file: str, kind: str, allow_scalar: bool) -> Sou
 def _constant_bits(text: str, kind: str) -> int:
     width = int(kind[1:])
     if "." in text:
-        return oracle.encode(oracle.Fraction(text), _FORMS[kind])
+        return exact.encode(Fraction(text), _FORMS[kind])
     return int(text, 0) & ((1 << width) - 1)
 
 
@@ -300,7 +302,7 @@ def _bits(rng: random.Random) -> int:
         return rng.choice(EDGES)
     if chance < 0.7:
         # a number of ordinary size, so that sums do not only overflow
-        return oracle.float_bits(rng.uniform(-8, 8))
+        return exact.float_bits(rng.uniform(-8, 8))
     return rng.getrandbits(32)
 
 

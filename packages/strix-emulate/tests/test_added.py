@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import selftest
+from single import FULL, LANE, f32, run
 from strix_emulate import doubles, floats
 from strix_emulate.errors import Trap
 from strix_emulate.waves import LANES, SCALARS
 from test_checks import LOAD, STORE, execute
-from test_instructions import FULL, LANE, f32, run
 
 
 def wide(x) -> dict[str, np.ndarray]:

@@ -8,8 +8,6 @@ import numpy as np
 
 from strix_emulate import floats
 
-_SMALLEST = 2.0**-1022
-
 
 def exponent(x):
     """The biased exponent field."""
@@ -21,32 +19,12 @@ def ldexp(x, power):
     return np.ldexp(x, np.clip(power, -4200, 4200))
 
 
-def _denormal(x):
-    return (np.abs(x) < _SMALLEST) & (x != 0)
+_DIVISION = floats.Division(np.uint64, 1.0, 2.0**-1022, 128, 768, 53, exponent, ldexp)
 
 
 def div_scale(value, denominator, numerator):
-    """V_DIV_SCALE_F64: see :func:`floats.div_scale`, also for where it leaves the document."""
-    value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up, down = ldexp(value, 128), ldexp(value, -128)
-    is_denominator = value.view(np.uint64) == denominator.view(np.uint64)
-    is_numerator = value.view(np.uint64) == numerator.view(np.uint64)
-    small_quotient = _denormal(numerator / denominator)
-    small_reciprocal = _denormal(1.0 / denominator)
-    apart = exponent(numerator) - exponent(denominator) >= 768
-    cases = [
-        ((numerator == 0) | (denominator == 0), np.full_like(value, np.nan), False),
-        (apart, np.where(is_denominator, up, value), True),
-        (exponent(denominator) == 0, up, False),
-        (small_reciprocal & small_quotient, np.where(is_denominator, down, value), True),
-        (small_reciprocal, down, False),
-        (small_quotient, np.where(is_numerator, up, value), True),
-        (exponent(numerator) <= 53, up, False),
-    ]
-    conditions = [condition for condition, _, _ in cases]
-    scaled = np.select(conditions, [result for _, result, _ in cases], value)
-    flag = np.select(conditions, [np.bool_(flag) for _, _, flag in cases], False)
-    return scaled, flag
+    """V_DIV_SCALE_F64: see :func:`floats.scale`."""
+    return floats.scale(value, denominator, numerator, _DIVISION)
 
 
 def div_fmas(a, b, c, flag):

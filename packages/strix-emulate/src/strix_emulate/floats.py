@@ -4,7 +4,9 @@
 All round to nearest even. "Flush" functions keep the sign of zero, as the hardware does.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -170,37 +172,64 @@ def ldexp(x, power):
     return np.ldexp(np.asanyarray(x).astype(np.float64), np.clip(power, -400, 400)).astype(x.dtype)
 
 
-def div_scale(value, denominator, numerator):
-    """V_DIV_SCALE_F32: (scaled value, flag for V_DIV_FMAS).
+class Division(NamedTuple):
+    """What tells the division of one format from another's.
+
+    Attributes:
+        word: integers of its size.
+        power: of two, by which V_DIV_SCALE scales.
+        apart: the difference of exponents from which it scales both.
+        few: the exponent of a numerator up to which it scales.
+    """
+
+    word: type
+    one: float
+    smallest: float
+    power: int
+    apart: int
+    few: int
+    exponent: Callable
+    ldexp: Callable
+
+
+def scale(value, denominator, numerator, of: Division):
+    """V_DIV_SCALE: (scaled value, flag for V_DIV_FMAS).
 
     The document's pseudocode scales a denominator up even if its reciprocal is denormal, so that it
     overflows. LLVM's division of float32 is exact only if it is scaled down.
     """
+
+    def denormal(x):
+        return (np.abs(x) < of.smallest) & (x != 0)
+
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up, down = ldexp(value, 64), ldexp(value, -64)
-    is_denominator = value.view(np.uint32) == denominator.view(np.uint32)
-    is_numerator = value.view(np.uint32) == numerator.view(np.uint32)
-    quotient = numerator / denominator
-    small_quotient = (np.abs(quotient) < 2.0**-126) & (quotient != 0)
-    reciprocal = np.float32(1) / denominator
-    small_reciprocal = (np.abs(reciprocal) < 2.0**-126) & (reciprocal != 0)
+    up, down = of.ldexp(value, of.power), of.ldexp(value, -of.power)
+    is_denominator = value.view(of.word) == denominator.view(of.word)
+    is_numerator = value.view(of.word) == numerator.view(of.word)
+    small_quotient = denormal(numerator / denominator)
+    small_reciprocal = denormal(of.one / denominator)
+    apart = of.exponent(numerator) - of.exponent(denominator) >= of.apart
     cases = [
         ((numerator == 0) | (denominator == 0), np.full_like(value, np.nan), False),
-        (
-            exponent(numerator) - exponent(denominator) >= 96,
-            np.where(is_denominator, up, value),
-            True,
-        ),
-        ((exponent(denominator) == 0), up, False),
+        (apart, np.where(is_denominator, up, value), True),
+        (of.exponent(denominator) == 0, up, False),
         (small_reciprocal & small_quotient, np.where(is_denominator, down, value), True),
         (small_reciprocal, down, False),
         (small_quotient, np.where(is_numerator, up, value), True),
-        (exponent(numerator) <= 23, up, False),
+        (of.exponent(numerator) <= of.few, up, False),
     ]
     conditions = [condition for condition, _, _ in cases]
     scaled = np.select(conditions, [result for _, result, _ in cases], value)
     flag = np.select(conditions, [np.bool_(flag) for _, _, flag in cases], False)
     return scaled, flag
+
+
+_DIVISION = Division(np.uint32, np.float32(1), 2.0**-126, 64, 96, 23, exponent, ldexp)
+
+
+def div_scale(value, denominator, numerator):
+    """V_DIV_SCALE_F32: see :func:`scale`."""
+    return scale(value, denominator, numerator, _DIVISION)
 
 
 def div_fmas(a, b, c, flag):

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Arithmetic on bit patterns in Python integers and fractions: exact, and rounded once.
+
+It shares no code with the machine.
+"""
+
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+
+M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+#: significand bits, smallest normal exponent, largest exponent, total bits
+F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
+NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48}
+
+
+def value(bits: int, form: tuple):
+    """(number as a Fraction, or "nan", "inf", "-inf"; whether the sign bit is set)."""
+    precision, least, _, width = form
+    negative = bool(bits >> (width - 1))
+    field = bits >> (precision - 1) & (1 << (width - precision)) - 1
+    fraction = bits & (1 << (precision - 1)) - 1
+    if field == (1 << (width - precision)) - 1:
+        return ("nan" if fraction else "-inf" if negative else "inf"), negative
+    scale = least - precision + 1
+    whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
+    number = Fraction(whole) * Fraction(2) ** scale
+    return (-number if negative else number), negative
+
+
+def encode(number, form: tuple, negative_zero: bool = False) -> int:
+    """A Fraction rounded to nearest even, or a name that value() gives, as bits."""
+    precision, least, most, width = form
+    infinity = ((1 << (width - precision)) - 1) << (precision - 1)
+    if number == "nan":
+        return NAN[form]
+    if number in ("inf", "-inf"):
+        return infinity | (number == "-inf") << (width - 1)
+    if number == 0:
+        return int(negative_zero) << (width - 1)
+    sign, number = number < 0, abs(number)
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
+    if Fraction(2) ** exponent > number:
+        exponent -= 1
+    exponent = max(exponent, least)
+    steps = number / Fraction(2) ** (exponent - precision + 1)
+    whole = steps.numerator // steps.denominator
+    rest = steps - whole
+    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
+        whole += 1
+    if whole >= 1 << precision:
+        whole, exponent = whole >> 1, exponent + 1
+    if exponent > most:
+        return infinity | sign << (width - 1)
+    bits = (
+        whole
+        if whole < 1 << (precision - 1)
+        else (whole - (1 << (precision - 1))) | (exponent - least + 1) << (precision - 1)
+    )
+    return bits | sign << (width - 1)
+
+
+def add(a: int, b: int, form: tuple) -> int:
+    return fma(a, encode(Fraction(1), form), b, form)
+
+
+def multiply(a: int, b: int, form: tuple) -> int:
+    (x, nx), (y, ny) = value(a, form), value(b, form)
+    if "nan" in (x, y) or ({x, y} & {"inf", "-inf"} and 0 in (x, y)):
+        return NAN[form]
+    if isinstance(x, str) or isinstance(y, str):
+        return encode("-inf" if nx != ny else "inf", form)
+    return encode(x * y, form, nx != ny)
+
+
+def fma(a: int, b: int, c: int, form: tuple) -> int:
+    (x, nx), (y, ny), (z, nz) = value(a, form), value(b, form), value(c, form)
+    if "nan" in (x, y, z):
+        return NAN[form]
+    negative = nx != ny
+    if isinstance(x, str) or isinstance(y, str):
+        if 0 in (x, y) or (isinstance(z, str) and nz != negative):
+            return NAN[form]
+        return encode("-inf" if negative else "inf", form)
+    if isinstance(z, str):
+        return encode(z, form)
+    return encode(x * y + z, form, negative and nz)
+
+
+def negate(a: int, form: tuple) -> int:
+    return a ^ 1 << (form[3] - 1)
+
+
+def compared(a: int, b: int, form: tuple) -> int | None:
+    """-1, 0, 1, or None with a NaN."""
+    big = {"inf": Fraction(2) ** 1999, "-inf": -(Fraction(2) ** 1999)}
+    x, y = (value(v, form)[0] for v in (a, b))
+    if "nan" in (x, y):
+        return None
+    x, y = big.get(x, x), big.get(y, y)
+    return (x > y) - (x < y)
+
+
+def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
+    """IEEE mode: a signalling NaN gives a NaN, a quiet one loses; +0 is larger than -0."""
+    quiet = 1 << (form[0] - 2)
+    nans = [value(v, form)[0] == "nan" for v in (a, b)]
+    if any(nan and not v & quiet for nan, v in zip(nans, (a, b), strict=True)):
+        return NAN[form]
+    if nans[0]:
+        return b
+    if nans[1]:
+        return a
+    order = compared(a, b, form)
+    if order == 0:
+        # zeros of either sign; equal numbers are the same bits
+        return (a & b) if largest else (a | b)
+    return a if (order > 0) == largest else b
+
+
+def signed(x: int, bits: int = 32) -> int:
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def bfe(a: int, b: int, c: int, sign: bool) -> int:
+    offset, width = b & 31, c & 31
+    field = (signed(a) if sign else a) >> offset & ((1 << width) - 1)
+    return (signed(field, width) if sign and width else field) & M32
+
+
+def perm(a: int, b: int, selector: int) -> int:
+    """V_PERM_B32's byte table, one byte after the other."""
+    pool = [b >> 8 * i & 255 for i in range(4)] + [a >> 8 * i & 255 for i in range(4)]
+    result = 0
+    for i in range(4):
+        pick = selector >> 8 * i & 255
+        if pick <= 7:
+            byte = pool[pick]
+        elif pick <= 11:
+            byte = 255 if pool[(pick - 8) * 2 + 1] & 128 else 0
+        else:
+            byte = 0 if pick == 12 else 255
+        result |= byte << 8 * i
+    return result
+
+
+def to_integer(a: int, form: tuple, least: int, most: int) -> int:
+    x, _ = value(a, form)
+    if x == "nan":
+        return 0
+    if isinstance(x, str):
+        return most if x == "inf" else least
+    return max(least, min(most, int(x)))
+
+
+def convert(a: int, source: tuple, target: tuple) -> int:
+    x, negative = value(a, source)
+    return encode(x, target, negative)
+
+
+def floor_like(rounding: Callable) -> Callable:
+    def run(a: int) -> int:
+        x, negative = value(a, F32)
+        return (
+            a
+            if isinstance(x, str) and x != "nan"
+            else encode(x if x == "nan" else Fraction(rounding(x)), F32, negative)
+        )
+
+    return run
+
+
+def shifted(x: int, n: int, bits: int) -> int:
+    return x << n & ((1 << bits) - 1)
+
+
+COMPARE = {
+    "lt": lambda o: o == -1, "eq": lambda o: o == 0, "le": lambda o: o in (-1, 0),
+    "gt": lambda o: o == 1,
+    "lg": lambda o: o in (-1, 1), "ge": lambda o: o in (0, 1), "o": lambda o: o is not None,
+    "u": lambda o: o is None, "nge": lambda o: o not in (0, 1), "nlg": lambda o: o not in (-1, 1),
+    "ngt": lambda o: o != 1, "nle": lambda o: o not in (-1, 0), "neq": lambda o: o != 0,
+    "nlt": lambda o: o != -1, "f": lambda _o: False, "t": lambda _o: True,
+}  # fmt: skip
+
+
+def sign_of(a: int, b: int) -> int:
+    return (a > b) - (a < b)
+
+
+def fields(a: int, b: int, bits: int) -> list[tuple[int, int]]:
+    mask = (1 << bits) - 1
+    return [(a >> i & mask, b >> i & mask) for i in range(0, 32, bits)]
+
+
+def leading_signs(x: int, bits: int) -> int:
+    y = ~x if x < 0 else x
+    return bits - y.bit_length() if y else -1
+
+
+def float_bits(x: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", x))[0]

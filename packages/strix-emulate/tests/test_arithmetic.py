@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Arithmetic of single instructions: division, rounding, NaN, denormals, constants."""
+
+import exact
+import numpy as np
+import pytest
+import selftest
+from single import FULL, LANE, f32, run
+from strix_emulate import decode, floats
+from strix_emulate.decode import EXEC
+from strix_emulate.waves import LANES, SCALARS, constant
+
+
+def test_carries():
+    high = np.where(LANE < 16, 0xFFFFFFFF, 5).astype(np.uint32)
+    g = run(
+        "v_add_co_u32 v3, vcc_lo, v1, v2\nv_add_co_ci_u32 v4, vcc_lo, 0, v2, vcc_lo",
+        v1=high,
+        v2=LANE * 0 + 1,
+    )
+    assert (g.V[3][0] == high + np.uint32(1)).all() and (
+        g.V[4][0] == np.where(LANE < 16, 2, 1)
+    ).all()
+    g = run("v_sub_co_u32 v3, s2, v2, v1\ns_nop 0", v1=high, v2=LANE * 0 + 7)
+    assert int(g.S[2, 0, 0]) == 0x0000FFFF
+    g = run("s_add_u32 s2, s0, s1\ns_addc_u32 s3, s0, 0", scalars={0: FULL, 1: 1})
+    assert [int(g.S[i, 0, 0]) for i in (2, 3)] == [0, 0] and bool(g.scc[0, 0])
+    g = run("s_sub_u32 s2, s0, s1\ns_subb_u32 s3, s1, s0", scalars={0: 1, 1: 2})
+    assert int(g.S[3, 0, 0]) == 0
+
+
+def test_division_sequence_rounds_correctly():
+    """LLVM's expansion of an IEEE division, with all of its scaling, of any float32 numbers."""
+    text = """
+    v_div_scale_f32 v3, null, v2, v2, v1
+    v_rcp_f32 v4, v3
+    v_fma_f32 v5, -v3, v4, 1.0
+    v_fmac_f32 v4, v5, v4
+    v_div_scale_f32 v5, vcc_lo, v1, v2, v1
+    v_mul_f32 v6, v5, v4
+    v_fma_f32 v7, -v3, v6, v5
+    v_fmac_f32 v6, v7, v4
+    v_fma_f32 v3, -v3, v6, v5
+    v_div_fmas_f32 v3, v3, v4, v6
+    v_div_fixup_f32 v3, v3, v2, v1
+    """
+    waves = 500
+    n, d = np.random.default_rng(0).integers(0, 2**32, (2, waves, LANES), np.uint32)
+    edges = np.float32([0, -0.0, 1e-45, 1e-40, 1e-38, 3, 1e38, 3.4e38, np.inf, np.nan])
+    n.flat[:100], d.flat[:100] = (
+        np.repeat(edges, 10).view(np.uint32),
+        np.tile(edges, 10).view(n.dtype),
+    )
+    g = run(text, waves=waves, v1=n, v2=d)
+    with np.errstate(all="ignore"):
+        expected = n.view(np.float32) / d.view(np.float32)
+    nan = np.isnan(expected)
+    assert (g.V[3] == expected.view(np.uint32))[~nan].all() and np.isnan(g.F[3][nan]).all()
+
+
+def test_division_scale_flushes_where_the_kernel_does():
+    text = "v_div_scale_f32 v3, vcc_lo, v1, v1, v2"
+    numbers = {"v1": f32(1e-40), "v2": f32(1)}
+    assert (run(text, **numbers).F[3] == f32(1e-40) * np.float32(2.0**64)).all()
+    assert np.isnan(run(text, mode={"denormals_32": False}, **numbers).F[3]).all()
+
+
+def test_fma_rounds_once():
+    a = np.float32(1 + 2**-12)
+    # a * a is a tie of float32, which only the tiny addend breaks
+    for c, expected in (
+        (2.0**-60, np.nextafter(np.float32(1 + 2**-11), np.float32(2))),
+        (-(2.0**-60), np.float32(1 + 2**-11)),
+    ):
+        assert floats.fma32(f32(a), f32(a), f32(c))[0] == expected
+    rng = np.random.default_rng(0)
+    x, y, z = rng.integers(0, 2**32, (3, 3000), np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        got = floats.fma32(x, y, z)
+    for i in range(len(x)):
+        expected = exact.fma(*(int(v[i].view(np.uint32)) for v in (x, y, z)), exact.F32)
+        assert int(got[i].view(np.uint32)) == expected or (
+            np.isnan(got[i]) and expected == exact.NAN[exact.F32]
+        )
+
+
+def test_output_modifiers_and_nan():
+    scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
+    flushing = {"ieee": False, "denormals_32": False}
+    g = run(scaled, mode=flushing, v0=f32(-0.0), v1=f32(3))
+    assert (g.F[3][0] == 36).all() and (g.F[4][0] == 4.5).all() and (g.V[5][0] == 0).all()
+    # without effect in IEEE mode, and where denormals are kept
+    for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
+        g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
+        assert (g.F[3:5, 0] == 9).all() and (g.V[5][0] == 0x80000000).all()
+    assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(3)).F[2][0] == 1).all()
+    assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(np.nan)).F[2][0] == 0).all()
+    assert (
+        run("v_sub_nc_u32 v2, 1, v1 clamp", v1=LANE).V[2][0] == np.where(LANE < 2, 1 - LANE, 0)
+    ).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+def test_signalling_nan_wins_over_a_number(kind):
+    """In IEEE mode; a quiet one loses (V_MAX_F32 and relatives)."""
+    high, bits = {"f16": (0, 16), "f32": (0, 32), "f64": (1, 32)}[kind]
+    quiet = {"f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF80000}[kind]
+    one = {"f16": 0x3C00, "f32": 0x3F800000, "f64": 0x3FF00000}[kind]
+    signalling = quiet - (1 << {"f16": 9, "f32": 22, "f64": 19}[kind]) + 1
+    half = ".l" if kind == "f16" else ""
+    v = "v[{}:{}]".format if kind == "f64" else (lambda i, _: f"v{i}{half}")
+    text = f"""
+    v_min_{kind} {v(6, 7)}, {v(0, 1)}, {v(2, 3)}
+    v_max_{kind} {v(8, 9)}, {v(4, 5)}, {v(2, 3)}
+    """
+    g = run(text, **{f"v{i}": LANE * 0 for i in range(10)} | {
+        f"v{high}": LANE * 0 + signalling, f"v{2 + high}": LANE * 0 + one,
+        f"v{4 + high}": LANE * 0 + quiet})  # fmt: skip
+    mask = (1 << bits) - 1
+    assert (g.V[6 + high][0] & mask == quiet).all() and (g.V[8 + high][0] & mask == one).all()
+
+
+def test_constants_of_packed_operations():
+    """What op_sel picks from: as LLVM's getInlineEncodingV216 has it."""
+    text = """
+    v_pk_add_f16 v1, v0, 1.0
+    v_pk_add_f16 v2, v0, 1.0 op_sel_hi:[1,0]
+    v_pk_add_u16 v3, v4, 2.0
+    v_pk_add_u16 v5, v4, -1
+    v_pk_add_u16 v6, v4, 0x00070009
+    v_pk_add_u16 v7, v4, 0x00070009 op_sel:[0,1] op_sel_hi:[1,0]
+    """
+    g = run(text, v0=LANE * 0 + 0x3C003C00, v4=LANE * 0 + 0x00030005)
+    expected = {1: 0x3C004000, 2: 0x40004000, 3: 0x40030005, 5: 0x00020004, 6: 0x000A000E,
+                7: 0x000C000C}  # fmt: skip
+    assert {i: int(g.V[i][0, 0]) for i in expected} == expected
+    # of integers of 16 bits alone, too
+    assert constant("2.0", "u16") == 0 and constant("2.0", "f16") == 2
+
+
+def test_halves_of_16_bit_operands():
+    """V_CMPX has no destination that op_sel counts; V_CNDMASK's mask has no half."""
+    values = {"v0": LANE << 16, "v1": LANE * 0 + 0x00070000}
+    assert (run("v_cmpx_lt_u16_e64 v0.h, v1.h", **values).S[EXEC] == 0x7F).all()
+    g = run("v_cndmask_b16_e64 v2.l, v0.h, v1.h, s4", scalars={4: 1}, **values)
+    assert (g.V[2][0] & 0xFFFF == np.where(LANE == 0, 7, LANE)).all()
+
+
+def test_literals_that_an_inline_constant_would_do_for():
+    """LLVM prints them as lit(...)."""
+    ins = decode.parse("v_fma_f32 v1, v0, 1.0, lit(0x3f800000)")
+    assert ins.unknown == "" and ins.operands[3].text == "0x3f800000"
+
+
+def test_scalar_extremes_of_equal_numbers_and_differences_that_overflow():
+    """SCC of a maximum: the first source was taken. S_ABSDIFF wraps (the ISA's examples)."""
+    for name in ("s_max_i32", "s_max_u32"):
+        assert run(f"{name} s0, s1, s1", scalars={1: 7}).scc[0, 0]
+    for name in ("s_min_i32", "s_min_u32"):
+        assert not run(f"{name} s0, s1, s1", scalars={1: 7}).scc[0, 0]
+    for a, b, difference in (
+        (2, 5, 3), (0xFFFFFFFF, 0, 1), (0x80000000, 0, 0x80000000), (0x80000000, 1, 0x7FFFFFFF),
+        (0x80000000, 0xFFFFFFFF, 0x7FFFFFFF),
+    ):  # fmt: skip
+        assert run("s_absdiff_i32 s0, s1, s2", scalars={1: a, 2: b}).S[0, 0, 0] == difference
+
+
+def test_denormals_follow_the_descriptor():
+    tiny = f32(1e-40)
+    V = np.zeros((8, 1, LANES), np.uint32)
+    V[1] = tiny.view(np.uint32)
+    S = np.zeros((SCALARS, 1, 1), np.uint32)
+    S[EXEC] = FULL
+    kept = selftest.execute("v_add_f32 v2, v1, v1", selftest.waves(V, S))
+    flushed = selftest.execute("v_add_f32 v2, v1, v1", selftest.waves(V, S), denormals_32=False)
+    assert (kept.F[2][0] == tiny + tiny).all() and (flushed.V[2][0] == 0).all()
+    # transcendental operations never have them
+    assert (selftest.execute("v_rcp_f32 v2, v1", selftest.waves(V, S)).F[2][0] == np.inf).all()
+
+
+def test_transcendentals_are_within_one_ulp():
+    x = np.abs(np.random.default_rng(0).standard_normal(LANES)).astype(np.float32) * 10
+    g = run(
+        "v_exp_f32 v2, v1\nv_log_f32 v3, v1\nv_rcp_f32 v4, v1\nv_rsq_f32 v5, v1\nv_sqrt_f32 v6, v1",
+        v1=x,
+    )
+    wide = x.astype(float)
+    for register, expected in (
+        (2, np.exp2(wide)),
+        (3, np.log2(wide)),
+        (4, 1 / wide),
+        (5, wide**-0.5),
+        (6, wide**0.5),
+    ):
+        ulp = np.spacing(np.abs(expected).astype(np.float32)).astype(float)
+        assert (np.abs(g.F[register][0] - expected) <= ulp).all()
