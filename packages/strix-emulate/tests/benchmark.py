@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How fast C is, as a ratio to numpy in one run: python benchmark.py [KEYS].
+"""How fast C is, as a ratio to numpy in one run, and all cores to one: python benchmark.py [KEYS].
 
-Attention of the fixtures, one head of 64 dimensions, causal, in blocks of 64 queries and 32 keys.
+Attention of the fixtures, one head of 64 dimensions, causal, in blocks of 64 queries and 32 keys;
+on several cores, eight heads.
 """
 
+import os
 import sys
+import time
 
 import fixtures
 import numpy as np
@@ -24,26 +27,35 @@ def attention_kernel() -> loader.Kernel:
 def main(size: int) -> None:
     kernel = attention_kernel()
     instructions = decode_kernel(kernel)
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, size, 64)).astype(np.float16)
 
-    def rate(checks: bool, by_c: bool) -> float:
-        """Million wave-instructions per CPU second: the best of five launches."""
-        best = 0.0
+    def best(heads: int, **options) -> tuple[float, float, int]:
+        """Of five launches: million wave-instructions per CPU second, and per second; cores."""
+        q, k, v = np.random.default_rng(0).standard_normal((3, heads, size, 64)).astype(np.float16)
+        found = []
         for _ in range(5):
             out, lse = np.zeros_like(q), np.zeros(q.shape[:2], np.float32)
             arrays = [Buffer(q), Buffer(k), Buffer(v), Buffer(out, "out"), Buffer(lse, "out")]
+            started = time.perf_counter()
             done = launch(
-                kernel, (-(-size // 64), 1), [*arrays, size, 64**-0.5], threads=128,
-                instructions=instructions, options=Options(checks=checks, native=by_c),
+                kernel, (-(-size // 64), heads), [*arrays, size, 64**-0.5], threads=128,
+                instructions=instructions, options=Options(**options),
             )  # fmt: skip
-            best = max(best, done.executed / done.seconds / 1e6)
-        return best
+            seconds = time.perf_counter() - started
+            count = done.executed / 1e6
+            found.append((count / done.seconds, count / seconds, done.cores))
+        return max(x[0] for x in found), max(x[1] for x in found), max(x[2] for x in found)
 
     print(f"{kernel.name}, {size} keys; {native.describe()}")
     print("checks   numpy       C   ratio   (million wave-instructions per CPU second)")
     for checks in (False, True):
-        slow, fast = rate(checks, False), rate(checks, True)
+        slow, fast = (best(1, checks=checks, native=by_c)[0] for by_c in (False, True))
         print(f"{'all' if checks else 'none':6} {slow:7.2f} {fast:7.2f} {fast / slow:7.1f}")
+    print("checks  1 core     all   ratio   (million wave-instructions per second)")
+    for checks in (False, True):
+        one = best(8, checks=checks)[1]
+        _, several, cores = best(8, checks=checks, cores=len(os.sched_getaffinity(0)))
+        print(f"{'all' if checks else 'none':6} {one:7.2f} {several:7.2f} {several / one:7.1f}"
+              f"   on {cores} cores")  # fmt: skip
 
 
 if __name__ == "__main__":

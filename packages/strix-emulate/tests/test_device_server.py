@@ -72,7 +72,7 @@ class Client:
         return text
 
 
-def start(sealed: bool = True, size: int = SIZE) -> Client:
+def start(sealed: bool = True, size: int = SIZE, **variables: str) -> Client:
     pool = os.memfd_create("pool", os.MFD_ALLOW_SEALING)
     os.ftruncate(pool, size)
     if sealed:
@@ -81,6 +81,7 @@ def start(sealed: bool = True, size: int = SIZE) -> Client:
     process = subprocess.Popen(
         [sys.executable, "-m", "strix_emulate.device.server", str(theirs.fileno()), str(pool)],
         pass_fds=[theirs.fileno(), pool], stderr=subprocess.PIPE, text=True,
+        env=os.environ | variables,
     )  # fmt: skip
     theirs.close()
     memory = np.frombuffer(mmap.mmap(pool, size), np.uint8)
@@ -89,8 +90,8 @@ def start(sealed: bool = True, size: int = SIZE) -> Client:
     return Client(process, ours, memory)
 
 
-def started() -> Client:
-    made = start()
+def started(**variables: str) -> Client:
+    made = start(**variables)
     assert made.receive() == (0, protocol.HELLO.pack(protocol.VERSION, 0))
     return made
 
@@ -108,22 +109,37 @@ def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"
     return protocol.LAUNCHED.pack(function, *grid, *block, lds, 0, 0) + arguments
 
 
-def test_a_launch_computes(client: Client) -> None:
-    function = client.load()
+def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
+    """Three of 1000 floats, the first two with numbers, and add's arguments."""
     used = client.pool[protocol.HEADER : protocol.HEADER + 24].view(protocol.ENTRY)[0]
     first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
     client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))
     places = [client.pool[first + 8192 * i :][:4000].view(np.float32) for i in range(3)]
     places[0][:], places[1][:] = np.arange(1000), 1
     addresses = [protocol.BASE + first + 8192 * i for i in range(3)]
-    arguments = struct.pack("<3QI", *addresses, 1000)
+    return places, struct.pack("<3QI", *addresses, 1000)
+
+
+def test_a_launch_computes(client: Client) -> None:
+    function = client.load()
+    places, arguments = arrays(client)
     assert client.ask(Operation.LAUNCH, launch(function, (8, 1, 1), arguments=arguments))[0] == 0
     assert (places[2] == np.arange(1000) + 1).all()
     # the same with nothing allocated for the result
-    client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(2)))
+    entries = client.pool[protocol.HEADER :].view(protocol.ENTRY)[:3]
+    client.table(*(tuple(entry)[:3] for entry in entries))
     status, text = client.ask(Operation.LAUNCH, launch(function, (8, 1, 1), arguments=arguments))
     assert status == Status.ILLEGAL_ADDRESS
     assert re.search(rb"trap in add at 0x\w+ `global_store.*lane 0 of wave 0", text), text
+
+
+def test_a_launch_on_two_cores() -> None:
+    made = started(STRIX_EMULATE_CORES="2", STRIX_EMULATE_LOG="1")
+    function = made.load()
+    places, arguments = arrays(made)
+    assert made.ask(Operation.LAUNCH, launch(function, (8000, 1, 1), arguments=arguments))[0] == 0
+    assert (places[2] == np.arange(1000) + 1).all()
+    assert "cores: 2" in made.finish()
 
 
 BROKEN = {

@@ -33,13 +33,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """The outcome of a launch: wave-instructions, CPU seconds, how often each block was entered."""
+    """The outcome of a launch: wave-instructions, CPU seconds, how often each block was entered.
+
+    cores: on how many; one_core: why on one though more were allowed, if that is the kernel's.
+    """
 
     kernel: Kernel
     instructions: list[Instruction]
     executed: int
     seconds: float
     blocks: dict[int, Block]
+    cores: int
+    one_core: str
 
 
 _STATES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
@@ -87,7 +92,7 @@ def launch(
     arrays = {id(a.data): a for a in given}
     image = b"" if kernel.image is None or not _reads_code(instructions) else kernel.image.data
     size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + len(image) + 2048
-    arena = Arena(size, cell_size(instructions), options.checks, options.checks)
+    arena = Arena(size, cell_size(instructions), options.checks, options.checks, options.cores > 1)
     # atomics of 16 bits are compare-and-swap of the word around them
     arena.whole_words = any("cmpswap_b32" in ins.name for ins in instructions)
     modes: dict[int, set[str]] = {}
@@ -107,12 +112,15 @@ def launch(
     machine = Machine(kernel, instructions, arena, options, total_lds, code, dispatch, queue)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
-    seconds = time.process_time() - started
+    seconds = time.process_time() - started + outcome.seconds
     for address, data, mode in placed.values():
         if mode != "in":
             raw = arena.fetch(address, data.nbytes)
             data[...] = raw.view(data.dtype).reshape(data.shape)
-    return Launch(kernel, instructions, outcome.executed, seconds, outcome.blocks)
+    return Launch(
+        kernel, instructions, outcome.executed, seconds, outcome.blocks, outcome.cores,
+        outcome.one_core,
+    )  # fmt: skip
 
 
 def _reads_code(instructions: list[Instruction]) -> bool:

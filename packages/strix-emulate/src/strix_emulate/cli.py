@@ -2,6 +2,7 @@
 """Command line: strix-emulate run | stats | disassemble. See EXIT_STATUS."""
 
 import json
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,9 @@ app = typer.Typer(
 console = Console()
 File = Annotated[
     Path, typer.Argument(help="Code object, AOTriton pack, zip archive, or Triton cache folder.")
+]
+Cores = Annotated[
+    int | None, typer.Option(min=1, help="For the workgroups of a launch. Default: all.")
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Select one of the file's kernels.")]
 
@@ -71,6 +75,7 @@ def run(
     checks: Annotated[
         bool, typer.Option(help="Check for races, missing waits and unwritten memory.")
     ] = True,
+    cores: Cores = None,
 ) -> None:
     """Execute a kernel on .npy arrays and print what it executed, as JSON."""
     kernel = _pick(file, name)
@@ -80,7 +85,8 @@ def run(
         raise EmulatorError(f"--grid {grid}: expected one to three integers") from None
     arrays: dict[Path, np.ndarray] = {}
     arguments = [_argument(text, arrays) for text in arg or []]
-    done = launch(kernel, size, arguments, threads=threads, lds=lds, options=Options(checks=checks))
+    options = Options(checks=checks, cores=cores or _all_cores())
+    done = launch(kernel, size, arguments, threads=threads, lds=lds, options=options)
     for path, array in arrays.items():
         np.save(path, array)
     console.print_json(json.dumps(statistics.executed(done)))
@@ -114,11 +120,22 @@ def device(
     budget: Annotated[
         int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")
     ] = None,
+    cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
 ) -> None:
     """Run a program that uses HIP; its launches are executed by the emulator."""
     size = None if memory is None else int(memory * 2**30)
-    launcher.execute(command, checks=checks, memory=size, budget=budget, log=log)
+    launcher.execute(
+        command, checks=checks, memory=size, budget=budget, cores=cores or _all_cores(), log=log
+    )
+
+
+def _all_cores() -> int:
+    """That this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return 1
 
 
 def _pick(file: Path, name: str | None) -> loader.Kernel:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs a grid of workgroups: which waves proceed, diverge, rejoin, and wait for each other."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate import native, waits
+from strix_emulate import native, parallel, waits
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
 from strix_emulate.loader import Kernel
 from strix_emulate.memory import Arena, Memory
-from strix_emulate.order import after_barrier, tags
+from strix_emulate.order import WORKGROUP, after_barrier, tags
 from strix_emulate.program import CALLS, Block, compile_blocks
 from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
@@ -38,7 +40,8 @@ class Options:
     most, but at least one workgroup; by default 128, or for C, if no wave waits for others, 32,
     whose registers its caches hold. lockstep: waves at the same instruction are one operation; or,
     the naive way, each wave runs alone. budget: wave-instructions before a kernel counts as hung.
-    native: in C, where libstrix-emulate is installed.
+    native: in C, where libstrix-emulate is installed. cores: how many may be used, where workgroups
+    do not wait for each other and there is enough to do (:mod:`strix_emulate.parallel`).
     """
 
     checks: bool = True
@@ -47,14 +50,21 @@ class Options:
     budget: int = 200_000_000
     poison: int = POISON
     native: bool = True
+    cores: int = 1
 
 
 @dataclass
 class Outcome:
-    """executed: wave-instructions; entered: how many waves entered each block."""
+    """executed: wave-instructions; blocks: with how many waves entered each.
+
+    seconds: of CPU time in other processes; cores, one_core: see :class:`api.Launch`.
+    """
 
     executed: int
     blocks: dict[int, Block]
+    seconds: float = 0.0
+    cores: int = 1
+    one_core: str = ""
 
 
 def cell_size(instructions: list[Instruction]) -> int:
@@ -101,25 +111,62 @@ class Machine:
         self.session = (
             Session(library, spaces, groups * waves, self._registers(), checks) if library else None
         )
+
+        def batch(first: int, end: int) -> None:
+            """Workgroups from the first up to the end."""
+            for memory in (spaces.lds, spaces.scratch):
+                memory.clear_tags()
+                memory.views[4][:] = self.options.poison
+            if self.session:
+                self.session.start()
+            start = self._start(np.arange(first, end), waves, kernarg, grid, block)
+            try:
+                self._run_batch(blocks, start, waves)
+            except Trap as trap:
+                if not trap.where:
+                    place = trap.instruction or self.where
+                    text = f"{place.address:#x} `{place.text}`" if place else "start"
+                    trap.where = f"{self.kernel.name} at {text}: "
+                raise
+
+        outcome = Outcome(0, blocks)
         with np.errstate(all="ignore"):
-            for first in range(0, total, groups):
-                for memory in (spaces.lds, spaces.scratch):
-                    memory.clear_tags()
-                    memory.views[4][:] = self.options.poison
-                if self.session:
-                    self.session.start()
-                numbers = np.arange(first, min(first + groups, total))
-                try:
-                    self._run_batch(
-                        blocks, self._start(numbers, waves, kernarg, grid, block), waves
-                    )
-                except Trap as trap:
-                    if not trap.where:
-                        place = trap.instruction or self.where
-                        text = f"{place.address:#x} `{place.text}`" if place else "start"
-                        trap.where = f"{self.kernel.name} at {text}: "
-                    raise
-        return Outcome(self.executed, blocks)
+            batch(0, groups)
+            if self.options.cores == 1 or not self._spread(batch, groups, total, outcome):
+                for first in range(groups, total, groups):
+                    batch(first, min(first + groups, total))
+        outcome.executed = self.executed
+        return outcome
+
+    def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
+        """Runs workgroups from the first on on several cores; False: they are still to be run."""
+        outcome.one_core = parallel.one_core(self.instructions)
+        left = self.executed / first * (total - first)
+        if outcome.one_core or not parallel.worth(left, self.arena):
+            return False
+        size = min(first, -(-(total - first) // self.options.cores))
+        starts = range(first, total, size)
+        blocks, before = outcome.blocks, self.executed
+
+        def execute(share: list[int]) -> parallel.Answer:
+            entered = {start: block.entered for start, block in blocks.items()}
+            for start in share:
+                batch(start, min(start + size, total))
+            more = {at: block.entered - entered.get(at, 0) for at, block in blocks.items()}
+            return parallel.Answer(self.executed - before, more, time.process_time())
+
+        shares = parallel.deal(starts, self.options.cores)
+        since = (first + 1) << WORKGROUP
+        answers = parallel.split(shares, execute, self.arena, since, self.options.budget - before)
+        if answers is None:
+            return False
+        outcome.cores = len(answers)
+        for answer in answers:
+            self.executed += answer.executed
+            outcome.seconds += answer.seconds
+            for at, waves in answer.entered.items():
+                blocks[at].entered += waves
+        return True
 
     def _registers(self) -> int:
         return max(self.kernel.vgprs, 8)

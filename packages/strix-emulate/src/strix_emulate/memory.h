@@ -141,7 +141,8 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
       if (o->resource) {
         if (resource(w, o, l / 32, &base, &size)) return 1;
         const int64_t within = (int64_t)narrow[l] + o->offset;
-        if (within + o->size > size) {
+        // the scalar offset lessens what is left of the buffer
+        if (within + o->size > size - (int64_t)second[l]) {
           at[l] = OUT;
           continue;
         }

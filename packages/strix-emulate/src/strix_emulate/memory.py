@@ -9,6 +9,7 @@ barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory
 looks like a race may still be ordered by atomics (:mod:`strix_emulate.order`).
 """
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,19 +33,27 @@ class Touch:
     write: bool
 
 
+def shared_zeros(size: int) -> np.ndarray:
+    """Bytes that processes forked later have in common."""
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
+
+
 class Memory:
     """size bytes at offset 0.
 
-    checked: keep tags and find races; strict: reading what was never written is a trap.
+    checked: keep tags and find races; strict: reading what was never written is a trap; shared:
+    among forked processes.
     """
 
     def __init__(
-        self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True
-    ):
+        self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True,
+        shared: bool = False,
+    ):  # fmt: skip
         self.name, self.cell, self.checked, self.strict = name, cell, checked, strict
         # room for an access that starts at the last byte; numpy's zeros cost nothing until touched
         self.size = size
-        self.bytes = np.zeros((size + 31) // 16 * 16, np.uint8)
+        room = (size + 31) // 16 * 16
+        self.bytes = shared_zeros(room) if shared else np.zeros(room, np.uint8)
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
             16: self.bytes.view("c16")
         }
@@ -289,8 +298,8 @@ class Arena(Memory):
     of an address that is lost shows.
     """
 
-    def __init__(self, size: int, cell: int, checked: bool, strict: bool):
-        super().__init__("global memory", size, cell, checked, strict)
+    def __init__(self, size: int, cell: int, checked: bool, strict: bool, shared: bool = False):
+        super().__init__("global memory", size, cell, checked, strict, shared)
         self.one_workgroup = False
         self.order = Order() if checked else None
         #: whether aligned words may reach past an array's end: atomics of 16 bits are of 32 there

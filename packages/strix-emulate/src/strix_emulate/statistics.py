@@ -82,7 +82,7 @@ def occupancy(vgprs: int, lds: int, threads: int) -> dict[str, int]:
 
 
 def executed(launch: Launch) -> dict:
-    """What a launch executed, in wave-instructions by class."""
+    """What a launch executed, in wave-instructions by class, and on how many cores."""
     classes: Counter[str] = Counter()
     for block in launch.blocks.values():
         for step in block.steps:
@@ -96,4 +96,6 @@ def executed(launch: Launch) -> dict:
         "classes": dict(sorted(classes.items())),
         "wmma_share": round(classes["wmma"] / max(1, total), 4),
         "cpu_seconds": round(launch.seconds, 3),
+        "cores": launch.cores,
+        **({"one_core": launch.one_core} if launch.one_core else {}),
     }

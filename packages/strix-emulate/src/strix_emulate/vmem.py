@@ -72,6 +72,13 @@ def polls(ins: Instruction) -> bool:
     return is_memory(ins.name) and ("glc" in ins.modifiers or "_rtn_" in ins.name)
 
 
+def communicates(ins: Instruction) -> bool:
+    """Whether workgroups may wait for each other by it: an atomic of global memory, GLC, GL1."""
+    if ins.name.startswith("ds_"):
+        return False
+    return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
+
+
 def loaded_half(ins: Instruction) -> str:
     """ "low" or "high" if it is a load into half of a register, else ""."""
     match = _PATTERN.match(ins.name)

@@ -28,6 +28,7 @@ def environment(
     checks: bool = True,
     memory: int | None = None,
     budget: int | None = None,
+    cores: int = 1,
     log: bool = False,
 ) -> dict[str, str]:
     """The environment of a program on the device. See :func:`execute`.
@@ -49,15 +50,16 @@ def environment(
         "STRIX_EMULATE_CHECKS": str(int(checks)),
         "STRIX_EMULATE_LOG": str(int(log)),
     }
-    for name, number in (("STRIX_EMULATE_MEMORY", memory), ("STRIX_EMULATE_BUDGET", budget)):
+    numbers = {"MEMORY": memory, "BUDGET": budget, "CORES": cores}
+    for name, number in numbers.items():
         if number is not None:
-            found[name] = str(number)
+            found[f"STRIX_EMULATE_{name}"] = str(number)
     return found
 
 
 def execute(command: list[str], **options) -> None:
     """Becomes the program. Options: checks; memory of the device in bytes; budget in
-    wave-instructions of a launch; log, a line for each launch.
+    wave-instructions of a launch; cores; log, a line for each launch.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

@@ -54,11 +54,13 @@ class _Function:
 
 
 class Server:
-    """Answers requests. checks, budget: see :class:`strix_emulate.machine.Options`."""
+    """Answers requests. checks, budget, cores: see :class:`strix_emulate.machine.Options`."""
 
-    def __init__(self, pool: Pool, checks: bool = True, budget: int = 0, log: bool = False) -> None:
+    def __init__(
+        self, pool: Pool, checks: bool = True, budget: int = 0, log: bool = False, cores: int = 1
+    ) -> None:
         self.pool, self.log = pool, log
-        self.options = Options(checks=checks, budget=budget or Options.budget)
+        self.options = Options(checks=checks, budget=budget or Options.budget, cores=cores)
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
         self.number = 0
@@ -169,11 +171,12 @@ class Server:
             BASE + _PACKET, BASE + _QUEUE,
         )  # fmt: skip
         started = time.process_time()
-        executed = machine.run(BASE + LAUNCH, grid, block).executed
+        done = machine.run(BASE + LAUNCH, grid, block)
         if self.log:
-            seconds = time.process_time() - started
-            print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {executed} "
-                  f"wave-instructions, {seconds:.2f} CPU s", file=sys.stderr)  # fmt: skip
+            seconds = time.process_time() - started + done.seconds
+            print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
+                  f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
+                  file=sys.stderr)  # fmt: skip
         return b""
 
     def _write_arguments(self, kernel: loader.Kernel, given: bytes, grid, block, lds: int) -> None:
@@ -245,6 +248,7 @@ def main() -> int:
             environment("STRIX_EMULATE_CHECKS", "1") != "0",
             int(environment("STRIX_EMULATE_BUDGET") or 0),
             environment("STRIX_EMULATE_LOG", "0") != "0",
+            int(environment("STRIX_EMULATE_CORES") or 1),
         )
         decode_check()
     except (Refused, ValueError, DisassemblerError) as error:

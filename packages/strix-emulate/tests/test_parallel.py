@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Workgroups on two cores: what one core gives, and what stays on one."""
+
+import io
+import os
+
+import fixtures
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+from strix_emulate import api, llvm, parallel, statistics
+from strix_emulate.api import Buffer, Options
+from strix_emulate.errors import Trap
+from strix_emulate.loader import Argument, Kernel
+
+#: s[4:5] is the array; v1 is 4 times the workgroup's number, v2 that of its pair: 0, 1 1, 2 2 ...
+START = """
+s_load_b64 s[4:5], s[0:1], 0x0
+s_lshl_b32 s6, s2, 2
+v_mov_b32 v1, s6
+s_add_i32 s7, s2, 1
+s_lshr_b32 s7, s7, 1
+s_lshl_b32 s7, s7, 2
+v_mov_b32 v2, s7
+v_mov_b32 v3, 7
+v_mov_b32 v4, s2
+s_mov_b32 exec_lo, 1
+s_waitcnt lgkmcnt(0)
+"""
+COUNT = """
+global_load_b32 v5, v1, s[4:5] offset:64
+s_waitcnt vmcnt(0)
+v_add_nc_u32 v5, 1, v5
+global_store_b32 v1, v5, s[4:5] offset:64
+"""
+END = "s_endpgm\n"
+
+
+@pytest.fixture(autouse=True)
+def small_kernels_are_worth_it(monkeypatch):
+    monkeypatch.setattr(parallel, "WORTH", 1)
+
+
+def execute(body: str, cores: int, words: int = 32, checks: bool = True, budget: int = 10_000):
+    """Nine workgroups of one wave, one at a time; gives the array and the launch."""
+    code = ELFFile(io.BytesIO(llvm.assemble(START + body + END))).get_section_by_name(".text")
+    kernel = Kernel(
+        "test", code.data(), kernarg=8, arguments=(Argument("", 0, 8, "global_buffer"),)
+    )
+    data = np.zeros(words, np.uint32)
+    options = Options(budget=budget, batch=1, cores=cores, checks=checks)
+    return data, api.launch(kernel, (9,), [Buffer(data)], threads=32, options=options)
+
+
+def trap(body: str, cores: int, **more) -> str:
+    with pytest.raises(Trap) as found:
+        execute(body, cores, **more)
+    return str(found.value)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_results_and_counts_are_those_of_one_core(checks):
+    case = fixtures.attention_case(True, 127, heads=3)
+    found = []
+    for cores in (1, 2):
+        options = Options(checks=checks, cores=cores, batch=8)
+        outs, done = fixtures.run_attention(True, case, options=options)
+        entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
+        found.append(([x.tobytes() for x in outs], done.executed, entered))
+        assert done.cores == cores and not done.one_core
+        assert statistics.executed(done)["cores"] == cores
+    assert found[0] == found[1]
+
+
+def test_stores_next_to_each_other_are_no_race():
+    for checks in (False, True):
+        data, done = execute(COUNT, 2, checks=checks)
+        assert done.cores == 2 and (data[16:25] == 1).all() and data.sum() == 9
+
+
+def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
+    # 1 and 2 write one word, and neither does with 0, which comes before the processes
+    body = "global_store_b32 v2, v4, s[4:5]\n"
+    text = trap(body, 1)
+    assert "race" in text and "workgroup 1" in text
+    assert trap(body, 2) == text
+    # the control: without the comparison nothing is found
+    monkeypatch.setattr(parallel, "_meet", lambda _rows: False)
+    assert execute(body, 2)[1].cores == 2
+
+
+def test_reads_of_what_another_process_writes_are_a_race():
+    # 2 reads what 1 writes
+    body = "global_load_b32 v5, v2, s[4:5]\ns_waitcnt vmcnt(0)\ns_cmp_eq_u32 s2, 1\n"
+    body += "s_cbranch_scc0 1f\nglobal_store_b32 v1, v4, s[4:5]\n1:\n"
+    assert "race" in trap(body, 1)
+    assert trap(body, 2) == trap(body, 1)
+
+
+def test_what_processes_did_is_undone_before_one_core_does_it():
+    # the same value in one place is no race, but no matter of one process
+    body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
+    alone, _ = execute(body, 1)
+    data, done = execute(body, 2)
+    assert done.cores == 1 and not done.one_core
+    assert (data == alone).all() and (data[16:25] == 1).all() and (data[:5] == 7).all()
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_other_traps_are_those_of_one_core(checks):
+    # the last two workgroups leave the array
+    text = trap(COUNT, 1, words=23, checks=checks)
+    assert "bounds" in text and "workgroup 7" in text
+    assert trap(COUNT, 2, words=23, checks=checks) == text
+    # one of them goes on for ever; or only all together are too many
+    loop = "1:\ns_cmp_eq_u32 s2, 6\ns_cbranch_scc1 1b\n"
+    assert "budget" in trap(loop, 2, checks=checks)
+    count = execute(COUNT, 1)[1].executed
+    assert execute(COUNT, 2, budget=count)[1].cores == 2
+    assert "budget" in trap(COUNT, 2, budget=count - 1)
+
+
+def test_a_process_that_ends_early_is_made_up_for(monkeypatch):
+    monkeypatch.setattr(parallel, "_note", lambda *_: os._exit(0))
+    data, done = execute(COUNT, 2)
+    assert done.cores == 1 and (data[16:25] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "global_atomic_add_u32 v1, v3, s[4:5]",
+        "global_load_b32 v5, v1, s[4:5] glc",
+        "buffer_gl1_inv",
+    ],
+)
+def test_workgroups_that_may_wait_for_others_stay_on_one_core(instruction):
+    done = execute(instruction + "\n", 2)[1]
+    assert done.cores == 1
+    assert instruction.split()[0] in statistics.executed(done)["one_core"]
+
+
+def test_little_work_stays_on_one_core(monkeypatch):
+    monkeypatch.setattr(parallel, "WORTH", 10_000)
+    done = execute(COUNT, 2)[1]
+    assert done.cores == 1 and not done.one_core
