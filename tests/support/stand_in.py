@@ -47,6 +47,7 @@ PYTHON = wheels.PYTHON
 STUBS = {
     "amd-aiter 0.1.20": [],
     "conda-smithy 3.62.0": [],
+    "flash-attn-kernels-gfx1151 3.7.1": [],
     "git 2.55.0": [],
     "pixi-pack 0.7.10": [],
     "pixi-unpack 0.7.10": [],

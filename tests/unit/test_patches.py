@@ -87,6 +87,17 @@ def test_a_good_patch(patched: Patched) -> None:
     assert patched.check() == patches.Applied("alpha", 1, "applies", "")
 
 
+def test_another_recipe_may_name_it(patched: Patched) -> None:
+    other = patched.recipe.parent.with_name("beta") / "recipe.yaml"
+    other.parent.mkdir()
+    text = patched.recipe.read_text().replace("alpha", "beta").replace("1.0", "7.0")
+    other.write_text(text.replace("patches/beta", "patches/alpha"))
+    assert patched.lint() == ""
+    text = patched.recipe.read_text()
+    patched.recipe.write_text(re.sub(r", patches: \[.*?\]", "", text))
+    assert "0001-word.patch: recipe alpha does not name it" in patched.lint()
+
+
 @pytest.mark.parametrize("trailer", [*patches.TRAILERS, "Subject", "Date"])
 def test_missing_line(trailer: str) -> None:
     path = Path("patches/alpha/0001-word.patch")
@@ -115,7 +126,7 @@ def test_bad_value(patched: Patched, old: str, new: str, finding: str) -> None:
 def test_named_by_none_or_twice(patched: Patched) -> None:
     extra = patched.patch.with_name("0002-more.patch")
     extra.write_text(GOOD)
-    assert "0002-more.patch: no recipe names it" in patched.lint()
+    assert "0002-more.patch: recipe alpha does not name it" in patched.lint()
     extra.unlink()
     name = "../../patches/alpha/0001-word.patch"
     text = patched.recipe.read_text()

@@ -11,6 +11,7 @@ from strix_validate import cli, kernel_lists, kernel_packages, warm, workload
 from strix_validate.gpu_free import Answer
 from strix_validate.triton_device import Lookup
 from strix_validate.vllm_calls import Attention
+from strix_validate.vllm_experts import Experts
 from typer.testing import CliRunner
 
 META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
@@ -93,6 +94,39 @@ def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> No
     assert warm.layers_of(config) == (layers, dtype)
 
 
+QWEN = LLAMA | {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+}
+INT4 = {"bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (LLAMA, []),
+        (QWEN, [Experts(128, 8, 2048, 768)]),
+        (QWEN | {"moe_intermediate_size": None}, [Experts(128, 8, 2048, 6144)]),
+        ({"text_config": QWEN, "quantization_config": INT4}, [Experts(128, 8, 2048, 768, 128)]),
+        (
+            QWEN | {"quantization_config": INT4 | {"zero_point": True}},
+            [Experts(128, 8, 2048, 768, 128, zeros=True)],
+        ),
+        (
+            QWEN | {"quantization_config": INT4 | {"sym": False}},
+            [Experts(128, 8, 2048, 768, 128, zeros=True)],
+        ),
+        (QWEN | {"quantization_config": {"quant_method": "mxfp4"}}, []),
+        (QWEN | {"quantization_config": {"quant_method": "fp8", "bits": 8}}, []),
+    ],
+)
+def test_experts_of_a_model(config: dict, experts: list) -> None:
+    assert warm.experts_of(config) == experts
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -102,6 +136,9 @@ def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> No
         '{"num_attention_heads": 0}',
         '{"text_config": 3}',
         json.dumps({**LLAMA, "sliding_window": "wide"}),
+        json.dumps({**LLAMA, "num_experts": "many"}),
+        json.dumps({**LLAMA, "num_experts": 8}),
+        json.dumps({**QWEN, "quantization_config": {"bits": 4}}),
     ],
 )
 def test_no_model(tmp_path: Path, config: str) -> None:

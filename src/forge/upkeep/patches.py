@@ -55,16 +55,20 @@ def lint_file(path: Path, text: str) -> list[str]:
 
 
 def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
-    """Findings about every patch file: its head, who names it, its number and version."""
+    """Findings about every patch file: its head, number and version, and that its recipe names it.
+
+    Another recipe may name it too: a package of compiled kernels reads the same source.
+    """
     findings: list[str] = []
     named = [(p, r) for r in recipes.values() for data in r.sources for p in patches_of(r, data)]
     for path in all_patches(project):
-        text, owners = read_text(path), [recipe for named_one, recipe in named if named_one == path]
+        text, package = read_text(path), path.parent.name
+        owners = [r for named_one, r in named if named_one == path and r.name == package]
         wrong = lint_file(path, text)
         if len(owners) != 1:
-            wrong.append("named more than once" if owners else "no recipe names it")
+            wrong.append("named more than once" if owners else f"recipe {package} does not name it")
         for recipe in owners:
-            applies = f"{path.parent.name} {recipe.version}"
+            applies = f"{package} {recipe.version}"
             if f"Applies-To: {applies}\n" not in text:
                 wrong.append(f"Applies-To is not {applies}")
         number = 1 + sorted(path.parent.glob("*.patch")).index(path)

@@ -17,8 +17,8 @@ import torch
 
 from strix_validate import TARGET
 
-#: What the driver reports on Strix Halo.
-COMPUTE_UNITS = 40
+#: Strix Halo has 40 compute units; HIP counts workgroup processors, which are two each.
+MULTIPROCESSORS = 20
 _DIVISIBLE = ["tt.divisibility", 16]
 
 
@@ -110,7 +110,7 @@ def install(all_candidates: bool = False) -> None:
 
     triton.runtime.driver.set_active(_Driver(all_candidates))
     properties = types.SimpleNamespace(
-        multi_processor_count=COMPUTE_UNITS, gcnArchName=TARGET, warp_size=32
+        multi_processor_count=MULTIPROCESSORS, gcnArchName=TARGET, warp_size=32
     )
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: properties

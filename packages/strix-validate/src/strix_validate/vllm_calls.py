@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate import vllm_kernels, vllm_source
+from strix_validate import vllm_experts, vllm_kernels, vllm_source
 from strix_validate.kernel_calls import BF16, FP16, Named, Planned
 from strix_validate.vllm_kernels import SEGMENTS
 
@@ -164,15 +164,11 @@ class ServedCall:
 
 
 def other_calls(source: Path) -> Iterator[Planned]:
-    """Rope in sections, batch-invariant RMS norm, and experts with the default tiles."""
+    """Rope in sections, and batch-invariant RMS norm."""
     for dtype in (FP16, BF16):
         plans = [
             *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in BATCHES),
             partial(vllm_kernels.rms_norm, columns=4096),
-            *(
-                partial(vllm_kernels.moe, tokens=n, rows=256, columns=256, bits=bits)
-                for n, bits in product((*BATCHES, 64, 1024), (16, 4))
-            ),
         ]
         for build in plans:
             name = f"{build.func.__name__} {build.keywords} {dtype}"
@@ -188,5 +184,14 @@ def vllm_set(name: str, folder: Path | None) -> list[Named]:
     source = vllm_source.find(folder)
     if name == "core":
         layers = [LAYERS[model] for model in _CORE]
-        return list(attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)))
-    return [*attention_calls(source, LAYERS.values(), (FP16, BF16)), *other_calls(source)]
+        experts = [vllm_experts.LAYERS["Qwen3-30B-A3B"]]
+        return [
+            *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
+            *vllm_experts.experts_calls(source, experts, (BF16,), tokens=(1, 2)),
+        ]
+    dtypes = (FP16, BF16)
+    return [
+        *attention_calls(source, LAYERS.values(), dtypes),
+        *vllm_experts.experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
+        *other_calls(source),
+    ]

@@ -34,6 +34,7 @@ _HELPERS = (
     "vllm.utils.math_utils",
     "vllm.v1.attention.ops.triton_attention_helpers",
     "vllm.v1.kv_cache_interface",
+    "vllm.model_executor.layers.fused_moe.moe_align_block_size",
     "vllm.model_executor.layers.fused_moe.utils",
     "vllm.model_executor.layers.quantization.utils.quant_utils",
 )
@@ -139,6 +140,12 @@ def _stand_in(name: str) -> types.ModuleType:
         asked += tuple(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100"))
         for question in asked:
             setattr(module, question, lambda answer=question in _GFX1151_IS: answer)
+    if name == _MOE:
+        # no tiles but those of the tables
+        module.get_config = lambda: None
+    if name == "vllm.utils.platform_utils":
+        # the tables are named after it
+        module.get_device_name_as_file_name = lambda: "AMD_Radeon_8060S"
     if name == "vllm.config.cache":
         # no plugin registers a kind of cache
         module.get_kv_cache_dtype_handler = lambda kind: None

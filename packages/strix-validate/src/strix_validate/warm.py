@@ -19,6 +19,7 @@ from strix_validate.checks import CannotRun, is_named
 from strix_validate.gpu_free import Answer
 from strix_validate.kernel_calls import FLASH_SETS, Named, flash_calls
 from strix_validate.vllm_calls import Attention
+from strix_validate.vllm_experts import Experts, experts_calls
 
 
 class NoModel(ValueError):
@@ -50,15 +51,45 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
     return [Attention(heads, kv_heads, size, w, softcap, sinks) for w in windows], dtype
 
 
-def read_model(file: Path) -> tuple[list[Attention], torch.dtype]:
-    """layers_of a file. Raises NoModel."""
+def experts_of(config: dict) -> list[Experts]:
+    """A model's layer of experts, if vLLM multiplies them with its own Triton kernels.
+
+    Those are for weights of 16 bits, and of 4 in groups; gpt-oss's have kernels of their own.
+
+    Raises:
+        NoModel: a number is missing or none.
+    """
+    text = config.get("text_config", config)
+    quantized = config.get("quantization_config") or {}
+    try:
+        experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
+        bits = int(quantized.get("bits") or 0)
+        if not experts or bits != (4 if quantized else 0):
+            return []
+        return [
+            Experts(
+                experts,
+                int(text["num_experts_per_tok"]),
+                int(text["hidden_size"]),
+                int(text.get("moe_intermediate_size") or text["intermediate_size"]),
+                group=int(quantized["group_size"]) if bits else 0,
+                zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
+            )
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoModel(f"no experts can be read from it: {error!r}") from error
+
+
+def read_model(file: Path) -> tuple[list[Attention], list[Experts], torch.dtype]:
+    """Of a file: layers_of and experts_of. Raises NoModel."""
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise NoModel(f"{file}: {error}") from error
     if not isinstance(config, dict):
         raise NoModel(f"{file}: not a config.json")
-    return layers_of(config)
+    layers, dtype = layers_of(config)
+    return layers, experts_of(config), dtype
 
 
 def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
@@ -70,14 +101,16 @@ def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
         CannotRun: neither library is there. NoModel: see read_model.
     """
     found: dict[str, list[Named]] = {}
-    layers, dtype = read_model(model) if model else ([], torch.bfloat16)
+    layers, experts, dtype = read_model(model) if model else ([], [], torch.bfloat16)
     if kernel_packages.has("flash_attn"):
         own = flash_calls({layer.head_dim for layer in layers}, [dtype])
         found["flash-attn"] = list(own if model else FLASH_SETS["core"]())
     try:
         source = vllm_calls.vllm_source.find(vllm)
-        served = vllm_calls.attention_calls(source, layers, [dtype])
-        found["vLLM"] = list(served) if model else vllm_calls.vllm_set("core", source)
+        own_layers = vllm_calls.attention_calls(source, layers, [dtype])
+        own_experts = experts_calls(source, experts, [dtype])
+        common = vllm_calls.vllm_set("core", source)
+        found["vLLM"] = [*own_layers, *own_experts] if model else common
     except CannotRun as reason:
         if not found:
             raise CannotRun(f"flash_attn is not installed; {reason}") from reason
