@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: listed files are there, for gfx1151, and are what the compiler makes here and now.
 
-``python check_kernels.py PACKAGE [CALLS]``: the kernels of so many calls are compiled, by default 4.
+``python check_kernels.py PACKAGE [CALLS]``: compiles the kernels of so many calls, by default 4.
 """
 
 import hashlib
