@@ -11,7 +11,8 @@ from fractions import Fraction
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 #: significand bits, smallest normal exponent, largest exponent, total bits
 F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
-NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48}
+B16 = (8, -126, 127, 16)
+NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48, B16: 0x7FC0}
 
 
 def value(bits: int, form: tuple):
@@ -145,13 +146,13 @@ def perm(a: int, b: int, selector: int) -> int:
     return result
 
 
-def to_integer(a: int, form: tuple, least: int, most: int) -> int:
+def to_integer(a: int, form: tuple, least: int, most: int, rounding: Callable = int) -> int:
     x, _ = value(a, form)
     if x == "nan":
         return 0
     if isinstance(x, str):
         return most if x == "inf" else least
-    return max(least, min(most, int(x)))
+    return max(least, min(most, int(rounding(x))))
 
 
 def convert(a: int, source: tuple, target: tuple) -> int:
@@ -159,13 +160,13 @@ def convert(a: int, source: tuple, target: tuple) -> int:
     return encode(x, target, negative)
 
 
-def floor_like(rounding: Callable) -> Callable:
+def floor_like(rounding: Callable, form: tuple = F32) -> Callable:
     def run(a: int) -> int:
-        x, negative = value(a, F32)
+        x, negative = value(a, form)
         return (
             a
             if isinstance(x, str) and x != "nan"
-            else encode(x if x == "nan" else Fraction(rounding(x)), F32, negative)
+            else encode(x if x == "nan" else Fraction(rounding(x)), form, negative)
         )
 
     return run

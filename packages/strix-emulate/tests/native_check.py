@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import oracle
+import operands
 import selftest
 from strix_emulate import native, operations, program
 from strix_emulate.decode import EXEC
@@ -107,15 +107,11 @@ class Report:
 
 def random_instructions(rng: random.Random, count: int) -> list[str]:
     """Texts of random instructions, each mnemonic in its turn."""
-    tables = [(n, "v", e) for n, e in oracle.vector_table().items()]
-    tables += [(n, "s", e) for n, e in oracle.scalar_table().items()]
-    tables += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in tables if "v_cmp_" in n]
-    real = selftest.real_mnemonics({name for name, _, _ in tables})
-    tables = [entry for entry in tables if entry[0] in real]
+    tables = selftest.tables()
     found: list[str] = []
     while len(found) < count:
         for entry in rng.sample(tables, min(len(tables), count - len(found))):
-            found.append(selftest._operation(rng, *entry).text)
+            found.append(operands.operation(rng, *entry).text)
     return found
 
 
@@ -127,10 +123,10 @@ def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
         kind = draw.random(shape)
         ordinary = draw.uniform(-8, 8, shape).astype(np.float32).view(np.uint32)
         anything = draw.integers(1 << 32, size=shape, dtype=np.uint32)
-        edges = draw.choice(np.array(selftest.EDGES, np.uint32), shape)
+        edges = draw.choice(np.array(operands.EDGES, np.uint32), shape)
         return np.where(kind < 0.4, edges, np.where(kind < 0.7, ordinary, anything))
 
-    V, S = bits(selftest.REGISTERS, WAVES, LANES), bits(SCALARS, WAVES, 1)
+    V, S = bits(operands.REGISTERS, WAVES, LANES), bits(SCALARS, WAVES, 1)
     V[8:, :, 16:] = V[8:, :, :16]
     S[EXEC] = 0xFFFFFFFF
     if rng.random() < 0.5:
@@ -141,7 +137,7 @@ def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
 def compare(texts: list[str], rng: random.Random, report: Report, **mode) -> None:
     """Executes each instruction with both, from the same random state."""
     spaces = selftest.spaces()
-    session = Session(native.loaded(), spaces, WAVES, selftest.REGISTERS, False)
+    session = Session(native.loaded(), spaces, WAVES, operands.REGISTERS, False)
     kernel = Kernel("native", b"", **mode)
     blocks = program.compile_blocks(selftest.assembled("\n".join(texts)), kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):

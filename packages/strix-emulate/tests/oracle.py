@@ -8,6 +8,8 @@ function on bit patterns, by the arithmetic of `exact`.
 from collections.abc import Callable
 from fractions import Fraction
 
+import oracle_floats
+import oracle_parts
 from exact import (
     COMPARE,
     F16,
@@ -77,8 +79,6 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             )
     u = "u32"
     two = {
-        "v_add_nc_u32": lambda a, b: a + b, "v_sub_nc_u32": lambda a, b: a - b,
-        "v_subrev_nc_u32": lambda a, b: b - a,
         "v_mul_lo_u32": lambda a, b: a * b, "v_mul_hi_u32": lambda a, b: a * b >> 32,
         "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32, "v_and_b32": lambda a, b: a & b,
         "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b,
@@ -89,7 +89,6 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_min_i32": lambda a, b: min(signed(a), signed(b)),
         "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF),
         "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
-        "v_add_nc_i32": lambda a, b: a + b, "v_sub_nc_i32": lambda a, b: a - b,
         "v_mul_hi_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
         "v_mul_hi_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24) >> 32,
         "v_bcnt_u32_b32": lambda a, b: a.bit_count() + b,
@@ -156,13 +155,11 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     ):
         table[f"v_{name}_f32"] = ("f32", ("f32",), floor_like(rounding))
     for name, function in {
-        "v_add_nc_u16": lambda a, b: a + b, "v_sub_nc_u16": lambda a, b: a - b,
         "v_mul_lo_u16": lambda a, b: a * b,
         "v_lshlrev_b16": lambda a, b: b << (a & 15), "v_lshrrev_b16": lambda a, b: b >> (a & 15),
         "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15), "v_max_u16": max,
         "v_and_b16": lambda a, b: a & b, "v_or_b16": lambda a, b: a | b,
-        "v_xor_b16": lambda a, b: a ^ b, "v_min_u16": min, "v_add_nc_i16": lambda a, b: a + b,
-        "v_sub_nc_i16": lambda a, b: a - b,
+        "v_xor_b16": lambda a, b: a ^ b, "v_min_u16": min,
         "v_max_i16": lambda a, b: max(signed(a, 16), signed(b, 16)),
         "v_min_i16": lambda a, b: min(signed(a, 16), signed(b, 16)),
     }.items():  # fmt: skip
@@ -174,7 +171,6 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             table[f"v_{name}_{sign}16"] = (
                 "u16", ("u16",) * 3,
                 lambda a, b, c, f=function, r=read: f(r(a), r(b), r(c)))  # fmt: skip
-        table[f"v_mad_{sign}16"] = ("u16", ("u16",) * 3, lambda a, b, c: a * b + c)
         table[f"v_mad_{sign}32_{sign}16"] = (
             u, ("u16", "u16", u), lambda a, b, c, r=read: r(a) * r(b) + c)  # fmt: skip
         table[f"v_cvt_{sign}32_{sign}16"] = (u, ("u16",), lambda a, r=read: r(a))
@@ -199,7 +195,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: shifted(b, a & 63, 64))
     table["v_lshrrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: b >> (a & 63))
     table["v_ashrrev_i64"] = ("u64", ("u32", "u64"), lambda a, b: signed(b, 64) >> (a & 63))
-    return table
+    return table | oracle_floats.vector_table() | oracle_parts.vector_table()
 
 
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
@@ -321,4 +317,4 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(shifted(a, b & 63, 64)))
     table["s_lshr_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(a >> (b & 63)))
     table["s_ashr_i64"] = ("u64", ("u64", "u32"), lambda a, b: wide(signed(a, 64) >> (b & 63)))
-    return table
+    return table | oracle_parts.scalar_table()

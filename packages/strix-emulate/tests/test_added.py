@@ -189,20 +189,6 @@ def test_movrel():
     assert (g.V[12, 0] == LANE + 300).all()
 
 
-def test_calls():
-    body = LOAD + """
-    s_getpc_b64 s[8:9]
-    s_add_u32 s8, s8, 20
-    s_addc_u32 s9, s9, 0
-    s_swappc_b64 s[30:31], s[8:9]
-    s_branch 3
-    s_nop 0
-    v_add_nc_u32 v2, 3, v0
-    s_setpc_b64 s[30:31]
-    """ + STORE  # fmt: skip
-    assert (execute(body) == np.arange(64) + 3).all()
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("flat_store_b32 v[4:5], v0", lambda i: i),
     ("flat_atomic_add_u32 v[4:5], v0", lambda i: i),

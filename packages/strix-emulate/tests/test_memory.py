@@ -1,183 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every mnemonic of loads, stores and atomics, against plain Python on bytes."""
+"""Memory beyond single accesses, which `selftest_memory` compares: ranges of buffers, apertures."""
 
-import io
 import struct
 
 import numpy as np
 import pytest
-from elftools.elf.elffile import ELFFile
-from selftest import real_mnemonics
-from strix_emulate import atomics, llvm, vmem
-from strix_emulate.api import Buffer, Options, launch
-from strix_emulate.loader import Argument, Kernel
-
-HEAD = """
-s_load_b128 s[4:7], s[0:1], 0x0
-v_lshlrev_b32 v1, 4, v0
-v_mov_b32 v20, 0x55667788
-s_waitcnt lgkmcnt(0)
-global_load_b128 v[4:7], v1, s[4:5]
-v_add_co_u32 v2, vcc_lo, s6, v1
-v_add_co_ci_u32 v3, vcc_lo, s7, 0, vcc_lo
-s_mov_b32 s8, s6
-s_mov_b32 s9, s7
-s_mov_b32 s10, 0x400
-s_mov_b32 s11, 0x30000000
-s_waitcnt vmcnt(0)
-"""
-#: the cell of each of 32 threads is 16 bytes of the output; what it found there is stored behind
-TAIL = """
-s_waitcnt vmcnt(0) lgkmcnt(0)
-s_waitcnt_vscnt null, 0x0
-global_store_b128 v1, v[20:23], s[6:7] offset:512
-s_endpgm
-"""
-TO_LDS = "global_load_b128 v[8:11], v1, s[6:7]\ns_waitcnt vmcnt(0)\nds_store_b128 v1, v[8:11]\n"
-FROM_LDS = "ds_load_b128 v[8:11], v1\ns_waitcnt lgkmcnt(0)\nglobal_store_b128 v1, v[8:11], s[6:7]\n"
-TO_SCRATCH = TO_LDS.replace("ds_store_b128 v1,", "scratch_store_b128 off,").replace(
-    "v[8:11]\n", "v[8:11], off\n", 2).replace("v[8:11], off, s", "v[8:11], s")  # fmt: skip
-
-
-def execute(body: str, data: bytes, out: bytes) -> bytes:
-    elf = ELFFile(io.BytesIO(llvm.assemble(HEAD + body + TAIL)))
-    kernel = Kernel(
-        "test", elf.get_section_by_name(".text").data(), lds=1024, kernarg=16, scratch=32,
-        arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
-    )  # fmt: skip
-    into = np.frombuffer(out, np.uint8).copy()
-    launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
-           threads=32, options=Options(budget=10_000))  # fmt: skip
-    return into.tobytes()
-
-
-def signed(x: int, bits: int) -> int:
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-def number(x: int, kind: str):
-    if kind[0] == "f":
-        size = int(kind[1:]) // 8
-        return struct.unpack("<f" if size == 4 else "<d", x.to_bytes(size, "little"))[0]
-    return signed(x, int(kind[1:])) if kind[0] == "i" else x
-
-
-def updated(op: str, kind: str, old: int, a: int, b: int) -> int:
-    """The ISA's pseudocode, on bit patterns; a and b are the data registers in order."""
-    x, y, z = (number(v, kind) for v in (old, a, b))
-    if kind == "f32" and op == "add":
-        return int(np.array(np.float32(x) + np.float32(y)).view(np.uint32))
-    return {
-        "add": lambda: old + a, "sub": lambda: old - a, "rsub": lambda: a - old,
-        "inc": lambda: 0 if old >= a else old + 1,
-        "dec": lambda: a if old == 0 or old > a else old - 1,
-        "csub": lambda: 0 if old < a else old - a,
-        "and": lambda: old & a, "or": lambda: old | a, "xor": lambda: old ^ a,
-        "min": lambda: a if y < x else old, "max": lambda: a if y > x else old,
-        "swap": lambda: a, "storexchg": lambda: a,
-        "cmpswap": lambda: a if x == z else old, "cmpstore": lambda: a if x == z else old,
-        "mskor": lambda: old & ~a | b,
-    }[op]() & ((1 << int(kind[1:])) - 1)  # fmt: skip
-
-
-ATOMICS = sorted(real_mnemonics(set(atomics.NAMES)))
-
-
-@pytest.mark.parametrize("name", ATOMICS)
-@pytest.mark.parametrize("returns", [False, True])
-def test_atomic(name, returns):
-    space, op, kind, lds_returns = atomics.NAMES[name]
-    if space == "ds" and returns != lds_returns:
-        return
-    size = int(kind[1:]) // 8
-    rng = np.random.default_rng(len(name))
-    data, cells = (bytearray(rng.integers(0, 256, 512, np.uint8).tobytes()) for _ in range(2))
-    if kind[0] == "f":
-        # ordinary numbers, no NaN
-        for store in (data, cells):
-            values = rng.normal(size=512 // size).astype(f"f{size}")
-            store[:] = values.tobytes()
-    for i in range(0, 512, 32):
-        # every other lane finds what it compares with
-        data[i + size : i + 2 * size] = cells[i : i + size]
-    two = op in ("cmpswap", "cmpstore", "mskor")
-    words = size // 4
-    first = "v4" if size == 4 else "v[4:5]"
-    both = f"v[4:{3 + words * (2 if two else 1)}]" if two or size == 8 else "v4"
-    old = "v20" if size == 4 else "v[20:21]"
-    if space == "ds":
-        second = f", v{4 + words}" if size == 4 else f", v[{4 + words}:{5 + words}]"
-        body = f"{name} {f'{old}, ' if returns else ''}v1, {first}{second if two else ''}\n"
-        body = TO_LDS + body + "s_waitcnt lgkmcnt(0)\n" + FROM_LDS
-    elif space == "buffer":
-        glc = " glc" if returns else ""
-        body = f"{name} {both}, v1, s[8:11], 0 offen{glc}\ns_waitcnt vmcnt(0)\n"
-        body += "".join(f"v_mov_b32 v{20 + i}, v{4 + i}\n" for i in range(words) if returns)
-    else:
-        where = f"v1, {both}, s[6:7]" if space == "global" else f"v[2:3], {both}"
-        body = f"{name} {f'{old}, ' if returns else ''}{where}{' glc' if returns else ''}\n"
-    if not returns and op == "csub":
-        return  # it always returns
-    got = execute(body, bytes(data), bytes(cells) + bytes(512))
-    for lane in range(32):
-        at = 16 * lane
-        a, b, held = (
-            int.from_bytes(x[at + skip : at + skip + size], "little")
-            for x, skip in ((data, 0), (data, size if two else 0), (cells, 0))
-        )
-        result = int.from_bytes(got[at : at + size], "little")
-        assert result == updated(op, kind, held, a, b), (lane, hex(held), hex(a), hex(b))
-        if returns:
-            assert int.from_bytes(got[512 + at : 512 + at + size], "little") == held
-
-
-PLAIN = sorted(
-    name for name in real_mnemonics(vmem.names())
-    if name.split("_")[0] in ("global", "flat", "buffer", "ds", "scratch")
-    and name.split("_")[1] in ("load", "store") and "2addr" not in name
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_load_and_store(name):
-    space, what, kind = name.split("_", 2)
-    size, how = vmem.TYPES[kind]
-    words = max(1, size // 4)
-    rng = np.random.default_rng(len(name))
-    data, cells = (rng.integers(0, 256, 512, np.uint8).tobytes() for _ in range(2))
-    first = 4 if what == "store" else 20
-    half = {"high": ".h", "low": ".l"}.get(how.split(" ")[0], "")
-    half = "" if space == "ds" or "d16" in kind else half
-    register = f"v{first}{half}" if words == 1 else f"v[{first}:{first + words - 1}]"
-    address = {"global": "v1, {}, s[6:7]", "flat": "v[2:3], {}", "ds": "v1, {}",
-               "buffer": "{}, v1, s[8:11], 0 offen", "scratch": "off, {}, off"}[space]  # fmt: skip
-    if what == "load":
-        address = {"global": "{}, v1, s[6:7]", "flat": "{}, v[2:3]", "ds": "{}, v1",
-                   "scratch": "{}, off, off"}.get(space, address)  # fmt: skip
-    body = f"{name} {address.format(register)}\ns_waitcnt vmcnt(0) lgkmcnt(0)\n"
-    if space == "ds":
-        body = TO_LDS + "s_waitcnt lgkmcnt(0)\n" + body + FROM_LDS
-    if space == "scratch":
-        through = "scratch_load_b128 v[8:11], off, off\ns_waitcnt vmcnt(0)\n"
-        body = TO_SCRATCH + body + through + FROM_LDS.split("\n", 2)[2]
-    body = "v_mov_b32 v21, 0\nv_mov_b32 v22, 0\nv_mov_b32 v23, 0\n" + body
-    got = execute(body, data, cells + bytes(512))
-    for lane in range(32):
-        at = 16 * lane
-        if what == "store":
-            skip = 2 if "high" in how else 0
-            expected = data[at + skip : at + skip + size] + cells[at + size : at + 16]
-            assert got[at : at + 16] == expected, lane
-            continue
-        value = int.from_bytes(cells[at : at + size], "little")
-        if size < 4:
-            value = signed(value, 8 * size) if "sign" in how else value
-            if "high" in how:
-                value = (value & 0xFFFF) << 16 | 0x7788
-            elif "low" in how:
-                value = value & 0xFFFF | 0x55660000
-        found = int.from_bytes(got[512 + at : 512 + at + 4 * words], "little")
-        assert found == value & (1 << 32 * words) - 1, (lane, hex(found), hex(value))
+from selftest_memory import IN_LDS, TO_LDS, execute
+from single import LANE, run
+from strix_emulate.errors import Trap
+from test_checks import LOAD, STORE
+from test_checks import execute as launch
 
 
 def test_a_scalar_offset_lessens_a_buffer() -> None:
@@ -195,3 +27,76 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
     got = np.frombuffer(execute(body, bytes(512), out)[512:], np.uint32)[::4]
     # thread i loads at 256 + 16 i, which the buffer has up to 320
     assert got.tolist() == [1, 5, 9, 13, *[0] * 28]
+
+
+#: v2 to v3: a flat address, of LDS for odd lanes and of the output for even ones
+MIXED = """
+s_mov_b64 s[12:13], src_shared_base
+v_and_b32 v30, 1, v0
+v_cmp_eq_u32 vcc_lo, 1, v30
+v_cndmask_b32 v2, v2, v1, vcc_lo
+v_mov_b32 v31, s13
+v_cndmask_b32 v3, v3, v31, vcc_lo
+"""
+
+
+def test_one_flat_access_reaches_several_apertures():
+    data, cells = (bytes(range(start, start + 256)) * 2 for start in (0, 0))
+    body = TO_LDS + MIXED + "flat_store_b32 v[2:3], v4\nflat_load_b32 v20, v[2:3] offset:4\n"
+    body += "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_waitcnt_vscnt null, 0x0\nds_load_b32 v21, v1\n"
+    got = np.frombuffer(execute(body, data[::-1], cells + bytes(512)), np.uint32).reshape(2, 32, 4)
+    old, new = (np.frombuffer(x, np.uint32).reshape(32, 4) for x in (cells, data[::-1]))
+    odd = LANE % 2 == 1
+    assert (got[0, :, 0] == np.where(odd, old[:, 0], new[:, 0])).all()
+    assert (got[1, :, 1] == np.where(odd, new[:, 0], old[:, 0])).all()
+    assert (got[1, :, 0] == old[:, 1]).all()
+
+
+@pytest.mark.parametrize(("where", "wait"), [(IN_LDS, "lgkmcnt"), ("", "vmcnt")])
+def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
+    body = TO_LDS + where + "flat_load_b32 v20, v[2:3]\ns_waitcnt {}(0)\nv_mov_b32 v21, v20\n"
+    execute(body.format(wait), bytes(512), bytes(1024))
+    with pytest.raises(Trap, match="pending"):
+        execute(body.format({"lgkmcnt": "vmcnt", "vmcnt": "lgkmcnt"}[wait]), bytes(512),
+                bytes(1024))  # fmt: skip
+
+
+def test_a_flat_store_to_lds_ends_with_lgkmcnt():
+    """And is a race where nothing waits for it before the barrier."""
+    body = LOAD + """
+    s_mov_b64 s[12:13], src_shared_base
+    v_mov_b32 v4, v1
+    v_mov_b32 v5, s13
+    v_xor_b32 v3, 0x80, v1
+    flat_store_b32 v[4:5], v0
+    s_waitcnt {}
+    s_barrier
+    ds_load_b32 v2, v3
+    s_waitcnt lgkmcnt(0)
+    """ + STORE  # fmt: skip
+    assert (launch(body.format("lgkmcnt(0)")) == np.arange(64) ^ 32).all()
+    with pytest.raises(Trap, match="race"):
+        launch(body.format("vmcnt(0)"))
+
+
+def test_half_of_an_aperture_is_refused():
+    with pytest.raises(Trap, match="src_shared_base in 32 bits"):
+        run("s_mov_b32 s0, src_shared_base")
+
+
+def test_append_counts_the_lanes_of_every_wave():
+    """Each of two waves gets what it found; the order of them is open, the sum is not."""
+    body = LOAD + """
+    v_mov_b32 v3, 0
+    v_mov_b32 v4, 100
+    ds_store_b32 v3, v4
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    s_mov_b32 m0, 0
+    ds_append v2
+    s_waitcnt lgkmcnt(0)
+    """ + STORE  # fmt: skip
+    found = launch(body).reshape(2, 32)
+    assert (found == found[:, :1]).all() and sorted(found[:, 0]) == [100, 132]
+    with pytest.raises(Trap, match="modifier gds"):
+        run("ds_append v2 gds")

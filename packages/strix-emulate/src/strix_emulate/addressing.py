@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate.decode import Instruction, Operand, Unknown
+from strix_emulate.decode import APERTURES, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.memory import Arena, Memory
 from strix_emulate.waves import LANES, Waves, reader
@@ -33,6 +33,34 @@ def global_address(ins: Instruction, address: Operand, base: Operand) -> Callabl
         return lambda g: g.active(wide(g)) + constant
     start, index = reader(base, "u64"), reader(address, "u32")
     return lambda g: g.active(start(g) + index(g)) + constant
+
+
+def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -> Callable:
+    """A flat access: where a lane's goes is in the high half of its address.
+
+    The other arguments are the access to global memory, to LDS and to scratch, as functions on
+    Waves.
+    """
+    wide = global_address(ins, address, Operand("off"))
+    shared, private = (np.uint64(base >> 32) for base in APERTURES.values())
+
+    def run(g: Waves):
+        high, lanes = wide(g) >> np.uint64(32), g.lanes
+        in_lds, in_scratch = high == shared, high == private
+        outside = ~(in_lds | in_scratch)
+        if outside.all():
+            everywhere(g)
+            return
+        active = np.arange(g.n * LANES)[lanes]
+        try:
+            for chosen, part in ((outside, everywhere), (in_lds, lds), (in_scratch, scratch)):
+                if chosen.any():
+                    g.lanes = active[chosen]
+                    part(g)
+        finally:
+            g.lanes = lanes
+
+    return run
 
 
 def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None):

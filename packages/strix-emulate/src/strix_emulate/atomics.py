@@ -10,9 +10,18 @@ from collections.abc import Callable
 import numpy as np
 
 from strix_emulate import addressing
-from strix_emulate.decode import Instruction, Operand, Unknown
-from strix_emulate.waits import LGKM, STORE, VM, Outstanding, at_release, issue, registers
-from strix_emulate.waves import Waves
+from strix_emulate.decode import EXEC, M0, Instruction, Operand, Unknown
+from strix_emulate.waits import (
+    LGKM,
+    STORE,
+    VM,
+    Outstanding,
+    at_release,
+    issue,
+    issue_all,
+    registers,
+)
+from strix_emulate.waves import LANES, Waves
 
 _MODIFIERS = {"glc", "slc", "dlc", "offset"}
 #: name: (new value of old, data and second data; ufunc with an `at` that does the same, or None)
@@ -60,9 +69,13 @@ NAMES = {
        if rtn or op != "storexchg"},
 }  # fmt: skip
 
+COUNTED = {"ds_append", "ds_consume"}
+
 
 def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     """A function that executes the instruction on Waves. Raises Unknown."""
+    if ins.name in COUNTED:
+        return _counted(ins, spaces)
     space, op, kind, returns = NAMES[ins.name]
     dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
     size, words = dtype.itemsize, dtype.itemsize // 4
@@ -71,16 +84,15 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
     ops = list(ins.operands)
-    memory = spaces.lds if space == "ds" else spaces.arena
+    offset = ins.modifiers.get("offset", 0)
+    counters = (VM if returns else STORE, LGKM)
     if space == "buffer":
         data, target = ops[0], ops[0]
         locate = addressing.locate_buffer(ins, ops[1:], size, True, spaces.arena)
     else:
         target = ops.pop(0) if returns else None
         address, data = ops[:2]
-        if space == "ds":
-            locate = addressing.locate_lds(address, ins.modifiers.get("offset", 0), size, spaces)
-        else:
+        if space != "ds":
             base = ops[2] if space == "global" else Operand("off")
             locate = addressing.locate_global(ins, [address, base], size, True, spaces.arena)
     first = data.index
@@ -88,7 +100,6 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     if op in _TWO_SOURCES:
         second = ops[2].index if space == "ds" else first + words
     function, ufunc = _OPERATIONS[op]
-    counter = LGKM if space == "ds" else (VM if returns else STORE)
     bits = registers("v", target.index, words) if returns else 0
 
     def operand(g: Waves, register: int, inside):
@@ -96,27 +107,76 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
         raw = raw if inside is None else raw[:, inside]
         return np.ascontiguousarray(raw.T).view(dtype).ravel()
 
+    def on(memory, locate, counters):
+        issued = Outstanding(bits, True, ins.text)
+
+        def run(g: Waves):
+            at, inside, _ = locate(g)
+            places = at // size
+            x = operand(g, first, inside)
+            y = x if second is None else operand(g, second, inside)
+            _order(g, memory, at, inside, size)
+            old = _apply(memory.bytes.view(dtype), places, x, y, function, ufunc, returns)
+            if returns:
+                result = old.view(np.uint32).reshape(-1, words).T
+                if inside is not None:
+                    whole = np.zeros((words, len(inside)), np.uint32)
+                    whole[:, inside] = result
+                    result = whole
+                for i in range(words):
+                    g.VF[target.index + i][g.lanes] = result[i]
+            issue_all(g, counters, issued)
+
+        return run
+
+    if space in ("global", "buffer"):
+        return on(spaces.arena, locate, counters[:1])
+    in_lds = on(spaces.lds, addressing.locate_lds(address, offset, size, spaces),
+                (LGKM,) if space == "ds" else counters[::-1])  # fmt: skip
+    if space == "ds":
+        return in_lds
+    private = addressing.locate_scratch(ins, [address, Operand("off")], size, spaces)
+    return addressing.in_apertures(
+        ins, address, on(spaces.arena, locate, counters), in_lds,
+        on(spaces.scratch, private, counters),
+    )  # fmt: skip
+
+
+def _order(g: Waves, memory, at, inside, size: int) -> None:
+    """Atomics order what is before and after them; they are no race."""
+    if not memory.checked:
+        return
+    marks = g.lane_array(g.tags)
+    memory.track_atomic(at, size, marks if inside is None else marks[inside])
+    if memory.order is not None:
+        # the waves' accesses after it are not ordered by it
+        at_release(g)
+
+
+def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
+    """DS_APPEND, DS_CONSUME: each wave adds or subtracts how many of its lanes are active.
+
+    The address is in M0, where LLVM puts the pointer (the ISA's pseudocode: M0.base).
+    """
+    if ins.modifiers.keys() - {"offset"}:
+        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - {'offset'})}")
+    locate = addressing.locate_lds(Operand("s", M0), ins.modifiers.get("offset", 0), 4, spaces)
+    target, sign = ins.operands[0].index, -1 if "consume" in ins.name else 1
+    issued = Outstanding(registers("v", target), True, ins.text)
+
     def run(g: Waves):
-        at, inside, _ = locate(g)
-        places = at // size
-        x = operand(g, first, inside)
-        y = x if second is None else operand(g, second, inside)
-        marks = g.lane_array(g.tags) if memory.checked else None
-        if marks is not None:
-            memory.track_atomic(at, size, marks if inside is None else marks[inside])
-            if memory.order is not None:
-                # the waves' accesses after it are not ordered by it
-                at_release(g)
-        old = _apply(memory.bytes.view(dtype), places, x, y, function, ufunc, returns)
-        if returns:
-            result = old.view(np.uint32).reshape(-1, words).T
-            if inside is not None:
-                whole = np.zeros((words, len(inside)), np.uint32)
-                whole[:, inside] = result
-                result = whole
-            for i in range(words):
-                g.VF[target.index + i][g.lanes] = result[i]
-        issue(g, counter, Outstanding(bits, True, ins.text))
+        at, _, _ = locate(g)
+        wave = np.arange(g.n * LANES)[g.lanes] // LANES
+        _order(g, spaces.lds, at, None, 4)
+        # one wave after the other: its first lane does it, all get what that found
+        waves, first = np.unique(wave, return_index=True)
+        old = np.zeros(g.n, np.uint32)
+        count = np.bitwise_count(g.S[EXEC, waves, 0]).astype(np.int64) * sign
+        old[waves] = _apply(
+            spaces.lds.bytes.view(np.uint32), at[first] // 4, count.astype(np.uint32), first,
+            lambda held, x, _: held + x, None, True)  # fmt: skip
+        g.VF[target][g.lanes] = old[wave]
+        issue(g, LGKM, issued)
 
     return run
 

@@ -287,7 +287,7 @@ def _move_relative(ins: Instruction, _mode: Mode) -> Callable:
 _WMMA = {
     "v_wmma_f32_16x16x16_f16": ("f16", "f32"), "v_wmma_f32_16x16x16_bf16": ("bf16", "f32"),
     "v_wmma_f16_16x16x16_f16": ("f16", "f16"), "v_wmma_bf16_16x16x16_bf16": ("bf16", "bf16"),
-    "v_wmma_i32_16x16x16_iu8": ("iu8", "i32"),
+    "v_wmma_i32_16x16x16_iu8": ("iu8", "i32"), "v_wmma_i32_16x16x16_iu4": ("iu4", "i32"),
 }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     Raises:
         Trap: lanes 16 to 31 do not repeat lanes 0 to 15, as wave32 needs.
     """
-    registers = 4 if kind == "iu8" else 8
+    registers = {"iu8": 4, "iu4": 2}.get(kind, 8)
     bits = g.V[first : first + registers]
     if not np.array_equal(bits[:, :, :16], bits[:, :, 16:]):
         raise Trap("wmma", f"lanes 16-31 of v[{first}:{first + registers - 1}] do not repeat 0-15")
@@ -306,6 +306,13 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
         return rows.view(np.float16).astype(np.float32)
     if kind == "bf16":
         return floats.bfloat(rows.view(np.uint16))
+    if kind == "iu4":
+        # the first of two numbers is in the low half of a byte
+        raw = rows.view(np.uint8)
+        rows = np.stack([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1).reshape(
+            len(rows), 16, 16
+        )
+        return ((rows ^ 8).astype(np.float64) - 8) if signed else rows.astype(np.float64)
     return rows.view(np.int8 if signed else np.uint8).astype(np.float64)
 
 
@@ -328,10 +335,12 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
     mods = ins.modifiers
     if mode.finite_16 and result == "f16":
         raise Unknown("with FP16_OVFL")
-    if mods.keys() - {"neg_lo", "op_sel"} or (result in ("f32", "i32") and "op_sel" in mods):
+    if mods.keys() - {"neg_lo", "op_sel", "clamp"} or (
+        result in ("f32", "i32") and "op_sel" in mods
+    ):
         raise Unknown(f"modifiers {sorted(mods)}")
-    if "neg_lo" in mods and source != "iu8":
-        raise Unknown("modifier neg_lo")
+    if mods.keys() & {"neg_lo", "clamp"} and result != "i32":
+        raise Unknown("modifier neg_lo or clamp")
     # for integers neg_lo says which factors are signed
     signed = mods.get("neg_lo", (0, 0, 0))
     high = mods.get("op_sel", (0, 0, 0))
@@ -351,6 +360,8 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
             g.F[into] = product + (g.F[old] if value is None else value)
         elif result == "i32":
             total = product.astype(np.int64) + (g.I[old] if value is None else value)
+            limits = np.iinfo(np.int32)
+            total = np.clip(total, limits.min, limits.max) if "clamp" in mods else total
             g.I[into] = total.astype(np.int32)
         elif result == "f16":
             before = g.H[old][:, :, start::2] if value is None else value
@@ -368,6 +379,8 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
 COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {
     "v_permlane16_b32": lambda ins, _mode: _permlane(ins, across=False),
     "v_permlanex16_b32": lambda ins, _mode: _permlane(ins, across=True),
+    # of two halves of 64 lanes; with 32 it does nothing
+    "v_permlane64_b32": lambda _ins, _mode: executes(lambda _g: None),
     "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
     "v_writelane_b32": _writelane,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), _fma_mix),

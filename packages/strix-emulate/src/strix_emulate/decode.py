@@ -15,6 +15,9 @@ _NAMED = {
     "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "vcc": (VCC, 2), "null": (NULL, 1),
     "m0": (M0, 1), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1), "exec": (EXEC, 2),
 }  # fmt: skip
+#: 64-bit constants: where the apertures of LDS and of scratch lie in flat addresses, as Linux's
+#: amdkfd sets them (MAKE_LDS_APP_BASE_V9).
+APERTURES = {"src_shared_base": 1 << 48, "src_private_base": 2 << 48}
 #: Modifiers whose value is an integer, a list of integers, or which have none.
 _INTEGERS = {
     "offset", "offset0", "offset1", "row_shl", "row_shr", "row_ror", "row_share", "row_xmask",
@@ -98,7 +101,7 @@ def parse(text: str, address: int = 0, size: int = 4) -> Instruction:
             return Instruction(address, size, text, name, raw=rest)
         operands, modifiers = _operands(rest)
         return Instruction(address, size, text, name, suffix, operands, modifiers, rest)
-    except Unknown as error:
+    except ValueError as error:
         return Instruction(address, size, text, text.split()[0], unknown=str(error))
 
 
@@ -119,6 +122,8 @@ def _operands(rest: str) -> tuple[tuple[Operand, ...], dict]:
 
 def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
     key, _, value = word.partition(":")
+    if value.startswith("swizzle("):
+        return key, _swizzle(value)
     if key in _INTEGERS and value:
         return key, int(value, 0)
     if key in _LISTS and value:
@@ -126,6 +131,27 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
     if word in _FLAGS:
         return word, True
     raise Unknown(f"modifier {word}")
+
+
+def _swizzle(text: str) -> int:
+    """The offset of DS_SWIZZLE that LLVM prints as a pattern. Raises Unknown.
+
+    Not those that rotate: LLVM leaves out a part of them.
+    """
+    kind, *words = text.removeprefix("swizzle(").rstrip(")").split(",")
+    if kind == "BITMASK_PERM":
+        # of each bit of the lane: 0, 1, preserved or inverted
+        bits = words[0].strip('"')
+        masks = (("pi", 0), ("1", 5), ("i", 10))
+        return sum(int("".join(str(int(b in kept)) for b in bits), 2) << at for kept, at in masks)
+    numbers = [int(word) for word in words]
+    if kind == "QUAD_PERM":
+        return 0x8000 | sum(lane << 2 * i for i, lane in enumerate(numbers))
+    if kind == "BROADCAST":
+        return 32 - numbers[0] | numbers[1] << 5
+    if kind in ("SWAP", "REVERSE"):
+        return 31 | (numbers[0] - (kind == "REVERSE")) << 10
+    raise Unknown(text)
 
 
 def operand(word: str) -> Operand:
@@ -151,6 +177,6 @@ def operand(word: str) -> Operand:
     # so LLVM marks a literal that an inline constant could have encoded, too
     if match := re.fullmatch(r"lit\((0x[0-9a-f]+)\)", word):
         word = match[1]
-    if re.fullmatch(r"-?(0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?)", word):
+    if word in APERTURES or re.fullmatch(r"-?(0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?)", word):
         return Operand("const", text=word, neg=neg, abs=abs_)
     raise Unknown(f"operand {word}")

@@ -74,10 +74,10 @@ def _two_over_pi() -> int:
 
 
 @cache
-def _preop(shift: int) -> float:
-    """53 bits of 2 / pi, from bit `shift` after the point, with their weight."""
+def _preop(shift: int, power: int) -> float:
+    """53 bits of 2 / pi, from bit `shift` after the point, with their weight times 2**power."""
     bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
-    return float(Fraction(bits) * Fraction(2) ** (-53 - shift))
+    return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))
 
 
 def trig_preop(x, segment):
@@ -85,8 +85,8 @@ def trig_preop(x, segment):
     high = exponent(x)
     shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
     shift = shift + np.where(high > 1077, high - 1077, 0)
-    parts = np.vectorize(lambda n: _preop(int(n)), otypes=[np.float64])(shift)
-    return np.ldexp(parts, np.where(high >= 1968, 128, 0))
+    power = np.where(high >= 1968, 128, 0)
+    return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
 
 
 def fract(x):

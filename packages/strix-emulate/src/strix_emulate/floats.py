@@ -284,7 +284,9 @@ def to_half_towards_zero(x):
     """float32 to float16, rounded towards zero."""
     half = x.astype(np.float16)
     too_large = np.abs(half.astype(np.float32)) > np.abs(x)
-    return np.where(too_large, np.nextafter(half, np.float16(0)), half)
+    # the next one towards zero, of either sign
+    less = (half.view(np.uint16) - np.uint16(1)).view(np.float16)
+    return np.where(too_large, less, half)
 
 
 def bfloat(x):

@@ -280,13 +280,13 @@ def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
     kind, steps = EXTREMES[name]
     pick = {"M": floats.larger, "m": floats.smaller}
     if steps == "med":
-        # with a NaN the smallest of the three, in the document's words
+        # the document's words: with a NaN the smallest, else the largest but for the largest
         def median(a, b, c):
             low = floats.smaller(floats.smaller(a, b, ieee), c, ieee)
-            high = floats.larger(
-                floats.smaller(a, b, ieee), floats.smaller(floats.larger(a, b, ieee), c, ieee), ieee
-            )
-            return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), low, high)
+            top = floats.larger(floats.larger(a, b, ieee), c, ieee)
+            rest = np.where(top == b, floats.larger(a, c, ieee), floats.larger(a, b, ieee))
+            rest = np.where(top == a, floats.larger(b, c, ieee), rest)
+            return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), low, rest)
 
         return kind, (kind,) * 3, median
     if len(steps) == 1:

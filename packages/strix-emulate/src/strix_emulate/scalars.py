@@ -174,8 +174,7 @@ PLAIN = {
     "s_cvt_i32_f32": ("i32", ("f32",), lambda x: floats.to_integer(x, np.int32)),
     "s_cvt_u32_f32": ("u32", ("f32",), lambda x: floats.to_integer(x, U32)),
     "s_cvt_f16_f32": ("u32", ("f32",), lambda x: x.astype(np.float16).view(np.uint16).astype(U32)),
-    "s_cvt_f32_f16": (
-        "f32", ("u32",), lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)),
+    "s_cvt_f32_f16": ("f32", ("f16",), lambda x: x.astype(np.float32)),
 }  # fmt: skip
 _HALF = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fmac": floats.fma16,
          "max": lambda a, b: floats.larger(a, b, True),

@@ -76,6 +76,9 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
+    if ins.name in ACCUMULATING and len(picks) == 4:
+        # the third is the destination, as a source
+        picks = (*picks[:2], picks[3])
     # sources first, the destination, which V_CMPX has not, last
     places = range(len(picks)) if "cmpx" in ins.name else [*range(1, len(picks)), 0]
     ops = list(ins.operands)

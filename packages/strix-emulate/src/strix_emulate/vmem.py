@@ -10,6 +10,7 @@ import numpy as np
 from strix_emulate import atomics
 from strix_emulate.addressing import (
     Spaces,
+    in_apertures,
     locate_buffer,
     locate_global,
     locate_lds,
@@ -19,7 +20,7 @@ from strix_emulate.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.forms import Form, executes
 from strix_emulate.memory import Arena
-from strix_emulate.waits import LGKM, STORE, VM, Outstanding, issue, registers
+from strix_emulate.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.waves import Waves, reader
 
 _CACHE = {"glc", "slc", "dlc"}
@@ -50,12 +51,12 @@ def names() -> set[str]:
     pairs = {f"ds_{what}_2addr{stride}_b{n}" for what in ("load", "store")
              for stride in ("", "_stride64") for n in (32, 64)}  # fmt: skip
     scalar = {f"s_{b}load_b{n}" for b in ("", "buffer_") for n in (32, 64, 128, 256, 512)}
-    return plain | pairs | scalar | set(atomics.NAMES) | NO_EFFECT | _EXCHANGES
+    return plain | pairs | scalar | set(atomics.NAMES) | atomics.COUNTED | NO_EFFECT | _EXCHANGES
 
 
 def is_memory(name: str) -> bool:
     return bool(_PATTERN.match(name) or _SCALAR.match(name) or name in NO_EFFECT
-                or name in atomics.NAMES
+                or name in atomics.NAMES or name in atomics.COUNTED
                 or name in _EXCHANGES)  # fmt: skip
 
 
@@ -69,7 +70,8 @@ def access_size(ins: Instruction) -> int:
 
 def polls(ins: Instruction) -> bool:
     """Whether it asks for memory that other waves change: GLC, or an atomic of LDS."""
-    return is_memory(ins.name) and ("glc" in ins.modifiers or "_rtn_" in ins.name)
+    returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED
+    return is_memory(ins.name) and ("glc" in ins.modifiers or returns)
 
 
 def communicates(ins: Instruction) -> bool:
@@ -100,7 +102,7 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
             raise Unknown("mnemonic")
         size, how = TYPES[match["type"]]
         return _plain(ins, match, size, how, spaces)
-    if ins.name in atomics.NAMES:
+    if ins.name in atomics.NAMES or ins.name in atomics.COUNTED:
         return atomics.compile_atomic(ins, spaces)
     if ins.name in _EXCHANGES:
         return _lane_exchange(ins)
@@ -172,6 +174,7 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         # stores have the address first
         if space == "flat":
             ops.append(Operand("off"))
+            return _flat(ins, ops, write, size, how, spaces)
         data, rest = (ops[1:2], [ops[0], ops[2]]) if write else (ops[:1], ops[1:])
         if space == "scratch":
             locates, memory = [locate_scratch(ins, rest, size, spaces)], spaces.scratch
@@ -181,11 +184,11 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     if write:
         # a two-address store has a register of its own for each
         accesses = list(zip(locates, data, strict=True))
-        run, issues = _store(ins, accesses, memory, size, words, how, counter)
+        run, issues = _store(ins, accesses, memory, size, words, how, (counter,))
     else:
         accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
-        run, issues = _load(ins, accesses, memory, size, words, how, counter)
-    if space == "flat" or "glc" in ins.modifiers:
+        run, issues = _load(ins, accesses, memory, size, words, how, (counter,))
+    if "glc" in ins.modifiers:
         return run
     rest = [address] if space == "ds" else rest
     constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
@@ -206,6 +209,25 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     return executes(run, *forms, issues=issues)
 
 
+def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Spaces) -> Callable:
+    """Two counters count it; which of them guarantees a lane's result depends on its aperture."""
+    data, address, off = (ops[1], ops[0], ops[2]) if write else ops
+    words, offset = max(1, size // 4), ins.modifiers.get("offset", 0)
+    counters = (STORE if write else VM, LGKM)
+
+    def part(locate, memory, counters):
+        build = _store if write else _load
+        access = [(locate, data if write else data.index)]
+        return build(ins, access, memory, size, words, how, counters)[0]
+
+    return in_apertures(
+        ins, address,
+        part(locate_global(ins, [address, off], size, write, spaces.arena), spaces.arena, counters),
+        part(locate_lds(address, offset, size, spaces), spaces.lds, counters[::-1]),
+        part(locate_scratch(ins, [address, off], size, spaces), spaces.scratch, counters),
+    )  # fmt: skip
+
+
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
 _HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
 
@@ -219,7 +241,8 @@ def _address_sources(space: str, operands) -> tuple[tuple[Operand, str], ...]:
     return tuple((zero if op.kind == "off" else op, "u32") for op in operands)
 
 
-def _load(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, tuple]:
+def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
+    """counters: the one that guarantees the result first."""
     signed, half = "sign" in how, loaded_half(ins)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
@@ -254,12 +277,12 @@ def _load(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, t
                     g.VF[first + i][g.lanes] = data[i]
             if touch is not None:
                 touches.append(touch)
-        issue(g, counter, issued.touching(tuple(touches)))
+        issue_all(g, counters, issued.touching(tuple(touches)))
 
-    return run, (counter, issued)
+    return run, (counters[0], issued)
 
 
-def _store(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, tuple]:
+def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
     issued = Outstanding(0, True, ins.text)
 
     def run(g: Waves):
@@ -274,9 +297,9 @@ def _store(ins, accesses, memory, size, words, how, counter) -> tuple[Callable, 
             touch = memory.track_store(at, data, size, marks) if marks is not None else None
             if touch is not None:
                 touches.append(touch)
-        issue(g, counter, issued.touching(tuple(touches)))
+        issue_all(g, counters, issued.touching(tuple(touches)))
 
-    return run, (counter, issued)
+    return run, (counters[0], issued)
 
 
 def _lane_exchange(ins: Instruction) -> Callable:
@@ -285,11 +308,11 @@ def _lane_exchange(ins: Instruction) -> Callable:
     entry = Outstanding(registers("v", target), True, ins.text)
     lane = np.arange(32)
     if ins.name == "ds_swizzle_b32":
-        raw = re.search(r"offset:(\d+)", ins.text)
-        if not raw or int(raw[1]) & 0x8000:
+        if offset >> 8 > 0x80:
             raise Unknown("swizzle mode")
-        code = int(raw[1])
-        source = (lane & (code & 31) | code >> 5 & 31) ^ (code >> 10 & 31)
+        source = (lane & (offset & 31) | offset >> 5 & 31) ^ (offset >> 10 & 31)
+        if offset & 0x8000:
+            source = lane & 28 | offset >> lane % 4 * 2 & 3
         read = reader(ins.operands[1], "b32")
 
         def run_swizzle(g: Waves):

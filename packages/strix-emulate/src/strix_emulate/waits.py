@@ -68,6 +68,16 @@ def issue(g: Waves, counter: int, entry: Outstanding) -> None:
     g.pending |= entry.registers
 
 
+def issue_all(g: Waves, counters: tuple[int, ...], entry: Outstanding) -> None:
+    """An instruction that several counters count; the first guarantees what the entry says.
+
+    Flat ones: in order in both since GFX10 (LLVM's hasFlatLgkmVMemCountInOrder).
+    """
+    issue(g, counters[0], entry)
+    for counter in counters[1:]:
+        issue(g, counter, Outstanding(0, True, entry.text))
+
+
 def check(g: Waves, touched: int, target: int, counter: int, half: str) -> None:
     """Traps if an instruction touches registers that are still to be written.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strix_emulate.decode import EXEC, NULL, VCC, Operand, Unknown
+from strix_emulate.decode import APERTURES, EXEC, NULL, VCC, Operand, Unknown
 from strix_emulate.floats import bfloat, flush
 
 LANES = 32
@@ -142,6 +142,11 @@ def _bits(text: str, kind: str, span: int) -> int:
         # b32 and u32 operands take the bits of a float32
         number = {16: np.float16, 32: np.float32, 64: np.float64}[span](text)
         return int(number.view(_SPANS[span]))
+    if text in APERTURES:
+        # LLVM: read as 32 bits, the hardware gives something else
+        if span != 64:
+            raise Unknown(f"{text} in {span} bits")
+        return APERTURES[text]
     value = int(text, 0)
     if kind == "f64" and "0x" in text:
         # a literal is the high half of a 64-bit float

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Random instructions for the oracle's entries: operands, constants and modifiers as text.
+
+Kinds of sources: f32, u16 and the like; `r:` in front takes a register without modifiers, `lit:` a
+literal. "mask" and "vcc" are a bit for each lane, "old" is what the destination holds, "lane" the
+number of the lane, "imm" an immediate of 16 bits; "scc" and "exec" are themselves. Kinds of
+results: also h2 (two float16), z16 (a float16 below zeros), lo16 and hi16 (a float16 in a half that
+the mnemonic names), "mask", and a kind with "+mask".
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import exact
+from oracle_parts import Choice
+from strix_emulate.decode import EXEC, VCC
+
+REGISTERS = 16
+#: What goes wrong first: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
+EDGES = (
+    0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x00000001, 0x807FFFFF,
+    0x00800000,
+    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 0x33800000, 0x4F000000,
+    0xCF000001,
+    0x3C003C00, 0x7C000001, 0xFBFF7BFF, 0x80000400, 0x03FF8001, 0x7E007D00, 0x4B800001, 0x3F000000,
+    0x477FF000,
+)  # fmt: skip
+_INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
+           "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
+           "u16": ("0", "1", "-1", "64", "0x1234"), "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
+           "u64": ("0", "1", "-1"), "f64": ("0", "1.0", "-2.0", "0.5")}  # fmt: skip
+#: formats of the kinds that are numbers
+FORMS = {"f32": exact.F32, "f16": exact.F16, "f64": exact.F64, "bf16": exact.B16, "z16": exact.F16,
+         "lo16": exact.F16, "hi16": exact.F16}  # fmt: skip
+_MODIFIED = {"f16", "f32", "f64"}
+_IMPLICIT = {"vcc": ("mask", VCC), "scc": ("scc", 0), "exec": ("s", EXEC), "lane": ("lane", 0)}
+
+
+@dataclass
+class Source:
+    """A generated operand: its text, and where its bits are; file is "" for a constant."""
+
+    text: str
+    file: str = ""
+    index: int = 0
+    high: bool = False
+    bits: int = 0
+    neg: bool = False
+    abs: bool = False
+
+
+@dataclass
+class Operation:
+    """A generated instruction of a mnemonic of the oracle, and where its results go.
+
+    kind: of the result in target; flag: the register of the mask that it gives, or None.
+    """
+
+    mnemonic: str
+    text: str
+    kind: str
+    target: Source | None
+    flag: int | None
+    sources: list[tuple[str, Source]]
+    function: Callable
+    modifiers: set[str] = field(default_factory=set)
+
+
+def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
+    """An instruction of an entry; file is "v" or "s"."""
+    result, kinds, function = entry
+    modifiers, words = set(), []
+    kind, _, second = result.partition("+")
+    flag = target = None
+    if kind == "mask":
+        flag = EXEC if "cmpx" in name else rng.choice((9, VCC))
+    elif second:
+        flag = rng.choice((9, VCC))
+    if kind not in ("mask", ""):
+        target = _register(rng, file, kind)
+        words.append(target.text)
+    if flag not in (None, EXEC):
+        words.append("s9" if flag == 9 else "vcc_lo")
+    if isinstance(function, Choice):
+        text, function = function.make(rng)
+        modifiers.add(text)
+    sources: list[tuple[str, Source]] = []
+    scalars = 0
+    for token in kinds:
+        k, source = _any_source(rng, file, token, target, result, file == "s" or scalars == 0)
+        scalars += file == "v" and source.file != "v" and k != "mask"
+        plain = k == token and k in _MODIFIED and file == "v" and source.file == "v"
+        if plain and rng.random() < 0.3:
+            source.neg, source.abs = rng.random() < 0.5, rng.random() < 0.5
+            text = f"|{source.text}|" if source.abs else source.text
+            source.text = f"-{text}" if source.neg else text
+        sources.append((k, source))
+    words += [source.text for _, source in sources if source.text]
+    numbers = file == "v" and kind in _MODIFIED and set(kinds) <= _MODIFIED
+    if numbers and len(kinds) > 1 and rng.random() < 0.3:
+        # omod has no effect in the mode that the programs run in: IEEE, with denormals
+        modifiers.add(rng.choice([" clamp", " mul:2", " mul:4", " div:2"]))
+    short = file == "s" or name.startswith(
+        ("v_pk_", "v_fma_mix", "v_dot4", "v_dot8", "v_dot2_f32", "v_dot2acc")
+    )
+    short = short or any("lit:" in k for k in kinds)
+    text = f"{name}{'' if short else '_e64'} {', '.join(words)}{''.join(sorted(modifiers))}"
+    return Operation(name, text, kind or "u32", target, flag, sources, function, modifiers)
+
+
+def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: bool):
+    """(kind, source) of a token."""
+    if token == "old":
+        return result.partition("+")[0], Source("", target.file, target.index, target.high)
+    if token in _IMPLICIT:
+        where, index = _IMPLICIT[token]
+        return {"vcc": "mask", "exec": "u32"}.get(token, token), Source("", where, index)
+    if token == "mask":
+        index = rng.choice((3, VCC))
+        return "mask", Source("s3" if index == 3 else "vcc_lo", "mask", index)
+    if token == "imm":
+        bits = rng.choice((rng.getrandbits(16), 0x8000, 0xFFFF, 5))
+        return "imm", Source(f"{bits:#x}", bits=bits)
+    how, _, kind = token.rpartition(":")
+    if how == "lit":
+        # no inline constant, which an assembler would take
+        bits = bits_of(rng) | 0x01010101
+        bits = bits & 0xFFFF if kind == "f16" else bits
+        return kind, Source(f"{bits:#x}", bits=bits)
+    if how == "r":
+        return kind, _register(rng, file, kind)
+    return kind, _source(rng, file, kind, allow_scalar)
+
+
+def _source(rng: random.Random, file: str, kind: str, allow_scalar: bool) -> Source:
+    chance = rng.random()
+    if chance < 0.2 and allow_scalar:
+        text = rng.choice(_INLINE[kind])
+        return Source(text, bits=_constant_bits(text, kind))
+    return _register(rng, "s" if file == "s" or (chance < 0.35 and allow_scalar) else "v", kind)
+
+
+def _constant_bits(text: str, kind: str) -> int:
+    width = int(kind[1:])
+    if "." in text:
+        return exact.encode(Fraction(text), FORMS[kind])
+    return int(text, 0) & ((1 << width) - 1)
+
+
+def _register(rng: random.Random, file: str, kind: str) -> Source:
+    if kind.endswith("64"):
+        index = rng.randrange(0, (REGISTERS if file == "v" else 8) - 1, 2)
+        return Source(f"{file}[{index}:{index + 1}]", file, index)
+    index = rng.randrange(REGISTERS if file == "v" else 8)
+    if kind in ("lo16", "hi16"):
+        return Source(f"v{index}", file, index, kind == "hi16")
+    if kind.endswith("16") and file == "v":
+        high = rng.random() < 0.5
+        return Source(f"v{index}.{'h' if high else 'l'}", file, index, high)
+    return Source(f"{file}{index}", file, index)
+
+
+def bits_of(rng: random.Random) -> int:
+    """32 random bits: edges, ordinary numbers, anything."""
+    chance = rng.random()
+    if chance < 0.4:
+        return rng.choice(EDGES)
+    if chance < 0.7:
+        # a number of ordinary size, so that sums do not only overflow
+        return exact.float_bits(rng.uniform(-8, 8))
+    return rng.getrandbits(32)

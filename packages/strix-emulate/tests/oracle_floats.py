@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The oracle for floating point beyond sums and products: roots, logarithms, division, exponents.
+
+Entries as in :mod:`oracle`. A function may give a set: the results that the document allows.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from exact import (
+    F16,
+    F32,
+    F64,
+    M64,
+    NAN,
+    add,
+    encode,
+    extreme,
+    floor_like,
+    fma,
+    multiply,
+    negate,
+    to_integer,
+    value,
+)
+
+FORMS = {"f16": F16, "f32": F32, "f64": F64}
+_HUGE = 5000
+
+
+def near(number, form: tuple, negative: bool = False) -> set[int]:
+    """The nearest number and its neighbours: 1 ulp."""
+    bits = encode(number, form, negative)
+    if isinstance(number, str):
+        return {bits}
+    sign = bits & 1 << (form[3] - 1)
+    size = bits ^ sign
+    return {sign | max(size - 1, 0), bits, sign | size + 1}
+
+
+def power_of_two(n: int) -> Fraction:
+    return Fraction(2) ** max(-_HUGE, min(_HUGE, n))
+
+
+def square_root(x: Fraction) -> Fraction:
+    """With an error below 2**-150, relative to the result."""
+    shift = 600 + 2 * max(0, x.denominator.bit_length() - x.numerator.bit_length())
+    return Fraction(math.isqrt((x.numerator << shift) // x.denominator), 1 << shift // 2)
+
+
+def _exp2(x, _negative):
+    if isinstance(x, str):
+        return {"inf": "inf", "-inf": Fraction(0)}[x], False
+    whole = math.floor(x)
+    return Fraction(2.0 ** float(x - whole)) * power_of_two(whole), False
+
+
+def _log2(x, negative):
+    if x == 0:
+        return "-inf", True
+    if negative:
+        return "nan", False
+    return (x, False) if x == "inf" else (Fraction(math.log2(x)), False)
+
+
+def _reciprocal(x, negative):
+    if isinstance(x, str):
+        return Fraction(0), negative
+    return (1 / x, negative) if x else ("-inf" if negative else "inf", negative)
+
+
+def _square_root(x, negative):
+    if x == 0:
+        return Fraction(0), negative
+    if negative:
+        return "nan", False
+    return (x, False) if x == "inf" else (square_root(x), False)
+
+
+def _inverse_root(x, negative):
+    root, sign = _square_root(x, negative)
+    return (root, sign) if root == "nan" else _reciprocal(root, sign)
+
+
+def _wave(function: Callable) -> Callable:
+    """Of x in turns, as the document has it: 0 turns outside of -256 to 256."""
+
+    def run(x, negative):
+        if isinstance(x, str):
+            return "nan", False
+        turns = x - int(x) if abs(x) <= 256 else Fraction(0)
+        quarter = turns * 4
+        if quarter.denominator == 1:
+            number = Fraction(round(function(2 * math.pi * float(turns))))
+        else:
+            number = Fraction(function(2 * math.pi * float(turns)))
+        return number, negative
+
+    return run
+
+
+def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
+    """To 1 ulp. flushes: neither takes nor gives denormals."""
+    tiny = 1 << (form[0] - 1)
+    top = 1 << (form[3] - 1)
+
+    def run(bits: int) -> set[int]:
+        x, negative = value(bits, form)
+        if x == "nan":
+            return {NAN[form]}
+        small = not isinstance(x, str) and bits & ~top < tiny
+        number, sign = function(Fraction(0) if flushes and small else x, negative)
+        result = near(number, form, sign)
+        if flushes:
+            result = {b & top if b & ~top < tiny else b for b in result}
+        if 0 in result or top in result:
+            # the sign of a zero is not documented
+            result |= {0, top}
+        return result
+
+    return run
+
+
+def _fraction(form: tuple) -> Callable:
+    floor = floor_like(lambda x: x // 1, form)
+    one = encode(Fraction(1), form)
+
+    def run(bits: int) -> set[int] | int:
+        if isinstance(value(bits, form)[0], str):
+            return NAN[form]
+        result = add(bits, negate(floor(bits), form), form)
+        # just below zero: rounded, or the largest number below 1
+        return {one, one - 1} if result == one else result
+
+    return run
+
+
+def _mantissa(form: tuple) -> Callable:
+    def run(bits: int) -> int:
+        x, negative = value(bits, form)
+        if isinstance(x, str) or not x:
+            return NAN[form] if x == "nan" else bits
+        return encode(x / power_of_two(_exponent_of(x)), form, negative)
+
+    return run
+
+
+def _exponent_of(x: Fraction) -> int:
+    """So that x is 0.5 to 1 times two to it."""
+    x = abs(x)
+    n = x.numerator.bit_length() - x.denominator.bit_length()
+    return n + 1 if x >= power_of_two(n) else n
+
+
+def _exponent(form: tuple) -> Callable:
+    def run(bits: int) -> int:
+        x, _ = value(bits, form)
+        return 0 if isinstance(x, str) or not x else _exponent_of(x)
+
+    return run
+
+
+def scaled(bits: int, power: int, form: tuple) -> int:
+    """Times two to the power, rounded once."""
+    x, negative = value(bits, form)
+    return encode(x if isinstance(x, str) else x * power_of_two(power), form, negative)
+
+
+def _field(bits: int, form: tuple) -> int:
+    precision, _, _, width = form
+    return bits >> (precision - 1) & (1 << (width - precision)) - 1
+
+
+def _is_denormal(bits: int, form: tuple) -> bool:
+    return not _field(bits, form) and value(bits, form)[0] != 0
+
+
+def _quotient(a: int, b: int, form: tuple) -> int:
+    (x, nx), (y, ny) = value(a, form), value(b, form)
+    negative = nx != ny
+    if "nan" in (x, y) or (isinstance(x, str) and isinstance(y, str)) or x == y == 0:
+        return NAN[form]
+    if isinstance(x, str) or y == 0:
+        return encode("-inf" if negative else "inf", form)
+    return encode(Fraction(0) if isinstance(y, str) else x / y, form, negative)
+
+
+def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
+    """V_DIV_SCALE: (numbers allowed, flag)."""
+    one = encode(Fraction(1), form)
+
+    def run(a: int, denominator: int, numerator: int):
+        up, down = scaled(a, power, form), scaled(a, -power, form)
+        if 0 in (value(numerator, form)[0], value(denominator, form)[0]):
+            return NAN[form], 0
+        small_inverse = _is_denormal(_quotient(one, denominator, form), form)
+        small_quotient = _is_denormal(_quotient(numerator, denominator, form), form)
+        if _field(numerator, form) - _field(denominator, form) >= apart:
+            return (up if a == denominator else a), 1
+        if _is_denormal(denominator, form):
+            return up, 0
+        if small_inverse and small_quotient:
+            # the document scales up; only down makes LLVM's division right
+            return ({up, down} if a == denominator else a), 1
+        if small_inverse:
+            return down, 0
+        if small_quotient:
+            return (up if a == numerator else a), 1
+        return (up if _field(numerator, form) <= few else a), 0
+
+    return run
+
+
+def _division_fix(form: tuple, underflow: int | None) -> Callable:
+    """V_DIV_FIXUP: quotient, denominator, numerator."""
+
+    def run(quotient: int, denominator: int, numerator: int):
+        (n, nn), (d, nd) = value(numerator, form), value(denominator, form)
+        negative = nn != nd
+        infinity, zero = encode("-inf" if negative else "inf", form), encode(
+            Fraction(0), form, negative)  # fmt: skip
+        if "nan" in (n, d) or (d == 0 and n == 0) or (isinstance(d, str) and isinstance(n, str)):
+            return NAN[form]
+        if d == 0 or isinstance(n, str):
+            return infinity
+        if isinstance(d, str) or n == 0:
+            return zero
+        if underflow and _field(numerator, form) - _field(denominator, form) < underflow:
+            return zero
+        top = 1 << (form[3] - 1)
+        size = quotient & ~top
+        if value(quotient, form)[0] == "nan":
+            # an overflow in the steps before, of which LLVM's division needs the infinity
+            return {NAN[form], infinity}
+        return size | top * negative
+
+    return run
+
+
+def _division_fma(form: tuple, power: int) -> Callable:
+    """V_DIV_FMAS: scaled up if the addend is large, else down, where the flag is set."""
+    bias = form[2]
+
+    def run(a: int, b: int, c: int, flag: int) -> int:
+        if not flag:
+            return fma(a, b, c, form)
+        by = power if _field(c, form) > bias else -power
+        (x, nx), (y, ny), (z, nz) = (value(v, form) for v in (a, b, c))
+        if any(isinstance(v, str) for v in (x, y, z)):
+            return fma(a, b, c, form)
+        return encode((x * y + z) * power_of_two(by), form, nx != ny and nz)
+
+    return run
+
+
+def _in_class(form: tuple) -> Callable:
+    quiet = 1 << (form[0] - 2)
+
+    def run(bits: int, wanted: int) -> int:
+        x, negative = value(bits, form)
+        if x == "nan":
+            return wanted >> bool(bits & quiet) & 1
+        size = 3 if isinstance(x, str) else 0 if x == 0 else 1 if _is_denormal(bits, form) else 2
+        return wanted >> (5 - size if negative else 6 + size) & 1
+
+    return run
+
+
+def median(a: int, b: int, c: int, form: tuple) -> int:
+    """In the document's words."""
+    if any(value(x, form)[0] == "nan" for x in (a, b, c)):
+        return extreme(extreme(a, b, form, False), c, form, False)
+    top = extreme(extreme(a, b, form, True), c, form, True)
+    for x, y, z in ((a, b, c), (b, a, c), (c, a, b)):
+        if value(x, form)[0] == value(top, form)[0]:
+            return extreme(y, z, form, True)
+    raise AssertionError
+
+
+def _preop(shift: int) -> Callable:
+    def run(bits: int, segment: int) -> int:
+        exponent = _field(bits, F64)
+        by = (segment & 31) * 53 + max(0, exponent - 1077)
+        whole = (_TWO_OVER_PI << by) >> shift & ((1 << 53) - 1)
+        return encode(whole * power_of_two(-53 - by + 128 * (exponent >= 1968)), F64)
+
+    return run
+
+
+def _arctan(inverse: int, one: int) -> int:
+    total, n = 0, 0
+    while term := one // inverse ** (2 * n + 1):
+        total, n = total + (-1) ** n * (term // (2 * n + 1)), n + 1
+    return total
+
+
+def _two_over_pi() -> int:
+    """1201 bits, by Gauss's formula for pi."""
+    one = 1 << 1500
+    pi = 4 * (12 * _arctan(18, one) + 8 * _arctan(57, one) - 5 * _arctan(239, one))
+    return (2 * one << 1201) // pi
+
+
+_TWO_OVER_PI = _two_over_pi()
+
+
+def zero_wins(a: int, b: int, c: int | None) -> int | set[int]:
+    """Zero times anything is zero; V_MUL has no addend."""
+    if 0 in (value(a, F32)[0], value(b, F32)[0]):
+        # with an addend of -0 the document says -0, and a sum would be +0
+        return 0 if c is None else {c, add(c, 0, F32)}
+    return multiply(a, b, F32) if c is None else fma(a, b, c, F32)
+
+
+def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
+    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
+    for kind, form in FORMS.items():
+        for name, function in (("rcp", _reciprocal), ("rsq", _inverse_root), ("sqrt", _square_root),
+                               ("exp", _exp2), ("log", _log2), ("sin", _wave(math.sin)),
+                               ("cos", _wave(math.cos)), ("rcp_iflag", _reciprocal)):  # fmt: skip
+            flushes = form is F32 and name not in ("sin", "cos")
+            table[f"v_{name}_{kind}"] = (
+                kind, (kind,), _approximated(function, form, flushes))  # fmt: skip
+        for name, rounding in (("floor", lambda x: x // 1), ("ceil", lambda x: -(-x // 1)),
+                               ("trunc", int), ("rndne", round)):  # fmt: skip
+            table[f"v_{name}_{kind}"] = (kind, (kind,), floor_like(rounding, form))
+        table[f"v_fract_{kind}"] = (kind, (kind,), _fraction(form))
+        table[f"v_frexp_mant_{kind}"] = (kind, (kind,), _mantissa(form))
+        result, power = ("u16", "u16") if form is F16 else ("u32", "u32")
+        table[f"v_frexp_exp_i{result[1:]}_{kind}"] = (result, (kind,), _exponent(form))
+        table[f"v_ldexp_{kind}"] = (
+            kind, (kind, power), lambda a, n, f=form, b=int(power[1:]): scaled(
+                a, n - (1 << b) if n >> (b - 1) else n, f))  # fmt: skip
+        table[f"v_cmp_class_{kind}"] = (
+            "mask", (kind, "u16" if form is F16 else "u32"), _in_class(form))  # fmt: skip
+        for name, first, second in (("maxmin", True, False), ("minmax", False, True)):
+            table[f"v_{name}_{kind}"] = (
+                kind, (kind,) * 3, lambda a, b, c, f=form, i=first, o=second: extreme(
+                    extreme(a, b, f, i), c, f, o))  # fmt: skip
+        table[f"v_med3_{kind}"] = (kind, (kind,) * 3, lambda a, b, c, f=form: median(a, b, c, f))
+        r, literal = f"r:{kind}", f"lit:{kind}"
+        for name, sources in (("fmac", (kind, kind, "old")), ("fmamk", (r, literal, r)),
+                              ("fmaak", (r, r, literal))):  # fmt: skip
+            table[f"v_{name}_{kind}"] = (kind, sources, lambda a, b, c, f=form: fma(a, b, c, f))
+    for kind, power, apart, few in (("f32", 64, 96, 23), ("f64", 128, 768, 53)):
+        form, registers = FORMS[kind], (f"r:{kind}",) * 3
+        table[f"v_div_scale_{kind}"] = (
+            f"{kind}+mask", registers, _division_scale(form, power, apart, few))  # fmt: skip
+        table[f"v_div_fmas_{kind}"] = (kind, (kind,) * 3 + ("vcc",), _division_fma(form, power))
+        table[f"v_div_fixup_{kind}"] = (
+            kind, (kind,) * 3, _division_fix(form, -150 if form is F32 else -1075))  # fmt: skip
+    table["v_div_fixup_f16"] = ("f16", ("f16",) * 3, _division_fix(F16, None))
+    table["v_trig_preop_f64"] = ("f64", ("f64", "u32"), _preop(1201 - 53))
+    table["v_mul_dx9_zero_f32"] = ("f32", ("f32",) * 2, lambda a, b: zero_wins(a, b, None))
+    table["v_fma_dx9_zero_f32"] = ("f32", ("f32",) * 3, zero_wins)
+    table["v_fmac_dx9_zero_f32"] = ("f32", ("f32", "f32", "old"), zero_wins)
+    for name, rounding in (("floor", lambda x: x // 1),
+                           ("nearest", lambda x: (x + Fraction(1, 2)) // 1)):  # fmt: skip
+        table[f"v_cvt_{name}_i32_f32"] = (
+            "u32", ("f32",), lambda a, r=rounding: to_integer(
+                a, F32, -(2**31), 2**31 - 1, r) & M64)  # fmt: skip
+    return table

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The oracle for parts of registers: packed maths, dot products, mixed types, carries, saturation.
+
+Entries as in :mod:`oracle`.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from exact import (
+    B16,
+    F16,
+    F32,
+    M32,
+    M64,
+    add,
+    convert,
+    encode,
+    extreme,
+    fma,
+    multiply,
+    negate,
+    signed,
+    to_integer,
+    value,
+)
+
+
+@dataclass
+class Choice:
+    """An operation with modifiers: make(rng) gives their text and the function."""
+
+    make: Callable[[random.Random], tuple[str, Callable]]
+
+
+def clip(x: int, kind: str) -> int:
+    """Saturated to u16, i32 and the like."""
+    bits = int(kind[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "i" else (0, (1 << bits) - 1)
+    return max(low, min(high, x))
+
+
+def number(x: int, kind: str) -> int:
+    bits = int(kind[1:])
+    return signed(x, bits) if kind[0] == "i" else x & ((1 << bits) - 1)
+
+
+def saturating(function: Callable, kind: str) -> Choice:
+    """An exact integer operation, with and without CLAMP."""
+
+    def make(rng: random.Random):
+        clamp = rng.random() < 0.5
+
+        def run(*sources):
+            total = function(*(number(x, kind) for x in sources))
+            return clip(total, kind) if clamp else total
+
+        return (" clamp" if clamp else ""), run
+
+    return Choice(make)
+
+
+def packed(function: Callable, kind: str, count: int, clamps: bool = True) -> Choice:
+    """Both halves, each from the halves that op_sel names; numbers are negated as well."""
+
+    def make(rng: random.Random):
+        low, high = ([rng.randrange(2) for _ in range(count)] for _ in range(2))
+        text = f" op_sel:{low} op_sel_hi:{high}".replace(", ", ",")
+        signs = [[0] * count] * 2
+        if kind == "f16" and rng.random() < 0.5:
+            signs = [[rng.randrange(2) for _ in range(count)] for _ in range(2)]
+            text += f" neg_lo:{signs[0]} neg_hi:{signs[1]}".replace(", ", ",")
+        clamp = clamps and rng.random() < 0.3
+        text += " clamp" if clamp else ""
+
+        def run(*sources):
+            result = 0
+            for i, (picks, negated) in enumerate(zip((low, high), signs, strict=True)):
+                parts = [x >> 16 * p & 0xFFFF ^ n << 15 for x, p, n in zip(
+                    sources, picks, negated, strict=True)]  # fmt: skip
+                if kind == "f16":
+                    half = function(*parts)
+                    half = limited(half, F16) if clamp else half
+                else:
+                    half = function(*(number(x, kind) for x in parts))
+                    half = clip(half, kind) if clamp else half
+                result |= (half & 0xFFFF) << 16 * i
+            return result
+
+        return text, run
+
+    return Choice(make)
+
+
+def limited(bits: int, form: tuple) -> int:
+    """CLAMP of a number: to 0 .. 1, NaN to 0."""
+    one = encode(Fraction(1), form)
+    if value(bits, form)[0] == "nan":
+        return 0
+    return extreme(extreme(bits, 0, form, True), one, form, False)
+
+
+def dot(bits: int, mixed: bool) -> Choice:
+    """Products of fields, exact, then wrapped or saturated. mixed: neg_lo says what is signed."""
+
+    def make(rng: random.Random):
+        signs = [rng.randrange(2) * mixed for _ in range(2)]
+        clamp = rng.random() < 0.5
+        text = f" neg_lo:[{signs[0]},{signs[1]},0]" if any(signs) else ""
+
+        def run(a, b, c):
+            total = signed(c) if mixed else c
+            for i in range(0, 32, bits):
+                x, y = (v >> i & (1 << bits) - 1 for v in (a, b))
+                total += (signed(x, bits) if signs[0] else x) * (signed(y, bits) if signs[1] else y)
+            return clip(total, "i32" if mixed else "u32") if clamp else total
+
+        return text + (" clamp" if clamp else ""), run
+
+    return Choice(make)
+
+
+def dot2(source: tuple) -> Callable:
+    """Two products added to a float32, one after the other."""
+
+    def run(a, b, c):
+        for shift in (0, 16):
+            x, y = (convert(v >> shift & 0xFFFF, source, F32) for v in (a, b))
+            c = add(c, multiply(x, y, F32), F32)
+        return c
+
+    return run
+
+
+def dot2_short(form: tuple) -> Callable:
+    """In 16 bits or with wider steps: the document's pseudocode has no word on roundings."""
+
+    def run(a, b, c):
+        parts = [[convert(v >> s & 0xFFFF, form, F32) for v in (a, b)] for s in (0, 16)]
+        wide = convert(c, form, F32)
+        for x, y in parts:
+            wide = add(wide, multiply(x, y, F32), F32)
+        short = c
+        for s in (0, 16):
+            short = add(short, multiply(a >> s & 0xFFFF, b >> s & 0xFFFF, form), form)
+        return {convert(wide, F32, form), short}
+
+    return run
+
+
+def mixed(target: tuple) -> Choice:
+    """V_FMA_MIX: any source a float32 or a half of a register; one rounding, or one more."""
+
+    def make(rng: random.Random):
+        halves, narrow = ([rng.randrange(2) for _ in range(3)] for _ in range(2))
+        halves = [h & n for h, n in zip(halves, narrow, strict=True)]
+
+        def run(*sources):
+            parts = [convert(x >> 16 * h & 0xFFFF, F16, F32) if n else x
+                     for x, h, n in zip(sources, halves, narrow, strict=True)]  # fmt: skip
+            return convert(fma(*parts, F32), F32, target)
+
+        return f" op_sel:{halves} op_sel_hi:{narrow}".replace(", ", ","), run
+
+    return Choice(make)
+
+
+def towards_zero(a: int) -> int:
+    """float32 to float16."""
+    x, _ = value(a, F32)
+    half = convert(a, F32, F16)
+    if isinstance(x, str):
+        return half
+    back = value(half, F16)[0]
+    return half - 1 if isinstance(back, str) or abs(back) > abs(x) else half
+
+
+def pair(function: Callable) -> Callable:
+    return lambda a, b: function(a) & 0xFFFF | (function(b) & 0xFFFF) << 16
+
+
+def normalised(form: tuple, low: int, high: int) -> Callable:
+    """-1 or 0 to 1 as the whole range of an integer."""
+
+    def run(a: int) -> int:
+        x, _ = value(a, form)
+        x = {"nan": Fraction(0), "inf": Fraction(1), "-inf": Fraction(-1)}.get(x, x)
+        return round(max(Fraction(-1 if low else 0), min(Fraction(1), x)) * high)
+
+    return run
+
+
+def carry(total: int) -> tuple[int, int]:
+    """A sum or a difference of 32 bits, and whether it left them."""
+    return total & M32, int(not 0 <= total <= M32)
+
+
+def _wide_mad(a: int, b: int, c: int) -> tuple[int, int]:
+    """Bit 64 of the sum in 65 bits."""
+    total = a * b + c
+    return total & M64, total >> 64 & 1
+
+
+def _byte_into(a: int, place: int, old: int) -> int:
+    shift = 8 * (place & 3)
+    return old & ~(255 << shift) | to_integer(a, F32, 0, 255, round) << shift
+
+
+def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
+    u = "u32"
+    table: dict[str, tuple[str, tuple[str, ...], Callable | Choice]] = {}
+    for kind in ("u16", "i16", "u32", "i32"):
+        raw = f"u{kind[1:]}"
+        for op, exact in (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b),
+                          ("subrev", lambda a, b: b - a)):  # fmt: skip
+            table[f"v_{op}_nc_{kind}"] = (raw, (raw,) * 2, saturating(exact, kind))
+        if raw == "u16":
+            table[f"v_mad_{kind}"] = (
+                raw, (raw,) * 3, saturating(lambda a, b, c: a * b + c, kind))  # fmt: skip
+    for name, count, function in (
+        ("add", 2, lambda a, b: add(a, b, F16)), ("mul", 2, lambda a, b: multiply(a, b, F16)),
+        ("fma", 3, lambda a, b, c: fma(a, b, c, F16)),
+        ("max", 2, lambda a, b: extreme(a, b, F16, True)),
+        ("min", 2, lambda a, b: extreme(a, b, F16, False)),
+    ):  # fmt: skip
+        table[f"v_pk_{name}_f16"] = ("h2", ("r:u32",) * count, packed(function, "f16", count))
+    table["v_pk_fmac_f16"] = ("h2", ("r:u32", "r:u32", "old"), lambda a, b, c: sum(
+        fma(*(x >> s & 0xFFFF for x in (a, b, c)), F16) << s for s in (0, 16)))  # fmt: skip
+    for name, kinds, count, function in (
+        ("add", "ui", 2, lambda a, b: a + b), ("sub", "ui", 2, lambda a, b: a - b),
+        ("mul_lo", "u", 2, lambda a, b: a * b & 0xFFFF), ("max", "ui", 2, max),
+        ("min", "ui", 2, min), ("mad", "ui", 3, lambda a, b, c: a * b + c),
+        ("lshlrev", "b", 2, lambda a, b: b << (a & 15) & 0xFFFF),
+        ("lshrrev", "b", 2, lambda a, b: b >> (a & 15)),
+        ("ashrrev", "i", 2, lambda a, b: b >> (a & 15)),
+    ):  # fmt: skip
+        for sign in kinds:
+            table[f"v_pk_{name}_{sign}16"] = (
+                u, ("r:u32",) * count,
+                packed(function, "u16" if sign == "b" else f"{sign}16", count,
+                       name in ("add", "sub", "mad")))  # fmt: skip
+    three = ("r:u32",) * 3
+    table |= {
+        "v_dot4_i32_iu8": (u, three, dot(8, True)), "v_dot4_u32_u8": (u, three, dot(8, False)),
+        "v_dot8_i32_iu4": (u, three, dot(4, True)), "v_dot8_u32_u4": (u, three, dot(4, False)),
+        "v_dot2_f32_f16": ("f32", ("r:u32", "r:u32", "r:f32"), dot2(F16)),
+        "v_dot2_f32_bf16": ("f32", ("r:u32", "r:u32", "r:f32"), dot2(B16)),
+        "v_dot2acc_f32_f16": ("f32", ("r:u32", "r:u32", "old"), dot2(F16)),
+        "v_dot2_f16_f16": ("f16", ("r:u32", "r:u32", "r:f16"), dot2_short(F16)),
+        "v_dot2_bf16_bf16": ("bf16", ("r:u32", "r:u32", "r:u16"), dot2_short(B16)),
+        "v_fma_mix_f32": ("f32", three, mixed(F32)),
+        "v_fma_mixlo_f16": ("lo16", three, mixed(F16)),
+        "v_fma_mixhi_f16": ("hi16", three, mixed(F16)),
+        "v_add_co_u32": ("u32+mask", (u, u), lambda a, b: carry(a + b)),
+        "v_sub_co_u32": ("u32+mask", (u, u), lambda a, b: carry(a - b)),
+        "v_subrev_co_u32": ("u32+mask", (u, u), lambda a, b: carry(b - a)),
+        "v_add_co_ci_u32": ("u32+mask", (u, u, "mask"), lambda a, b, c: carry(a + b + c)),
+        "v_sub_co_ci_u32": ("u32+mask", (u, u, "mask"), lambda a, b, c: carry(a - b - c)),
+        "v_subrev_co_ci_u32": ("u32+mask", (u, u, "mask"), lambda a, b, c: carry(b - a - c)),
+        "v_mad_u64_u32": ("u64+mask", (u, u, "u64"), _wide_mad),
+        "v_mad_i64_i32": ("u64+mask", (u, u, "u64"), lambda a, b, c: _wide_mad(
+            signed(a), signed(b), signed(c, 64))),
+        "v_cndmask_b32": (u, ("f32", "f32", "mask"), lambda a, b, c: b if c else a),
+        "v_cndmask_b16": ("u16", ("f16", "f16", "mask"), lambda a, b, c: b if c else a),
+        "v_mbcnt_lo_u32_b32": (u, (u, u, "lane"), lambda a, b, n: (
+            a & (1 << n) - 1).bit_count() + b),
+        "v_mbcnt_hi_u32_b32": (u, (u, u), lambda a, b: b),
+        "v_cvt_pk_rtz_f16_f32": ("h2", ("f32", "f32"), pair(towards_zero)),
+        "v_cvt_pk_i16_i32": (u, (u, u), pair(lambda a: clip(signed(a), "i16"))),
+        "v_cvt_pk_u16_u32": (u, (u, u), pair(lambda a: clip(a, "u16"))),
+        "v_cvt_pk_i16_f32": (u, ("f32",) * 2, pair(
+            lambda a: to_integer(a, F32, -(2**15), 2**15 - 1))),
+        "v_cvt_pk_u16_f32": (u, ("f32",) * 2, pair(lambda a: to_integer(a, F32, 0, 0xFFFF))),
+        "v_cvt_pk_u8_f32": (u, ("f32", u, u), _byte_into),
+        "v_cvt_off_f32_i4": ("f32", (u,), lambda a: encode(Fraction(signed(a, 4), 16), F32)),
+        "v_sat_pk_u8_i16": ("u16", (u,), lambda a: sum(
+            max(0, min(255, signed(a >> s, 16))) << s // 2 for s in (0, 16))),
+    }  # fmt: skip
+    table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
+    for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
+        table[f"v_cvt_norm_{kind}_f16"] = ("u16", ("f16",), normalised(F16, low, high))
+        for source, form in (("f16", F16), ("f32", F32)):
+            table[f"v_cvt_pk_norm_{kind}_{source}"] = (
+                u, (source,) * 2, pair(normalised(form, low, high)))  # fmt: skip
+    return table
+
+
+def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
+    """Functions give (result, SCC) or, for those that write it, (result, SCC, EXEC)."""
+    u = "u32"
+    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
+
+    def overflow(x: int) -> tuple[int, int]:
+        return x & M32, int(not -(2**31) <= x < 2**31)
+
+    for name, function in {
+        "and": lambda s, e: s & e, "or": lambda s, e: s | e, "xor": lambda s, e: s ^ e,
+        "and_not1": lambda s, e: s & ~e, "and_not0": lambda s, e: ~s & e,
+        "or_not0": lambda s, e: ~s & M32 | e,
+    }.items():  # fmt: skip
+        table[f"s_{name}_saveexec_b32"] = (
+            u, (u, "exec"), lambda s, e, f=function: (e, int(f(s, e) != 0), f(s, e)))  # fmt: skip
+    table["s_and_not1_wrexec_b32"] = (
+        u, (u, "exec"), lambda s, e: (s & ~e, int(s & ~e != 0), s & ~e))  # fmt: skip
+    for name, test in {
+        "eq": lambda a, b: a == b, "lg": lambda a, b: a != b, "gt": lambda a, b: a > b,
+        "ge": lambda a, b: a >= b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    }.items():  # fmt: skip
+        table[f"s_cmpk_{name}_u32"] = (
+            "", ("r:u32", "imm"), lambda a, b, t=test: (None, int(t(a, b))))  # fmt: skip
+        table[f"s_cmpk_{name}_i32"] = (
+            "", ("r:u32", "imm"),
+            lambda a, b, t=test: (None, int(t(signed(a), signed(b, 16)))))  # fmt: skip
+    for kind, form, target in (("f32", F32, "f32"), ("f16", F16, "z16")):
+        table |= {
+            f"s_{name}_{kind}": (target, (kind,), lambda a, f=form, r=rounding: (
+                _rounded(a, f, r), None))
+            for name, rounding in (("floor", lambda x: x // 1), ("ceil", lambda x: -(-x // 1)),
+                                   ("trunc", int), ("rndne", round))
+        }  # fmt: skip
+        table |= {
+            f"s_{name}_{kind}": (target, (kind,) * 2, lambda a, b, f=form, o=function: (
+                o(a, b, f), None))
+            for name, function in (
+                ("add", add), ("sub", lambda a, b, f: add(a, negate(b, f), f)), ("mul", multiply),
+                ("max", lambda a, b, f: extreme(a, b, f, True)),
+                ("min", lambda a, b, f: extreme(a, b, f, False)))
+        }  # fmt: skip
+        table[f"s_fmac_{kind}"] = (
+            target, (kind, kind, "old"), lambda a, b, c, f=form: (
+                fma(a, b, c & (1 << f[3]) - 1, f), None))  # fmt: skip
+    for name, sources in (("fmamk", ("r:f32", "lit:f32", "r:f32")),
+                          ("fmaak", ("r:f32", "r:f32", "lit:f32"))):  # fmt: skip
+        table[f"s_{name}_f32"] = (
+            "f32", sources, lambda a, b, c: (fma(a, b, c, F32), None))  # fmt: skip
+    return table | {
+        "s_addc_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a + b + c)),
+        "s_subb_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a - b - c)),
+        "s_cselect_b32": (u, (u, u, "scc"), lambda a, b, c: (a if c else b, None)),
+        "s_cselect_b64": ("u64", ("u64", "u64", "scc"), lambda a, b, c: (a if c else b, None)),
+        "s_cmov_b32": (u, (u, "old", "scc"), lambda a, old, c: (a if c else old, None)),
+        "s_movk_i32": (u, ("imm",), lambda a: (signed(a, 16), None)),
+        "s_addk_i32": (u, ("old", "imm"), lambda a, b: overflow(signed(a) + signed(b, 16))),
+        "s_mulk_i32": (u, ("old", "imm"), lambda a, b: (signed(a) * signed(b, 16), None)),
+        "s_bitset0_b32": (u, (u, "old"), lambda a, old: (old & ~(1 << (a & 31)), None)),
+        "s_bitset1_b32": (u, (u, "old"), lambda a, old: (old | 1 << (a & 31), None)),
+        "s_bfm_b32": (u, (u, u), lambda a, b: (((1 << (a & 31)) - 1) << (b & 31), None)),
+        "s_bfm_b64": ("u64", (u, u), lambda a, b: (((1 << (a & 63)) - 1) << (b & 63), None)),
+        "s_pack_hl_b32_b16": (u, (u, u), lambda a, b: (a >> 16 | (b & 65535) << 16, None)),
+        "s_cvt_f16_f32": ("z16", ("f32",), lambda a: (convert(a, F32, F16), None)),
+        "s_cvt_f32_f16": ("f32", ("f16",), lambda a: (convert(a, F16, F32), None)),
+        "s_cvt_hi_f32_f16": ("f32", (u,), lambda a: (convert(a >> 16, F16, F32), None)),
+        "s_cvt_pk_rtz_f16_f32": ("h2", ("f32", "f32"), lambda a, b: (
+            pair(towards_zero)(a, b), None)),
+    }  # fmt: skip
+
+
+def _rounded(a: int, form: tuple, rounding: Callable) -> int:
+    x, negative = value(a, form)
+    return encode(x if isinstance(x, str) else Fraction(rounding(x)), form, negative)

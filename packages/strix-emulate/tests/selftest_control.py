@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Branches, calls, barriers and the mode: small kernels and what they store."""
+
+from collections.abc import Iterator
+
+import selftest
+from strix_emulate.errors import EmulatorError
+from test_checks import EXCHANGE, LOAD, STORE, execute
+
+#: condition: what makes it so, and what does not; s4 is an address, never 0
+_CONDITIONS = {
+    "scc0": ("s_cmp_lg_u32 s4, s4", "s_cmp_eq_u32 s4, s4"),
+    "scc1": ("s_cmp_eq_u32 s4, s4", "s_cmp_lg_u32 s4, s4"),
+    "vccz": ("s_mov_b32 vcc_lo, 0", "s_mov_b32 vcc_lo, 4"),
+    "vccnz": ("s_mov_b32 vcc_lo, 4", "s_mov_b32 vcc_lo, 0"),
+    "execz": ("s_mov_b32 exec_lo, 0", "s_mov_b32 exec_lo, 4"),
+    "execnz": ("s_mov_b32 exec_lo, 4", "s_mov_b32 exec_lo, 0"),
+}
+_SKIP = "s_mov_b32 s8, 1\n{0}\n{1} skip\ns_mov_b32 s8, 5\nskip:\ns_mov_b32 exec_lo, -1\n"
+_SCALAR = "v_mov_b32 v2, s8\n" + STORE
+_DENORMAL = "v_mov_b32 v3, 3\n{}\nv_add_f32 v2, v3, v3\n" + STORE
+_MODE = "{}\ns_getreg_b32 s8, hwreg(HW_REG_MODE, {}, 4)\n" + _SCALAR
+#: from s[8:9], the address behind S_GETPC, to the function behind the program
+_CALL = """s_getpc_b64 s[8:9]
+s_add_u32 s8, s8, 20
+s_addc_u32 s9, s9, 0
+s_swappc_b64 s[30:31], s[8:9]
+s_branch 3
+s_nop 0
+v_add_nc_u32 v2, 3, v0
+s_setpc_b64 s[30:31]
+"""
+
+
+def cases() -> Iterator[tuple[str, str, list[int]]]:
+    """(mnemonics, kernel behind LOAD, what its 64 threads store)."""
+    for name, conditions in _CONDITIONS.items():
+        for setting, expected in zip(conditions, (1, 5), strict=True):
+            body = _SKIP.format(setting, f"s_cbranch_{name}") + _SCALAR
+            yield f"s_cbranch_{name}", body, [expected] * 64
+    yield "s_branch", _SKIP.format("", "s_branch") + _SCALAR, [1] * 64
+    yield "s_endpgm", "v_mov_b32 v2, 7\n" + STORE + "v_mov_b32 v2, 9\n" + STORE, [7] * 64
+    yield "s_barrier", EXCHANGE.removeprefix(LOAD), [i ^ 32 for i in range(64)]
+    yield ("s_getpc_b64 s_swappc_b64 s_setpc_b64", _CALL + STORE, [i + 3 for i in range(64)])
+    yield ("s_call_b64", "s_call_b64 s[30:31], function\n" + STORE
+           + "function:\nv_add_nc_u32 v2, 9, v0\ns_setpc_b64 s[30:31]\n",
+           [i + 9 for i in range(64)])  # fmt: skip
+    for setting, expected in (("s_denorm_mode 0", 0), ("s_denorm_mode 15", 6)):
+        yield "s_denorm_mode", _DENORMAL.format(setting), [expected] * 64
+    for value, expected in ((0, 0), (15, 6)):
+        setting = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}"
+        yield "s_setreg_imm32_b32", _DENORMAL.format(setting), [expected] * 64
+        yield "s_getreg_b32", _MODE.format(setting, 4), [value] * 64
+    yield "s_round_mode", _MODE.format("s_round_mode 0", 0), [0] * 64
+
+
+def run() -> selftest.Report:
+    report = selftest.Report()
+    for names, body, expected in cases():
+        report.compared += 1
+        report.covered |= set(names.split())
+        try:
+            got = execute(LOAD + body).tolist()
+        except EmulatorError as error:
+            report.disagreements.append(f"{names}: {error}")
+            continue
+        if got != expected:
+            report.disagreements.append(f"{names}: {got[:4]} ..., expected {expected[:4]} ...")
+    return report

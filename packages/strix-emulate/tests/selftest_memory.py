@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every mnemonic of loads, stores and atomics, against plain Python on bytes."""
+
+import io
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import selftest
+from elftools.elf.elffile import ELFFile
+from strix_emulate import llvm, vmem
+from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.errors import EmulatorError
+from strix_emulate.loader import Argument, Kernel
+
+HEAD = """
+s_load_b128 s[4:7], s[0:1], 0x0
+v_lshlrev_b32 v1, 4, v0
+v_mov_b32 v20, 0x55667788
+v_mov_b32 v21, 0
+v_mov_b32 v22, 0
+v_mov_b32 v23, 0
+s_waitcnt lgkmcnt(0)
+global_load_b128 v[4:7], v1, s[4:5]
+v_add_co_u32 v2, vcc_lo, s6, v1
+v_add_co_ci_u32 v3, vcc_lo, s7, 0, vcc_lo
+s_mov_b32 s8, s6
+s_mov_b32 s9, s7
+s_mov_b32 s10, 0x400
+s_mov_b32 s11, 0x30000000
+s_waitcnt vmcnt(0)
+"""
+#: the cell of each of 32 threads is 16 bytes of the output; what it found there is stored behind
+TAIL = """
+s_waitcnt vmcnt(0) lgkmcnt(0)
+s_waitcnt_vscnt null, 0x0
+global_store_b128 v1, v[20:23], s[6:7] offset:512
+s_endpgm
+"""
+_IN = "global_load_b128 v[8:11], v1, s[6:7]\ns_waitcnt vmcnt(0)\n"
+_OUT = "s_waitcnt vmcnt(0) lgkmcnt(0)\nglobal_store_b128 v1, v[8:11], s[6:7]\n"
+TO_LDS = _IN + "ds_store_b128 v1, v[8:11]\ns_waitcnt lgkmcnt(0)\n"
+FROM_LDS = "s_waitcnt vmcnt(0) lgkmcnt(0)\nds_load_b128 v[8:11], v1\n" + _OUT
+TO_SCRATCH = _IN + "scratch_store_b128 off, v[8:11], off\n"
+FROM_SCRATCH = "s_waitcnt_vscnt null, 0x0\nscratch_load_b128 v[8:11], off, off\n" + _OUT
+#: v[2:3] becomes a flat address in an aperture: of the thread's cell
+IN_LDS = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v2, v1\nv_mov_b32 v3, s13\n"
+IN_SCRATCH = "s_mov_b64 s[12:13], src_private_base\nv_mov_b32 v2, 0\nv_mov_b32 v3, s13\n"
+PLACES = {"": ("", ""), "LDS": (TO_LDS + IN_LDS, FROM_LDS),
+          "scratch": (TO_SCRATCH + IN_SCRATCH, FROM_SCRATCH)}  # fmt: skip
+
+#: of LDS in name only: oracle_waves has them
+_EXCHANGES = ("permute", "bpermute", "swizzle")
+
+
+@dataclass
+class Case:
+    """Assembly between HEAD and TAIL, and what becomes of a thread's cell and of what it found.
+
+    data, cells: 16 bytes for each of 32 threads, in v[4:7] and in memory. found: bytes of v20 on.
+    """
+
+    mnemonic: str
+    body: str
+    data: bytes
+    cells: bytes
+    result: list[bytes]
+    found: list[bytes]
+
+
+def execute(body: str, data: bytes, out: bytes) -> bytes:
+    elf = ELFFile(io.BytesIO(llvm.assemble(HEAD + body + TAIL)))
+    kernel = Kernel(
+        "test", elf.get_section_by_name(".text").data(), lds=1024, kernarg=16, scratch=32,
+        arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
+    )  # fmt: skip
+    into = np.frombuffer(out, np.uint8).copy()
+    launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
+           threads=32, options=Options(budget=10_000))  # fmt: skip
+    return into.tobytes()
+
+
+def run() -> selftest.Report:
+    report = selftest.Report()
+    for case in cases():
+        report.compared += 1
+        report.covered.add(case.mnemonic)
+        try:
+            got = execute(case.body, case.data, case.cells + bytes(512))
+        except EmulatorError as error:
+            report.disagreements.append(f"{case.mnemonic}: {error}")
+            continue
+        for i, (result, found) in enumerate(zip(case.result, case.found, strict=True)):
+            cell, behind = got[16 * i : 16 * i + 16], got[512 + 16 * i :][: len(found)]
+            if (cell, behind) != (result, found):
+                report.disagreements.append(
+                    f"{case.mnemonic}: thread {i}: {cell.hex()} and {behind.hex()}, "
+                    f"expected {result.hex()} and {found.hex()} in\n{case.body}")  # fmt: skip
+                break
+    return report
+
+
+def cases() -> Iterator[Case]:
+    """Of every mnemonic; flat ones also of LDS and of scratch."""
+    for name in sorted(selftest.real_mnemonics(vmem.names())):
+        space, *words, kind = name.split("_")
+        places = PLACES if space == "flat" else ("",)
+        if "2addr" in words:
+            yield _two_addresses(name)
+        elif space == "s" and "load" in words:
+            yield from _scalar(name, int(kind[1:]) // 32)
+        elif "load" in words or "store" in words:
+            make = _load if "load" in words else _store
+            kind = name.split("load_" if "load" in words else "store_")[1]
+            yield from (make(name, space, kind, place) for place in places)
+        elif name in ("ds_append", "ds_consume"):
+            yield _counted(name)
+        elif "atomic" in words or (space == "ds" and words[0] not in _EXCHANGES):
+            op = next(word for word in words if word not in ("atomic", "rtn"))
+            # LDS has names of its own for what returns; a conditional subtraction always does
+            always = (True,) if "rtn" in words or op == "csub" else (False,)
+            for returns in always if space == "ds" or op == "csub" else (False, True):
+                yield from (_atomic(name, space, op, kind, returns, p) for p in places)
+
+
+def signed(x: int, bits: int) -> int:
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def number(x: int, kind: str):
+    if kind[0] == "f":
+        size = int(kind[1:]) // 8
+        return struct.unpack("<f" if size == 4 else "<d", x.to_bytes(size, "little"))[0]
+    return signed(x, int(kind[1:])) if kind[0] == "i" else x
+
+
+def updated(op: str, kind: str, old: int, a: int, b: int) -> int:
+    """The ISA's pseudocode, on bit patterns; a and b are the data registers in order."""
+    x, y, z = (number(v, kind) for v in (old, a, b))
+    if kind == "f32" and op == "add":
+        return struct.unpack("<I", struct.pack("<f", x + y))[0]
+    return {
+        "add": lambda: old + a, "sub": lambda: old - a, "rsub": lambda: a - old,
+        "inc": lambda: 0 if old >= a else old + 1,
+        "dec": lambda: a if old == 0 or old > a else old - 1,
+        "csub": lambda: 0 if old < a else old - a,
+        "and": lambda: old & a, "or": lambda: old | a, "xor": lambda: old ^ a,
+        "min": lambda: a if y < x else old, "max": lambda: a if y > x else old,
+        "swap": lambda: a, "storexchg": lambda: a,
+        "cmpswap": lambda: a if x == z else old, "cmpstore": lambda: a if x == z else old,
+        "mskor": lambda: old & ~a | b,
+    }[op]() & ((1 << int(kind[1:])) - 1)  # fmt: skip
+
+
+def _random(name: str) -> list[bytes]:
+    draw = np.random.default_rng(len(name))
+    return [draw.integers(0, 256, 512, np.uint8).tobytes() for _ in range(2)]
+
+
+def _each(data: bytes) -> list[bytes]:
+    return [data[i : i + 16] for i in range(0, 512, 16)]
+
+
+def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str) -> Case:
+    size = int(kind[1:]) // 8
+    data, cells = map(bytearray, _random(name))
+    if kind[0] == "f":
+        # ordinary numbers, no NaN
+        draw = np.random.default_rng(len(name))
+        for store in (data, cells):
+            store[:] = draw.normal(size=512 // size).astype(f"f{size}").tobytes()
+    for i in range(0, 512, 32):
+        # every other lane finds what it compares with
+        data[i + size : i + 2 * size] = cells[i : i + size]
+    two, words = op in ("cmpswap", "cmpstore", "mskor"), size // 4
+    first = "v4" if size == 4 else "v[4:5]"
+    both = f"v[4:{3 + words * (2 if two else 1)}]" if two or size == 8 else "v4"
+    old = "v20" if size == 4 else "v[20:21]"
+    before, after = PLACES[place]
+    if space == "ds":
+        second = f", v{4 + words}" if size == 4 else f", v[{4 + words}:{5 + words}]"
+        body = f"{name} {f'{old}, ' if returns else ''}v1, {first}{second if two else ''}\n"
+        before, after = TO_LDS, FROM_LDS
+    elif space == "buffer":
+        glc = " glc" if returns else ""
+        body = f"{name} {both}, v1, s[8:11], 0 offen{glc}\ns_waitcnt vmcnt(0)\n"
+        body += "".join(f"v_mov_b32 v{20 + i}, v{4 + i}\n" for i in range(words) if returns)
+    else:
+        where = f"v1, {both}, s[6:7]" if space == "global" else f"v[2:3], {both}"
+        body = f"{name} {f'{old}, ' if returns else ''}{where}{' glc' if returns else ''}\n"
+    result, found = [], []
+    for a, held in zip(_each(bytes(data)), _each(bytes(cells)), strict=True):
+        x, y, z = (int.from_bytes(part, "little") for part in (
+            held[:size], a[:size], a[size : 2 * size] if two else a[:size]))  # fmt: skip
+        result.append(updated(op, kind, x, y, z).to_bytes(size, "little") + held[size:])
+        found.append(held[:size] if returns else b"")
+    return Case(name, before + body + after, bytes(data), bytes(cells), result, found)
+
+
+def _placed(space: str, place: str) -> tuple[str, str]:
+    if space == "ds":
+        return TO_LDS, FROM_LDS
+    return (TO_SCRATCH, FROM_SCRATCH) if space == "scratch" else PLACES[place]
+
+
+def _type(kind: str) -> tuple[int, bool, str]:
+    """Bytes, whether they are extended by their sign, and "low" or "high" for half a register."""
+    letter, bits = re.search(r"(?:^|_)([bui])(\d+)", kind).groups()
+    half = "high" if "hi" in kind else "low" if "d16" in kind else ""
+    return int(bits) // 8, letter == "i", half
+
+
+def _register(size: int, first: int) -> str:
+    return f"v{first}" if size <= 4 else f"v[{first}:{first + size // 4 - 1}]"
+
+
+def _load(name: str, space: str, kind: str, place: str) -> Case:
+    size, sign, half = _type(kind)
+    data, cells = _random(name)
+    address = {"global": "v1, s[6:7]", "flat": "v[2:3]", "ds": "v1", "scratch": "off, off",
+               "buffer": "v1, s[8:11], 0 offen"}[space]  # fmt: skip
+    before, after = _placed(space, place)
+    body = f"{before}{name} {_register(size, 20)}, {address}\n{after}"
+    found = []
+    for held in _each(cells):
+        value = int.from_bytes(held[:size], "little")
+        if size < 4:
+            value = signed(value, 8 * size) if sign else value
+            if half == "high":
+                value = (value & 0xFFFF) << 16 | 0x7788
+            elif half == "low":
+                value = value & 0xFFFF | 0x55660000
+        width = max(4, size)
+        found.append((value & (1 << 8 * width) - 1).to_bytes(width, "little"))
+    return Case(name, body, data, cells, _each(cells), found)
+
+
+def _store(name: str, space: str, kind: str, place: str) -> Case:
+    size, _, half = _type(kind)
+    data, cells = _random(name)
+    address = {"global": "v1, {}, s[6:7]", "flat": "v[2:3], {}", "ds": "v1, {}",
+               "buffer": "{}, v1, s[8:11], 0 offen", "scratch": "off, {}, off"}[space]  # fmt: skip
+    before, after = _placed(space, place)
+    body = f"{before}{name} {address.format(_register(size, 4))}\n{after}"
+    skip = 2 if half == "high" else 0
+    result = [a[skip : skip + size] + held[size:]
+              for a, held in zip(_each(data), _each(cells), strict=True)]  # fmt: skip
+    return Case(name, body, data, cells, result, [b""] * 32)
+
+
+def _two_addresses(name: str) -> Case:
+    """LDS: the thread's cell, and 512 bytes behind it, as STRIDE64 counts, what is in v[4:7]."""
+    data, cells = _random(name)
+    size, far = int(name[-2:]) // 8, "stride64" in name
+    offsets = f"offset0:0 offset1:{512 // (64 * size) if far else 1}"
+    first, second = ("v4", "v5") if size == 4 else ("v[4:5]", "v[6:7]")
+    found = "v20" if size == 4 else "v[20:21]"
+    body = TO_LDS + "ds_store_b128 v1, v[4:7] offset:512\ns_waitcnt lgkmcnt(0)\n"
+    pairs = list(zip(_each(data), _each(cells), strict=True))
+    if "load" in name:
+        body += f"{name} v[20:{19 + size // 2}], v1 {offsets}\n" + FROM_LDS
+        loaded = [held[:size] + (a[:size] if far else held[size : 2 * size]) for a, held in pairs]
+        return Case(name, body, data, cells, _each(cells), loaded)
+    body += f"{name} v1, {first}, {second} {offsets}\n{FROM_LDS}"
+    body += f"ds_load_b{8 * size} {found}, v1 offset:512\n"
+    own = size if far else 2 * size
+    result = [a[:own] + held[own:] for a, held in pairs]
+    return Case(name, body, data, cells, result, [
+        a[size : 2 * size] if far else a[:size] for a, _ in pairs])  # fmt: skip
+
+
+def _scalar(name: str, words: int) -> Iterator[Case]:
+    """Into s16 and on; v20 to v23 get the first words of its quarters. By constant and register."""
+    data, cells = _random(name)
+    base = "s[8:11]" if "buffer" in name else "s[6:7]"
+    for offset, at in (("0x40", 64), ("m0", 32), ("m0 offset:0x20", 64)):
+        last = "s16" if words == 1 else f"s[16:{15 + words}]"
+        body = f"s_mov_b32 m0, 32\n{name} {last}, {base}, {offset}\ns_waitcnt lgkmcnt(0)\n"
+        step = max(1, words // 4)
+        body += "".join(f"v_mov_b32 v{20 + i}, s{16 + i * step}\n" for i in range(min(4, words)))
+        got = cells[at : at + 4 * words]
+        found = b"".join(got[4 * i * step :][:4] for i in range(min(4, words)))
+        yield Case(name, body, data, cells, _each(cells), [found] * 32)
+
+
+def _counted(name: str) -> Case:
+    """Twice: of 20 lanes, then of all. The cell is that of thread 2, by way of M0."""
+    data, cells = _random(name)
+    body = TO_LDS + f"""
+s_mov_b32 m0, 0x10
+s_mov_b32 exec_lo, 0xfffff
+{name} v20 offset:16
+s_mov_b32 exec_lo, -1
+{name} v21 offset:16
+""" + FROM_LDS  # fmt: skip
+    sign = 1 if name == "ds_append" else -1
+    start = int.from_bytes(cells[32:36], "little")
+    values = [(start + sign * n).to_bytes(4, "little", signed=False) for n in (0, 20, 52)]
+    result = _each(cells)
+    result[2] = values[2] + result[2][4:]
+    untouched = (0x55667788).to_bytes(4, "little")
+    found = [(values[0] if i < 20 else untouched) + values[1] for i in range(32)]
+    return Case(name, body, data, cells, result, found)

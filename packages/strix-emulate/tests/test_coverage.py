@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every mnemonic that the machine executes is compared with an oracle that shares no code with it.
+
+The oracles: `oracle` and its parts for one lane, `oracle_waves` for whole waves, `selftest_memory`
+for memory, `selftest_control` for where a program goes.
+"""
+
+import oracle
+import oracle_waves
+import pytest
+import selftest
+import selftest_control
+import selftest_memory
+import selftest_waves
+from strix_emulate import atomics, crosslane, program, vmem
+
+#: Mnemonics without a result that could be compared, by the reason.
+NOT_COMPARED = {
+    "a hint, or for hazards and timing that there are none of": {
+        "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr", "s_code_end",
+        "s_set_inst_prefetch_distance", "s_setprio", "s_wait_idle", "s_wakeup", "s_sethalt",
+        "s_incperflevel", "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version",
+        "s_wait_event"},
+    "caches, of which there are none": {
+        "buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s_icache_inv"},
+    "waits: without one a program traps, as test_checks.py and mutate.py show": {
+        "s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"},
+    "gives registers back, at the end of a program; other messages are refused": {"s_sendmsg"},
+}  # fmt: skip
+
+
+def report() -> selftest.Report:
+    """What all oracles together compared; each mnemonic at least three times, or in every form."""
+    total = selftest.run(programs=-(-3 * len(selftest.tables()) // 40), seed=3)
+    for part in (selftest_waves.run(), selftest_memory.run(), selftest_control.run()):
+        total.compared += part.compared
+        total.covered |= part.covered
+        total.disagreements += part.disagreements
+    return total
+
+
+def left(covered: set[str]) -> set[str]:
+    """Supported mnemonics that were not compared."""
+    return selftest.real_mnemonics(program.supported()) - covered
+
+
+def test_every_supported_mnemonic_agrees_with_an_oracle(monkeypatch):
+    done, explained = report(), set().union(*NOT_COMPARED.values())
+    assert done.disagreements == [] and done.compared > 2500
+    assert left(done.covered) == explained
+    # one that is new needs an oracle
+    supported = program.supported()
+    monkeypatch.setattr(program, "supported", lambda: supported | {"v_mullit_f32"})
+    assert left(done.covered) - explained == {"v_mullit_f32"}
+
+
+def test_comparison_of_lanes_can_fail(monkeypatch):
+    table = oracle.vector_table()
+    wrong = {"v_add3_u32": ("u32", ("u32",) * 3, lambda a, b, c: a + b + c + 1)}
+    monkeypatch.setattr(oracle, "vector_table", lambda: table | wrong)
+    assert any("v_add3_u32" in line for line in selftest.run(programs=20).disagreements)
+
+
+def test_a_second_result_is_a_disagreement(monkeypatch):
+    """A destination register's other half, or another register, that changes."""
+    before = selftest.operation
+
+    def misled(rng, name, file, entry):
+        made = before(rng, name, file, entry)
+        made.target.high = not made.target.high
+        return made
+
+    entry = {"v_not_b16": ("u16", ("u16",), lambda a: ~a)}
+    monkeypatch.setattr(oracle, "vector_table", lambda: entry)
+    monkeypatch.setattr(oracle, "scalar_table", dict)
+    monkeypatch.setattr(selftest, "operation", misled)
+    assert "changes v" in selftest.run(programs=1, length=1).disagreements[0]
+
+
+def test_what_traps_is_a_disagreement(monkeypatch):
+    """A mnemonic that is only said to be supported, but refused."""
+    entry = {"v_mullit_f32": ("f32", ("f32",) * 3, lambda a, _b, _c: a)}
+    monkeypatch.setattr(oracle, "vector_table", lambda: entry)
+    monkeypatch.setattr(oracle, "scalar_table", dict)
+    report = selftest.run(programs=1, length=2)
+    assert len(report.disagreements) == 2 and "v_mullit_f32" in report.disagreements[0]
+
+
+def test_comparison_of_waves_can_fail(monkeypatch):
+    def wrong(_rng):
+        return "v_mov_b32 v1, v2", lambda V, _S: V[1].__setitem__(slice(None), V[3])
+
+    monkeypatch.setattr(oracle_waves, "CASES", {"v_mov_b32": wrong})
+    monkeypatch.setattr(oracle_waves, "MATRICES", {})
+    assert any("v1 lane" in text for text in selftest_waves.run(1).disagreements)
+
+
+@pytest.mark.parametrize(("change", "wrong"), [(lambda x: x + 2.0**-10, 2), (lambda x: -x, 6)])
+def test_comparison_of_matrices_can_fail(monkeypatch, change, wrong):
+    """Sums that are compared within the error of seventeen roundings, and results of integers."""
+    right = crosslane._product
+    monkeypatch.setattr(crosslane, "_product", lambda *x: change(right(*x)))
+    monkeypatch.setattr(oracle_waves, "CASES", {})
+    assert len(selftest_waves.run(1).disagreements) >= wrong
+
+
+def test_comparison_of_memory_can_fail(monkeypatch):
+    one = [c for c in selftest_memory.cases() if c.mnemonic in ("ds_sub_u32", "global_load_i8")]
+    monkeypatch.setattr(selftest_memory, "cases", lambda: one)
+    monkeypatch.setitem(atomics._OPERATIONS, "sub", atomics._OPERATIONS["rsub"])
+    monkeypatch.setitem(vmem.TYPES, "i8", (1, ""))
+    wrong = selftest_memory.run().disagreements
+    assert [text.split(":")[0] for text in wrong] == ["ds_sub_u32", "global_load_i8"]
