@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import operands
 import selftest
-from strix_emulate import native, operations, program
+from strix_emulate import narrow, native, operations, program
 from strix_emulate.decode import EXEC
 from strix_emulate.loader import Kernel
 from strix_emulate.runs import Session, Step
@@ -90,6 +90,17 @@ OTHERS += [
     ) + " clamp"
     for name in sorted(operations.SATURATING & operations.TABLE.keys())
 ]  # fmt: skip
+OTHERS += [
+    f"{name} v1, " + ", ".join(operands[: len(narrow.PACKED[name][1])])
+    + how.replace("2", "1,1,0"[: 2 * len(narrow.PACKED[name][1]) - 1])
+    for name in sorted(narrow.PACKED.keys() - {"v_pk_fmac_f16"})
+    for operands, how in (
+        (("v2", "s3", "v4"), ""), (("v1", "v1", "v1"), " op_sel:[2]"),
+        (("v3", "0x40003c00", "v1"), " op_sel_hi:[2]"), (("v2", "1.0", "v3"), " clamp"),
+        (("v2", "v1", "v3"), " neg_lo:[2]" if name.endswith("f16") else " op_sel:[2]"),
+    )
+]  # fmt: skip
+OTHERS += ["v_pk_fmac_f16 v1, s2, v3", "v_pk_fmac_f16 v1, v1, v1"]
 #: kernels start in other modes, too
 MODES = ({}, {"denormals_32": False, "denormals_16_64": False}, {"ieee": False},
          {"ieee": False, "denormals_32": False})  # fmt: skip

@@ -10,8 +10,8 @@ from strix_emulate import floats, narrow
 from strix_emulate.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.forms import Form, executes
-from strix_emulate.modes import Mode, clamped, saturated
-from strix_emulate.narrow import MIXED, mixed_name
+from strix_emulate.modes import Mode, clamped
+from strix_emulate.narrow import MIXED, PACKED, clamped_half, mixed_name, packed, packed_name
 from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
 _LANE = np.arange(LANES)
@@ -167,68 +167,43 @@ def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
     return executes(run, Form(mixed_name(kind, kinds), function, kind, target, sources))
 
 
-_PACKED = {
-    "v_pk_add_f16": ("f16", np.add), "v_pk_mul_f16": ("f16", np.multiply),
-    "v_pk_fma_f16": ("f16", floats.fma16),
-    "v_pk_max_f16": ("f16", lambda a, b: floats.larger(a, b, True)),
-    "v_pk_min_f16": ("f16", lambda a, b: floats.smaller(a, b, True)),
-    "v_pk_add_u16": ("u16", np.add), "v_pk_sub_u16": ("u16", np.subtract),
-    "v_pk_add_i16": ("i16", np.add),
-    "v_pk_sub_i16": ("i16", np.subtract), "v_pk_mul_lo_u16": ("u16", np.multiply),
-    "v_pk_max_i16": ("i16", np.maximum), "v_pk_min_i16": ("i16", np.minimum),
-    "v_pk_max_u16": ("u16", np.maximum), "v_pk_min_u16": ("u16", np.minimum),
-    "v_pk_lshlrev_b16": ("u16", lambda a, b: b << (a & np.uint16(15))),
-    "v_pk_lshrrev_b16": ("u16", lambda a, b: b >> (a & np.uint16(15))),
-    "v_pk_ashrrev_i16": ("i16", lambda a, b: b >> (a & np.int16(15))),
-    "v_pk_mad_u16": ("u16", lambda a, b, c: a * b + c),
-    "v_pk_mad_i16": ("i16", lambda a, b, c: a * b + c),
-    "v_pk_fmac_f16": ("f16", floats.fma16),
-}  # fmt: skip
-
-
 def _packed(ins: Instruction, mode: Mode) -> Callable:
     """VOP3P: the operation on both halves; op_sel and op_sel_hi pick the source half for each.
 
     CLAMP saturates integers, and brings numbers into 0 to 1.
     """
-    kind, function = _PACKED[ins.name]
+    clamp = bool(ins.modifiers.get("clamp"))
+    kind, kinds, function = packed(ins.name, clamp)
+    plain = function
     if kind == "f16" and mode.finite_16:
-        function = floats.finite(function)
-    if ins.modifiers.get("clamp"):
-        function = _clamped_half(function) if kind == "f16" else saturated(function, kind)
+        # before it is brought into 0 to 1
+        function = floats.finite(packed(ins.name, False)[2])
+        function = clamped_half(function) if clamp else function
     if ins.modifiers.keys() - {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"}:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
-    sources = ins.operands[1:]
+    sources, count = ins.operands[1:], len(kinds)
     if ins.name == "v_pk_fmac_f16":
         sources = (*sources, ins.operands[0])
-    count = len(sources)
     choices = (
         (ins.modifiers.get("op_sel", (0,) * count), ins.modifiers.get("neg_lo", (0,) * count)),
         (ins.modifiers.get("op_sel_hi", (1,) * count), ins.modifiers.get("neg_hi", (0,) * count)),
     )
-    halves = []
-    for picks, negations in choices:
-        reads = []
-        for op, high, negate in zip(sources, picks, negations, strict=True):
-            part = replace(op, count=1, half="h" if high else "l", neg=bool(negate))
-            reads.append(reader(part, kind))
-        halves.append(reads)
-    index = ins.operands[0].index
-    writes = [vector_writer(Operand("v", index, 1, half), kind) for half in "lh"]
+    targets = [Operand("v", ins.operands[0].index, 1, half) for half in "lh"]
+    forms = [
+        Form(packed_name(ins.name, clamp), plain, kind, target,
+             tuple((replace(op, count=1, half="h" if high else "l", neg=bool(negate)), kind)
+                   for op, high, negate in zip(sources, picks, negations, strict=True)))
+        for target, (picks, negations) in zip(targets, choices, strict=True)
+    ]  # fmt: skip
+    halves = [[reader(op, kind) for op, _ in form.sources] for form in forms]
+    writes = [vector_writer(target, kind) for target in targets]
 
     def run(g: Waves):
         results = [function(*(np.asarray(read(g)) for read in reads)) for reads in halves]
         for write, result in zip(writes, results, strict=True):
             write(g, result)
 
-    return run
-
-
-def _clamped_half(function: Callable) -> Callable:
-    def run(*sources):
-        return clamped(np.asarray(function(*sources)))
-
-    return run
+    return run if function is not plain else executes(run, *forms)
 
 
 def _dot(ins: Instruction, _mode: Mode) -> Callable:
@@ -387,5 +362,5 @@ COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {
     **dict.fromkeys(_DOTS, _dot),
     **dict.fromkeys(
         ("v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32"), _move_relative),
-    **dict.fromkeys(_PACKED, _packed), **dict.fromkeys(_WMMA, _wmma),
+    **dict.fromkeys(PACKED, _packed), **dict.fromkeys(_WMMA, _wmma),
 }  # fmt: skip

@@ -43,6 +43,9 @@ def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
         yield (f"{name}.ieee0", *operations.extreme(name, False), False)
     for (kind, kinds), function in narrow.MIXED.items():
         yield narrow.mixed_name(kind, kinds), kind, kinds, function, False
+    for name in narrow.PACKED:
+        for clamp in (False, True):
+            yield narrow.packed_name(name, clamp), *narrow.packed(name, clamp), False
     for name, (kind, kinds, function, flags) in operations.MASKED.items():
         yield name, kind, kinds, function, flags
     for name, (kind, kinds, function) in scalars.WITH_SCC.items():

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from strix_emulate import floats
+from strix_emulate.modes import clamped, saturated
 
 U32 = np.uint32
 
@@ -250,7 +251,47 @@ def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
     return ".".join(("v_fma_mix", kind, *kinds))
 
 
+def _packed(name: str, function) -> tuple:
+    kind = name[-3:].replace("b", "u")
+    return kind, (kind,) * (3 if name.startswith(("fma", "mad")) else 2), function
+
+
+def packed(name: str, clamp: bool) -> tuple:
+    """Of one of PACKED, with CLAMP or without: kinds of the result and the sources, function."""
+    kind, kinds, function = PACKED[name]
+    if clamp:
+        function = clamped_half(function) if kind == "f16" else saturated(function, kind)
+    return kind, kinds, function
+
+
+def packed_name(name: str, clamp: bool) -> str:
+    """The name of what packed gives."""
+    return f"{name}.clamp" if clamp else name
+
+
+def clamped_half(function):
+    """A function whose result is brought into 0 to 1."""
+
+    def run(*sources):
+        return clamped(np.asanyarray(function(*sources)))
+
+    return run
+
+
 TABLE = _table()
 #: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
 MIXED = {(kind, kinds): _mixed(kind) for kind in ("f32", "f16")
          for kinds in product(("f16", "f32"), repeat=3)}  # fmt: skip
+_PACKED_FUNCTIONS = {
+    "add_f16": np.add, "mul_f16": np.multiply, "fma_f16": floats.fma16, "fmac_f16": floats.fma16,
+    "max_f16": lambda a, b: floats.larger(a, b, True),
+    "min_f16": lambda a, b: floats.smaller(a, b, True),
+    "add_u16": np.add, "sub_u16": np.subtract, "add_i16": np.add, "sub_i16": np.subtract,
+    "mul_lo_u16": np.multiply, "max_i16": np.maximum, "min_i16": np.minimum, "max_u16": np.maximum,
+    "min_u16": np.minimum, "lshlrev_b16": lambda a, b: b << (a & np.uint16(15)),
+    "lshrrev_b16": lambda a, b: b >> (a & np.uint16(15)),
+    "ashrrev_i16": lambda a, b: b >> (a & np.int16(15)),
+    "mad_u16": lambda a, b, c: a * b + c, "mad_i16": lambda a, b, c: a * b + c,
+}  # fmt: skip
+#: V_PK_*: what is done with each half.
+PACKED = {f"v_pk_{name}": _packed(name, function) for name, function in _PACKED_FUNCTIONS.items()}

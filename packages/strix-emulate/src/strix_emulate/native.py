@@ -236,8 +236,9 @@ def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]
     if first.form == SHAPES["load"]:
         raise Unknown("both loads write the address")
     move = COp.from_buffer_copy(first)
-    move.function, move.sources, move.after = functions["v_mov_b32"], 1, 0
-    move.source[0] = COperand(file=FILES["spare"], bits=32)
+    bits = first.target.bits
+    move.function, move.sources, move.after = functions[f"v_mov_b{bits}"], 1, 0
+    move.source[0] = COperand(file=FILES["spare"], bits=bits)
     first.target.file = FILES["spare"]
     return [first, second, move]
 
@@ -248,6 +249,7 @@ def _feeds(first: COp, second: COp) -> bool:
     written = set(range(first.target.index, first.target.index + width))
     for source in list(second.source)[: second.sources]:
         read = {source.index, source.index + (source.bits == 64)}
-        if source.file == first.target.file and written & read:
+        other_half = source.bits == first.target.bits == 16 and source.half != first.target.half
+        if source.file == first.target.file and written & read and not other_half:
             return True
     return bool(first.flag.file)

@@ -4,16 +4,23 @@
 #include <stdint.h>
 #include <string.h>
 
+// a ? : that compilers do not make a branch of, so that loops become vector code
+static inline uint32_t pick(int chosen, uint32_t a, uint32_t b)
+{
+  const uint32_t mask = -(uint32_t)chosen;
+  return (a & mask) | (b & ~mask);
+}
+
 static inline float half_value(uint16_t h)
 {
-  uint32_t magnitude = h & 0x7fff, bits = magnitude << 13;
-  float normal, denormal = (float)(int32_t)magnitude * 0x1p-24f;
-  bits += magnitude >= 0x7c00 ? 0x70000000 : 0x38000000;
-  memcpy(&normal, &bits, 4);
-  float value = magnitude < 0x400 ? denormal : normal;
-  memcpy(&bits, &value, 4);
-  bits |= (uint32_t)(h & 0x8000) << 16;
-  memcpy(&value, &bits, 4);
+  uint32_t magnitude = h & 0x7fff, denormal = (magnitude << 13) + 0x38800000;
+  uint32_t normal = (magnitude << 13) + pick(magnitude >= 0x7c00, 0x70000000, 0x38000000);
+  float value;
+  memcpy(&value, &denormal, 4);
+  value -= 0x1p-14f;
+  memcpy(&denormal, &value, 4);
+  normal = pick(magnitude < 0x400, denormal, normal) | (uint32_t)(h & 0x8000) << 16;
+  memcpy(&value, &normal, 4);
   return value;
 }
 
@@ -24,28 +31,29 @@ static inline uint16_t half_bits(float x)
   memcpy(&bits, &x, 4);
   uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  float small, half = 0.5f;
+  float small;
   memcpy(&small, &magnitude, 4);
-  small = small < 1.0f ? small + half : 1.0f;
+  small += 0.5f;
   uint32_t denormal, nan = magnitude >> 13 & 0x3ff;
   memcpy(&denormal, &small, 4);
-  denormal -= 0x3f000000;
-  uint32_t result = magnitude < 0x38800000 ? denormal : magnitude >= 0x47800000 ? 0x7c00 : normal;
-  result = magnitude > 0x7f800000 ? 0x7c00 | (nan ? nan : 1) : result;
+  uint32_t result = pick(magnitude >= 0x47800000, 0x7c00, normal);
+  result = pick(magnitude < 0x38800000, denormal - 0x3f000000, result);
+  result = pick(magnitude > 0x7f800000, 0x7c00 | nan | (nan == 0), result);
   return (uint16_t)(sign | result);
 }
 
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }
 
-// to odd first, so that the second rounding is right
-static inline float double_to_half(double x)
+// so that another rounding, to half precision, is right
+static inline float to_odd(double x)
 {
   float f = (float)x;
   uint32_t bits;
   memcpy(&bits, &f, 4);
-  if ((double)f != x && !(bits & 1) && x == x && fabs(x) < INFINITY && fabs(f) < INFINITY)
-    f = nextafterf(f, (double)f < x ? INFINITY : -INFINITY);
-  return float_to_half(f);
+  const int even = ((double)f != x) & !(bits & 1) & (fabs((double)f) < INFINITY);
+  bits += even * (2 * (fabs((double)f) < fabs(x)) - 1);
+  memcpy(&f, &bits, 4);
+  return f;
 }
 
 #define BITS(TO, FROM, D, S) \
@@ -58,6 +66,16 @@ BITS(double, uint64_t, d, L)
 BITS(double, int64_t, d, l)
 BITS(uint64_t, double, L, d)
 BITS(int64_t, double, l, d)
+
+// nextafter, without branches
+static inline double next_double(double x, double to)
+{
+  const int up = x < to, still = x == to, nan = (x != x) | (to != to);
+  const int64_t step = up == (x > 0) ? 1 : -1;
+  int64_t zero = up ? 1 : INT64_MIN + 1, next = l_of_d(x) + step;
+  next = x == 0 ? zero : next;
+  return nan ? x + to : still ? to : d_of_l(next);
+}
 
 // numpy's frexp in two
 static inline double fraction(double x) { int power; return frexp(x, &power); }

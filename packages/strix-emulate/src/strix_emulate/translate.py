@@ -21,7 +21,7 @@ _INFIX = {
 }  # fmt: skip
 #: C's library has these for double, and with an f for float; exp2 of a float goes through double
 _LIBRARY = {"trunc", "floor", "ceil", "rint", "sqrt", "exp2", "log2", "sin", "cos", "fmod",
-            "copysign", "nextafter", "ldexp"}  # fmt: skip
+            "copysign", "ldexp"}  # fmt: skip
 _TESTS = {"isnan": "({0} != {0})", "isinf": "(fabs((double){0}) == INFINITY)",
           "isfinite": "(fabs((double){0}) < INFINITY)", "signbit": "(!!signbit({0}))"}  # fmt: skip
 
@@ -96,6 +96,8 @@ class Body:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._known: dict[tuple[str, str], str] = {}
+        #: of variables that hold what was rounded to half precision
+        self.before_rounding: dict[str, str] = {}
 
     def symbol(self, dtype, code: str) -> Symbol:
         """A variable for the expression; equal ones share it."""
@@ -104,6 +106,8 @@ class Body:
         if key not in self._known:
             self._known[key] = f"t{len(self.lines)}"
             self.lines.append(f"{_ctype(dtype)} {self._known[key]} = {code};")
+            if code.startswith("float_to_half("):
+                self.before_rounding[self._known[key]] = code.removeprefix("float_to_half")
         return Symbol(dtype, self._known[key], self)
 
     def call(self, name: str, dtype, arguments) -> Symbol:
@@ -115,8 +119,8 @@ class Body:
         if x.dtype == dtype:
             return x
         if dtype.char == "e":
-            source = "double" if x.dtype.char != "f" else "float"
-            return self.symbol(dtype, f"{source}_to_half(({source}){x.code})")
+            near = f"to_odd((double){x.code})" if x.dtype.char != "f" else x.code
+            return self.symbol(dtype, f"float_to_half({near})")
         if dtype.char == "?":
             return self.symbol(dtype, f"({x.code} != 0)")
         return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
@@ -174,11 +178,11 @@ class Body:
             code = f"(({_ctype(result)})({moved}))"
         elif name in ("maximum", "minimum"):
             op, (a, b) = (">=" if name == "maximum" else "<="), codes
-            nan = f" || {a} != {a}" if result.kind == "f" else ""
-            code = f"({a} {op} {b}{nan} ? {a} : {b})"
+            nan = f" | ({a} != {a})" if result.kind == "f" else ""
+            return self.symbol(result, f"(({a} {op} {b}){nan} ? {a} : {b})")
         elif name in ("fmax", "fmin"):
             op, (a, b) = (">=" if name == "fmax" else "<="), codes
-            code = f"({a} {op} {b} || {b} != {b} ? {a} : {b})"
+            return self.symbol(result, f"(({a} {op} {b}) | ({b} != {b}) ? {a} : {b})")
         elif name in _TESTS:
             code = _TESTS[name].format(codes[0])
         elif name == "invert":
@@ -192,6 +196,8 @@ class Body:
             code = f"__builtin_popcount{'l' if sources[0].dtype.itemsize == 8 else ''}({codes[0]})"
         elif name == "remainder" and result.kind == "u":
             code = f"({codes[0]} % {codes[1]})"
+        elif name == "nextafter" and char == "d":
+            code = f"next_double({', '.join(codes)})"
         elif name in _LIBRARY:
             code = f"{name}{'f' if char in 'ef' else ''}({', '.join(codes)})"
         else:
@@ -251,15 +257,17 @@ def loop(name: str, function: Callable, results, sources) -> str:
     inputs = []
     for i, dtype in enumerate(sources):
         dtype = np.dtype(dtype)
-        code = f"half_value(s{i}[l])" if dtype.char == "e" else f"s{i}[l]"
-        inputs.append(body.symbol(dtype, code))
+        inputs.append(body.symbol(dtype, f"{'h' if dtype.char == 'e' else 's'}{i}[l]"))
     try:
         with np.errstate(all="ignore"):
             values = function(*inputs)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise Untranslatable(f"{name}: {error}") from error
     values = values if isinstance(values, tuple) else (values,)
-    lines = []
+    # halves are converted in loops of their own, which become vector code
+    first = [f"float h{i}[n]; LANES h{i}[l] = half_value(s{i}[l]);"
+             for i, dtype in enumerate(sources) if np.dtype(dtype).char == "e"]  # fmt: skip
+    lines, last = [], []
     for i, (value, dtype) in enumerate(zip(values, results, strict=True)):
         dtype = np.dtype(dtype)
         value = value if isinstance(value, Symbol) else body.constant(value, dtype)
@@ -267,7 +275,12 @@ def loop(name: str, function: Callable, results, sources) -> str:
             code = body.bits(value, dtype).code
         else:
             code = body.cast(value, dtype).code
-        lines.append(f"d{i}[l] = {f'half_bits({code})' if dtype.char == 'e' else code};")
+        if dtype.char == "e":
+            first.append(f"float r{i}[n];")
+            last.append(f"LANES d{i}[l] = half_bits(r{i}[l]);")
+            # rounded there
+            code = body.before_rounding.get(code, code)
+        lines.append(f"{'r' if dtype.char == 'e' else 'd'}{i}[l] = {code};")
     whole = " ".join([*body.lines, *lines])
     for x in inputs:
         # numpy.asarray, for one, makes a plain number of a symbol
@@ -278,5 +291,6 @@ def loop(name: str, function: Callable, results, sources) -> str:
         f"const {storage(d)} *s{i} = p[{i + len(results)}];" for i, d in enumerate(sources)
     ]
     inner = "\n    ".join([*body.lines, *lines])
-    return (f"static void {name}(void *const *p, long n)\n{{\n  " + "\n  ".join(pointers)
-            + f"\n  LANES {{\n    {inner}\n  }}\n}}\n")  # fmt: skip
+    before, behind = "\n  ".join([*pointers, *first]), "".join(f"\n  {x}" for x in last)
+    return (f"static void {name}(void *const *p, long n)\n{{\n  {before}"
+            f"\n  LANES {{\n    {inner}\n  }}{behind}\n}}\n")  # fmt: skip
