@@ -57,6 +57,15 @@ s_cselect_b64 s[4:5], s[6:7], -1
 s_addc_u32 s4, s5, s6
 s_subb_u32 s4, s5, 7
 s_movk_i32 s4, 0x8001
+s_addk_i32 s4, 0x8001
+s_addk_i32 s5, 0x7fff
+s_mulk_i32 s4, 0xfff3
+ds_bpermute_b32 v1, v2, v3
+ds_bpermute_b32 v1, v1, v1 offset:12
+ds_permute_b32 v1, v2, v3
+ds_permute_b32 v1, v2, v1 offset:8
+ds_swizzle_b32 v1, v2 offset:swizzle(BITMASK_PERM,"01pip")
+ds_swizzle_b32 v1, v1 offset:0x1f
 s_cmpk_lt_i32 s4, 0x8001
 s_and_saveexec_b32 s4, s5
 s_or_saveexec_b32 s4, vcc_lo

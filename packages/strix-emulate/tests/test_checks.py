@@ -110,6 +110,18 @@ def test_lds_write_after_read_race():
         execute(again)
 
 
+def test_a_scalar_load_races_as_well():
+    body = LOAD + "s_load_b32 s8, s[6:7], 0x4\ns_waitcnt lgkmcnt(0)\nv_mov_b32 v2, s8\n"
+    assert (execute(body + STORE, threads=32, second="inout") == 0).all()
+    with pytest.raises(Trap, match=r"race.*a read by several waves"):
+        execute(body + STORE, second="inout")
+    late = LOAD + STORE.removesuffix("s_endpgm\n") + "s_load_b32 s8, s[6:7], 0x84\ns_endpgm\n"
+    with pytest.raises(Trap, match=r"race.*a write by wave 1"):
+        execute(late, second="inout")
+    with pytest.raises(Trap, match=r"bounds: 4 bytes"):
+        execute(LOAD + "s_load_b32 s8, s[6:7], 0x100\ns_endpgm\n")
+
+
 def test_global_race_between_workgroups():
     body = LOAD + "v_mov_b32 v2, s2\n" + STORE
     assert (execute(body) == 0).all()

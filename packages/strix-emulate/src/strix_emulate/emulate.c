@@ -31,7 +31,7 @@ typedef struct {
   Operand target, flag, source[4];
 } Op;
 enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
-       WRITELANE, LOAD, STORE_, SAVEEXEC };
+       WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE };
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -302,6 +302,23 @@ static void between_files(State *w, const Op *o)
   if (o->write_exec) refresh(w), w->exec_changed = 1;
 }
 
+// Through LDS, without touching it; of inactive lanes come zeros.
+static void exchange(State *w, const Op *o)
+{
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], 32);
+  const uint32_t *index = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], 32) : 0;
+  uint32_t *y = (uint32_t *)w->spare[0];
+  memset(y, 0, 128 * w->n);
+  for (long i = 0; i < w->n; i++)
+    for (int l = 0; l < 32; l++) {
+      const long here = 32 * i + l;
+      const int other = index ? (index[here] + (uint64_t)o->offset) >> 2 & 31 : o->lanes[l];
+      const int from = o->form == PERMUTE_LANES ? l : other, to = o->form == PERMUTE_LANES ? other : l;
+      if (w->full || w->masks[32 * i + from]) y[32 * i + to] = x[32 * i + from];
+    }
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
+
 // D = A B + C, the sixteen products added one after the other, then C. See crosslane._wmma.
 static int wmma(State *w, const Op *o)
 {
@@ -358,6 +375,7 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
   for (long i = 0; i < count; i++) {
     const Op *o = ops + i;
     int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 64 * w->n) : 0;
+    if (log) log[0] = 0;
     switch (o->form) {
     case COMPUTE: compute(w, o); break;
     case COMPUTE_SCALAR: compute_scalar(w, o); break;
@@ -370,6 +388,8 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
     case SAVEEXEC: save_exec(w, o); break;
     case LOAD: if (load(w, o, log)) return i; break;
     case STORE_: if (store(w, o, log)) return i; break;
+    case LOAD_SCALAR: if (load_scalar(w, o)) return i; break;
+    case BPERMUTE: case PERMUTE_LANES: case SWIZZLE: exchange(w, o); break;
     default: break;
     }
   }

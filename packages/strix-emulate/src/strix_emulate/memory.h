@@ -205,6 +205,29 @@ static int load(State *w, const Op *o, int64_t *log)
   return 0;
 }
 
+static int load_scalar(State *w, const Op *o)
+{
+  Memory *m = &w->memory[GLOBAL];
+  const long n = w->n;
+  const uint64_t *base = fetch(w, &o->source[0], w->spare[2], 1);
+  const uint32_t *more = fetch(w, &o->source[1], w->spare[3], 1);
+  uint32_t *row = w->s + o->target.index * n;
+  int64_t *at = (int64_t *)w->spare[0];
+  int changing = 0;
+  for (long i = 0; i < n; i++) {
+    at[i] = find(m, (base[i] + more[i] + (int64_t)o->offset) & ~3ull, o->size, 0, &changing);
+    if (at[i] < 0) return 1;
+  }
+  if (m->written && changing)
+    for (long i = 0; i < n; i++)
+      if (note_load(m, at[i] >> m->shift, cells(m, o->size), w->tags[i], (int)w->ordered, 0))
+        return 1;
+  for (int k = 0; k < o->words; k++)
+    for (long i = 0; i < n; i++) memcpy(row + k * n + i, m->bytes + at[i] + 4 * k, 4);
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+  return 0;
+}
+
 // The bytes that a lane stores.
 static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data)
 {

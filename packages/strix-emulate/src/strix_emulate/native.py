@@ -24,7 +24,7 @@ FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6}
 SHAPES = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
-    "saveexec": 11,
+    "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
 }  # fmt: skip
 #: by level of x86-64: some of what only processors of that level have
 LEVELS = {
@@ -189,7 +189,8 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
         op.target = COperand(file=FILES[form.target.kind], index=form.target.index,
                              bits=_bits(form.kind), half=form.target.half == "h")  # fmt: skip
         if form.target.kind == "s" and form.target.index != NULL:
-            written += range(form.target.index, form.target.index + _bits(form.kind) // 32)
+            count = form.access.get("words", _bits(form.kind) // 32)
+            written += range(form.target.index, form.target.index + count)
     if form.flag is not None:
         op.flag = COperand(file=FILES[form.flag.kind], index=form.flag.index, bits=32)
         written += [form.flag.index] * (form.flag.kind == "s")

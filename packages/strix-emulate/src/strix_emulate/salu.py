@@ -20,8 +20,6 @@ from strix_emulate.scalars import (
     SELECTS,
     U32,
     WITH_SCC,
-    overflow,
-    wide,
 )
 from strix_emulate.waves import Waves, reader, scalar_writer
 
@@ -69,7 +67,10 @@ def _form(ins: Instruction) -> Form | None:
     elif name == "s_movk_i32":
         name, flag, target = "s_mov_b32", None, ops[0]
         kind, kinds, function = PLAIN[name]
-        ops = [replace(ops[1], text=str(simm16(ops[1].text)))]
+        ops = [_immediate(ops[1])]
+    elif name in ("s_addk_i32", "s_mulk_i32"):
+        ops = [ops[0], ops[0], _immediate(ops[1])]
+        return _form(replace(ins, name=name.replace("k_", "_"), operands=tuple(ops)))
     elif name in CARRIES:
         kind, flag, target = "u32", _SCC, ops.pop(0)
         kinds, function = CARRIES[name]
@@ -84,6 +85,11 @@ def _form(ins: Instruction) -> Form | None:
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
     sources = tuple(zip(ops, kinds, strict=True))
     return Form(name, function, kind, target, sources, (True,) * len(kinds), flag, shape="scalar")
+
+
+def _immediate(op: Operand) -> Operand:
+    """As a constant of 32 bits."""
+    return replace(op, text=str(simm16(op.text)))
 
 
 def _array(read: Callable) -> Callable:
@@ -134,14 +140,6 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
     return lambda g: write(g, np.full((g.n, 1), spaces.code + behind, np.uint64))
 
 
-def _readers(ops, kinds):
-    if len(ops) != len(kinds):
-        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
-    wide = (reader(op, kind) for op, kind in zip(ops, kinds, strict=True))
-    # arrays, also of constants
-    return [lambda g, r=r: np.atleast_2d(r(g)) for r in wide]
-
-
 def _saveexec(ins: Instruction) -> Callable:
     function, read = SAVEEXEC[ins.name], reader(ins.operands[1], "b32")
     save, write = scalar_writer(ins.operands[0]), scalar_writer(Operand("s", EXEC))
@@ -169,23 +167,13 @@ def _other(ins: Instruction) -> Callable:
         place, on = reader(ops[1], "u32"), name == "s_bitset1_b32"
         bit = lambda g: U32(1) << (place(g) & U32(31))  # noqa: E731
         return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))
-    if name == "s_and_not1_wrexec_b32":
-        source, write_exec = reader(ops[1], "u32"), scalar_writer(Operand("s", EXEC))
+    # s_and_not1_wrexec_b32
+    source, write_exec = reader(ops[1], "u32"), scalar_writer(Operand("s", EXEC))
 
-        def wrexec(g: Waves):
-            result = source(g) & ~g.S[EXEC]
-            write_exec(g, result)
-            write(g, result)
-            g.scc[...] = result != 0
+    def wrexec(g: Waves):
+        result = source(g) & ~g.S[EXEC]
+        write_exec(g, result)
+        write(g, result)
+        g.scc[...] = result != 0
 
-        return wrexec
-    value = np.int64(simm16(ops[1].text))
-    if name == "s_mulk_i32":
-        return lambda g: write(g, (wide(read(g)) * value).astype(U32))
-
-    def addk(g: Waves):
-        total = wide(read(g).view(np.int32)) + value
-        write(g, total.astype(U32))
-        g.scc[...] = overflow(total)
-
-    return addk
+    return wrexec

@@ -133,7 +133,13 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
         )
         issue(g, LGKM, entry)
 
-    return run
+    if buffer:
+        return run
+    added = Operand("const", text="0") if offset.kind == "const" else offset
+    sources = ((replace(base, count=2), "u64"), (added, "u32"))
+    access = {"size": 4 * words, "words": words, "offset": constant}
+    form = Form("", None, "b32", target, sources, shape="load_scalar", access=access)
+    return executes(run, form, issues=(LGKM, entry))
 
 
 def _scalar_buffer(g: Waves, resource: int, start, size: int):
@@ -320,7 +326,9 @@ def _lane_exchange(ins: Instruction) -> Callable:
             np.copyto(g.V[target], got, where=g.mask)
             issue(g, LGKM, entry)
 
-        return run_swizzle
+        form = Form("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),), shape="swizzle",
+                    access={"lanes": tuple(source.tolist())})  # fmt: skip
+        return executes(run_swizzle, form, issues=(LGKM, entry))
     index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
 
     def run(g: Waves):
@@ -335,4 +343,7 @@ def _lane_exchange(ins: Instruction) -> Callable:
         np.copyto(g.V[target], got, where=g.mask)
         issue(g, LGKM, entry)
 
-    return run
+    form = Form("", None, "b32", ins.operands[0],
+                ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
+                shape=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
+    return executes(run, form, issues=(LGKM, entry))
