@@ -104,6 +104,24 @@ def test_lds_race(missing):
         execute(EXCHANGE.replace(missing, kept))
 
 
+def test_lds_load_that_still_runs_at_a_barrier():
+    """It may see another wave's store behind it: LLVM's model orders completed loads only."""
+    body = LOAD + """
+    v_xor_b32 v3, 0x80, v1
+    ds_store_b32 v1, v0
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_load_b32 v2, v3
+    {}
+    s_barrier
+    ds_store_b32 v1, v1
+    s_waitcnt lgkmcnt(0)
+    """ + STORE  # fmt: skip
+    assert (execute(body.format("s_waitcnt lgkmcnt(0)")) == np.arange(64) ^ 32).all()
+    with pytest.raises(Trap, match="race.*a read"):
+        execute(body.format(""))
+
+
 def test_lds_write_after_read_race():
     again = EXCHANGE.replace(STORE, "ds_store_b32 v1, v2\n" + STORE)
     with pytest.raises(Trap, match=r"race.*a read"):

@@ -76,6 +76,31 @@ def test_wrong(answered, spoilt, reason):
     assert found["d64-float16"].state is State.PASSED
 
 
+RACE = (
+    "_bwd_kernel_dq_causal at 0x1b04 `ds_store_b128 v45, v[0:3]`: race: LDS cell is touched by "
+    "wave 0 of workgroup 1 and, with no barrier between, had a read by wave 1 of workgroup 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "trap", "state"),
+    [
+        ("varlen-empty-gqa", RACE, State.SKIPPED),
+        ("varlen-empty-gqa", RACE.replace("dq", "dkdv"), State.FAILED),
+        ("varlen-empty-gqa", RACE.replace("a read", "a write"), State.FAILED),
+        ("varlen-empty", RACE, State.FAILED),
+    ],
+)
+def test_the_trap_that_llvm_causes(monkeypatch, name, trap, state):
+    """It is skipped in its one check and in its one form."""
+    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
+    answer = Answer(error=("Trap", trap), executed=DONE)
+    monkeypatch.setattr(gpu_free, "run", lambda calls, mode: Answers("built-in", [answer]))
+    (check,) = run(["emulated"], Options(), [f"emulated/{name}"]).checks
+    assert check.state is state
+    assert ("pull/220357" if state is State.SKIPPED else trap) in check.reason
+
+
 def test_broken_child(answered):
     found = answered(error=ChildError("exit status 1: gone"))
     assert {check.state for check in found.values()} == {State.FAILED}

