@@ -83,7 +83,10 @@ def memory() -> dict:
 
 def handles() -> dict:
     stream, event, milliseconds = c_void_p(), c_void_p(), ctypes.c_float()
+    device = c_int(-1)
     found = {"create": call("hipStreamCreate", byref(stream))}
+    found["device"] = [call("hipStreamGetDevice", stream, byref(device)), device.value]
+    found["device of none"] = call("hipStreamGetDevice", None, byref(device))
     assert hip.hipEventCreate(byref(event)) == 0
     found["not recorded"] = call("hipEventElapsedTime", byref(milliseconds), event, event)
     found["record"] = call("hipEventRecord", event, stream)
@@ -91,6 +94,7 @@ def handles() -> dict:
     found["elapsed"] = call("hipEventElapsedTime", byref(milliseconds), event, event)
     found["destroy"] = call("hipStreamDestroy", stream)
     found["destroyed"] = call("hipStreamSynchronize", stream)
+    found["device of destroyed"] = call("hipStreamGetDevice", stream, byref(device))
     found["no event"] = call("hipEventRecord", c_void_p(12345), None)
     found["no device"] = call("hipSetDevice", 1)
     found["refused"] = call("hipGraphCreate", byref(stream), 0)
@@ -108,6 +112,7 @@ def add(path: str) -> dict:
         (ctypes.c_float * 1000).from_address(pointer.value)[:] = [value] * 1000
     found = {"launch": launch(function, 4, 128, *arrays, c_int(1000))}
     found["sum"] = sum((ctypes.c_float * 1000).from_address(arrays[2].value))
+    found["no kernel"] = launch(c_void_p(), 4, 128, *arrays, c_int(1000))
     found["too many threads"] = launch(function, 4, 2048, *arrays, c_int(1000))
     found["still usable"] = launch(function, 4, 128, *arrays, c_int(1000))
     found["too far"] = launch(function, 5, 128, *arrays, c_int(1280))

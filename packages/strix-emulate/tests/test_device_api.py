@@ -69,7 +69,8 @@ def test_handles(folder: Path) -> None:
     found, text = scenario(folder, "handles")
     invalid = "hipErrorInvalidHandle"
     assert found == {
-        "create": "hipSuccess", "not recorded": invalid, "record": "hipSuccess",
+        "create": "hipSuccess", "device": ["hipSuccess", 0], "device of none": "hipSuccess",
+        "device of destroyed": INVALID, "not recorded": invalid, "record": "hipSuccess",
         "wait": "hipSuccess", "elapsed": "hipSuccess", "destroy": "hipSuccess",
         "destroyed": invalid, "no event": invalid, "no device": "hipErrorInvalidDevice",
         "refused": "hipErrorNotSupported", "address": "hipSuccess",
@@ -81,9 +82,9 @@ def test_handles(folder: Path) -> None:
 def test_launches(folder: Path) -> None:
     found, text = scenario(folder, "add", folder / "add.hsaco")
     assert found == {
-        "launch": "hipSuccess", "sum": 3750, "too many threads": "hipErrorInvalidConfiguration",
-        "still usable": "hipSuccess", "too far": "hipErrorIllegalAddress",
-        "after": ["hipErrorIllegalAddress"] * 2,
+        "launch": "hipSuccess", "sum": 3750, "no kernel": "hipErrorInvalidHandle",
+        "too many threads": "hipErrorInvalidConfiguration", "still usable": "hipSuccess",
+        "too far": "hipErrorIllegalAddress", "after": ["hipErrorIllegalAddress"] * 2,
     }  # fmt: skip
     assert re.search(
         r"trap in add at 0x[\da-f]+ `global_load\w+ .*`: bounds: \d+ bytes at 0x[\da-f]+ do not "
