@@ -10,7 +10,7 @@ EMULATED = ("d64-causal-float16", "varlen-bfloat16", "varlen-no-keys-d72")
 COMMANDS = {
     # forward and backward for gfx1151 from the real call path, read back from the code objects
     "compiled": "strix-validate kernels",
-    # the same code objects through Triton's own driver and a HIP runtime, as on a machine with a GPU
+    # the same code objects through Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python -O hip_device.py",
     # numbers of the same kernels in Triton's interpreter; refusals of what would be wrong
     "interpreted": "strix-validate attention --only flash-attn",

@@ -49,7 +49,7 @@ def test_unit_tests(environment: dict[str, str]) -> None:
 
 
 def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
-    """A host base of few wheels; rendered, built, tested, indexed, planned again: nothing is left."""
+    """On a base of few wheels: rendered, built, tested, indexed, planned again: nothing is left."""
     project = MiniProject(tmp_path)
     (project.root / "build" / "host-base").unlink()  # that of other bindings
     (project.root / "bases" / "host" / "requirements.in").write_text("typer\n")
