@@ -70,7 +70,7 @@ class Case:
     found: list[bytes]
 
 
-def execute(body: str, data: bytes, out: bytes) -> bytes:
+def execute(body: str, data: bytes, out: bytes, native: bool = True) -> bytes:
     elf = ELFFile(io.BytesIO(llvm.assemble(HEAD + body + TAIL)))
     kernel = Kernel(
         "test", elf.get_section_by_name(".text").data(), lds=1024, kernarg=16, scratch=32,
@@ -78,17 +78,18 @@ def execute(body: str, data: bytes, out: bytes) -> bytes:
     )  # fmt: skip
     into = np.frombuffer(out, np.uint8).copy()
     launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
-           threads=32, options=Options(budget=10_000))  # fmt: skip
+           threads=32, options=Options(budget=10_000, native=native))  # fmt: skip
     return into.tobytes()
 
 
-def run() -> selftest.Report:
+def run(native: bool) -> selftest.Report:
+    """native: by C, where it is installed."""
     report = selftest.Report()
     for case in cases():
         report.compared += 1
         report.covered.add(case.mnemonic)
         try:
-            got = execute(case.body, case.data, case.cells + bytes(512))
+            got = execute(case.body, case.data, case.cells + bytes(512), native)
         except EmulatorError as error:
             report.disagreements.append(f"{case.mnemonic}: {error}")
             continue

@@ -12,7 +12,7 @@ import selftest
 import selftest_control
 import selftest_memory
 import selftest_waves
-from strix_emulate import atomics, crosslane, program, vmem
+from strix_emulate import atomics, crosslane, native, program, vmem
 
 #: Mnemonics without a result that could be compared, by the reason.
 NOT_COMPARED = {
@@ -32,7 +32,10 @@ NOT_COMPARED = {
 def report() -> selftest.Report:
     """What all oracles together compared; each mnemonic at least three times, or in every form."""
     total = selftest.run(programs=-(-3 * len(selftest.tables()) // 40), seed=3)
-    for part in (selftest_waves.run(), selftest_memory.run(), selftest_control.run()):
+    parts = [selftest_waves.run(), selftest_control.run(), selftest_memory.run(native=False)]
+    if native.loaded() is not None:
+        parts.append(selftest_memory.run(native=True))
+    for part in parts:
         total.compared += part.compared
         total.covered |= part.covered
         total.disagreements += part.disagreements
@@ -109,5 +112,5 @@ def test_comparison_of_memory_can_fail(monkeypatch):
     monkeypatch.setattr(selftest_memory, "cases", lambda: one)
     monkeypatch.setitem(atomics._OPERATIONS, "sub", atomics._OPERATIONS["rsub"])
     monkeypatch.setitem(vmem.TYPES, "i8", (1, ""))
-    wrong = selftest_memory.run().disagreements
+    wrong = selftest_memory.run(native=False).disagreements
     assert [text.split(":")[0] for text in wrong] == ["ds_sub_u32", "global_load_i8"]
