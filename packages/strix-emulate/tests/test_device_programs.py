@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_support import HIP_PROGRAMS, clang, compiler, library, on_device
 from strix_emulate import loader
-from strix_emulate.api import Buffer, launch
+from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.errors import LoadError
 
 HIP_MODE = ["-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", "-O2"]
@@ -112,6 +112,30 @@ def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     assert alone.returncode != 0
     done = on(folder, tmp_path / "module", folder / "program.hsaco")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("level", "checks"), [("-O0", False), ("-O2", True)])
+def test_pointers_without_an_address_space(tmp_path: Path, level: str, checks: bool) -> None:
+    """As clang writes them: apertures, both counters; at -O0 nearly all goes through them.
+
+    -O0 spills and copies registers of lanes that hold nothing: reads of what nothing wrote.
+    """
+    made = tmp_path / "generic.hsaco"
+    run(clang(), *HIP_MODE, level, "--cuda-device-only", "--no-gpu-bundle-output",
+        HIP_PROGRAMS / "generic.hip", "-o", made)  # fmt: skip
+    module = loader.parse_module(made.read_bytes(), "generic")
+    numbers = np.arange(64, dtype=np.float32)
+    out = np.full(64 + 4 * 64, -1, np.float32)
+    done = launch(module.kernels["generic"], (1,), [Buffer(numbers, "in"), Buffer(out)],
+                  threads=64, options=Options(checks=checks))  # fmt: skip
+    names = {ins.name for ins in done.instructions}
+    assert {"flat_load_b32", "flat_atomic_add_u32"} <= names
+    # the integer 1 added to the bits of the last number
+    last = (numbers + 3).view(np.int32) + 1
+    assert (out[:64] == 3 * numbers + 3 + last.view(np.float32)).all()
+    kept = out[64:].reshape(64, 4)[np.arange(64) % 3 == 2]
+    assert (kept[:, :3] == numbers[2::3, None] + np.arange(3)).all()
+    assert (out[64:].reshape(64, 4)[np.arange(64) % 3 != 2] == -1).all()
 
 
 ASSEMBLY = """
