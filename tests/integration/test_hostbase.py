@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.project import MiniProject
 
-from forge.channel.local import Channel, write_index
-from forge.errors import BuildFailed
+from forge.channel.local import Channel
 
 
 def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:
@@ -61,8 +59,6 @@ def test_renamed_package_is_refused(project: MiniProject, tmp_path: Path) -> Non
     (file,) = project.channel.glob("noarch/*.conda")
     renamed = file.rename(file.with_name("alpha-1.0-h1234567_0.conda"))
     (project.channel / "noarch/repodata.json").unlink()
-    with pytest.raises(BuildFailed, match="was it renamed"):
-        Channel(project.channel).index()
-    write_index(project.channel)  # as other tools do
+    Channel(project.channel).index()
     error = project.forge("publish", "--to", str(tmp_path / "out"), code=2).stderr
     assert f"{renamed} calls itself {file.name}" in error

@@ -2,7 +2,6 @@
 """The local channel: its records and index, and the rules of what may enter and leave it."""
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from forge.channel.pypi import Names
 from forge.errors import BuildFailed, ForgeError
 from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS
-from forge.provenance.package import Package
 
 # Marks packages that hold parts of one machine, or were built against them.
 HOST_BOUND = "hostbound_"
@@ -66,17 +64,6 @@ def write_index(folder: Path, **options: Any) -> None:
         asyncio.run(index_fs(folder, **options))
     except Exception as error:
         raise BuildFailed(f"cannot index {folder}: {error}") from None
-
-
-def _record(file: Path) -> dict[str, Any]:
-    """What an index says of a package. Raises BuildFailed if that cannot be read."""
-    package, digests = Package(file), {}
-    for name in ("md5", "sha256"):
-        with file.open("rb") as stream:
-            digests[name] = hashlib.file_digest(stream, name).hexdigest()
-    exports = "run_exports.json"
-    more = {"run_exports": package.parsed(exports)} if exports in package.info else {}
-    return package.parsed("index.json") | more | digests | {"size": file.stat().st_size}
 
 
 class Channel:
@@ -144,18 +131,10 @@ class Channel:
                 )
 
     def index(self) -> None:
-        """Write repodata.json of both subdirs, keeping known entries. Raises BuildFailed.
-
-        Not by index_fs, which reads packages byte by byte: the host base takes it half a minute.
-        """
+        """Write repodata.json of both subdirs, keeping known entries."""
         for subdir in SUBDIRS:
-            path = self.folder / subdir / "repodata.json"
-            data = index.parse(path.name, path.read_bytes()) if path.exists() else {}
-            known = index.records(data)
-            files = sorted(path.parent.glob("*.conda"))
-            found = {file.name: known.get(file.name) or _record(file) for file in files}
-            data = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": found}
-            write_text(path, json.dumps(data | {"repodata_version": 1}))
+            (self.folder / subdir).mkdir(parents=True, exist_ok=True)
+        write_index(self.folder, write_zst=False, write_shards=False)
         self._name_on_pypi()
 
     def _name_on_pypi(self) -> None:
