@@ -199,6 +199,7 @@ int main() {
       {"causal, backward in two kernels", 2, 2, 150, 150, true, kSplit},
       {"causal, backward in one kernel", 2, 2, 70, 70, true, kFused},
       {"heads share keys", 4, 2, 64, 96, false, kChosen},
+      {"heads share keys, backward in two kernels", 4, 2, 64, 96, false, kSplit},
   };
   bool good = true;
   for (const Case& c : cases) good &= run(c, stream);
