@@ -345,10 +345,12 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
             before = floats.bfloat(g.U16[old][:, :, start::2]) if value is None else value
             g.U16[into][:, :, start::2] = floats.to_bfloat(product + before)
 
-    if result == "f32":
-        sources = ((a, "b32"), (b, "b32"), (c, "f32"))
-        return executes(run, Form("", None, "f32", target, sources, shape=f"wmma_{source}"))
-    return run
+    shape = {"f32": f"wmma_{source}", "f16": "wmma_half", "i32": f"wmma_{source}"}.get(result)
+    if shape not in ("wmma_f16", "wmma_bf16", "wmma_half", "wmma_iu8") or "clamp" in mods:
+        return run
+    sources = ((a, "b32"), (b, "b32"), (c, result))
+    access = {"half": start, "extended": int(bool(signed[0])) + 2 * int(bool(signed[1]))}
+    return executes(run, Form("", None, result, target, sources, shape=shape, access=access))
 
 
 COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {

@@ -31,7 +31,8 @@ typedef struct {
   Operand target, flag, source[4];
 } Op;
 enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
-       WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE };
+       WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE,
+       WMMA_HALF, WMMA_IU8 };
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -319,52 +320,7 @@ static void exchange(State *w, const Op *o)
   store_vector(w, &o->target, y, w->full ? 0 : w->masks);
 }
 
-// D = A B + C, the sixteen products added one after the other, then C. See crosslane._wmma.
-static int wmma(State *w, const Op *o)
-{
-  const long n = w->n, row = 32 * n;
-  const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
-  const uint32_t *c = w->v + o->source[2].index * row;
-  const int inline_c = o->source[2].file == CONSTANT;
-  if (!w->full) return 1;
-  for (int r = 0; r < 8; r++)
-    for (long i = 0; i < n; i++)
-      if (memcmp(a + r * row + 32 * i, a + r * row + 32 * i + 16, 64)
-          || memcmp(b + r * row + 32 * i, b + r * row + 32 * i + 16, 64))
-        return 1;
-  for (long i = 0; i < n; i++) {
-    float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
-    for (int r = 0; r < 8; r++)
-      for (int l = 0; l < 16; l++) {
-        const uint32_t p = a[r * row + 32 * i + l], q = b[r * row + 32 * i + l];
-        if (o->form == WMMA_F16) {
-          x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
-          y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
-        } else {
-          x[2 * r][l] = bfloat(p), x[2 * r + 1][l] = bfloat(p >> 16);
-          y[2 * r][l] = bfloat(q), y[2 * r + 1][l] = bfloat(q >> 16);
-        }
-      }
-    for (int m = 0; m < 16; m++) {
-      float total[16];
-      for (int l = 0; l < 16; l++) total[l] = x[0][m] * y[0][l];
-      for (int k = 1; k < 16; k++)
-        for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
-      memcpy(sum[m], total, 64);
-    }
-    for (int m = 0; m < 16; m++) {
-      const long at = (m >> 1) * row + 32 * i + 16 * (m & 1);
-      float old[16];
-      if (inline_c) for (int l = 0; l < 16; l++) old[l] = f_of_I((uint32_t)o->source[2].value);
-      else memcpy(old, c + at, 64);
-      for (int l = 0; l < 16; l++) sum[m][l] += old[l];
-    }
-    for (int m = 0; m < 16; m++)
-      memcpy(w->v + o->target.index * row + (m >> 1) * row + 32 * i + 16 * (m & 1), sum[m], 64);
-  }
-  return 0;
-}
-
+#include "matrix.h"
 #include "memory.h"
 
 // Executes count operations; gives how many: fewer if numpy is to execute the next one.
@@ -379,7 +335,8 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
     switch (o->form) {
     case COMPUTE: compute(w, o); break;
     case COMPUTE_SCALAR: compute_scalar(w, o); break;
-    case WMMA_F16: case WMMA_BF16: if (wmma(w, o)) return i; break;
+    case WMMA_F16: case WMMA_BF16: case WMMA_HALF: if (wmma(w, o)) return i; break;
+    case WMMA_IU8: if (wmma_iu8(w, o)) return i; break;
     case PERMLANE16: case PERMLANEX16:
       if (!w->full) return i;
       permlane(w, o, o->form == PERMLANEX16 ? 16 : 0);

@@ -25,6 +25,7 @@ SHAPES = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
     "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
+    "wmma_half": 16, "wmma_iu8": 17,
 }  # fmt: skip
 #: by level of x86-64: some of what only processors of that level have
 LEVELS = {
@@ -32,8 +33,8 @@ LEVELS = {
     4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"},
 }  # fmt: skip
 SOURCES = (
-    "emulate.c", "numbers.h", "memory.h", "native.py", "translate.py", "generate.py", "forms.py",
-    "operations.py", "narrow.py", "doubles.py", "floats.py", "scalars.py", "modes.py",
+    "emulate.c", "numbers.h", "memory.h", "matrix.h", "native.py", "translate.py", "generate.py",
+    "forms.py", "operations.py", "narrow.py", "doubles.py", "floats.py", "scalars.py", "modes.py",
 )  # fmt: skip
 _CLAMP, _FLUSH, _FACTOR = 1, 2, 4
 

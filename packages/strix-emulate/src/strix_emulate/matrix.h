@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// D = A B + C of 16 by 16 matrices. See crosslane._wmma: of A and B, lane is the row or the column;
+// element (row, column) of C and D is in lane column + 16 (row & 1) of register row >> 1.
+
+// Whether lanes 16 to 31 of the registers repeat lanes 0 to 15, as they must.
+static int repeats(const State *w, int first, int registers)
+{
+  const uint32_t *x = w->v + first * 32 * w->n;
+  for (long i = 0; i < registers * w->n; i++)
+    if (memcmp(x + 32 * i, x + 32 * i + 16, 64)) return 0;
+  return 1;
+}
+
+// The sixteen products added one after the other, then C.
+static int wmma(State *w, const Op *o)
+{
+  const long n = w->n, row = 32 * n;
+  const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
+  const uint32_t *c = w->v + o->source[2].index * row;
+  uint32_t *d = w->v + o->target.index * row;
+  const int inline_c = o->source[2].file == CONSTANT, shift = 16 * o->half;
+  const uint32_t value = (uint32_t)o->source[2].value, keep = 0xffff0000u >> shift;
+  if (!w->full || !repeats(w, o->source[0].index, 8) || !repeats(w, o->source[1].index, 8)) return 1;
+  for (long i = 0; i < n; i++) {
+    float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
+    for (int r = 0; r < 8; r++)
+      for (int l = 0; l < 16; l++) {
+        const uint32_t p = a[r * row + 32 * i + l], q = b[r * row + 32 * i + l];
+        if (o->form != WMMA_BF16) {
+          x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
+          y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
+        } else {
+          x[2 * r][l] = bfloat(p), x[2 * r + 1][l] = bfloat(p >> 16);
+          y[2 * r][l] = bfloat(q), y[2 * r + 1][l] = bfloat(q >> 16);
+        }
+      }
+    for (int m = 0; m < 16; m++) {
+      float total[16];
+      for (int l = 0; l < 16; l++) total[l] = x[0][m] * y[0][l];
+      for (int k = 1; k < 16; k++)
+        for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
+      memcpy(sum[m], total, 64);
+    }
+    for (int m = 0; m < 16; m++) {
+      const long at = (m >> 1) * row + 32 * i + 16 * (m & 1);
+      if (o->form == WMMA_HALF)
+        for (int l = 0; l < 16; l++)
+          sum[m][l] += half_value((uint16_t)(inline_c ? value : c[at + l] >> shift));
+      else
+        for (int l = 0; l < 16; l++) sum[m][l] += f_of_I(inline_c ? value : c[at + l]);
+    }
+    for (int m = 0; m < 16; m++) {
+      uint32_t *to = d + (m >> 1) * row + 32 * i + 16 * (m & 1);
+      if (o->form == WMMA_HALF)
+        for (int l = 0; l < 16; l++)
+          to[l] = (to[l] & keep) | (uint32_t)half_bits(sum[m][l]) << shift;
+      else memcpy(to, sum[m], 64);
+    }
+  }
+  return 0;
+}
+
+// Of bytes; extended: 1 if those of A are signed, 2 if those of B are.
+static int wmma_iu8(State *w, const Op *o)
+{
+  const long n = w->n, row = 32 * n;
+  const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
+  const uint32_t *c = w->v + o->source[2].index * row;
+  const int inline_c = o->source[2].file == CONSTANT;
+  if (!w->full || !repeats(w, o->source[0].index, 4) || !repeats(w, o->source[1].index, 4)) return 1;
+  for (long i = 0; i < n; i++) {
+    int32_t x[16][16], y[16][16], sum[16][16];
+    for (int k = 0; k < 16; k++)
+      for (int l = 0; l < 16; l++) {
+        const long at = (k >> 2) * row + 32 * i + l;
+        const uint8_t p = (uint8_t)(a[at] >> 8 * (k & 3)), q = (uint8_t)(b[at] >> 8 * (k & 3));
+        x[k][l] = o->extended & 1 ? (int8_t)p : p;
+        y[k][l] = o->extended & 2 ? (int8_t)q : q;
+      }
+    for (int m = 0; m < 16; m++) {
+      const uint32_t *old = c + (m >> 1) * row + 32 * i + 16 * (m & 1);
+      for (int l = 0; l < 16; l++) sum[m][l] = inline_c ? (int32_t)o->source[2].value : (int32_t)old[l];
+      for (int k = 0; k < 16; k++)
+        for (int l = 0; l < 16; l++) sum[m][l] += x[k][m] * y[k][l];
+    }
+    for (int m = 0; m < 16; m++)
+      memcpy(w->v + o->target.index * row + (m >> 1) * row + 32 * i + 16 * (m & 1), sum[m], 64);
+  }
+  return 0;
+}
+
