@@ -81,6 +81,7 @@ def build(folder: Path, compiler: str, levels: tuple[int, ...] = LEVELS) -> list
     """Compiles the libraries into the folder. Raises CalledProcessError."""
     made = []
     with tempfile.TemporaryDirectory() as scratch:
+        folder.mkdir(parents=True, exist_ok=True)
         Path(scratch, "operations.inc").write_text(source())
         for level in levels:
             made.append(folder / f"libstrix-emulate-v{level}.so")
