@@ -79,18 +79,21 @@ def source() -> str:
 
 def build(folder: Path, compiler: str, levels: tuple[int, ...] = LEVELS) -> list[Path]:
     """Compiles the libraries into the folder. Raises CalledProcessError."""
-    made = []
+    made, running = [], []
     with tempfile.TemporaryDirectory() as scratch:
         folder.mkdir(parents=True, exist_ok=True)
         Path(scratch, "operations.inc").write_text(source())
         for level in levels:
             made.append(folder / f"libstrix-emulate-v{level}.so")
-            subprocess.run(
+            running.append(subprocess.Popen(
                 [*shlex.split(compiler), *FLAGS, f"-march=x86-64-v{level}", f"-I{scratch}",
                  f'-DDIGEST="{native.digest()}"',
                  str(Path(__file__).with_name("emulate.c")), "-o", str(made[-1]), "-lm"],
-                check=True,
-            )  # fmt: skip
+            ))  # fmt: skip
+        ends = [(process.wait(), process.args) for process in running]
+    for code, command in ends:
+        if code:
+            raise subprocess.CalledProcessError(code, command)
     return made
 
 
