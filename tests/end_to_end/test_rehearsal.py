@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import stand_in
 from support.project import CHECKOUT
-from support.release import OPTIONAL, RECIPES, Release, copy_stack, host_bound, run
+from support.release import RECIPES, Release, copy_stack, host_bound, run
 from support.servers import QuietHandler, Revalidating, served
 from support.simple_index import needs_torch
 
@@ -58,7 +58,7 @@ def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
 def test_what_was_published(release: Release) -> None:
     """All of it is whole, tested, and bound to no host: by name, index and what is inside."""
     packages = release.packages()
-    assert packages.keys() == {*RECIPES, *OPTIONAL}
+    assert packages.keys() == {*RECIPES}
     release.forge("verify", *map(str, packages.values()))
     release.forge("channel", "verify", release.url)
     assert host_bound(release.published) == []

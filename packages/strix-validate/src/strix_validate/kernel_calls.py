@@ -124,8 +124,9 @@ def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **opt
     return Planned(name, partial(build, **options), dtype, gradients)
 
 
-#: What the packages are made from. core is for machines that build often.
+#: What the packages are made from. sample is enough to test one; core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
+    "sample": partial(flash_calls, (128,), (BF16,), capacities=(4096,)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(
         flash_calls,
