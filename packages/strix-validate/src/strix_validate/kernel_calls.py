@@ -126,7 +126,7 @@ def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **opt
 
 #: What the packages are made from. sample is enough to test one; core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
-    "sample": partial(flash_calls, (128,), (BF16,), capacities=(4096,)),
+    "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(
         flash_calls,
