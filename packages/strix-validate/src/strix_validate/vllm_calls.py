@@ -131,7 +131,7 @@ LAYERS = {
     "Gemma-3-12B, windows": Attention(16, 8, 256, window=1024),
     "Phi-3-mini": Attention(32, 32, 96),
 }
-_CORE = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-1B")}
+_SET_LAYERS = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-1B")}
 
 
 def attention_calls(
@@ -182,8 +182,8 @@ def vllm_set(name: str, folder: Path | None) -> list[Named]:
         CannotRun: vLLM is not installed, and no folder was given.
     """
     source = vllm_source.find(folder)
-    if name in _CORE:
-        layers = [LAYERS[model] for model in _CORE[name]]
+    if name in _SET_LAYERS:
+        layers = [LAYERS[model] for model in _SET_LAYERS[name]]
         experts = [vllm_experts.LAYERS["Qwen3-30B-A3B"]]
         return [
             *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
