@@ -158,9 +158,8 @@ def _convert(scratch: Path) -> Iterator[Path]:
         purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
         source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
         found[name] = wheels.Wheel.read(file, source, "")
-    for name, wheel in found.items():
-        (scratch / name).mkdir()
-        yield wheel.convert(found, scratch, scratch / name, lambda _: None)
+    for wheel in found.values():
+        yield wheel.conversion(found).make(scratch)
 
 
 def _stubs(scratch: Path) -> Iterator[Path]:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,8 +26,9 @@ from support.mutants import Tally, texts, trees
 from support.project import MiniProject
 
 from forge import bases
+from forge.build.jobs import run_job
 from forge.channel.local import Channel
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import move_whole, sha256_file
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
@@ -87,26 +90,38 @@ def test_markers_and_extras() -> None:
     assert depends(others["web"].metadata, others) == ["core"]
 
 
-def test_unpack_wheel(tmp_path: Path) -> None:
-    """Console scripts run from any prefix, .data trees land where PEP 427 says."""
+def write_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
+    """A wheel, version 1.0, of text files."""
+    info = f"{name}-1.0.dist-info"
     files = {
-        "demo/__init__.py": "def main():\n    import sys; print(sys.executable)\n",
-        "demo-1.0.data/scripts/plain": "#!python\nprint('plain script')\n",
-        "demo-1.0.data/data/share/demo.txt": "data\n",
-        "demo-1.0.data/headers/demo.h": "/* header */\n",
-        "demo-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n",
-        "demo-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n",
-        "demo-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemo = demo:main\n",
-    }
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n",
+    } | files
     record = "".join(
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}\n"
         for name, text in files.items()
     )
-    file = tmp_path / "demo-1.0-py3-none-any.whl"
+    file = folder / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-        archive.writestr("demo-1.0.dist-info/RECORD", record + "demo-1.0.dist-info/RECORD,,\n")
+        for place, text in files.items():
+            archive.writestr(place, text)
+        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+    return file
+
+
+def test_unpack_wheel(tmp_path: Path) -> None:
+    """Console scripts run from any prefix, .data trees land where PEP 427 says."""
+    file = write_wheel(
+        tmp_path,
+        "demo",
+        {
+            "demo/__init__.py": "def main():\n    import sys; print(sys.executable)\n",
+            "demo-1.0.data/scripts/plain": "#!python\nprint('plain script')\n",
+            "demo-1.0.data/data/share/demo.txt": "data\n",
+            "demo-1.0.data/headers/demo.h": "/* header */\n",
+            "demo-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemo = demo:main\n",
+        },
+    )
     prefix = tmp_path / "made"
     unpack_wheel(file, prefix)
     assert (prefix / "share/demo.txt").read_text() == "data\n"
@@ -246,6 +261,32 @@ def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str, resolu
     assert record.sha256 == sha256_file(Channel(small.folder).path(record))
 
 
+def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side. After a failure, those that were made are kept, and the error names the log."""
+    monkeypatch.setattr(HostBase, "_build_recipe", lambda *_: set())
+    run = functools.partial(run_job, machine.project, 2, lambda _: None)
+
+    def make(*wheels: Path) -> None:
+        for wheel in wheels:
+            (folder := machine.project.sources / sha256_file(wheel)).mkdir(exist_ok=True)
+            shutil.copy(wheel, folder)
+        machine._write("resolution.json", files=[(w.name, sha256_file(w)) for w in wheels])
+        machine.make(lambda _: None, None, run)
+
+    machine.project.sources.mkdir(parents=True)
+    folder = machine.project.root
+    alpha = write_wheel(folder, "alpha", {"alpha.py": "ONE = 1\n"})
+    future = {"beta-1.0.dist-info/WHEEL": "Wheel-Version: 9.0\nRoot-Is-Purelib: true\n"}
+    with pytest.raises(BuildFailed, match=r"Incompatible Wheel-Version 9(?s:.*)work folder"):
+        make(alpha, write_wheel(folder, "beta", {"beta.py": ""} | future))
+    (first,) = machine.folder.glob("linux-64/alpha-1.0-hostbound_py*_0.conda")
+    made = first.stat().st_ino
+    make(alpha, write_wheel(folder, "beta", {"beta.py": ""}))
+    assert machine.is_current() and first.stat().st_ino == made
+    assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
+    assert not machine.output.exists()
+
+
 @pytest.mark.parametrize("name", ["base.json", "resolution.json"])
 def test_mutants_of_what_a_run_left(
     small: HostBase, record_property: Callable[[str, object], None], name: str
@@ -275,17 +316,11 @@ def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert dict(os.environ) == before
 
 
-def test_extras_of_other_wheels_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extras_of_other_wheels_count() -> None:
     """What `name[extra]` asks for is in the metadata of the other wheel."""
-    monkeypatch.setattr(wheels, "unpack_wheel", lambda *_: None)
-    asks, names = wheel_metadata("app", "web[tls]"), set()
-    for needs in ("one", "two"):
-        others = {"web": wheel_metadata("web", f'{needs}; extra == "tls"')}
-        monkeypatch.setattr(wheels, "assemble_package", lambda *a, **_: pytest.fail(a[3]))
-        with pytest.raises(pytest.fail.Exception) as build:
-            asks.convert(others, tmp_path, tmp_path, lambda _: None)
-        names.add(str(build.value))
-    assert len(names) == 2
+    asks = wheel_metadata("app", "web[tls]")
+    others = [{"web": wheel_metadata("web", f'{n}; extra == "tls"')} for n in ("one", "two")]
+    assert len({asks.conversion(wheels).file_name for wheels in others}) == 2
 
 
 def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.build.engine JOB`.
 
-JOB is JSON: {"action": "build" or "test", and its arguments}. A child of its own because
-rattler-build holds the GIL for hours and may abort.
+JOB is a file of JSON: {"action": "build", "test" or "convert", and its arguments}. A child of its
+own because rattler-build holds the GIL for hours and may abort.
 """
 
 import asyncio
@@ -13,11 +13,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import rattler
 from rattler_build import Package
 
 from forge import network
+from forge.hostbase.wheels import Conversion
 from forge.project import SUBDIRS
 from forge.recipes.render import build_recipes
 
@@ -63,15 +67,28 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
     return []
 
 
+def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
+    """Convert wheels to packages in `subdir`, the largest first, one per core at a time."""
+    todo = sorted((Conversion(**wheel) for wheel in wheels), key=Conversion.size, reverse=True)
+    with ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), initializer=end_with_parent) as pool:
+        for made in pool.map(Conversion.make, todo, [Path(subdir)] * len(todo)):
+            print(made.name, flush=True)
+
+
+def end_with_parent() -> None:
+    """Whatever ends the parent process ends this one as well."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 # a build goes without tests and keeps its folder, which has the log
 build = functools.partial(build_recipes, test="skip", keep_build=True)
-ACTIONS: dict[str, Callable[..., None]] = {"build": build, "test": test}
+ACTIONS: dict[str, Callable[..., None]] = {"build": build, "convert": convert, "test": test}
 
 
 def main() -> None:
     """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    job, status = json.loads(sys.argv[1]), 0
+    end_with_parent()
+    job, status = json.loads(Path(sys.argv[1]).read_bytes()), 0
     try:
         ACTIONS[job.pop("action")](**job)
     except Exception as error:

@@ -40,9 +40,11 @@ def run_job(
     own = job.pop("environment", {}) | {
         "CPU_COUNT": str(cpus), "TMPDIR": str(output), FORGE_CACHE: str(project.cache)
     }  # fmt: skip
+    file = output / "job.json"
+    file.write_text(json.dumps(job))
     with (output / ENGINE_LOG).open("wb") as stream:
         child = subprocess.Popen(
-            [sys.executable, "-m", "forge.build.engine", json.dumps(job)],
+            [sys.executable, "-m", "forge.build.engine", str(file)],
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
             env=os.environ | own, start_new_session=True,
         )  # fmt: skip

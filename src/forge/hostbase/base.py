@@ -12,8 +12,8 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,7 @@ class HostBase:
         self.project, self.base = project, base
         self.folder = base.folder or project.build / "host-base"
         self.recipe = project.root / "bases" / "host"
+        self.output, self.log = project.staging / "host-base", project.logs / "host-base.log"
         self.python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
     @cached_property
@@ -127,16 +128,20 @@ class HostBase:
         subdir, cache = self.folder / "linux-64", SourceCache(self.project)
         indexed = self._indexed()
         for package in subdir.glob("*.conda"):  # a cut one would be kept for its name
-            if package.stat().st_size != indexed.get(package.name):
+            size = package.stat().st_size
+            if size != indexed.get(package.name, size):
                 package.unlink()
         read = [Wheel.read(cache.fetch(s, progress), s, tag) for s, tag in self._resolve(say)]
         wheels = {wheel.name: wheel for wheel in read}
         packages = self._build_recipe(say, run)
-        for wheel in wheels.values():
-            with tempfile.TemporaryDirectory(dir=self.project.staging) as scratch:
-                packages.add(wheel.convert(wheels, subdir, Path(scratch), say).name)
+        wanted = {c.file_name: c for c in (w.conversion(wheels) for w in wheels.values())}
+        if todo := [asdict(c) for name, c in wanted.items() if not (subdir / name).exists()]:
+            say(f"host base: {len(todo)} wheels become packages")
+            job = {"action": "convert", "wheels": todo, "subdir": str(subdir)}
+            run(job | {"output_dir": str(self.output)}, self.log)
+            shutil.rmtree(self.output)
         for stale in subdir.glob("*.conda"):
-            if stale.name not in packages:
+            if stale.name not in packages | wanted.keys():
                 stale.unlink()
         for index in self.folder.glob("*/repodata.json"):  # may be damaged, or name other bytes
             index.unlink()
@@ -174,17 +179,17 @@ class HostBase:
     def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
         """Python and the compilers, by rattler-build like any recipe, tests included."""
         say(f"host base: CPython {VERSION} and the compilers")
-        output, log = self.project.staging / "host-base", self.project.logs / "host-base.log"
+        output = self.output
         shutil.rmtree(output, ignore_errors=True)
         job = {
             "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
             "output_dir": str(output), "package_format": "conda:1",
             "environment": self._environment,
         }  # fmt: skip
-        run(job | self.base.arguments(f"host-{self.key}", None), log)
+        run(job | self.base.arguments(f"host-{self.key}", None), self.log)
         packages = {file.name: file for file in sorted(output.glob("linux-64/*.conda"))}
         paths = [str(package) for package in packages.values()]
-        run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, log)
+        run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, self.log)
         for name, package in packages.items():
             move_whole(package, self.folder / "linux-64" / name)
         shutil.rmtree(output)

@@ -8,7 +8,7 @@ import compileall
 import hashlib
 import py_compile
 import sys
-from collections.abc import Callable
+import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +46,43 @@ SHEBANG = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
 ' '''
 """
-MANY_FILES = 300
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conda package to make from the wheel `file`; what it consists of is plain JSON."""
+
+    file: str
+    name: str
+    version: str
+    build: str
+    depends: list[str]
+    license: str | None
+    summary: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.version}-{self.build}.conda"
+
+    def size(self) -> int:
+        """Of the wheel, in bytes."""
+        return Path(self.file).stat().st_size
+
+    def make(self, subdir: Path) -> Path:
+        """Make the package in `subdir`; returns its file."""
+        with tempfile.TemporaryDirectory() as scratch:
+            unpack_wheel(Path(self.file), Path(scratch, "tree"))
+            made = assemble_package(
+                self.name, self.version, "linux-64", self.build, scratch,
+                files_dir=Path(scratch, "tree"),
+                depends=self.depends,
+                license=self.license,
+                summary=self.summary,
+                compression_level=1,
+                timestamp=TIMESTAMP,
+            )  # fmt: skip
+            move_whole(made.path, subdir / self.file_name)
+        return subdir / self.file_name
 
 
 @dataclass(frozen=True)
@@ -72,29 +108,17 @@ class Wheel:
             raise ForgeError(f"{file} is not a wheel: {error!r:.300}") from None
         return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
 
-    def convert(
-        self, wheels: dict[str, "Wheel"], subdir: Path, scratch: Path, say: Callable[[str], None]
-    ) -> Path:
-        """Its conda package in `subdir`, made there unless it exists; `wheels` has its extras'."""
-        name, version = CONDA_NAMES.get(self.name, self.name), self.version.public
+    def conversion(self, wheels: dict[str, "Wheel"]) -> Conversion:
+        """Into which conda package it is made; `wheels` has its extras'."""
         needs = [f"python {PYTHON}.*", *depends(self.metadata, wheels)]
         content = hashlib.sha256(f"{self.sha256} {CODE} {needs}".encode()).hexdigest()[:7]
         build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
-        target = subdir / f"{name}-{version}-{build}.conda"
-        if not target.exists():
-            say(f"host base: {self.file.name}")
-            unpack_wheel(self.file, scratch / "tree")
-            made = assemble_package(
-                name, version, "linux-64", build, scratch,
-                files_dir=scratch / "tree",
-                depends=needs,
-                license=self.metadata.license_expression or self.metadata.license or None,
-                summary=f"{self.metadata.summary or name} (host-bound, from {self.purl})",
-                compression_level=1,
-                timestamp=TIMESTAMP,
-            )  # fmt: skip
-            move_whole(made.path, target)
-        return target
+        data, name = self.metadata, CONDA_NAMES.get(self.name, self.name)
+        terms = data.license_expression or data.license or None
+        summary = f"{data.summary or name} (host-bound, from {self.purl})"
+        return Conversion(
+            str(self.file), name, self.version.public, build, needs, terms, summary
+        )
 
 
 def unpack_wheel(file: Path, prefix: Path) -> None:
@@ -117,10 +141,8 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
         if first.startswith(f"#!{PLACEHOLDER}".encode()):
             script.write_bytes(SHEBANG + rest)
             script.chmod(0o755)
-    # more than one process pays only for large wheels
-    many = sum(1 for _ in modules.rglob("*.py")) > MANY_FILES
     compileall.compile_dir(
-        modules, quiet=2, workers=0 if many else 1, stripdir=str(prefix),
+        modules, quiet=2, stripdir=str(prefix),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )  # fmt: skip
 

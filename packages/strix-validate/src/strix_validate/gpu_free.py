@@ -2,8 +2,7 @@
 """Triton kernels without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
 
 All three need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the
-rest of the process, so the calls run in a child process, with ``python -O``: aiter asserts that
-tensors are on the current GPU.
+rest of the process, so the calls run in a child process.
 """
 
 import hashlib
@@ -117,7 +116,7 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
             environment["TRITON_INTERPRET"] = "1"
         try:
             child = subprocess.run(
-                [sys.executable, "-O", "-m", __name__, mode, asked, answered],
+                [sys.executable, "-m", __name__, mode, asked, answered],
                 env=environment,
                 capture_output=True,
                 text=True,

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from strix_validate import TARGET
 
 #: Strix Halo has 40 compute units; HIP counts workgroup processors, which are two each.
 MULTIPROCESSORS = 20
+_ASSERTING = ("aiter",)
 _DIVISIBLE = ["tt.divisibility", 16]
 
 
@@ -103,11 +105,37 @@ class _Driver:
         return type_name
 
 
-def install(all_candidates: bool = False) -> None:
-    """Makes Triton and torch report a gfx1151 device. Libraries that assert GPU tensors need
-    ``python -O``. all_candidates: of triton.autotune, not only the first."""
-    import triton
+class _WithoutAsserts(SourceFileLoader):
+    """Loads a module as ``python -O`` does, which would compile torch and sympy anew as well."""
 
+    def get_code(self, fullname):
+        path = self.get_filename(fullname)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True, optimize=1)
+
+
+class _KernelLibraries:
+    """Finds modules whose asserts want tensors on the current GPU."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        found = PathFinder.find_spec(name, path) if name.split(".")[0] in _ASSERTING else None
+        if found and isinstance(found.loader, SourceFileLoader):
+            found.loader = _WithoutAsserts(found.loader.name, found.loader.path)
+        return found
+
+
+def install(all_candidates: bool = False) -> None:
+    """Makes Triton and torch report a gfx1151 device, before the kernels' library is imported.
+
+    all_candidates: of triton.autotune, not only the first.
+    """
+    import triton
+    from triton.runtime import interpreter
+
+    sys.meta_path.insert(0, _KernelLibraries)
+    # computed for each sum and product of integers, and then ignored without TRITON_DEBUG
+    unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = unchecked
     triton.runtime.driver.set_active(_Driver(all_candidates))
     properties = types.SimpleNamespace(
         multi_processor_count=MULTIPROCESSORS, gcnArchName=TARGET, warp_size=32
