@@ -15,6 +15,9 @@ from forge import bases
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
+# the workers share the cores, and threads of torch that wait for one spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

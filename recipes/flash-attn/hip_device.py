@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: flash-attn through Triton's own AMD driver, on an emulated gfx1151 device.
 
-`strix-emulate device -- python -O hip_device.py`. The driver, its C launcher and the HIP calls are
+`strix-emulate device -- python hip_device.py`. The driver, its C launcher and the HIP calls are
 those of a machine with a GPU; the runtime behind them is strix-emulate-hip. torch has no ROCm here:
-its CPU tensors are put into device memory, which the host can read. -O: see
-strix_validate.gpu_free.
+its CPU tensors are put into device memory, which the host can read.
 """
 
 import ctypes

@@ -11,7 +11,7 @@ COMMANDS = {
     # forward and backward for gfx1151 from the real call path, read back from the code objects
     "compiled": "strix-validate kernels",
     # the same code objects through Triton's driver and a HIP runtime, as on a machine with a GPU
-    "on a device": "strix-emulate device -- python -O hip_device.py",
+    "on a device": "strix-emulate device -- python hip_device.py",
     # numbers of the same kernels in Triton's interpreter; refusals of what would be wrong
     "interpreted": "strix-validate attention --only flash-attn",
     # and executed under emulation

@@ -47,7 +47,7 @@ def test_comment_in_flash_attn_touches_it_and_its_dependents(built: Path, tmp_pa
 
 
 def test_attention_is_right_and_the_check_can_fail(attention_stack: Path) -> None:
-    words = ("strix-validate", "attention", "--only", "sdpa", "--json")
+    words = ("strix-validate", "attention", "--only", "sdpa/flash", "--json")
     report = json.loads(forge("run", "attention", "--", *words, root=attention_stack))
     passed = [check for check in report["checks"] if check["state"] == "passed"]
     assert report["summary"]["failed"] == 0 and len(passed) >= 20

@@ -15,6 +15,9 @@ import pytest
 from support import bindings
 from support.project import CHECKOUT, MiniProject
 
+# Unit tests that no bindings have a part in.
+OTHERS = ("*_mutants.py", "test_launcher.py", "test_optimized.py", "test_workflows.py")
+
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
@@ -41,6 +44,7 @@ def test_versions(environment: dict[str, str]) -> None:
 
 def test_unit_tests(environment: dict[str, str]) -> None:
     options = ["-q", "-n0", "-p", "no:cacheprovider", "-m", "unit"]
+    options += [f"--ignore-glob=*/{name}" for name in OTHERS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "tests/unit"], cwd=CHECKOUT, env=environment,
         text=True, capture_output=True, check=False,

@@ -25,7 +25,7 @@ RECIPES = ("flash-attn", "strix-emulate", "strix-validate", "triton")
 # Outputs of these that no stack asks for, and the host base builds and tests: C, for half a minute.
 OPTIONAL = ("strix-emulate-hip", "strix-emulate-native")
 # Their long tests run when they are built on the host base; here what was installed is checked.
-LONG = ("flash-attn", "strix-emulate", "strix-validate")
+LONG = ("flash-attn", "strix-emulate", "strix-validate", "triton")
 VARIANTS = Path("bases", "conda-forge", "variants.yaml")
 
 

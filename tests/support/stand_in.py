@@ -96,11 +96,14 @@ def _packages() -> dict[str, dict[str, Any]]:
     if not made_of.exists() or json.loads(made_of.read_text()) != inputs:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
-            files = [HOST_BASE / name for name in base] + [*_convert(Path(scratch))]
-            made = {_unmarked(file) for file in files} | {*_stubs(Path(scratch))}
+            renamed = {_unmarked(HOST_BASE / name): record for name, record in base.items()}
+            made = {*renamed, *map(_unmarked, _convert(Path(scratch))), *_stubs(Path(scratch))}
         for file in {*PACKAGES.glob("*.conda")} - made:
             file.unlink()
-        (PACKAGES / "repodata.json").unlink(missing_ok=True)  # a changed stub keeps its name
+        # the rest is read by rattler, which would take half a minute for these; a changed stub
+        # keeps its name, so nothing else is kept
+        known = {file.name: _renamed(record, file) for file, record in renamed.items()}
+        write_repodata(PACKAGES.parent, "linux-64", known)
         Channel(PACKAGES.parent).index()
         made_of.write_text(json.dumps(inputs))
     return json.loads((PACKAGES / "repodata.json").read_bytes())["packages.conda"]
@@ -125,6 +128,13 @@ def _unmarked(file: Path) -> Path:
                 else:
                     shutil.copyfileobj(source, copy, 1 << 20)
     return partial.replace(target)
+
+
+def _renamed(record: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The record of what `_unmarked` made from the package of `record`."""
+    own = {"build": file.stem.rsplit("-", 1)[1], "size": file.stat().st_size}
+    kept = {key: value for key, value in record.items() if key != "md5"}
+    return kept | own | {"sha256": sha256_file(file)}
 
 
 def _info_with(packed: bytes, build: str) -> bytes:

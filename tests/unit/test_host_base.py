@@ -23,7 +23,7 @@ from packaging.version import Version
 from rattler import MatchSpec
 from rattler_build import assemble_package
 from support.mutants import Tally, texts, trees
-from support.project import MiniProject
+from support.project import CHECKOUT, MiniProject
 
 from forge import bases
 from forge.build.jobs import run_job
@@ -264,6 +264,7 @@ def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str, resolu
 def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side. After a failure, those that were made are kept, and the error names the log."""
     monkeypatch.setattr(HostBase, "_build_recipe", lambda *_: set())
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT / "src"))
     run = functools.partial(run_job, machine.project, 2, lambda _: None)
 
     def make(*wheels: Path) -> None:
@@ -273,7 +274,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
         machine._write("resolution.json", files=[(w.name, sha256_file(w)) for w in wheels])
         machine.make(lambda _: None, None, run)
 
-    machine.project.sources.mkdir(parents=True)
+    machine.project.sources.mkdir(parents=True, exist_ok=True)
     folder = machine.project.root
     alpha = write_wheel(folder, "alpha", {"alpha.py": "ONE = 1\n"})
     future = {"beta-1.0.dist-info/WHEEL": "Wheel-Version: 9.0\nRoot-Is-Purelib: true\n"}

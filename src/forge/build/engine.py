@@ -71,8 +71,17 @@ def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
     """Convert wheels to packages in `subdir`, the largest first, one per core at a time."""
     todo = sorted((Conversion(**wheel) for wheel in wheels), key=Conversion.size, reverse=True)
     with ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), initializer=end_with_parent) as pool:
-        for made in pool.map(Conversion.make, todo, [Path(subdir)] * len(todo)):
+        for made in pool.map(make, todo, [Path(subdir)] * len(todo)):
             print(made.name, flush=True)
+
+
+def make(wheel: Conversion, subdir: Path) -> Path:
+    """Convert a wheel. Raises RuntimeError, since not every exception crosses processes."""
+    try:
+        return wheel.make(subdir)
+    except Exception as error:
+        name = Path(wheel.file).name
+        raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
 
 
 def end_with_parent() -> None:

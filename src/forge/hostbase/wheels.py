@@ -116,9 +116,7 @@ class Wheel:
         data, name = self.metadata, CONDA_NAMES.get(self.name, self.name)
         terms = data.license_expression or data.license or None
         summary = f"{data.summary or name} (host-bound, from {self.purl})"
-        return Conversion(
-            str(self.file), name, self.version.public, build, needs, terms, summary
-        )
+        return Conversion(str(self.file), name, self.version.public, build, needs, terms, summary)
 
 
 def unpack_wheel(file: Path, prefix: Path) -> None:

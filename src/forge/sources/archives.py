@@ -36,6 +36,7 @@ def unpack(archive: Path, target: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     left, inside = max(ALLOWED, RATIO * archive.stat().st_size), os.path.realpath(folder)
+    linked = False
 
     def check(size: int, *names: str) -> None:
         nonlocal left
@@ -43,15 +44,20 @@ def unpack(archive: Path, target: Path) -> None:
         if left < 0:
             raise ValueError(f"its content is more than {RATIO} times its own size")
         for name in names:
-            place = Path(os.path.realpath(folder / name))
+            place = Path(inside, name)
+            if linked:
+                place = Path(os.path.realpath(place))
             if ".." in Path(name).parts or not place.is_relative_to(inside):
                 raise ValueError(f"{name!r:.200} leads out of the folder")
 
     def checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        nonlocal linked
         for member in tar:  # once what came before it is unpacked: a link may lead anywhere
             if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
                 raise ValueError(f"{member.name!r:.200} is no file, folder or link")
+            linked = linked or not (member.isreg() or member.isdir())
             check(member.size, member.name, member.linkname if member.islnk() else "")
+            member.uname = member.gname = ""  # root would look up both for every file
             yield member
 
     try:
