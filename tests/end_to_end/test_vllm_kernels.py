@@ -28,9 +28,11 @@ def source(attention_stack: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     if not found:
         pytest.skip(f"the sdist of vllm {version} cannot be fetched")
     folder = tmp_path_factory.mktemp("source")
+    root = f"vllm-{version}"
     with tarfile.open(found[0]) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / f"vllm-{version}"
+        read = [m for m in archive if m.name.startswith((f"{root}/vllm/", f"{root}/PKG-INFO"))]
+        archive.extractall(folder, read, filter="data")
+    return folder / root
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches that strix-emulate executes for a library: autotuned, and with pointers in tensors."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 from strix_emulate import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate import gpu_free
+from strix_validate import gpu_free, triton_device
 from strix_validate.checks import CannotRun
 
 PROGRAM = """
@@ -84,3 +85,17 @@ def test_each_run_has_a_cache_of_its_own(mode, monkeypatch):
     except CannotRun as reason:
         pytest.skip(str(reason))
     assert answer.error is None and not answer.tensors["shared"]
+
+
+def test_asserts_of_aiter_alone_are_dropped(tmp_path, monkeypatch):
+    """aiter asserts that tensors are on a GPU; what others assert still holds."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [triton_device.KernelLibraries, *sys.meta_path])
+    for name in ("aiter", "another_library"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("assert False, 'no GPU'\nSIZE = 2\n")
+    assert importlib.import_module("aiter").SIZE == 2
+    with pytest.raises(AssertionError, match="no GPU"):
+        importlib.import_module("another_library")
+    monkeypatch.delitem(sys.modules, "aiter")

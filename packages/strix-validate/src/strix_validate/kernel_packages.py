@@ -8,6 +8,7 @@ python -m strix_validate.kernel_packages vllm core FOLDER VLLM_SOURCE
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from strix_validate.kernel_lists import FOLDER, LIST
 from strix_validate.triton_device import Lookup
 from strix_validate.vllm_calls import vllm_set
 
-#: Calls of one child process, which takes seconds to import torch.
+#: Calls of one child process at most, which takes seconds to import torch.
 BATCH = 24
 
 #: Told the answers to some calls, as they come.
@@ -50,7 +51,8 @@ def look_up(
     Raises:
         gpu_free.ChildError: a child process ended without an answer.
     """
-    size = len(calls) if whole else BATCH
+    jobs = jobs or len(os.sched_getaffinity(0))
+    size = max(1, len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs)))
     batches = [calls[i : i + size] for i in range(0, len(calls), size)]
 
     def run(batch: Sequence[Named]) -> list[Answer]:
@@ -58,7 +60,7 @@ def look_up(
         progress(answers)
         return answers
 
-    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         return [answer for answers in pool.map(run, batches) for answer in answers]
 
 

@@ -113,7 +113,7 @@ class _WithoutAsserts(SourceFileLoader):
         return compile(self.get_data(path), path, "exec", dont_inherit=True, optimize=1)
 
 
-class _KernelLibraries:
+class KernelLibraries:
     """Finds modules whose asserts want tensors on the current GPU."""
 
     @staticmethod
@@ -132,7 +132,7 @@ def install(all_candidates: bool = False) -> None:
     import triton
     from triton.runtime import interpreter
 
-    sys.meta_path.insert(0, _KernelLibraries)
+    sys.meta_path.insert(0, KernelLibraries)
     # computed for each sum and product of integers, and then ignored without TRITON_DEBUG
     unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = unchecked
