@@ -100,7 +100,7 @@ def _packages() -> dict[str, dict[str, Any]]:
             made = {*renamed, *map(_unmarked, _convert(Path(scratch))), *_stubs(Path(scratch))}
         for file in {*PACKAGES.glob("*.conda")} - made:
             file.unlink()
-        # the rest is read by rattler, which would take half a minute for these; a changed stub
+        # the rest is read by rattler, which takes 20 s for these; a changed stub
         # keeps its name, so nothing else is kept
         known = {file.name: _renamed(record, file) for file, record in renamed.items()}
         write_repodata(PACKAGES.parent, "linux-64", known)
