@@ -23,7 +23,7 @@ class User(Pixi):
     def __init__(self, release: Release, folder: Path, stack: str = "attention") -> None:
         super().__init__(folder / "home", release.mirrors)
         # the packages that the build has unpacked already
-        self.cache = str(release.home / ".cache" / "rattler" / "cache")
+        self.cache = str(release.cache)
         self.folder = copy_stack(stack, folder)
         fit(self.folder / "pixi.toml")
 

@@ -37,7 +37,7 @@ class User:
         for name in ("bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
         # the packages that the build has unpacked already
-        cache = {"RATTLER_CACHE_DIR": str(release.home / ".cache" / "rattler" / "cache")}
+        cache = {"RATTLER_CACHE_DIR": str(release.cache)}
         mine = {"HOME": str(self.home), "FORGE_ROOT": str(self.home), "FORGE_CHANNEL": PUBLISHED}
         self.environment = release.environment | cache | mine
         self.driver = release.driver

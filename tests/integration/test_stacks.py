@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,23 @@ def test_lock_install_run(app: MiniProject) -> None:
     assert not list(Path(prefix).glob("share/beta"))
     more = app.forge("run", "app", "-e", "more", "--", "sh", "-c", 'ls "$CONDA_PREFIX/share"')
     assert "beta" in more.stdout
+
+
+def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> None:
+    """rattler-build leaves an import test's script in the cache, if the package is in there."""
+    project = MiniProject(tmp_path)
+    recipe = project.recipe("alpha", run=["python"]) / "recipe.yaml"
+    text, imports = recipe.read_text(), "python: {imports: [os]}"
+    recipe.write_text(text.replace("script: ['test -n ok']", imports))
+    project.forge("build-all")
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(re.sub("(?s)never-built.*", "", MANIFEST))
+    project.forge("lock", "app")
+    project.forge("install", "app")
+    project.forge("test-packages", "alpha")
+    shutil.rmtree(project.root / "build" / "stacks" / "app" / ".pixi")
+    project.forge("install", "app")
 
 
 def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:

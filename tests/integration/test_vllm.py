@@ -66,11 +66,10 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     parts = tuple(f"vllm-{recipe.version}/{part}" for part in touched)
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(parts)]
-        for name in ("upstream", "patched"):
-            tar.extractall(folder / name, wanted, filter="data")
-    upstream, patched = (
-        folder / name / f"vllm-{recipe.version}" for name in ("upstream", "patched")
-    )
+        tar.extractall(folder, wanted, filter="data")
+    upstream, patched = folder / f"vllm-{recipe.version}", folder / "patched"
+    # links: git writes another file in the place of one that it changes
+    shutil.copytree(upstream, patched, copy_function=os.link)
     for patch in sorted((CHECKOUT / "patches/vllm").glob("*.patch")):
         subprocess.run(["git", "apply", "-p1", patch], cwd=patched, check=True)
     return upstream, patched

@@ -68,6 +68,31 @@ def test_hostile_members(tmp_path: Path, how: str) -> None:
     assert not Path("/tmp/forge-test-absolute").exists()
 
 
+@pytest.mark.parametrize("form", ["tar", "zip"])
+@pytest.mark.parametrize("top", ["", "demo-1.0/"])
+def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
+    """One of several folders is no top folder, and the rest of the archive is checked as well."""
+    names = [f"{top}{name}" for name in ("setup.py", "demo/one.py", "demo/two.py", "more/one.py")]
+    path = packed(tmp_path, *(member(name, "text") for name in names))
+    if form == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "text")
+    unpack(path, tmp_path / "got", {"demo/one.py", "absent.py"})
+    files = {p for p in (tmp_path / "got").rglob("*") if p.is_file()}
+    assert files == {tmp_path / "got" / "demo" / "one.py"}
+
+
+def test_a_file_asked_for_behind_a_link(tmp_path: Path) -> None:
+    link = member("demo/now", type=tarfile.SYMTYPE, linkname="v1")
+    path = packed(tmp_path, member("demo/v1/one.py", "text"), link, member("demo/two.py"))
+    unpack(path, tmp_path / "got", {"v1/one.py"})
+    assert (tmp_path / "got" / "now" / "one.py").read_text() == "text"
+    bad = packed(tmp_path, member("demo/one.py", "text"), member("../out", "text"))
+    with pytest.raises(Refused, match="leads out"):
+        unpack(bad, tmp_path / "other", {"one.py"})
+
+
 def test_links_inside_are_kept(tmp_path: Path) -> None:
     archive = packed(
         tmp_path, member("demo/text", "x"), member("demo/soft", type=LINK, linkname="text"),

@@ -21,6 +21,7 @@ import rattler
 from rattler_build import Package
 
 from forge import network
+from forge.envs import cache
 from forge.hostbase.wheels import Conversion
 from forge.project import SUBDIRS
 from forge.recipes.render import build_recipes
@@ -33,6 +34,9 @@ def test(packages: list[str], channel: list[str]) -> None:
     """Run the tests inside each package; raises RuntimeError that names those that failed."""
     failed = []
     for package in map(Package.from_file, packages):
+        # rattler-build writes the test's scripts into the cached package, if there is one; that is
+        # not what its paths.json says, and refused by the next who would install it
+        cache.forget(package.filename)
         for index in range(package.test_count):
             print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
             try:
@@ -78,7 +82,9 @@ def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
 def make(wheel: Conversion, subdir: Path) -> Path:
     """Convert a wheel. Raises RuntimeError, since not every exception crosses processes."""
     try:
-        return wheel.make(subdir)
+        made = wheel.make(subdir)
+        cache.offer(made)
+        return made
     except Exception as error:
         name = Path(wheel.file).name
         raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None

@@ -20,6 +20,7 @@ from forge.bases import Base
 from forge.build.display import Display
 from forge.build.jobs import run_job
 from forge.channel.local import Channel
+from forge.envs import cache
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
@@ -136,10 +137,12 @@ class Builder:
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
-        for package in tests:  # before it enters: a package without a record is not built again
-            where = self.channel.folder, package, step.recipe.path, self.project.root
+        for path in tests:  # before it enters: a package without a record is not built again
+            where = self.channel.folder, path, step.recipe.path, self.project.root
             records.write(*where, self.base.name)
         self.channel.add(tests, step.digest)
+        for package in step.outputs:
+            cache.offer(self.channel.path(package))
         shutil.rmtree(output, ignore_errors=True)
 
     def _fetch(self, step: Step) -> None:

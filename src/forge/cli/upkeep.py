@@ -15,6 +15,7 @@ from typer import Argument, Option
 from forge.build.display import Display
 from forge.cli.context import Context, Json, Maybe, closing, command, err, out
 from forge.errors import ForgeError
+from forge.processes import max_jobs
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 from forge.upkeep import bump as bumping
@@ -34,7 +35,7 @@ Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
 PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 # a file's tests share a worker, because they share what their fixtures made
-PYTEST = ["pytest", "-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]
+PYTEST = ["pytest", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = [
     "ruff format --check .",
     "ruff check .",
@@ -169,7 +170,8 @@ def check(forge: Context, strict: Strict = False) -> None:
 @command(app, context_settings=PASS_ON)
 def test(forge: Context, words: Words = None) -> None:
     """Run the tests of this repository; ARGS go to pytest."""
-    tests = [sys.executable, "-m", *PYTEST, *(words or [])]
+    # one more than there are cores: some tests wait, for servers that stay silent
+    tests = [sys.executable, "-m", *PYTEST, "-n", f"{max_jobs() + 1}", *(words or [])]
     raise typer.Exit(subprocess.run(tests, cwd=forge.project.root, check=False).returncode)
 
 

@@ -10,8 +10,9 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +28,7 @@ from forge.provenance.package import Package
 
 AT_ONCE = 8
 TRIES = 3
+LARGE = 4 << 20  # bytes; unpacked in a tenth of a second
 REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the archive's sha256
 
 
@@ -95,6 +97,46 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         package.require_inside(places, links)
 
 
+def offer(archive: Path) -> None:
+    """Have rattler's own cache hold a large package that was made here, if there is room for it.
+
+    Otherwise rattler-build unpacks it again for each test of another package, gigabytes with
+    pytorch: it fills the cache for builds alone.
+    """
+    if archive.stat().st_size < LARGE:
+        return
+    with suppress(OSError, RuntimeError):  # the bindings raise RuntimeError
+        default().mkdir(parents=True, exist_ok=True)
+        _unpack(archive, bytes.fromhex(sha256_file(archive)), default())
+
+
+def forget(file_name: str) -> None:
+    """Take a package out of rattler's own cache, if it is there."""
+    if default().is_dir():
+        with _place(default(), file_name):
+            pass
+
+
+def _unpack(archive: Path, sha256: bytes, cache: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
+        extract(archive, Path(work, "package"))
+        with _place(cache, archive.name) as (folder, mark):
+            Path(work, "package").rename(folder)
+            mark.write_bytes(REVISION + sha256)
+
+
+@contextmanager
+def _place(cache: Path, file_name: str) -> Iterator[tuple[Path, Path]]:
+    """The folder and the mark of a package, emptied, while rattler keeps its hands off."""
+    folder = cache / stem(Path(file_name))
+    mark = Path(f"{folder}.lock")
+    with (cache / ".cache.lock").open("a") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
+        mark.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        yield folder, mark
+
+
 def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
     folder, sha256 = cache / stem(Path(record.file_name)), record.sha256 or b""
     mark, source = Path(f"{folder}.lock"), Location(record.url.rpartition("/")[0])
@@ -109,12 +151,7 @@ def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
                 _download(source, record, archive)
                 _require_same(archive, record)
             Package(archive).require_safe()
-            extract(archive, Path(work, "package"))
-            with (cache / ".cache.lock").open("a") as guard:
-                fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
-                shutil.rmtree(folder, ignore_errors=True)
-                Path(work, "package").rename(folder)
-                mark.write_bytes(REVISION + sha256)
+            _unpack(archive, sha256, cache)
     package = Unpacked(folder)
     package.require_safe()
     return package

@@ -12,7 +12,7 @@ from packageurl import PackageURL
 from forge.bases import DIGEST_KEY, Base
 from forge.channel.local import CONTENT_HASH
 from forge.errors import ForgeError
-from forge.files import digest_tree
+from forge.files import digest_tree, read_text
 from forge.recipes.render import render
 from forge.sources import patching
 from forge.sources.archives import unpack
@@ -89,20 +89,24 @@ def patched(recipe: Recipe, source: dict[str, Any]) -> dict[str, Any]:
     return next(data for data in recipe.sources if str(data.get("url")).endswith(".whl"))
 
 
-def prepare(recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: Path) -> str:
+def prepare(
+    recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: Path, whole: bool = True
+) -> str:
     """Put one fetched source where a build in `folder` finds it, and try its patches.
 
-    Returns what is wrong with these, or nothing. Raises ForgeError for a source that is unfit.
+    If not `whole`, only the files that these touch. Returns what is wrong with them, or nothing.
+    Raises ForgeError for a source that is unfit.
     """
     files, changed = patches_of(recipe, source), patched(recipe, source)
+    names = patching.touched("\n".join(map(read_text, files)))
     if changed is not source:
         tree = folder / "wheel"
-        unpack(cache.path(source_of(recipe, changed)), tree)
+        unpack(cache.path(source_of(recipe, changed)), tree, names)
     elif "path" in source:
         tree = recipe.path.parent / source["path"]
         tree = tree if tree.is_dir() else tree.parent
     else:
-        tree = cache.prefill(source_of(recipe, source), folder)
+        tree = cache.prefill(source_of(recipe, source), folder, None if whole else names)
     return patching.apply(tree, files) if files else ""
 
 

@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from forge.errors import Refused
@@ -26,17 +26,23 @@ if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
     tarfile.TarFile.extraction_filter = staticmethod(tarfile.tar_filter)
 
 
-def unpack(archive: Path, target: Path) -> None:
+def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> None:
     """Unpack as rattler-build does: a single top folder is dropped.
 
-    Raises Refused for a damaged archive, and for one that holds a device, writes outside the
-    folder, also through its own links, or grows out of all proportion.
+    Of regular files those whose path is in `only`, with or without that folder, or all. Raises
+    Refused for a damaged archive, and for one that holds a device, writes outside the folder, also
+    through its own links, or grows out of all proportion.
     """
     folder = target.with_suffix(".unpacking")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     left, inside = max(ALLOWED, RATIO * archive.stat().st_size), os.path.realpath(folder)
-    linked = False
+    linked, tops = False, set[str]()
+
+    def asked(name: str) -> bool:
+        top, *below = Path(name).parts or [""]
+        tops.add(top)
+        return only is None or "/".join([top, *below]) in only or "/".join(below) in only
 
     def check(size: int, *names: str) -> None:
         nonlocal left
@@ -58,19 +64,20 @@ def unpack(archive: Path, target: Path) -> None:
             linked = linked or not (member.isreg() or member.isdir())
             check(member.size, member.name, member.linkname if member.islnk() else "")
             member.uname = member.gname = ""  # root would look up both for every file
-            yield member
+            if asked(member.name) or not member.isreg():  # a path may lead through links
+                yield member
 
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 for info in opened.infolist():
                     check(info.file_size, info.filename)
-                opened.extractall(folder)
+                opened.extractall(folder, [name for name in opened.namelist() if asked(name)])
         else:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, members=checked(tar))
-        top = list(folder.iterdir())
-        (top[0] if len(top) == 1 and top[0].is_dir() else folder).replace(target)
+        single = folder / tops.pop() if len(tops) == 1 else folder
+        (single if single.is_dir() else folder).replace(target)
     except DAMAGED as error:
         raise Refused(f"{archive} cannot be unpacked: {error!s:.300}") from None
     finally:

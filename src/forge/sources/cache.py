@@ -8,7 +8,7 @@ found on the index that pip is configured for: a mirror or a wheel folder will d
 import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,11 +138,12 @@ class SourceCache:
             return "whole" if sha256_file(path) == source.sha256 else "changed"
         return "partial" if _partial(path).exists() else "absent"
 
-    def prefill(self, source: Source, folder: Path) -> Path:
+    def prefill(self, source: Source, folder: Path, only: Collection[str] | None = None) -> Path:
         """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
 
-        Returns the folder of its files. The layout: crates/rattler_build_source_cache. The times
-        only serve its clean-up. Raises Refused for an archive that cannot be unpacked.
+        Returns the folder of its files; `only` is for `unpack`. The layout:
+        crates/rattler_build_source_cache. The times only serve its clean-up. Raises Refused for an
+        archive that cannot be unpacked.
         """
         path, key = self.path(source), cache_key(source.url, source.digest)
         if self.state(source) != "whole":
@@ -161,7 +162,7 @@ class SourceCache:
             entry |= {"source_type": "url", "cache_path": name}
             if name.endswith(ARCHIVES):
                 tree = folder / f"{key}_extracted"
-                unpack(path, tree)
+                unpack(path, tree, only)
                 entry["extracted_path"] = tree.name
         write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry))
         return tree

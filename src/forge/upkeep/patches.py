@@ -88,7 +88,7 @@ def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> I
                 if "path" not in (changed := patched(recipe, data)):
                     cache.fetch(source_of(recipe, changed), progress)
                 with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
-                    detail = prepare(recipe, data, cache, Path(folder))
+                    detail = prepare(recipe, data, cache, Path(folder), whole=False)
             except NotAttempted as error:
                 state, detail = "not attempted", str(error)
             except (ForgeError, OSError) as error:
