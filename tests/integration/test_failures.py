@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.project import MiniProject
+from support.project import MiniProject, processes_in
 
 from forge.files import sha256_file
 
@@ -127,17 +127,6 @@ def slow_build(project: MiniProject, tmp_path: Path) -> Iterator[subprocess.Pope
     yield child
     child.kill()
     child.wait()
-
-
-def processes_in(folder: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
-                found.append((entry / "cmdline").read_text())
-        except OSError:
-            continue
-    return found
 
 
 def test_second_build_is_turned_away(project: MiniProject, slow_build: subprocess.Popen) -> None:

@@ -122,9 +122,9 @@ def good(channel: Path) -> None:
     package(channel, "beta", "1.0")
 
 
-@pytest.mark.parametrize("how", ["paths", "link", "unmarked"])
+@pytest.mark.parametrize("how", ["paths", "link", "more", "unmarked"])
 def test_a_folder_in_the_cache_is_checked(tmp_path: Path, how: str) -> None:
-    """rattler takes it as it is, even without the hash of what it was made of."""
+    """Unpacked anew: rattler takes it as it is, even without the hash of what it was made of."""
     chosen = app(tmp_path, good)
     chosen.install("default", tmp_path / "cache")
     shutil.rmtree(chosen.folder / ".pixi")
@@ -137,17 +137,16 @@ def test_a_folder_in_the_cache_is_checked(tmp_path: Path, how: str) -> None:
     elif how == "link":
         (cached / "share/alpha").unlink()
         (cached / "share/alpha").symlink_to("/etc/passwd")
+    elif how == "more":
+        (cached / "conda_build.sh").touch()
     else:  # rattler would link the wrong file
         (tmp_path / "cache" / "alpha-1.0-h1234567_0.lock").unlink()
         (cached / "share/alpha").unlink()
         (cached / "share/alpha").write_text("wrong")
-    if how == "unmarked":
-        chosen.install("default", tmp_path / "cache")
-        assert (chosen.prefix("default") / "share/alpha").read_text().startswith("alpha 0")
-        return
-    with pytest.raises(Refused, match="alpha-1.0-h1234567_0.*install nothing of it"):
-        chosen.install("default", tmp_path / "cache")
-    assert not chosen.prefix("default").exists()
+    before = outside(tmp_path)
+    chosen.install("default", tmp_path / "cache")
+    assert (chosen.prefix("default") / "share/alpha").read_text().startswith("alpha 0")
+    assert not (cached / "conda_build.sh").exists() and outside(tmp_path) == before
 
 
 def test_what_the_lock_does_not_state_is_not_installed(tmp_path: Path) -> None:

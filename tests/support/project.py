@@ -154,3 +154,15 @@ def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     )  # fmt: skip
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of the processes that work in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
+                found.append((entry / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

@@ -9,11 +9,14 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,7 @@ from packaging.version import Version
 from rattler import MatchSpec
 from rattler_build import assemble_package
 from support.mutants import Tally, texts, trees
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, MiniProject, processes_in
 
 from forge import bases
 from forge.build.jobs import run_job
@@ -33,7 +36,7 @@ from forge.files import move_whole, sha256_file
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
 from forge.hostbase.base import HostBase, _resolved
-from forge.hostbase.wheels import PYTHON, Wheel, depends, match_spec, unpack_wheel
+from forge.hostbase.wheels import PYTHON, Conversion, Wheel, depends, match_spec, unpack_wheel
 from forge.locks import hold
 from forge.project import Project
 from forge.sources.cache import Source
@@ -286,6 +289,47 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     assert machine.is_current() and first.stat().st_ino == made
     assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
     assert not machine.output.exists()
+
+
+CONVERT = """
+import json, sys
+from pathlib import Path
+from forge.build.jobs import run_job
+from forge.project import Project
+root = Path(sys.argv[1])
+run_job(Project.at(root), 2, lambda _: None, json.loads(sys.argv[2]), root / "log")
+"""
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Signals) -> None:
+    """No process and no part of a package is left; the next one makes what is missing."""
+    subdir, output = tmp_path / "linux-64", tmp_path / "out"
+    long = write_wheel(tmp_path, "long", {"long.py": "x = [1, 2, 3]\n" * 400_000})
+    made = [
+        asdict(Conversion(str(file), name, "1.0", "0", [], None, ""))
+        for name, file in (("long", long), ("short", write_wheel(tmp_path, "short", {"a.py": ""})))
+    ]
+    subdir.mkdir()
+    job = {"action": "convert", "subdir": str(subdir), "output_dir": str(output), "wheels": made}
+    command = [sys.executable, "-c", CONVERT, str(machine.project.root), json.dumps(job)]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "src")}
+    (work := tmp_path / "work").mkdir()
+    with subprocess.Popen(command, cwd=work, env=environment, stderr=subprocess.DEVNULL) as child:
+        wait_until(lambda: list(output.glob("*/tree/**/long.py")) and list(subdir.glob("short-*")))
+        child.send_signal(how)
+    wait_until(lambda: not processes_in(work))
+    assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda"}
+    write_wheel(tmp_path, "long", {"long.py": ""})
+    subprocess.run(command, cwd=work, env=environment, check=True)
+    assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda", "long-1.0-0.conda"}
 
 
 @pytest.mark.parametrize("name", ["base.json", "resolution.json"])

@@ -10,9 +10,9 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from rattler import RepoDataRecord
 from rattler.package_streaming import extract
 
 from forge.channel.location import Location
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import BuildFailed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
 from forge.provenance.archive import Entry, stem
 from forge.provenance.package import Package
@@ -110,31 +110,15 @@ def offer(archive: Path) -> None:
         _unpack(archive, bytes.fromhex(sha256_file(archive)), default())
 
 
-def forget(file_name: str) -> None:
-    """Take a package out of rattler's own cache, if it is there."""
-    if default().is_dir():
-        with _place(default(), file_name):
-            pass
-
-
 def _unpack(archive: Path, sha256: bytes, cache: Path) -> None:
+    folder = cache / stem(archive)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
         extract(archive, Path(work, "package"))
-        with _place(cache, archive.name) as (folder, mark):
+        with (cache / ".cache.lock").open("a") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
+            shutil.rmtree(folder, ignore_errors=True)
             Path(work, "package").rename(folder)
-            mark.write_bytes(REVISION + sha256)
-
-
-@contextmanager
-def _place(cache: Path, file_name: str) -> Iterator[tuple[Path, Path]]:
-    """The folder and the mark of a package, emptied, while rattler keeps its hands off."""
-    folder = cache / stem(Path(file_name))
-    mark = Path(f"{folder}.lock")
-    with (cache / ".cache.lock").open("a") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
-        mark.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        yield folder, mark
+            Path(f"{folder}.lock").write_bytes(REVISION + sha256)
 
 
 def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
@@ -142,16 +126,20 @@ def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
     mark, source = Path(f"{folder}.lock"), Location(record.url.rpartition("/")[0])
     if source.folder:
         _require_same(source.folder / record.file_name, record)
-    # rattler takes a folder without a mark for the right one
-    marked = mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256
-    if not marked or not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
-            archive = Path(source.folder or work, record.file_name)
-            if not source.folder:
-                _download(source, record, archive)
-                _require_same(archive, record)
-            Package(archive).require_safe()
-            _unpack(archive, sha256, cache)
+    package = Unpacked(folder)
+    # rattler takes a folder without a mark for the right one, and rattler-build leaves the script
+    # of an import test in it
+    if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
+        with suppress(Refused):
+            package.require_safe()
+            return package
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
+        archive = Path(source.folder or work, record.file_name)
+        if not source.folder:
+            _download(source, record, archive)
+            _require_same(archive, record)
+        Package(archive).require_safe()
+        _unpack(archive, sha256, cache)
     package = Unpacked(folder)
     package.require_safe()
     return package
