@@ -83,6 +83,14 @@ def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
     assert files == {tmp_path / "got" / "demo" / "one.py"}
 
 
+@pytest.mark.parametrize("only", [None, {"one.py"}])
+def test_names_that_begin_with_a_dot(tmp_path: Path, only: set[str] | None) -> None:
+    """As `tar -c .` writes them: the folder itself is a member."""
+    folder = member("./", type=tarfile.DIRTYPE)
+    unpack(packed(tmp_path, folder, member("./demo/one.py", "text")), tmp_path / "got", only)
+    assert (tmp_path / "got" / "one.py").read_text() == "text"
+
+
 def test_a_file_asked_for_behind_a_link(tmp_path: Path) -> None:
     link = member("demo/now", type=tarfile.SYMTYPE, linkname="v1")
     path = packed(tmp_path, member("demo/v1/one.py", "text"), link, member("demo/two.py"))

@@ -40,9 +40,9 @@ def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> 
     linked, tops = False, set[str]()
 
     def asked(name: str) -> bool:
-        top, *below = Path(name).parts or [""]
-        tops.add(top)
-        return only is None or "/".join([top, *below]) in only or "/".join(below) in only
+        parts = Path(name).parts  # none of `./`
+        tops.update(parts[:1])
+        return only is None or not {"/".join(parts), "/".join(parts[1:])}.isdisjoint(only)
 
     def check(size: int, *names: str) -> None:
         nonlocal left
