@@ -446,6 +446,6 @@ def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -
     head, packages = chosen.lock_file.read_text().split("packages:\n- ")
     use = f"      {entry.splitlines()[0]}\n"
     chosen.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
-    with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*no package of a conda channel"):
+    with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*comes from PyPI or source"):
         chosen.locked("more")
-    assert "no package of a conda channel" in "\n".join(chosen.outdated())
+    assert "comes from PyPI or source" in "\n".join(chosen.outdated())

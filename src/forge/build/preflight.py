@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a build costs and whether this machine can pay, said before anything is fetched."""
+"""Estimate what a build needs and check that this machine has it."""
 
 import shutil
 

@@ -24,7 +24,7 @@ def parse(text: bytes | None, where: object) -> Names:
     except (ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:
-        raise ForgeError(f"{where} is no table of names: {{CONDA-NAME: PYPI-NAME or null}}")
+        raise ForgeError(f"{where} is not a name table; expected {{CONDA-NAME: PYPI-NAME or null}}")
     return names
 
 

@@ -41,7 +41,7 @@ Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in
 def publish(
     forge: Context, to: To, yank: Dists = None, restore: Dists = None, url: Served = ""
 ) -> None:
-    """Publish the channel's packages. Nothing goes if one of them is not fit to go.
+    """Publish all packages of the channel, or none.
 
     A yanked build stays, so that locks which name it install; no new solve takes it.
     """

@@ -48,7 +48,9 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
     found = []
     for package in locked.packages(same[0]) or []:
         if not isinstance(package, CondaLockedBinaryPackage):
-            raise ForgeError(f"{package.name} is no package of a conda channel; use pixi itself")
+            raise ForgeError(
+                f"{package.name} comes from PyPI or source; forge installs conda packages only, use pixi"
+            )
         found.append(package.repo_data_record())
     return found
 
