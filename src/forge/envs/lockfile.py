@@ -49,7 +49,7 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
     for package in locked.packages(same[0]) or []:
         if not isinstance(package, CondaLockedBinaryPackage):
             raise ForgeError(
-                f"{package.name} comes from PyPI or source; forge installs conda packages only, use pixi"
+                f"{package.name} comes from PyPI or source: forge installs conda packages, pixi all"
             )
         found.append(package.repo_data_record())
     return found
