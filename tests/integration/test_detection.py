@@ -71,6 +71,12 @@ def test_recorded_machines(machine: str, tmp_path: Path) -> None:
     assert detected(Tree(root)) == expected
 
 
+@pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)
+def test_what_rattler_refuses(variable: str, value: str) -> None:
+    done = namespace(f"exec '{sys.executable}' -c '{DETECT}'", **{variable: value})
+    assert done.returncode and f"'{value}'" in done.stderr
+
+
 @pytest.mark.parametrize("machine", ["beside-discrete", "without-gpu", "kernel-without-kfd"])
 def test_the_line_that_mends(machine: str, tmp_path: Path) -> None:
     """What doctor prints, given to py-rattler, makes a Strix Halo machine of it."""

@@ -133,6 +133,12 @@ MACHINES = {
         {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
     ),
 }  # fmt: skip
+#: Overrides that rattler refuses, so that every command of pixi ends with an error.
+REFUSED = [("CONDA_OVERRIDE_AMDGPU", value) for value in ("1", "true", "gfx1151", "0.0")]
+REFUSED += [
+    ("CONDA_OVERRIDE_AMDGPU_ARCH", value)
+    for value in ("gfx1151", "11.5", "11.5.1.0", "11.5.x", "0x11.5.1")
+]
 UBUNTU = 'ID=ubuntu\nVERSION_ID="24.04"\n'
 
 
@@ -183,6 +189,10 @@ FAULTS = {
     "override-hides-the-gpu": (
         environ(CONDA_OVERRIDE_AMDGPU=""),
         {"pixi": ("passed", "warning", "no AMD GPU", f"export {OVERRIDE}")},
+    ),
+    "override-refused": (
+        environ(CONDA_OVERRIDE_AMDGPU_ARCH="gfx1151"),
+        {"pixi": ("failed", "error", "AMDGPU_ARCH=gfx1151: not", f"export {OVERRIDE_ARCH}")},
     ),
     "torch-of-pypi": (
         {f"{SITE}/torch-2.15.0.dist-info/INSTALLER": "uv-pixi\n"},

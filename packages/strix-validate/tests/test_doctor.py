@@ -90,6 +90,13 @@ def test_what_pixi_is_told(variables, expected, tmp_path):
     assert detected(Tree(hosts.make(tmp_path, hosts.environ(**variables)))) == expected
 
 
+@pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)
+def test_what_pixi_refuses(variable, value, tmp_path):
+    result = examine(hosts.make(tmp_path, hosts.environ(**{variable: value})))["pixi"]
+    assert result.severity is Severity.ERROR and f"{variable}={value}" in result.reason
+    assert result.fix in (f"export {hosts.OVERRIDE}", f"export {hosts.OVERRIDE_ARCH}")
+
+
 def test_an_architecture_alone_is_dropped(tmp_path):
     changes = {f"{hosts.KFD}/1/properties": None}
     changes |= hosts.environ(CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1")

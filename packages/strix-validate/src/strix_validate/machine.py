@@ -2,6 +2,7 @@
 """The doctor's checks of the machine: its GPU, kernel, firmware, devices and memory."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from strix_validate.checks import CannotRun, Options, Result
@@ -9,7 +10,7 @@ from strix_validate.findings import error, fine, known, need_gpu, warning
 from strix_validate.host import kernel_version
 from strix_validate.memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 from strix_validate.tree import Tree
-from strix_validate.virtual_packages import VARIABLES, WANTED, detected
+from strix_validate.virtual_packages import VARIABLES, WANTED, detected, refused
 
 #: The first kernels with the fixes for KFD's queue and memory limits.
 KERNEL = (6, 18, 4)
@@ -50,13 +51,19 @@ def pixi(tree: Tree) -> Result:
     """pixi takes this machine for a gfx1151. Of several GPUs it goes by the one with the most
     compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
     it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
+    if wrong := refused(tree):
+        said = " and ".join(f"{VARIABLES[name]}={value}" for name, value in wrong.items())
+        return error(f"pixi ends at {said}: not a version", _export(wrong), **wrong)
     found = detected(tree)
     if found == WANTED:
         return fine(**found)
     said = ", ".join(f"{name}={version}" for name, version in found.items()) or "no AMD GPU"
-    missing = {VARIABLES[n]: version for n, version in WANTED.items() if found.get(n) != version}
-    fix = " ".join(f"{variable}={version}" for variable, version in missing.items())
-    return warning(f"pixi sees {said}; the stacks are for 11.5.1", f"export {fix}", **found)
+    missing = [name for name, version in WANTED.items() if found.get(name) != version]
+    return warning(f"pixi sees {said}; the stacks are for 11.5.1", _export(missing), **found)
+
+
+def _export(names: Iterable[str]) -> str:
+    return "export " + " ".join(f"{VARIABLES[name]}={WANTED[name]}" for name in names)
 
 
 def driver(tree: Tree) -> Result:

@@ -5,11 +5,15 @@ As rattler_virtual_packages 8.1.5 detects them (pixi 0.82, py-rattler 0.28), by 
 https://github.com/conda/ceps/pull/189; conda and mamba detect none.
 """
 
+import re
+
 from strix_validate.tree import AMD, Node, Tree
 
 #: What the stacks ask for, and the variables that set it. `__amdgpu` has no other version than 0.
 WANTED = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 VARIABLES = {"__amdgpu": "CONDA_OVERRIDE_AMDGPU", "__amdgpu_arch": "CONDA_OVERRIDE_AMDGPU_ARCH"}
+#: What the variables may hold: anything else ends pixi with an error. Empty hides the package.
+ACCEPTED = {"__amdgpu": "0?", "__amdgpu_arch": r"([0-9]{1,9}(\.[0-9]{1,9}){2})?"}
 
 
 def detected(tree: Tree) -> dict[str, str]:
@@ -21,9 +25,19 @@ def detected(tree: Tree) -> dict[str, str]:
         found = {"__amdgpu": "0", "__amdgpu_arch": version(largest)}
     elif _has_driver(tree):
         found = {"__amdgpu": "0"}
-    found |= {n: tree.environ[v] for n, v in VARIABLES.items() if v in tree.environ}
+    found |= overrides(tree)
     found = {name: value for name, value in found.items() if value}
     return found if "__amdgpu" in found else {}
+
+
+def overrides(tree: Tree) -> dict[str, str]:
+    """Name to what the environment says instead of the machine."""
+    return {name: tree.environ[v] for name, v in VARIABLES.items() if v in tree.environ}
+
+
+def refused(tree: Tree) -> dict[str, str]:
+    """Those of the overrides that are no version of the package."""
+    return {n: v for n, v in overrides(tree).items() if not re.fullmatch(ACCEPTED[n], v)}
 
 
 def version(node: Node) -> str:
