@@ -44,27 +44,49 @@ LINES = sorted(line.removeprefix("./forge ") for line in SHOWN if line.startswit
 VALIDATOR = sorted(
     {found[1] for line in SHOWN if (found := re.match(r"(?:.* )?strix-validate ([a-z].*)", line))}
 )
-FORMS = ["--help", "--version", "--base host plan", "--variant k=v build-all", "plan --base=host",
+FORMS = ["--base host plan", "--variant k=v build-all", "plan --base=host",
          "run attention -- tool --flag 'two words' '$HOME' '*' '{{x}}'", ""]  # fmt: skip
+
+
+# What pixi 0.77 prints where a channel does not answer.
+REFUSES = """\
+ WARN a warning of pixi's own
+Error:   \u00d7 failed to fetch a package
+  \u251c\u2500\u25b6 error sending request
+"""
 
 
 @pytest.fixture
 def pixi(tmp_path: Path) -> dict[str, str]:
-    """An environment with a pixi that prints its arguments, one a line."""
-    (tmp_path / "pixi").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    """An environment with a pixi that prints its arguments, one a line, and installs nothing."""
+    installs = 'test "$1" != install || { cat "$0.says" >&2; exit "$(wc -l <"$0.says")"; }'
+    (tmp_path / "pixi").write_text(f'#!/bin/sh\n{installs}\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "pixi.says").touch()
     (tmp_path / "pixi").chmod(0o755)
     return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
 
-def launch(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [CHECKOUT / "forge", *words]
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A checkout in which no environment was made yet."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in ("forge", "pixi.toml", "pyproject.toml", "requirements.txt"):
+        shutil.copy(CHECKOUT / name, folder)
+    return folder
+
+
+def launch(
+    words: list[str], environment: dict[str, str], root: Path = CHECKOUT
+) -> subprocess.CompletedProcess[str]:
+    command = [root / "forge", *words]
     return subprocess.run(command, text=True, capture_output=True, check=False, env=environment)
 
 
 def expected(words: list[str]) -> str:
     root = str(CHECKOUT)
     driver = ["--", "python", f"{root}/src/forge", *words]
-    return "\n".join(["run", "--locked", "--manifest-path", f"{root}/pixi.toml", *driver, ""])
+    return "\n".join(["run", "--as-is", "--manifest-path", f"{root}/pixi.toml", *driver, ""])
 
 
 def test_pages_show_commands() -> None:
@@ -84,7 +106,41 @@ def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
     command = [tmp_path / "linked", "plan"]
     done = subprocess.run(command, text=True, capture_output=True, check=True, env=pixi)
     assert done.stdout == expected(["plan"])
-    assert {path.name for path in tmp_path.iterdir()} == {"pixi", "linked"}
+    assert {path.name for path in tmp_path.iterdir()} == {"pixi", "pixi.says", "linked"}
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_help_and_version_need_no_environment(
+    pixi: dict[str, str], empty: Path, on_path: bool
+) -> None:
+    """They are those of the files, and nothing is made or asked for."""
+    (empty.parent / "pixi.says").write_text(REFUSES)
+    environment = pixi if on_path else {"PATH": "/usr/bin:/bin"}
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    before = sorted(empty.rglob("*"))
+    for words, said in ((["--version"], [f"strix-forge {project['version']}"]), (["--help"], None)):
+        done = launch(words, environment, empty)
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        if said is None:
+            said = [f"  {name}: {task['description']}" for name, task in MANIFEST["tasks"].items()]
+            lines = lines[1:-1]
+        assert lines == said
+    assert sorted(empty.rglob("*")) == before
+
+
+def test_help_of_a_command_needs_one(empty: Path) -> None:
+    done = launch(["plan", "--help"], {"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": "false"}, empty)
+    assert done.returncode == 2
+
+
+def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: Path) -> None:
+    """One line says why, and how to do without pixi; then the driver runs all the same."""
+    (tmp_path / "pixi.says").write_text(REFUSES)
+    done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": sys.executable})
+    said = done.stderr.splitlines()[-1]
+    assert said.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
+    assert done.returncode == 0 and "Usage: forge plan" in done.stdout
 
 
 @pytest.mark.parametrize("line", LINES)

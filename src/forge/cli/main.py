@@ -11,16 +11,12 @@ import os
 import signal
 import sys
 import tempfile
-import tomllib
-from typing import Annotated
 
 import typer
-from typer import Option
 
 from forge.cli import building, publishing, stacks, upkeep
-from forge.cli.context import Context, err, out, takes_context
+from forge.cli.context import Context, err, takes_context
 from forge.errors import ForgeError
-from forge.project import CHECKOUT
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
@@ -30,19 +26,9 @@ for part in (building, stacks, publishing, upkeep):
     app.add_typer(part.app)
 
 
-def print_version(wanted: bool) -> None:
-    if wanted:
-        project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-        out.print(f"strix-forge {project['version']}")
-        raise typer.Exit
-
-
-Version = Annotated[bool, Option("--version", is_eager=True, callback=print_version)]
-
-
 @app.callback()
 @takes_context
-def options(forge: Context, version: Version = False) -> None:
+def options(forge: Context) -> None:
     """Build, lock, install and check the strix-forge packages."""
 
 
