@@ -60,6 +60,43 @@ def library(folder: Path) -> Path:
         return builder().build(folder).parent
 
 
+HIP_MODE = ["-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", "-O2"]
+
+
+def run(*command) -> None:
+    """Runs a command. Raises CalledProcessError."""
+    subprocess.run([str(x) for x in command], check=True)
+
+
+def device_code(source: Path, made: Path, *options: str) -> Path:
+    """The kernels of a HIP program as a code object."""
+    run(clang(), *HIP_MODE, *options, "--cuda-device-only", "--no-gpu-bundle-output", source,
+        "-o", made)  # fmt: skip
+    return made
+
+
+def host_program(source: Path, image: Path, folder: Path, name: str) -> Path:
+    """A HIP program with this image in it."""
+    compiled = folder / f"{name}.o"
+    run(clang(), *HIP_MODE, "--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang",
+        image, source, "-c", "-o", compiled)  # fmt: skip
+    return link(folder, compiled, name=name)
+
+
+def link(folder: Path, *inputs, name: str) -> Path:
+    """A program from C or object files, with the stand-in runtime."""
+    where = library(folder / "lib")
+    run(*compiler(), *inputs, "-o", folder / name, f"-L{where}", "-l:libamdhip64.so.7", "-lpthread")
+    return folder / name
+
+
+def hip_program(name: str, folder: Path, *options: str) -> Path:
+    """One of hip/ as an executable."""
+    source = HIP_PROGRAMS / f"{name}.hip"
+    image = device_code(source, folder / f"{name}.hsaco", *options)
+    return host_program(source, image, folder, name)
+
+
 def on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
     """Runs a command with `strix-emulate device`."""
     return subprocess.run(

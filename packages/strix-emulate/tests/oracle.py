@@ -210,11 +210,12 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     def add_signed(x: int) -> tuple[int, int]:
         return x, int(not -(2**31) <= x < 2**31)
 
-    def field(a: int, b: int, sign: bool) -> tuple[int, int]:
-        width = min(b >> 16 & 127, 32)
-        plain = a >> (b & 31) if not sign else signed(a) >> (b & 31)
+    def field(a: int, b: int, sign: bool, span: int = 32) -> tuple[int, int]:
+        width = min(b >> 16 & 127, span)
+        plain = (signed(a, span) if sign else a) >> (b & span - 1)
         plain &= (1 << width) - 1
-        return bits(signed(plain, width) if sign and width else plain)
+        found = signed(plain, width) if sign and width else plain
+        return bits(found) if span == 32 else wide(found)
 
     u, q = ("u32", "u32"), ("u64", "u64")
     f = {
@@ -316,5 +317,7 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["s_or_b64"] = ("u64", q, lambda a, b: wide(a | b))
     table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(shifted(a, b & 63, 64)))
     table["s_lshr_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(a >> (b & 63)))
+    table["s_bfe_u64"] = ("u64", ("u64", "u32"), lambda a, b: field(a, b, False, 64))
+    table["s_bfe_i64"] = ("u64", ("u64", "u32"), lambda a, b: field(a, b, True, 64))
     table["s_ashr_i64"] = ("u64", ("u64", "u32"), lambda a, b: wide(signed(a, 64) >> (b & 63)))
     return table | oracle_parts.scalar_table()

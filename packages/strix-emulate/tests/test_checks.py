@@ -21,8 +21,9 @@ STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 
 def execute(
-    body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out"
-):
+    body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out",
+    checks: bool = True,
+):  # fmt: skip
     """Runs assembly with one input and one output of `size` words."""
     elf = ELFFile(io.BytesIO(llvm.assemble(body)))
     kernel = Kernel(
@@ -32,7 +33,7 @@ def execute(
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     launch(
         kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
-        threads=threads, options=Options(budget=10_000),
+        threads=threads, options=Options(budget=10_000, checks=checks),
     )  # fmt: skip
     return out
 
@@ -122,6 +123,14 @@ def test_lds_load_that_still_runs_at_a_barrier():
         execute(body.format(""))
 
 
+def test_lds_addresses_wrap_at_32_bits():
+    body = EXCHANGE.replace("v_xor_b32 v3, 0x80, v1", "v_sub_nc_u32 v3, 0, v1")
+    found = execute(body.replace("ds_load_b32 v2, v3", "ds_load_b32 v2, v3 offset:252"))
+    assert (found == 63 - np.arange(64)).all()
+    with pytest.raises(Trap, match="bounds: LDS address 4294967"):
+        execute(body)
+
+
 def test_lds_write_after_read_race():
     again = EXCHANGE.replace(STORE, "ds_store_b32 v1, v2\n" + STORE)
     with pytest.raises(Trap, match=r"race.*a read"):
@@ -172,11 +181,16 @@ def test_store_to_an_input():
         execute(GOOD, second="in")
 
 
-def test_barrier_that_not_all_reach():
-    body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1\ns_barrier\ns_endpgm\n"
-    with pytest.raises(Trap, match=r"barrier.*not all waves"):
-        execute(body)
-    assert execute(body, threads=32).sum() == 0
+def test_barrier_that_not_all_living_waves_reach():
+    """Waves at different barriers trap; those that have ended are not waited for."""
+    first = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\n"
+    two = first + "s_cbranch_scc1 2\ns_barrier\ns_endpgm\ns_barrier\ns_endpgm\n"
+    with pytest.raises(Trap, match=r"barrier.*not all living waves"):
+        execute(two)
+    assert execute(two, threads=32).sum() == 0
+    assert execute(two, checks=False).sum() == 0
+    ended = first + "s_cbranch_scc1 1\ns_barrier\ns_endpgm\n"
+    assert execute(ended, threads=128).sum() == 0
 
 
 def test_waves_part_and_meet():

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_support import HIP_PROGRAMS, clang, compiler, library, on_device
+from device_support import (
+    HIP_PROGRAMS,
+    clang,
+    compiler,
+    device_code,
+    host_program,
+    library,
+    link,
+    on_device,
+    run,
+)
 from strix_emulate import loader
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.errors import LoadError
-
-HIP_MODE = ["-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", "-O2"]
-
-
-def run(*command) -> None:
-    subprocess.run([str(x) for x in command], check=True)
 
 
 def bundle(code: bytes) -> bytes:
@@ -34,15 +38,8 @@ def folder(tmp_path_factory) -> Path:
     """Holds the library, and the device code of program.hip: program.hsaco."""
     path = tmp_path_factory.mktemp("programs")
     library(path / "lib")
-    run(clang(), *HIP_MODE, "--cuda-device-only", "--no-gpu-bundle-output",
-        HIP_PROGRAMS / "program.hip", "-o", path / "program.hsaco")  # fmt: skip
+    device_code(HIP_PROGRAMS / "program.hip", path / "program.hsaco")
     return path
-
-
-def link(folder: Path, *inputs, name: str, **_) -> Path:
-    where = library(folder / "lib")
-    run(*compiler(), *inputs, "-o", folder / name, f"-L{where}", "-l:libamdhip64.so.7")
-    return folder / name
 
 
 @pytest.fixture(scope="module", params=["code object", "bundle"])
@@ -51,9 +48,8 @@ def program(request, folder: Path) -> Path:
     image = folder / "image"
     code = (folder / "program.hsaco").read_bytes()
     image.write_bytes(code if request.param == "code object" else bundle(code))
-    run(clang(), *HIP_MODE, "--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang",
-        image, HIP_PROGRAMS / "program.hip", "-c", "-o", folder / "program.o")  # fmt: skip
-    return link(folder, folder / "program.o", name=f"program-{request.param.split()[0]}")
+    source, name = HIP_PROGRAMS / "program.hip", f"program-{request.param.split()[0]}"
+    return host_program(source, image, folder, name)
 
 
 def on(folder: Path, *command, options=(), **variables):
@@ -120,9 +116,7 @@ def test_pointers_without_an_address_space(tmp_path: Path, level: str, checks: b
 
     -O0 spills and copies registers of lanes that hold nothing: reads of what nothing wrote.
     """
-    made = tmp_path / "generic.hsaco"
-    run(clang(), *HIP_MODE, level, "--cuda-device-only", "--no-gpu-bundle-output",
-        HIP_PROGRAMS / "generic.hip", "-o", made)  # fmt: skip
+    made = device_code(HIP_PROGRAMS / "generic.hip", tmp_path / "generic.hsaco", level)
     module = loader.parse_module(made.read_bytes(), "generic")
     numbers = np.arange(64, dtype=np.float32)
     out = np.full(64 + 4 * 64, -1, np.float32)

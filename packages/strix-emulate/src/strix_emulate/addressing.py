@@ -143,8 +143,9 @@ def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Call
     index, limit = reader(address, "u32"), spaces.lds_size
 
     def locate(g: Waves):
-        inside = g.active(index(g)).astype(np.int64) + offset
-        if len(inside) and (inside.min() < 0 or inside.max() + size > limit):
+        # 32 bits, as LLVM counts on: -4 * i with an offset is how it writes s[63 - i]
+        inside = g.active(index(g) + np.uint32(offset)).astype(np.int64)
+        if len(inside) and inside.max() + size > limit:
             raise Trap("bounds", f"LDS address {int(inside.max())} of {limit} bytes")
         at = inside + g.lane_array(g.lds_slot * spaces.lds_stride)
         return at, None, g.lane_array(g.tags) if len(at) else None

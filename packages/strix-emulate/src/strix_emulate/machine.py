@@ -227,27 +227,45 @@ class Machine:
                 for other in [x for x in waiting if x.pc == g.pc]:
                     waiting.remove(other)
                     g = join(g, other)
-                here = np.bincount(g.workgroup - first, minlength=len(self.alive))
-                complete = (here == self.alive)[g.workgroup - first]
-                if not complete.all():
-                    waiting.append(select(g, ~complete))
-                if complete.any():
-                    passed = select(g, complete)
-                    passed.epoch = after_barrier(passed.epoch)
-                    passed.tags = tags(passed.workgroup, passed.epoch, passed.wave)
-                    if self.arena.order is not None:
-                        self.arena.order.barrier(passed.tags)
-                    ready += self._scheduled(passed)
+                waiting.append(g)
             else:
                 ready += gone
+                continue
+            passed, waiting = self._pass_barriers(waiting, first)
+            for part in passed:
+                ready += self._scheduled(part)
         if waiting:
             g = waiting[0]
             places = sorted({hex(x.pc) for x in waiting})
             raise Trap(
                 "barrier",
                 f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
-                f"(before {', '.join(places)}) that not all waves of its workgroup reach",
+                f"(before {', '.join(places)}) that not all living waves of its workgroup reach",
             )
+
+    def _pass_barriers(self, waiting: list[Waves], first: int) -> tuple[list[Waves], list[Waves]]:
+        """Waves that go on, and those that still wait for others of their workgroup.
+
+        "If some waves in the work-group have already terminated, this waits on only the surviving
+        waves" (ISA, S_BARRIER). Which barrier they stand at is nothing to the hardware; with checks
+        all have to stand at the same one, as HIP asks.
+        """
+        here = [np.bincount(g.workgroup - first, minlength=len(self.alive)) for g in waiting]
+        if not self.options.checks and here:
+            here = [sum(here)] * len(waiting)
+        passed, left = [], []
+        for g, count in zip(waiting, here, strict=True):
+            complete = (count == self.alive)[g.workgroup - first]
+            if not complete.all():
+                left.append(select(g, ~complete))
+            if complete.any():
+                part = select(g, complete)
+                part.epoch = after_barrier(part.epoch)
+                part.tags = tags(part.workgroup, part.epoch, part.wave)
+                if self.arena.order is not None:
+                    self.arena.order.barrier(part.tags)
+                passed.append(part)
+        return passed, left
 
     def _scheduled(self, g: Waves) -> list[Waves]:
         """How waves that stand together run: together, or one by one."""

@@ -154,7 +154,8 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
     }
     const int64_t row = m->slots[l / 32];
     const uint32_t index = narrow[l] + (second ? second[l] : 0);
-    const int64_t inside = (int64_t)index + o->offset;
+    // addresses in LDS are of 32 bits
+    const int64_t inside = o->memory == LDS ? index + (uint32_t)o->offset : (int64_t)index + o->offset;
     if (inside < 0 || inside + o->size > m->size) return 1;
     at[l] = inside + m->stride * (o->memory == LDS ? row : row * 32 + l % 32);
     *changing = 1;

@@ -4,7 +4,6 @@
 import numpy as np
 
 from strix_emulate import floats
-from strix_emulate.decode import Unknown
 from strix_emulate.narrow import leading_signs
 from strix_emulate.operations import (
     FLOAT_COMPARISONS,
@@ -59,6 +58,11 @@ def _shift_add(count):
     return run
 
 
+_FIELDS = {
+    (False, 32): np.uint32, (True, 32): np.int32, (False, 64): np.uint64, (True, 64): np.int64,
+}  # fmt: skip
+
+
 def _bfe(signed, bits):
     """The field's offset and width are in the low bits and from bit 16 of the second source."""
 
@@ -66,12 +70,16 @@ def _bfe(signed, bits):
         offset = np.asanyarray(field).astype(np.int64) & (bits - 1)
         width = np.minimum(np.asanyarray(field).astype(np.int64) >> 16 & 0x7F, bits)
         if bits == 64:
-            raise Unknown("64-bit bit field")
-        plain = value.astype(np.int64) >> offset & ((np.int64(1) << width) - 1)
+            shift = offset if signed else offset.astype(np.uint64)
+            plain = (value >> shift).astype(np.int64)
+        else:
+            plain = value.astype(np.int64) >> offset
+        whole = np.int64(-1)
+        plain = plain & np.where(width < 64, (np.int64(1) << np.minimum(width, 63)) - 1, whole)
         if signed:
             sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
             plain = (plain ^ sign) - sign
-        result = plain.astype(np.int32 if signed else U32)
+        result = plain.astype(_FIELDS[signed, bits])
         return result, result != 0
 
     return run
@@ -119,6 +127,8 @@ WITH_SCC = {
     "s_max_u32": ("u32", ("u32", "u32"), _pick(np.greater_equal)),
     "s_bfe_u32": ("u32", ("u32", "u32"), _bfe(False, 32)),
     "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
+    "s_bfe_u64": ("u64", ("u64", "u32"), _bfe(False, 64)),
+    "s_bfe_i64": ("i64", ("i64", "u32"), _bfe(True, 64)),
     **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
     "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)),
     "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
