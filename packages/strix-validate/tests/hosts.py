@@ -48,6 +48,7 @@ HEALTHY = {
     f"{GPU}/mem_info_vram_total": f"{GIB // 2}\n",
     f"{GPU}/mem_info_gtt_total": f"{120 * GIB}\n",
     "sys/module/amdgpu/initstate": "live\n",
+    "proc/cmdline": "root=/dev/sda amd_iommu=off quiet\n",
     "sys/module/ttm/parameters/pages_limit": f"{120 * GIB // 4096}\n",
     "sys/kernel/debug/dri/1/amdgpu_firmware_info": "VCE feature version: 0, firmware version: 0x0\n"
     "MES feature version: 1, firmware version: 0x00000080\n",
@@ -85,8 +86,8 @@ def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
     return root
 
 
-def without_gpu(root: Path) -> Path:
-    make(root, {})
+def without_gpu(root: Path, changes: dict[str, str | Path | None] | None = None) -> Path:
+    make(root, changes or {})
     for name in ("sys/class/kfd", "sys/bus/pci", "sys/class/drm", "sys/module/amdgpu", "dev"):
         shutil.rmtree(root / name)
     return root
@@ -151,8 +152,42 @@ def environ(**values: str) -> dict[str, str]:
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},
-        {"gpu": ("failed", "error", "gfx1150", "use packages"),
-         "pixi": ("passed", "warning", "__amdgpu_arch=11.5.0", OVERRIDE_ARCH)},
+        {"gpu": ("failed", "error", "gfx1150", "use packages")},
+    ),
+    "hidden-by-rocr": (
+        environ(ROCR_VISIBLE_DEVICES="1"),
+        {"gpu": ("failed", "error", "ROCR_VISIBLE_DEVICES=1 hides", "unset ROCR_VISIBLE_DEVICES")},
+    ),
+    "hidden-by-hip": (
+        environ(HIP_VISIBLE_DEVICES="-1", CUDA_VISIBLE_DEVICES="0"),
+        {"gpu": ("failed", "error", "HIP_VISIBLE_DEVICES=-1 hides", "unset HIP_VISIBLE_DEVICES")},
+    ),
+    "hidden-by-cuda": (
+        environ(CUDA_VISIBLE_DEVICES="2"),
+        {"gpu": ("failed", "error", "hides the GPU", "unset CUDA_VISIBLE_DEVICES")},
+    ),
+    "hidden-behind-discrete": (
+        DISCRETE | environ(ROCR_VISIBLE_DEVICES="0", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        {"gpu": ("failed", "error", "hides the GPU, whose number is 1",
+                 "export ROCR_VISIBLE_DEVICES=1")},
+    ),
+    "beside-discrete-numbered-twice": (
+        # of the two that ROCr shows, in its order
+        DISCRETE | environ(ROCR_VISIBLE_DEVICES="1,0", HIP_VISIBLE_DEVICES="1",
+                           CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        {"gpu": ("failed", "error", "whose number is 0", "export HIP_VISIBLE_DEVICES=0")},
+    ),
+    "beside-discrete-by-uuid": (
+        DISCRETE | environ(ROCR_VISIBLE_DEVICES="GPU-0123", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        {"gpu": ("passed", "warning", "is beside", "export ROCR_VISIBLE_DEVICES=1")},
+    ),
+    "iommu-on": (
+        {"proc/cmdline": "quiet amd_iommu=pt\n"},
+        {"iommu": ("passed", "info", "the NPU", "grubby --update-kernel=ALL --args=amd_iommu=off")},
+    ),
+    "iommu-on-ostree": (
+        {"proc/cmdline": "quiet\n", "run/ostree-booted": ""},
+        {"iommu": ("passed", "info", "5 to 12 %", "rpm-ostree kargs --append=amd_iommu=off")},
     ),
     "driver-missing": (
         {f"{KFD}/1/properties": None, "sys/module/amdgpu/initstate": None, "dev/kfd": None,
@@ -227,7 +262,7 @@ FAULTS = {
     ),
     "kernel-old-arch": (
         {"proc/sys/kernel/osrelease": "6.18.3-arch1-1\n", "etc/os-release": "ID=arch\n"},
-        {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu linux")},
+        {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu && sudo reboot")},
     ),
     "kernel-ubuntu-hwe-old": (
         {"proc/sys/kernel/osrelease": "6.17.0-14-generic\n", "etc/os-release": UBUNTU},
@@ -236,6 +271,41 @@ FAULTS = {
     "kernel-ubuntu-oem-old": (
         {"proc/sys/kernel/osrelease": "6.14.0-1017-oem\n", "etc/os-release": UBUNTU},
         {"kernel": ("failed", "error", "6.14.0-1018", "apt install")},
+    ),
+    "kernel-ubuntu-26-old": (
+        {"proc/sys/kernel/osrelease": "6.17.0-40-generic\n",
+         "etc/os-release": 'ID=ubuntu\nVERSION_ID="26.04"\nUBUNTU_CODENAME=resolute\n'},
+        {"kernel": ("failed", "error", "older than 6.18.4", "linux-generic-hwe-26.04")},
+    ),
+    "kernel-ubuntu-interim-old": (
+        {"proc/sys/kernel/osrelease": "6.17.0-5-generic\n",
+         "etc/os-release": 'ID=ubuntu\nVERSION_ID="25.10"\n'},
+        {"kernel": ("failed", "error", "older than 6.18.4", "apt full-upgrade")},
+    ),
+    "kernel-mint-old": (
+        {"proc/sys/kernel/osrelease": "6.17.0-14-generic\n",
+         "etc/os-release": 'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22.2"\n'
+         "UBUNTU_CODENAME=noble\n"},
+        {"kernel": ("failed", "error", "6.17.0-19", "linux-generic-hwe-24.04")},
+    ),
+    "kernel-bazzite-old": (
+        {"proc/sys/kernel/osrelease": "6.17.7-ba25.fc43.x86_64\n", "run/ostree-booted": "",
+         "etc/os-release": 'ID=bazzite\nID_LIKE="fedora"\n'},
+        {"kernel": ("failed", "error", "older than 6.18.4", "rpm-ostree upgrade")},
+    ),
+    "kernel-cachyos-old": (
+        {"proc/sys/kernel/osrelease": "6.18.2-3-cachyos\n",
+         "etc/os-release": "ID=cachyos\nID_LIKE=arch\n"},
+        {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu && sudo reboot")},
+    ),
+    "kernel-tumbleweed-old": (
+        {"proc/sys/kernel/osrelease": "6.18.1-1-default\n",
+         "etc/os-release": 'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n'},
+        {"kernel": ("failed", "error", "older than 6.18.4", "zypper dup")},
+    ),
+    "kernel-unknown-old": (
+        {"proc/sys/kernel/osrelease": "6.18.1\n", "etc/os-release": "ID=nixos\n"},
+        {"kernel": ("failed", "error", "older than 6.18.4", "install Linux 6.18.4 or newer")},
     ),
     "kernel-ubuntu-too-new": (
         {"proc/sys/kernel/osrelease": "7.0.0-5-generic\n", "etc/os-release": UBUNTU},
@@ -249,7 +319,7 @@ FAULTS = {
         {"var/lib/dpkg/status": None, "etc/os-release": "ID=arch\n",
          "sys/kernel/debug/dri/1/amdgpu_firmware_info": None,
          "var/lib/pacman/local/linux-firmware-20251125-2/desc": ""},
-        {"firmware": ("failed", "error", "20251125-2", "pacman -Syu linux-firmware")},
+        {"firmware": ("failed", "error", "20251125-2", "pacman -Syu && sudo reboot")},
     ),
     "firmware-bad-mes": (
         {"var/lib/dpkg/status": None, "sys/kernel/debug/dri/1/amdgpu_firmware_info":
@@ -277,12 +347,28 @@ FAULTS = {
         {f"{GPU}/mem_info_vram_total": f"{96 * GIB}\n",
          "proc/meminfo": f"MemTotal: {30 * 2**20} kB\n",
          "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n"},
-        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS")},
+        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, and run doctor again"),
+         "gtt": ("passed", "info", "doctor/carve-out comes first", "")},
     ),
     "gtt-default": (
         {"sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n"},
-        {"gtt": ("passed", "warning", "62 of 125 GiB", "options ttm pages_limit=31719424")},
+        {"gtt": ("passed", "warning", "62 of 125 GiB",
+                 "options ttm pages_limit=31719424 page_pool_size=31719424' | sudo tee "
+                 "/etc/modprobe.d/ttm.conf && sudo dracut --force && sudo reboot")},
     ),
+    **{
+        f"gtt-default-{name}": (
+            {"sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n"} | files,
+            {"gtt": ("passed", "warning", "62 of 125 GiB", fix)},
+        )
+        for name, files, fix in (
+            ("mint", {"etc/os-release": "ID=linuxmint\nID_LIKE=ubuntu\n"}, "update-initramfs -u"),
+            ("debian", {"etc/os-release": "ID=debian\n"}, "update-initramfs -u"),
+            ("arch", {"etc/os-release": "ID=arch\n"}, "sudo mkinitcpio -P"),
+            ("bazzite", {"run/ostree-booted": ""}, "--append=ttm.pages_limit=31719424"),
+            ("nixos", {"etc/os-release": "ID=nixos\n"}, "; then rebuild the initramfs"),
+        )
+    },
     "gtt-all": (
         {"sys/module/ttm/parameters/pages_limit": f"{125 * GIB // 4096}\n",
          f"{GPU}/mem_info_gtt_total": f"{125 * GIB}\n"},

@@ -51,6 +51,24 @@ def test_each_fault_alone(fault, tmp_path):
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
 
 
+@pytest.mark.parametrize("version", [110500, 110502, 120001])
+def test_another_gpu_is_told_no_override(version, tmp_path):
+    """pixi would install kernels that this GPU cannot run."""
+    found = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
+    assert found["gpu"].state is State.FAILED
+    assert found["pixi"].state is State.SKIPPED and "reports this once" in found["pixi"].reason
+    assert not any("CONDA_OVERRIDE" in result.fix for result in found.values())
+
+
+def test_wsl_is_told_to_install_no_kernel(tmp_path):
+    changes = {"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"}
+    found = examine(hosts.without_gpu(tmp_path, changes | {"etc/os-release": hosts.UBUNTU}))
+    assert "WSL" in found["gpu"].reason and "lspci" not in found["gpu"].fix
+    assert found["gpu"].state is State.FAILED
+    assert found["kernel"].state is found["pixi"].state is State.SKIPPED
+    assert not any("linux-generic" in result.fix for result in found.values())
+
+
 @pytest.mark.parametrize(
     "release", ["6.17.0-19-generic", "6.17.0-40-generic", "6.14.0-1018-oem", "6.14.0-1020-oem"]
 )

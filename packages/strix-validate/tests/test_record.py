@@ -2,10 +2,14 @@
 """Records, the table of skips, benchmarks' arithmetic, the report, and the registry of tiers."""
 
 import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, date, datetime
 
 import pytest
+from rich.console import Console
 from strix_validate import cli, host, record, skips, tiers
 from strix_validate.checks import (
     Check,
@@ -20,7 +24,7 @@ from strix_validate.record import CheckRecord, Device, Host, Package, Record
 from strix_validate.report import plots, render
 from strix_validate.run import NoSuchCheck, run, select
 from strix_validate.skips import Machine
-from strix_validate.table import summary
+from strix_validate.table import show, summary
 from strix_validate.tiers import bench, run_each
 from typer.testing import CliRunner
 
@@ -243,6 +247,32 @@ def test_operations_are_counted_once():
     )
 
 
+def test_what_is_timed_has_the_shape_of_a_server():
+    ids = {check.id for check in bench.checks()}
+    assert {"bench/flash-attn/gqa-causal", "bench/vllm/decode-full", "bench/flash/decode-full",
+            "bench/math/gqa-full", "bench/speedup/gqa-causal"} <= ids  # fmt: skip
+    assert not {"bench/vllm/decode-causal", "bench/vllm/gqa-full", "bench/published/gqa"} & ids
+    assert bench.operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
+    assert bench.SIZES["decode"].cache_bytes == 2 * 2 * 16 * 8 * 4096 * 128
+    q, k, v, grad_out = bench.SIZES["gqa"].shapes()
+    assert q == grad_out == (4, 32, 2048, 128) and k == v == (4, 8, 2048, 128)
+
+
+def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
+    only = ["bench/flash-attn/tiny-causal", "bench/vllm/tiny-causal"]
+    found = run(["bench"], Options(), only)
+    assert [check.state for check in found.checks] == [State.SKIPPED] * 2
+
+
+def test_decoding_has_a_row_without_a_backward_pass(capsys):
+    result = timing("flash", "decode", "full", 1.0)
+    measured = {n: v for n, v in result.measured.items() if "backward" not in n}
+    page = make(replace(result, measured=measured | {"cache_gbps": 123.0}))
+    show(page, Console(width=200))
+    assert "123" in capsys.readouterr().out
+    assert "<svg" in render([page], ["mine"])
+
+
 def test_peak_is_computed_from_units_and_clock():
     assert bench.peak_tflops("gfx1151", 40, 2900) == pytest.approx(59.4, abs=0.05)
     assert bench.peak_tflops("gfx9999", 40, 2900) is None
@@ -289,7 +319,7 @@ def test_report_is_one_page_with_everything():
 def test_report_sets_two_records_side_by_side():
     fast, slow = make(*benchmarks(9.0)), make(*benchmarks(3.0), subject="packages")
     page = render([fast, slow], ["fast", "slow"])
-    assert "Side by side" in page and "12 rows" in page
+    assert "Side by side" in page and "20 rows" in page
     assert "it says something about the packages" in page
     assert page.count("<h2>Overview") == page.count("<h2>Packages") == page.count("ab" * 32) == 1
     assert 'href="#run-2">slow' in page and 'id="run-2"' in page
@@ -330,11 +360,24 @@ def test_summary_of_what_was_measured():
     assert summary({"out": pair}) == "error 0.25 of the bound"
     assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
     assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
+    assert summary({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
     measured = {"forward_ms": 1.5, "forward_low_ms": 1.2, "forward_tflops": 9.0, "gtt_gib": 62.5,
                 "forward_of_peak": 0.25}  # fmt: skip
     assert summary(measured) == (
         "forward 1.5 ms, forward 9 TFLOP/s, gtt 62.5 GiB, forward of peak 25.0%"
     )
+
+
+def test_a_warning_does_not_look_like_a_pass(capsys):
+    kinds = (Severity.WARNING, Severity.INFO, None)
+    found = [Result(Check(f"doctor/{i}", "t", "w"), State.PASSED, f"said {i}" * bool(kind),
+                    {}, kind) for i, kind in enumerate(kinds)]  # fmt: skip
+    show(make(*found), Console())
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[1] for line in lines if line.startswith("doctor/")] == [
+        "warning", "info", "passed",
+    ]  # fmt: skip
+    assert "1 warning: said 0" in lines and "1 info: said 1" in lines
 
 
 def test_evidence_is_written_and_named(tmp_path):
@@ -346,6 +389,68 @@ def test_evidence_is_written_and_named(tmp_path):
     found = record.load(file)
     assert file.name == cli.evidence_name(found) and found.command == ["doctor"]
     assert CheckRecord.model_validate(found.checks[0].model_dump()) == found.checks[0]
+
+
+def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
+    """Ctrl-C, of a check or between two; the record says so, and report reads it."""
+    module = tiers.load("doctor")
+    whole = module.run
+
+    def interrupted(wanted, options):
+        yield from list(whole(wanted, options))[:3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run", interrupted)
+    done = CliRunner().invoke(cli.app, ["run", "--tier", "doctor", "--evidence", str(tmp_path)])
+    missing = len(module.checks()) - 3
+    assert done.exit_code == 130 and f"interrupted: {missing} checks did not run" in done.output
+    (file,) = tmp_path.iterdir()
+    found = record.load(file)
+    assert (len(found.checks), found.unfinished) == (3, missing)
+    assert sum(found.summary[state.value] for state in State) == 3
+    assert f"Interrupted: {missing} checks did not run" in render([found], ["mine"])
+
+
+def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
+    """It is written as it grows: no handler runs before SIGKILL."""
+    code = """if True:
+        import os, signal
+        from strix_validate import cli, tiers
+        module = tiers.load("doctor")
+        whole, cli.SECONDS_BETWEEN_WRITES = module.run, 0
+        def killed(wanted, options):
+            yield from list(whole(wanted, options))[:3]
+            os.kill(os.getpid(), signal.SIGKILL)
+        module.run = killed
+        cli.app(["run", "--tier", "doctor", "--evidence", os.environ["EVIDENCE"]])
+        """
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "EVIDENCE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment)
+    assert done.returncode == -9
+    found = record.load(next(tmp_path.glob("*.json")))
+    assert len(found.checks) == 3 and found.unfinished > 10
+
+
+def test_a_complete_record_says_nothing_of_an_interruption(tmp_path):
+    assert "nterrupted" not in render([make(FAILED)], ["mine"])
+
+
+@pytest.mark.parametrize("command", [["attention"], ["run"], ["bench"], ["doctor"]])
+def test_a_misspelt_name_is_told_before_torch_is_imported(command):
+    code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--only", "nope"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "is called nope" in " ".join(done.stderr.split()), done.stderr
+
+
+def test_the_groups_of_ids_are_known_without_the_tiers():
+    for name in tiers.TIERS:
+        ids = {check.id.split("/")[0] for check in tiers.load(name).checks()}
+        assert ids == set(tiers.GROUPS.get(name, (name,))), name
 
 
 def test_unknown_tier_and_root_are_wrong_usage():

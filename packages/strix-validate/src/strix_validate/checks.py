@@ -15,7 +15,10 @@ class State(StrEnum):
 
 
 class Severity(StrEnum):
-    """Of a doctor's finding. A warning, which costs speed or memory, leaves the check passed."""
+    """Of a doctor's finding. A warning, which costs speed or memory, leaves the check passed.
+
+    Information, which is for the user to weigh, does so too.
+    """
 
     ERROR = "error"
     WARNING = "warning"

@@ -4,26 +4,31 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from strix_validate import host, record, tiers
 from strix_validate.checks import CannotRun, Options, Size, exit_code
 from strix_validate.record import Record
-from strix_validate.run import NoSuchCheck, run
+from strix_validate.run import NoSuchCheck, refuse_misspelt, run
 from strix_validate.table import show
 
 EXIT_STATUS = (
     "Exit status: 0 every check that ran passed, 1 a check failed, 2 usage error, 3 nothing could "
-    "be checked."
+    "be checked, 130 interrupted."
 )
+#: A record has megabytes, and a killed run loses no more than this.
+SECONDS_BETWEEN_WRITES = 5.0
 app = typer.Typer(
     help="Validate the attention of the installed PyTorch, flash-attn and vLLM, and the host.",
     epilog=EXIT_STATUS,
@@ -157,9 +162,10 @@ def bench(
             metavar="DIR", help="Draw plots into this folder, as PNG and SVG; needs matplotlib."
         ),
     ] = None,
+    vllm_source: VllmOption = None,
 ) -> None:
-    """Time each backend, forward and backward."""
-    _run(["bench"], as_json, only, skip, device, size, plots=plots)
+    """Time torch's backends, flash-attn and vLLM's attention, forward and backward."""
+    _run(["bench"], as_json, only, skip, device, size, plots=plots, vllm=vllm_source)
 
 
 @app.command()
@@ -358,9 +364,12 @@ def _run(
     for folder in filter(None, (evidence, plots)):
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
+        refuse_misspelt(names, [*(only or []), *(skip or [])])
         where = "none" if names == ["doctor"] else host.device_for(device.value)
         options = Options(device=where, size=size, root=root, weights=weights, vllm=vllm)
-        found = run(names, options, only or [], skip or [], say=lambda line: console.print(line))
+        with _progress(console) as bar:
+            keep = _keep(bar, evidence)
+            found = run(names, options, only or [], skip or [], bar.console.print, keep)
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:
@@ -368,7 +377,7 @@ def _run(
         raise typer.Exit(3) from error
     if evidence:
         file = evidence / evidence_name(found)
-        file.write_text(found.dump() + "\n")
+        found.write(file)
         console.print(f"wrote {file}")
     if plots:
         from strix_validate.report.plots import write
@@ -379,7 +388,34 @@ def _run(
         typer.echo(found.dump())
     else:
         show(found, Console())
+    if found.unfinished:
+        raise typer.Exit(130)
     raise typer.Exit(exit_code(check.state for check in found.checks))
+
+
+def _progress(console: Console) -> Progress:
+    """How many checks are done; nothing where nobody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
+    """Shows how far the run is, and writes the record as it grows, every few seconds at most."""
+    task, written = bar.add_task("checks", total=None), monotonic()
+
+    def keep(found: Record) -> None:
+        nonlocal written
+        done = len(found.checks)
+        last = found.checks[-1].id if done else "checks"
+        bar.update(task, description=last, completed=done, total=done + found.unfinished)
+        if evidence and (not done or monotonic() - written > SECONDS_BETWEEN_WRITES):
+            found.write(evidence / evidence_name(found))
+            written = monotonic()
+
+    return keep
 
 
 def evidence_name(found: Record) -> str:

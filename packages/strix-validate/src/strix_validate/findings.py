@@ -20,6 +20,11 @@ def warning(what: str, fix: str, **measured) -> Result:
     return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
 
 
+def remark(what: str, fix: str = "", **measured) -> Result:
+    """What may be worth knowing, and is no fault."""
+    return Result(_ANY, State.PASSED, what, measured, Severity.INFO, fix)
+
+
 def known(value, name: str):
     """The value. Raises CannotRun if it is None."""
     if value is None:

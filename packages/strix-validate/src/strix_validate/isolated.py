@@ -65,6 +65,7 @@ def _child(
                 ended = f"ended with status {child.wait(limit)}"
             except subprocess.TimeoutExpired:
                 ended = f"gave no answer within {limit:.0f} s"
+            finally:  # also of an interrupted run
                 child.kill()
                 child.wait()
         found = []

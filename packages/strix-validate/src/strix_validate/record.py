@@ -71,8 +71,11 @@ class Device(Model):
 
 
 class Record(Model):
-    """A run. subject: what it is evidence for; "packages" on gfx1151, otherwise "harness", the
-    validator itself."""
+    """A run.
+
+    subject: what it is evidence for; "packages" on gfx1151, otherwise "harness", the validator
+    itself. unfinished: how many checks an interrupted run did not get to.
+    """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -87,9 +90,16 @@ class Record(Model):
     checks: list[CheckRecord]
     summary: dict[str, int]
     seconds: float
+    unfinished: int = 0
 
     def dump(self) -> str:
         return self.model_dump_json(indent=1, by_alias=True)
+
+    def write(self, file: Path) -> None:
+        """Replaces the file whole: who is killed in between leaves the one before."""
+        part = file.with_suffix(".part")
+        part.write_text(self.dump() + "\n")
+        part.replace(file)
 
 
 def summarise(checks: list[CheckRecord]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from time import perf_counter
 from types import ModuleType
 
@@ -47,22 +48,39 @@ def select(
     }
 
 
+def refuse_misspelt(tiers_: Sequence[str], names: Sequence[str]) -> None:
+    """Raises NoSuchCheck for a name that cannot fit, before torch is imported, which takes seconds.
+
+    The groups of ids are known without the tiers' modules; :func:`select` knows the ids as well.
+    """
+    groups = {group for tier in tiers_ for group in tiers.GROUPS.get(tier, (tier,))}
+    for name in names:
+        first = name.split("/")[0]
+        if name not in tiers_ and not any(fnmatchcase(group, first) for group in groups):
+            raise NoSuchCheck(f"no check of {', '.join(tiers_)} is called {name}")
+
+
 def run(
     names: Sequence[str],
     options: Options,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
+    keep: Callable[[Record], None] = lambda record: None,
 ) -> Record:
     """The record of the wanted checks of the named tiers.
 
+    Ctrl-C ends the run and keeps what was measured: Record.unfinished then counts the other checks.
+
     Args:
         say: called with a line when a tier begins.
+        keep: called with the record before the first check, and when another result is in it.
 
     Raises:
         NoSuchCheck: see :func:`select`.
         ModuleNotFoundError: a named tier needs a package that is not installed.
     """
+    refuse_misspelt(names, [*only, *skip])
     began, begin = datetime.now(UTC), perf_counter()
     modules = {name: tiers.load(name) for name in names}
     known = {name: module.checks() for name, module in modules.items()}
@@ -71,21 +89,11 @@ def run(
     for name in only:
         if not any(set(checks) & set(possible[t]) for t, checks in select(known, [name]).items()):
             raise NoSuchCheck(f"{name} needs another size or kind of device")
+    chosen = {name: [c for c in possible[name] if c in set(wanted[name])] for name in modules}
     device = host.describe_device(options.device)
     machine = host.machine(device)
-    found = []
-    # libraries print; stdout belongs to the record
-    with contextlib.redirect_stdout(sys.stderr):
-        for name, module in modules.items():
-            chosen = [check for check in possible[name] if check in set(wanted[name])]
-            if chosen:
-                say(f"{name}: {len(chosen)} checks")
-            found += (
-                record.of_result(name, skips.judge(_clean(result), machine))
-                for result in _complete(chosen, module.run(chosen, options))
-            )
     gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
-    return Record(
+    found = Record(
         created=began,
         command=list(names),
         size=options.size.value,
@@ -94,10 +102,24 @@ def run(
         packages=host.packages(),
         host=host.describe_host(),
         device=device,
-        checks=found,
-        summary=record.summarise(found),
-        seconds=round(perf_counter() - begin, 1),
+        checks=[],
+        summary=record.summarise([]),
+        seconds=0,
+        unfinished=sum(map(len, chosen.values())),
     )
+    keep(found)
+    # libraries print; stdout belongs to the record
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
+        for name, module in modules.items():
+            if chosen[name]:
+                say(f"{name}: {len(chosen[name])} checks")
+            for result in _complete(chosen[name], module.run(chosen[name], options)):
+                found.checks.append(record.of_result(name, skips.judge(_clean(result), machine)))
+                found.unfinished -= 1
+                found.seconds = round(perf_counter() - begin, 1)
+                found.summary = record.summarise(found.checks)
+                keep(found)
+    return found
 
 
 def _possible(tier: ModuleType, checks: list[Check], options: Options) -> list[Check]:

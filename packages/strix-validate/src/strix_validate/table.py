@@ -9,10 +9,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from strix_validate.checks import State
+from strix_validate.checks import Severity, State
 from strix_validate.record import CheckRecord, Record
 
-COLOUR = {State.PASSED: "green", State.FAILED: "red", State.SKIPPED: "yellow"}
+COLOUR = {
+    State.PASSED: "green",
+    State.FAILED: "red",
+    State.SKIPPED: "yellow",
+    Severity.WARNING: "yellow",
+    Severity.INFO: "cyan",
+}
 
 
 def show(record: Record, console: Console) -> None:
@@ -21,29 +27,44 @@ def show(record: Record, console: Console) -> None:
     speeds = [check for check in record.checks if "forward_ms" in check.measured]
     for check in record.checks:
         if check.state is not State.SKIPPED and check not in speeds:
-            state = f"[{COLOUR[check.state]}]{check.state.value}[/]"
-            table.add_row(check.id, state, escape(summary(check.measured)))
+            table.add_row(check.id, _coloured(_verdict(check)), escape(summary(check.measured)))
     if table.row_count:
         console.print(table)
     if speeds:
         console.print(_speed_table(speeds))
-    reasons = Counter((check.state, check.reason) for check in record.checks if check.reason)
-    for (state, reason), number in reasons.items():
-        console.print(f"[{COLOUR[state]}]{number} {state.value}[/]: {escape(reason)}")
+    reasons = Counter((_verdict(check), check.reason) for check in record.checks if check.reason)
+    for (verdict, reason), number in reasons.items():
+        console.print(f"{_coloured(verdict, number)}: {escape(reason)}")
     for check in record.checks:
         if check.fix:
             console.print(f"{escape(check.id)}: [bold]{escape(check.fix)}[/]", soft_wrap=True)
     console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
+    if record.unfinished:
+        console.print(f"[red]interrupted[/]: {record.unfinished} checks did not run")
+
+
+def _verdict(check: CheckRecord) -> State | Severity:
+    """The state; of a check that passed with a finding, the finding's severity."""
+    return check.severity if check.state is State.PASSED and check.severity else check.state
+
+
+def _coloured(verdict: State | Severity, number: int | None = None) -> str:
+    words = verdict.value if number is None else f"{number} {verdict.value}"
+    return f"[{COLOUR[verdict]}]{words}[/]"
 
 
 def _speed_table(checks: list[CheckRecord]) -> Table:
-    """Milliseconds as median, with the 10th and 90th percentile."""
-    head = ("forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB")
-    table = Table("benchmark", *head, box=None)
+    """Milliseconds as median, with the 10th and 90th percentile; decoding has no backward pass."""
+    head = ["forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB"]
+    decodes = any("cache_gbps" in check.measured for check in checks)
+    table = Table("benchmark", *head, *["GB/s"] * decodes, box=None)
     for check in checks:
         found = check.measured
         cells = []
         for direction in ("forward", "backward"):
+            if f"{direction}_ms" not in found:
+                cells += ["", ""]
+                continue
             low, median, high = (found[f"{direction}_{part}ms"] for part in ("low_", "", "high_"))
             cells += [
                 f"{median:.4g} ({low:.4g} to {high:.4g})",
@@ -51,12 +72,21 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
             ]
         peak = found.get("forward_of_peak")
         cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
-        table.add_row(check.id.removeprefix("bench/"), *cells)
+        cells.append(f"{found['cache_gbps']:.0f}" if "cache_gbps" in found else "")
+        table.add_row(check.id.removeprefix("bench/"), *cells[: len(table.columns) - 1])
     return table
 
 
 #: By the last part of what a measured value is called.
-UNITS = {"ms": "ms", "tflops": "TFLOP/s", "mib": "MiB", "gib": "GiB", "gb": "GB", "mhz": "MHz"}
+UNITS = {
+    "ms": "ms",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "mib": "MiB",
+    "gib": "GiB",
+    "gb": "GB",
+    "mhz": "MHz",
+}
 
 
 def summary(measured: dict) -> str:
@@ -94,5 +124,6 @@ def _worded(name: str, value: int | float | str) -> str:
     if isinstance(value, float) and name.endswith("_of_peak"):
         number = f"{value:.1%}"
     rest, _, unit = name.rpartition("_")
-    words = f"{rest} {number} {UNITS[unit]}" if rest and unit in UNITS else f"{name} {number}"
-    return words.replace("_", " ")
+    has_unit = rest and unit in UNITS
+    words = (rest if has_unit else name).replace("_", " ")  # not the value: x86_64
+    return f"{words} {number} {UNITS[unit]}" if has_unit else f"{words} {number}"

@@ -103,6 +103,11 @@ class Tree:
         pairs = (line.split("=", 1) for line in lines if "=" in line)
         return {"ID": "unknown"} | {key: value.strip("\"'") for key, value in pairs}
 
+    @property
+    def is_wsl(self) -> bool:
+        """Whether Windows runs this kernel: its releases end in -microsoft-standard-WSL2."""
+        return "microsoft" in (self.release or "").lower()
+
     @cached_property
     def memory(self) -> int | None:
         """MemTotal in bytes, without what the BIOS reserves for the GPU."""

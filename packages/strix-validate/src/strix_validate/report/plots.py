@@ -16,7 +16,13 @@ from strix_validate.record import Record
 
 #: Replaced by the page's own text colour, so that the plot can be read on dark and light.
 _INK = "#010203"
-COLOURS = {"flash": "#2a7de1", "efficient": "#1a9c6b", "math": "#d9822b"}
+COLOURS = {
+    "flash": "#2a7de1",
+    "efficient": "#1a9c6b",
+    "math": "#d9822b",
+    "flash-attn": "#8a5cd6",
+    "vllm": "#c23b5e",
+}
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "strix-validate",
@@ -79,13 +85,16 @@ def _rates(rates: dict, direction: str) -> Figure:
     sizes = list(dict.fromkeys(case.rsplit("-", 1)[0] for _, case in rates))
     figure = Figure(figsize=(8, 3.4), layout="constrained", label=f"{direction} rates")
     left = None
+    shown = [route for route in COLOURS if route in {route for route, _ in rates}]
+    width = 0.8 / len(shown)
     for number, mask in enumerate(("causal", "full"), 1):
         axes = left = figure.add_subplot(1, 2, number, sharey=left)
-        for offset, (route, colour) in enumerate(COLOURS.items(), -1):
+        for offset, route in enumerate(shown):
             found = [rates.get((route, f"{size}-{mask}"), {}) for size in sizes]
             heights = [x.get(f"{direction}_tflops", 0) for x in found]
-            places = [place + offset * 0.27 for place in range(len(sizes))]
-            axes.bar(places, heights, 0.25, color=colour, label=route)
+            first = (1 - len(shown)) / 2
+            places = [place + (first + offset) * width for place in range(len(sizes))]
+            axes.bar(places, heights, 0.9 * width, color=COLOURS[route], label=route)
         axes.set_xticks(range(len(sizes)), sizes)
         axes.set_title(f"{direction}, {mask}", fontsize=11)
         if number == 1:
@@ -100,7 +109,7 @@ def _speedups(speedups: dict) -> Figure:
     axes = figure.add_subplot()
     for offset, direction, alpha in ((-0.2, "forward", 1.0), (0.2, "backward", 0.5)):
         places = [place + offset for place in range(len(cases))]
-        heights = [speedups[case][direction] for case in cases]
+        heights = [speedups[case].get(direction, 0) for case in cases]
         axes.bar(places, heights, 0.38, color=COLOURS["flash"], alpha=alpha, label=direction)
     axes.axhline(1, color=_INK, linewidth=0.8)
     axes.set_xticks(range(len(cases)), [case.replace("-", "\n") for case in cases])

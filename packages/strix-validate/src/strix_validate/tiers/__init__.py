@@ -17,6 +17,11 @@ from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result
 
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
+#: What the ids of a tier's checks begin with, where that is not the tier's name alone.
+GROUPS = {
+    "libraries": ("gemm", "conv", "host-memory", "compile"),
+    "attention": ("attention", "sdpa", "flash-attn"),
+}
 
 
 def load(name: str) -> ModuleType:

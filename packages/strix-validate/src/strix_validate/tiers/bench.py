@@ -1,36 +1,65 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The speed of each scaled_dot_product_attention backend, in one run; fp16.
+"""The speed of attention in one run, fp16: torch's backends, flash-attn and vLLM's kernels.
 
 Operations are those of the matrix products, with a multiply-add counted as two: forward
 4·B·H·D·pairs (q k^T and weights·v), backward 2.5 times that (five products instead of two, because
 the scores are recomputed). pairs is S·S, causal S·(S+1)/2. The well-known script for this chip
-counts them double.
+counts them double. Decoding is bound by memory: its rate is that of the keys and values read.
 """
 
+import contextlib
 import statistics
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import product
 
 import torch
 
-from strix_validate import sdpa
+from strix_validate import gpu_free, sdpa, vllm_kernels, vllm_source
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
 from strix_validate.tiers import run_each
 
-#: (batch, heads, seqlen, head_dim) of the published table.
+
+@dataclass(frozen=True)
+class Work:
+    """The size of a call. kv_heads and queries of 0 are as many as heads and seqlen, the keys."""
+
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    kv_heads: int = 0
+    queries: int = 0
+
+    def shapes(self) -> list[tuple[int, int, int, int]]:
+        """Of q, k, v and the output's gradient: (batch, heads, seqlen, head_dim)."""
+        q = (self.batch, self.heads, self.queries or self.seqlen, self.head_dim)
+        k = (self.batch, self.kv_heads or self.heads, self.seqlen, self.head_dim)
+        return [q, k, k, q]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values."""
+        return 4 * self.batch * (self.kv_heads or self.heads) * self.seqlen * self.head_dim
+
+
+#: The first five are those of the published table; gqa and decode are a layer of Llama-3.1-8B.
 SIZES = {
-    "tiny": (1, 1, 128, 64),
-    "small": (2, 4, 512, 64),
-    "medium": (4, 8, 1024, 64),
-    "large": (8, 16, 2048, 64),
-    "xlarge": (16, 16, 4096, 64),
+    "tiny": Work(1, 1, 128, 64),
+    "small": Work(2, 4, 512, 64),
+    "medium": Work(4, 8, 1024, 64),
+    "large": Work(8, 16, 2048, 64),
+    "xlarge": Work(16, 16, 4096, 64),
+    "gqa": Work(4, 32, 2048, 128, kv_heads=8),
+    "decode": Work(16, 32, 4096, 128, kv_heads=8, queries=1),
 }
 MASKS = {"causal": True, "full": False}
-ROUTES = ("flash", "efficient", "math")
+#: Those of torch, flash-attn's own package, and vLLM's kernel on its paged cache.
+ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: fp16 operations per clock of one compute unit's or multiprocessor's matrix units. gfx1151:
 #: 16x16x16 WMMA, 512 (RDNA 3 ISA guide); NVIDIA: dense, from the data sheets of A100 and H100.
 OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 4096}
@@ -55,9 +84,10 @@ class Timing:
 
 def operations(size: str, causal: bool, direction: str) -> float:
     """Of one "forward" or "backward" call; see the module."""
-    batch, heads, seqlen, head_dim = SIZES[size]
-    pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-    forward = 4 * batch * heads * head_dim * pairs
+    work = SIZES[size]
+    queries = work.queries or work.seqlen
+    pairs = queries * (queries + 1) // 2 if causal else queries * work.seqlen
+    forward = 4 * work.batch * work.heads * work.head_dim * pairs
     return forward * {"forward": 1.0, "backward": 2.5}[direction]
 
 
@@ -67,17 +97,25 @@ def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
     return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
 
 
+def _cases() -> Iterator[tuple[str, str, str]]:
+    """Route, size and mask of what is measured: decoding has no mask, and vLLM only a causal one,
+    which for one query is none."""
+    for size, work in SIZES.items():
+        for mask, route in product(MASKS, ROUTES):
+            if mask == ("causal" if work.queries else "full" if route == "vllm" else ""):
+                continue
+            yield route, size, mask
+
+
 def checks() -> list[Check]:
     measured = [
         Check(
             f"bench/{route}/{size}-{mask}",
-            f"{route} {SIZES[size]} {mask}: forward and backward",
+            f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
             "a speed-up claimed but not measured, or measured with twice the operations: "
             "https://github.com/lhl/strix-halo-testing",
         )
-        for size in SIZES
-        for mask in MASKS
-        for route in ROUTES
+        for route, size, mask in _cases()
     ]
     ratios = [
         Check(
@@ -85,8 +123,8 @@ def checks() -> list[Check]:
             f"flash : math, {size} {mask}",
             "flash attention that is silently math: https://github.com/ROCm/TheRock/issues/1364",
         )
-        for size in SIZES
-        for mask in MASKS
+        for route, size, mask in _cases()
+        if route == "flash"
     ]
     published = [
         Check(
@@ -94,7 +132,7 @@ def checks() -> list[Check]:
             f"{size} causal, beside published gfx1151 times",
             f"a build slower than others for the same chip: {_published()['source']}",
         )
-        for size in SIZES
+        for size in _published()["run"][0]["forward"]
     ]
     timer = Check(
         "bench/timer",
@@ -109,7 +147,7 @@ def applies(check: Check, options: Options) -> bool:
     """A CPU, which would take minutes for the large sizes, runs only the small ones."""
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
-        return options.size.holds(Size.FULL) or rest not in ("large", "xlarge")
+        return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa", "decode")
     return kind == "timer" or rest in ("tiny", "small")
 
 
@@ -119,7 +157,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
     # ratios reuse the measurements
-    measure = cache(lambda route, size, mask: _measure(route, size, mask, options.device))
+    measure = cache(lambda route, size, mask: _measure(route, size, mask, options))
     yield from run_each(wanted, options, {check.id: _body(check, measure) for check in wanted})
 
 
@@ -134,42 +172,19 @@ def _body(check: Check, measure: Callable[..., dict]) -> Callable[[Options], dic
     return _compare_timers
 
 
-def _measure(route: str, size: str, mask: str, device: str) -> dict:
-    batch, heads, seqlen, head_dim = SIZES[size]
-    shape, causal = (batch, heads, seqlen, head_dim), MASKS[mask]
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = [
-        torch.randn(shape, generator=generator, device=device, dtype=torch.float16)
-        for _ in range(4)
-    ]
-    *leaves, grad_out = tensors
-    for leaf in leaves:
-        leaf.requires_grad_()
-    function = sdpa.ROUTES[route]
+def _measure(route: str, size: str, mask: str, options: Options) -> dict:
+    work, causal, device = SIZES[size], MASKS[mask], options.device
+    if route in ("flash-attn", "vllm") and device != "cuda":
+        raise CannotRun(f"only a GPU's {route} is measured")
     found: dict = {}
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    try:
-        # sdpa.call tells a refusal from an error
-        out, operators = sdpa.call(function, *leaves, is_causal=causal)
-        require(sdpa.kind_of(operators) == route, f"{sdpa.kind_of(operators)} ran, not {route}")
-        torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
-        if device == "cuda":
-            found["memory_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        with torch.no_grad():
-            forward = timed(lambda: function(*leaves, is_causal=causal), device)
-        backward = timed(
-            lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True), device
-        )
-    except torch.cuda.OutOfMemoryError as error:
-        raise CannotRun("the GPU is out of memory") from error
-    finally:
-        out = None
-        if device == "cuda":
-            torch.cuda.empty_cache()
+    if route == "vllm":
+        forward, backward = _time_vllm(work, options), None
+    else:
+        forward, backward = _time(route, work, causal, device, found)
     peak = _peak(device)
     for direction, timing in (("forward", forward), ("backward", backward)):
+        if timing is None:
+            continue
         rate = operations(size, causal, direction) / timing.median / 1e9
         found |= {
             f"{direction}_ms": timing.median,
@@ -180,7 +195,101 @@ def _measure(route: str, size: str, mask: str, device: str) -> dict:
         }
         if peak:
             found[f"{direction}_of_peak"] = rate / peak
+    if work.queries:
+        found["cache_gbps"] = work.cache_bytes / forward.median / 1e6
     return found | ({"peak_tflops": peak} if peak else {})
+
+
+def _time(
+    route: str, work: Work, causal: bool, device: str, found: dict
+) -> tuple[Timing, Timing | None]:
+    """Forward, and backward unless it decodes, of torch or flash-attn; the memory goes to found."""
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = [
+        torch.randn(shape, generator=generator, device=device, dtype=torch.float16)
+        for shape in work.shapes()
+    ]
+    if route == "flash-attn":
+        tensors = [x.transpose(1, 2).contiguous() for x in tensors]
+    *leaves, grad_out = tensors
+    for leaf in leaves:
+        leaf.requires_grad_(not work.queries)
+    function = _function(route)
+    options = {"is_causal": causal, "enable_gqa": bool(work.kv_heads)}
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    try:
+        # sdpa.call tells a refusal from an error
+        out, operators = sdpa.call(function, *leaves, **options)
+        ran = sdpa.kind_of(operators)
+        require(route not in sdpa.BACKENDS or ran == route, f"{ran} ran, not {route}")
+        if not work.queries:
+            torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+        if device == "cuda":
+            found["memory_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        with torch.no_grad():
+            forward = timed(lambda: function(*leaves, **options), device)
+        if work.queries:
+            return forward, None
+        return forward, timed(
+            lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True), device
+        )
+    except torch.cuda.OutOfMemoryError as error:
+        raise CannotRun("the GPU is out of memory") from error
+    finally:
+        out = None
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _function(route: str) -> Callable:
+    """Attention with torch's arguments; for flash-attn, tensors have its layout."""
+    if route != "flash-attn":
+        return sdpa.ROUTES[route]
+    try:
+        from flash_attn import flash_attn_func
+    except ModuleNotFoundError as error:
+        raise CannotRun("flash_attn is not installed") from error
+
+    def function(q, k, v, is_causal, enable_gqa):
+        del enable_gqa  # it looks at the heads
+        return flash_attn_func(q, k, v, causal=is_causal)
+
+    return function
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """vLLM's attention, timed where it runs: the answer holds what Timing does."""
+
+    call: vllm_kernels.Call
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.call.dtype
+
+    def prepare(self) -> str:
+        return self.call.prepare()
+
+    def execute(self, device: str) -> dict[str, torch.Tensor]:
+        tensors = {name: x.to(device) for name, x in self.call.tensors.items()}
+        on_device = replace(self.call, tensors=tensors)
+        found = timed(lambda: on_device.execute(device), device)
+        return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
+
+
+def _time_vllm(work: Work, options: Options) -> Timing:
+    lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
+    call, _ = vllm_kernels.paged_attention(
+        lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
+        kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
+    )  # fmt: skip
+    call = TimedCall(replace(call, source=vllm_source.find(options.vllm)))
+    (answer,) = gpu_free.run([call], "native").calls
+    require(answer.error is None, ": ".join(answer.error or ()))
+    median, low, high, repeats = answer.tensors["timing"].tolist()
+    return Timing(median, low, high, int(repeats))
 
 
 def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
@@ -235,8 +344,9 @@ def _speedup(options: Options, measure: Callable[..., dict], size: str, mask: st
     found = {
         direction: math[f"{direction}_ms"] / flash[f"{direction}_ms"]
         for direction in ("forward", "backward")
+        if f"{direction}_ms" in flash
     }
-    if size in ("large", "xlarge"):
+    if size in ("large", "xlarge", "gqa"):
         require(found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
     return found
 
@@ -251,6 +361,9 @@ def _beside_published(options: Options, measure: Callable[..., dict], size: str)
         raise CannotRun("only a GPU is compared")
     here = measure("flash", size, "causal")
     found = {f"{name}_tflops": here[f"{name}_tflops"] for name in ("forward", "backward")}
+    with contextlib.suppress(CannotRun):
+        library = measure("flash-attn", size, "causal")
+        found |= {f"flash_attn_{n}_tflops": library[f"{n}_tflops"] for n in ("forward", "backward")}
     for i, run_ in enumerate(_published()["run"]):
         found[f"published_{i}"] = run_["software"]
         for direction in ("forward", "backward"):
@@ -266,14 +379,12 @@ def _compare_timers(options: Options) -> Result:
 
     flash = sdpa.ROUTES["flash"]
     found, wrong = {}, []
-    sizes = [name for name in SIZES if options.size.holds(Size.FULL) or "large" not in name]
+    sizes = [name for name in _published()["run"][0]["forward"]
+             if options.size.holds(Size.FULL) or "large" not in name]  # fmt: skip
     for size in sizes:
-        batch, heads, seqlen, head_dim = SIZES[size]
         q, k, v, grad_out = (
-            torch.randn(
-                batch, heads, seqlen, head_dim, device="cuda", dtype=torch.float16
-            ).requires_grad_()
-            for _ in range(4)
+            torch.randn(shape, device="cuda", dtype=torch.float16).requires_grad_()
+            for shape in SIZES[size].shapes()
         )
         out = flash(q, k, v, is_causal=True)
         calls = {

@@ -49,6 +49,7 @@ BODIES: dict[str, Callable[..., Result]] = {
     "groups": machine.groups,
     "carve-out": machine.carve_out,
     "gtt": machine.gtt,
+    "iommu": machine.iommu,
     "vllm-memory": machine.vllm_memory,
     "environment": environment.environment,
     "stray-rocm": environment.stray_rocm,
