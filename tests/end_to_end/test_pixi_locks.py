@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.conda_forge import records_of_both
+from support.lock_format import text_of
 from support.pixi import Pixi, fit
 from support.project import CHECKOUT, driver
 from support.release import copy_stack, run
@@ -38,10 +39,10 @@ def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
         shutil.copy(CHECKOUT / name, tmp_path)
     pixi("lock", "--check", cwd=tmp_path)
     manifest, lock = tmp_path / "pixi.toml", tmp_path / "pixi.lock"
-    written = lock.read_bytes()
+    written = text_of(lock)
     lock.unlink()
     pixi("lock", cwd=tmp_path)
-    assert lock.read_bytes() == written
+    assert text_of(lock) == written
     manifest.write_text(manifest.read_text().replace('git = "*"', 'git = "<2"'))
     pixi("lock", "--check", cwd=tmp_path, code=1)
 
@@ -55,12 +56,12 @@ def test_a_stack_locks_the_same(pixi: Pixi, tmp_path: Path, stack: str) -> None:
     fit(folder / "pixi.toml")
     pixi("lock", cwd=folder)
     lock = folder / "pixi.lock"
-    written = lock.read_bytes()
+    written = text_of(lock)
     served_at = ("--channel", PUBLISHED)
     assert "is up to date" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at)
     lock.unlink()
     forge(pixi, tmp_path, "lock", stack, *served_at)
-    assert lock.read_bytes() == written
+    assert text_of(lock) == written
     pixi("lock", "--check", cwd=folder)
     text = (folder / "pixi.toml").read_text()
     (folder / "pixi.toml").write_text(text.replace('validate = "*"', 'validate = "<0.1"'))

@@ -10,14 +10,20 @@ import rattler
 from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
 
 from forge.channel.index import FILE, is_of
-from forge.envs import manifest
 from forge.envs.bindings import Subdir
-from forge.envs.manifest import PLATFORM, Platform
+from forge.envs.manifest import ASSUMED, PLATFORM, Platform
 from forge.errors import ForgeError
 from forge.files import write_text
 from forge.project import SUBDIRS
 
-ASSUMED = {f"{name}={value}" for name, value in manifest.ASSUMED.items()}
+
+def _promised(lines: Iterable[str]) -> set[str]:
+    """The virtual packages of a lock beyond pixi's assumptions, whatever wrote it.
+
+    rattler_virtual_packages 8 renders a build string of 0, as in __amdgpu=0=0; pixi 0.77 does not.
+    """
+    plain = {line.removesuffix("=0") if line.count("=") == 2 else line for line in lines}
+    return plain - {f"{name}={value}".replace("=0=0", "=0") for name, value in ASSUMED.items()}
 
 
 def read(path: Path) -> dict[str, rattler.Environment]:
@@ -34,11 +40,11 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
     Raises ForgeError when it is not locked for that platform, or with a package that is none of a
     channel: from PyPI, or built from source.
     """
-    own = set(platform.lines) - ASSUMED
+    own = _promised(platform.lines)
     same = [
         p
         for p in locked.platforms()
-        if str(p.subdir) == PLATFORM and set(p.virtual_packages) - ASSUMED == own
+        if str(p.subdir) == PLATFORM and _promised(p.virtual_packages) == own
     ]
     if len(same) != 1:
         there = "; ".join(f"{p.subdir} {' '.join(p.virtual_packages)}" for p in locked.platforms())
