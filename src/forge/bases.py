@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
 from rattler_build import VariantConfig
 
 from forge import network
@@ -86,27 +87,43 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
+def _listed(python: str, variants: VariantConfig) -> str:
+    """The Python of a variants file that a number such as 3.13 stands for, or what was given."""
+    listed = variants.get("python") or []
+    return next((value for value in listed if value.startswith(f"{python}.*")), python)
+
+
 def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
     """The base `name` with its variants; `replaced` values stand for those of the files.
 
-    Raises ForgeError if a variants file is not readable or `replaced` has a key that none has.
+    A Python may be named by its number; `python_min` follows. Raises ForgeError if a variants file
+    is not readable, `replaced` has a key that none has, or a Python that cannot be had.
     """
     paths = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
     files, folder, tag = [str(path) for path in paths], None, ""
-    overrides: dict[str, list[str]] = {}
-    if name == BaseName.HOST.value:
-        folder, tag = project.build / "host-base", HOST_BOUND
-        # it has exactly one Python: the one that runs this
-        major, minor = sys.version_info[:2]
-        overrides["python"] = [f"{major}.{minor}.* *_cpython"]
-        overrides["python_min"] = [f"{major}.{minor}"]
-    overrides |= {"base_tag": [tag], **(replaced or {})}
     try:
         variants = VariantConfig.from_files([*files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
+    overrides = dict(replaced or {})
+    pythons = [_listed(value, variants) for value in overrides.get("python", [])]
+    if name == BaseName.HOST.value:
+        folder, tag = project.build / "host-base", HOST_BOUND
+        # it has exactly one Python: the one that runs this
+        major, minor = sys.version_info[:2]
+        if pythons:
+            why = f"the host base has the Python that runs this, {major}.{minor}"
+            raise ForgeError(f"--variant python: {why}; FORGE_PYTHON_BIN names another")
+        pythons = [f"{major}.{minor}.* *_cpython"]
+    if pythons:  # noarch packages are built and tested with the oldest
+        try:
+            oldest = min((value.split(".*")[0] for value in pythons), key=Version)
+        except InvalidVersion as error:
+            raise ForgeError(f"--variant python: {error}; write python=3.13") from None
+        overrides = {"python_min": [oldest], **overrides, "python": pythons}
     if unknown := set(replaced or {}) - set(variants):
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
+    overrides = {"base_tag": [tag], **overrides}
     variants = variants.merge(VariantConfig(overrides))
     channel = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
     refuse_credentials(channel)  # it would be in every package's rendered recipe

@@ -35,7 +35,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """The committed records, and the packages of our other recipes as they render."""
     folder = tmp_path_factory.mktemp("records")
     rendered = Rendered({})
-    rendered.repodata(folder / "ours", Solver(rendered, folder / "solver")._has)
+    rendered.repodata(folder / "ours", Solver(folder / "solver", rendered)._has)
     wanted = {s for name in RECIPES for w in rendered.environments(name) for s in w.specs}
     add_lacking(folder / "ours" / "linux-64" / "repodata.json", wanted)
     shutil.copytree(stand_in.RECORDS, folder / "theirs", ignore=shutil.ignore_patterns("*.yaml"))

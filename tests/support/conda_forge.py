@@ -23,6 +23,7 @@ from rattler import (
     SparseRepoData,
     solve_with_sparse_repodata,
 )
+from rattler_build import VariantConfig
 from support.project import CHECKOUT
 
 from forge import bases
@@ -63,15 +64,23 @@ def spec_of(requirement: Any, outputs: dict[str, dict[str, Any]]) -> str:
 
 
 class Rendered:
-    """All recipes on the conda-forge base: their environments, and their outputs as records."""
+    """All recipes on the conda-forge base: their environments, and their outputs as records.
 
-    def __init__(self, overrides: dict[str, list[str]]) -> None:
+    Rendered for every Python of the base. What is for another one than `python` is left out.
+    """
+
+    def __init__(self, overrides: dict[str, list[str]], python: str = "3.12") -> None:
         base = bases.load(PROJECT, "conda-forge", overrides)
-        self.variants = base.variants
+        (chosen,) = [value for value in base.variants["python"] if value.startswith(f"{python}.")]
+        self.variants = base.variants.merge(VariantConfig({"python": [chosen]}))
         self.python = self.pinned("python")
         recipes = RecipeSet(PROJECT, base)
         self.by_recipe = {
-            name: [data["recipe"] for data in recipes.render(recipe.path, "x")]
+            name: [
+                data["recipe"]
+                for data in recipes.render(recipe.path, "x")
+                if data["build_configuration"]["variant"].get("python", chosen) == chosen
+            ]
             for name, recipe in recipes.recipes.items()
         }
         self.outputs = {o["package"]["name"]: o for many in self.by_recipe.values() for o in many}
@@ -93,14 +102,19 @@ class Rendered:
         return f"{spec} {'=' if value.replace('.', '').isalnum() else ''}{value}"
 
     def run(self, output: dict[str, Any]) -> list[str]:
-        """Run requirements with what our own host packages export."""
+        """Run requirements with what python and our own host packages export."""
         requirements = output.get("requirements", {})
         specs = [spec_of(r, self.outputs) for r in requirements.get("run", [])]
         sections = [output, *output.get("staging_caches", [])]
         ignored = requirements.get("ignore_run_exports", {}).get("from_package", [])
         for section in sections:
-            for host in section.get("requirements", {}).get("host", []):
+            own = section.get("requirements", {})
+            unbound = output["build"].get("noarch") or own.get("ignore_run_exports")
+            for host in own.get("host", []):
                 name = package_name(spec_of(host, self.outputs))
+                if name == "python" and not unbound:
+                    number = self.python.split()[1].removesuffix(".*")
+                    specs.append(f"python_abi {number}.* *_cp{number.replace('.', '')}")
                 if name in self.outputs and name not in ignored:
                     exports = self.outputs[name].get("requirements", {}).get("run_exports", {})
                     weak = exports.get("weak", []) if isinstance(exports, dict) else exports
@@ -127,10 +141,11 @@ class Rendered:
         """Our outputs as a channel of records without files.
 
         A dependency that is neither ours nor `theirs`, or that lacks.yaml lists for the recipe, is
-        left out: it counts as lacking already.
+        left out: it counts as lacking already. What the folder has of another Python stays.
         """
         for subdir in ("linux-64", "noarch"):
-            packages = {}
+            file = folder / subdir / "repodata.json"
+            packages = json.loads(file.read_text())["packages.conda"] if file.exists() else {}
             for name, output in self.outputs.items():
                 noarch = output["build"].get("noarch")
                 if (subdir == "noarch") != bool(noarch):
@@ -151,17 +166,20 @@ class Rendered:
                     "name": "hip", "version": "7.2.4", "build": "0", "build_number": 0,
                     "subdir": subdir, "depends": [], "sha256": "0" * 64, "size": 1,
                 }  # fmt: skip
-            file = folder / subdir / "repodata.json"
-            file.parent.mkdir(parents=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             text = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": packages}
             file.write_text(json.dumps(text))
         return folder
 
 
 class Solver:
-    """Our records before conda-forge's, strict priority, on a machine like a user's."""
+    """Our records before conda-forge's, strict priority, on a machine like a user's.
 
-    def __init__(self, rendered: Rendered, folder: Path) -> None:
+    Ours for each Python given are one channel.
+    """
+
+    def __init__(self, folder: Path, *rendered: Rendered) -> None:
+        self.folder = folder
         theirs = folder / "conda-forge"
         for packed in DATA.glob("*/repodata.json.zst"):
             file = theirs / packed.parent.name / "repodata.json"
@@ -170,7 +188,9 @@ class Solver:
         self.data: list[SparseRepoData] = []
         self.names: set[str] = set()
         self._load(theirs)
-        self._load(rendered.repodata(folder / "ours", self._has))
+        for one in rendered:
+            one.repodata(folder / "ours", self._has)
+        self._load(folder / "ours")
 
     def _load(self, channel: Path) -> None:
         """Put a channel before those that are loaded already."""
@@ -209,6 +229,6 @@ class Solver:
 def records_of_both(folder: Path) -> Path:
     """FOLDER/theirs are the committed records of conda-forge, FOLDER/ours the recipes rendered."""
     rendered = Rendered({})
-    rendered.repodata(folder / "ours", Solver(rendered, folder / "solver")._has)
+    rendered.repodata(folder / "ours", Solver(folder / "solver", rendered)._has)
     (folder / "theirs").symlink_to(DATA)
     return folder

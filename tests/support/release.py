@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -47,9 +46,10 @@ class Release:
         write_mirrors(self.home, self.mirrors)
         self.checkout.mkdir()
         copy_checkout(self.checkout, packages=False)
-        # 3.12 in the committed files; where another Python runs this, that one
-        variants = self.checkout / VARIANTS
-        variants.write_text(re.sub(r'"3\.12\b', f'"{PYTHON}', variants.read_text()))
+        # two Pythons in the committed file; the stand-in has the one that runs this
+        variants = yaml.safe_load((self.checkout / VARIANTS).read_text())
+        variants |= {"python": [f"{PYTHON}.* *_cpython"], "python_min": [PYTHON]}
+        (self.checkout / VARIANTS).write_text(yaml.safe_dump(variants))
         for folder in (self.checkout / "recipes").iterdir():
             if folder.is_dir() and folder.name not in (*RECIPES, "checks"):
                 shutil.rmtree(folder)

@@ -54,6 +54,32 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
     assert ours.variants["pytorch"] == host.variants["pytorch"]
 
 
+@pytest.mark.parametrize(
+    ("given", "pythons", "oldest"),
+    [
+        (["3.13"], ["3.13.* *_cp313"], "3.13"),
+        (["3.13", "3.12"], ["3.13.* *_cp313", "3.12.* *_cpython"], "3.12"),
+        (["3.14.* *_cp314", "3.9.* *_cpython"], ["3.14.* *_cp314", "3.9.* *_cpython"], "3.9"),
+    ],
+)
+def test_a_python_by_its_number(given: list[str], pythons: list[str], oldest: str) -> None:
+    """Noarch packages follow, unless told otherwise."""
+    project = Project.at(CHECKOUT)
+    base = bases.load(project, "conda-forge", {"python": given})
+    assert base.overrides["python"] == pythons == base.variants["python"]
+    assert base.variants["python_min"] == [oldest]
+    told = bases.load(project, "conda-forge", {"python": given, "python_min": ["3.11"]})
+    assert told.variants["python_min"] == ["3.11"]
+
+
+def test_a_python_that_cannot_be_had() -> None:
+    project = Project.at(CHECKOUT)
+    with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):
+        bases.load(project, "conda-forge", {"python": ["new"]})
+    with pytest.raises(ForgeError, match="host base has the Python that runs this.*FORGE_PYTHON"):
+        bases.load(project, "host", {"python": ["3.13"]})
+
+
 @pytest.mark.parametrize("place", ["before", "after", "joined"])
 def test_base_option_may_stand_anywhere(tmp_path: Path, place: str) -> None:
     project = MiniProject(tmp_path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,14 @@ def test_nothing_of_the_driver_is_involved() -> None:
 def test_renders_in_a_clean_environment(path: Path) -> None:
     outputs = plain(path)
     assert outputs
+    names: dict[str, set[str]] = {}
     for output in outputs:
         string = output["build"]["string"]
         assert "hostbound" not in string and not string.startswith("_"), string
+        names.setdefault(output["package"]["name"], set()).add(string)
+    for strings in names.values():  # one for each Python, or one for all
+        tags = {found[0] for text in strings if (found := re.search(r"py3\d+(?=h)", text))}
+        assert tags == {"py312", "py313"} if len(strings) == 2 else len(strings) == 1 and not tags
 
 
 @pytest.mark.usefixtures("clean")

@@ -129,6 +129,16 @@ def test_every_recipe_has_its_figures() -> None:
         assert preflight.costs(project, base)["aotriton"]["cpu_hours"] == hours
 
 
+def test_each_further_python_costs(mini: MiniProject) -> None:
+    costs = COSTS.replace("hours: 1}", "hours: 1, further_python: {disk: 5, cpu_hours: 0.5}}")
+    (mini.root / "recipes" / "costs.yaml").write_text(costs)
+    project = Project.at(mini.root)
+    for pythons, disk, hours in ((["3.13"], 10, 1), (["3.12", "3.13"], 15, 1.5)):
+        known = preflight.costs(project, bases.load(project, "conda-forge", {"python": pythons}))
+        assert (known["beta"]["disk"], known["beta"]["cpu_hours"]) == (disk, hours)
+        assert known["alpha"]["disk"] == 20
+
+
 def test_readme_has_the_same_figures() -> None:
     """Sums over the packages that a row names; of memory the largest."""
     project = Project.at(CHECKOUT)

@@ -8,27 +8,38 @@ listed in data/conda-forge/lacks.yaml, and is not counted as solved.
 from __future__ import annotations
 
 import contextlib
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
 from support.conda_forge import LACKS, MACHINE, Rendered, Solver
 from support.project import CHECKOUT
 
+from forge.bases import BaseName
+from forge.cli.context import Context
 from forge.envs.manifest import Manifest
 from forge.recipes.recipe import package_name
 
-PYTHON_313 = {"python": ["3.13.* *_cp313"], "python_min": ["3.13"]}
-LANES = [{}, {"rocm_sdk": ["7.14.1"], "aotriton_kernels": ["core"]}, PYTHON_313]
+ROLLBACK = {"rocm_sdk": ["7.14.1"], "aotriton_kernels": ["core"]}
+LANES = [({}, "3.12"), (ROLLBACK, "3.12"), ({"python": ["3.13"]}, "3.13")]
 
 
 @pytest.fixture(scope="module", params=LANES, ids=["default", "rollback-core", "python-3.13"])
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    return Rendered(request.param)
+    return Rendered(*request.param)
 
 
 @pytest.fixture(scope="module")
 def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solver:
-    return Solver(rendered, tmp_path_factory.mktemp("records"))
+    return Solver(tmp_path_factory.mktemp("records"), rendered)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
+    """The channel as it is published: with the packages of both Pythons."""
+    return Solver(tmp_path_factory.mktemp("both"), Rendered({}), Rendered({}, "3.13"))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,35 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
     }  # fmt: skip
     with pytest.raises(SolverError):
         solver.solve(["pytorch", "setuptools <70"])
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
+    """Of all our packages that are made for one; those that are for any serve both."""
+    manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
+    for specs in manifest.environments().values():
+        records = both.records([*specs, f"python {python}.*"], manifest.platform().promised)
+        ours = [record for record in records if "/ours/" in record.url]
+        tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
+        assert tags == {f"py{python.replace('.', '')}"}
+        assert {"pytorch", "libtorch", "triton", "flash-attn"} <= {r.name.normalized for r in ours}
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+def test_a_stack_is_locked_for_the_python_that_is_asked_for(
+    both: Solver, tmp_path: Path, python: str
+) -> None:
+    """By the variant that builds for it; the lock satisfies the manifest as it is."""
+    forge = Context(BaseName.CONDA_FORGE, variants=[f"python={python}"])
+    stack = forge.stack("attention", str(both.folder / "ours"), both.folder / "conda-forge")
+    stack = replace(stack, folder=tmp_path)
+    stack.lock()
+    (locked,) = [r for r in stack.locked("default") if r.name.normalized == "python"]
+    assert str(locked.version).startswith(f"{python}.")
+    assert not stack.outdated()
+    as_it_is = replace(stack, manifest=replace(stack.manifest, also=()))
+    assert not as_it_is.outdated()
 
 
 def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:

@@ -30,7 +30,7 @@ def rendered() -> Rendered:
 
 @pytest.fixture(scope="module")
 def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solver:
-    return Solver(rendered, tmp_path_factory.mktemp("records"))
+    return Solver(tmp_path_factory.mktemp("records"), rendered)
 
 
 @pytest.fixture(scope="module", params=STACKS)

@@ -2,6 +2,7 @@
 """Estimate what a build needs and check that this machine has it."""
 
 import shutil
+from typing import Any
 
 import yaml
 
@@ -11,15 +12,18 @@ from forge.processes import max_jobs, memory_gib
 from forge.project import Project
 
 
-def costs(project: Project, base: Base) -> dict[str, dict[str, float]]:
+def costs(project: Project, base: Base) -> dict[str, dict[str, Any]]:
     """The figures of recipes/costs.yaml by recipe, for the variants of a base."""
     file = project.root / "recipes" / "costs.yaml"
-    result: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for key, figures in (yaml.safe_load(read_text(file)) if file.exists() else {}).items():
         name, _, variant = key.rpartition(" ") if "=" in key else (key, "", "")
         wanted, _, value = variant.partition("=")
         if not variant or base.variants[wanted][0] == value:
             result[name] = result.get(name, {}) | figures
+    for figures in result.values():
+        for key, more in figures.pop("further_python", {}).items():
+            figures[key] += more * (len(base.variants["python"]) - 1)
     return result
 
 

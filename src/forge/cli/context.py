@@ -112,7 +112,9 @@ class Context:
         ours = Location(channel).url if channel else self.project.channel.as_uri()
         theirs = self.base.channel if self.hostbase else CONDA_FORGE
         substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        manifest, local = Manifest.load(stacks[name]), self.project.build / "stacks" / name
+        pythons = tuple(f"python {value}" for value in self.base.overrides.get("python", ()))
+        manifest = replace(Manifest.load(stacks[name]), also=pythons)
+        local = self.project.build / "stacks" / name
         folder = stacks[name].parent if channel and not self.hostbase else local
         return Workspace(name, manifest, folder, substitutes, _instead(records), err.print)
 

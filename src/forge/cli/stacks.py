@@ -41,7 +41,8 @@ def lock(
 
     With --channel the lock is for every machine and is written beside the stack's manifest.
     Without it, or on the host base, the lock is for this machine and lies in build/stacks. On the
-    host base, packages of ours that the channel lacks are left out and named.
+    host base, packages of ours that the channel lacks are left out and named. --variant python=3.13
+    locks for that Python.
     """
     if root == bool(stack):
         raise ForgeError("name either a stack or --root")

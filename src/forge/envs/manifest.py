@@ -66,12 +66,13 @@ class Platform:
 class Manifest:
     """A pixi.toml that the driver can lock, install and run as pixi does.
 
-    Requirements of a name in `without` are left out.
+    Requirements of a name in `without` are left out; those in `also` every environment has as well.
     """
 
     path: Path
     data: dict[str, Any]
     without: Set[str] = frozenset()
+    also: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -142,9 +143,8 @@ class Manifest:
                 raise ForgeError(f"{where} uses an undefined feature: {used!r:.80}")
             used = used if table.get("no-default-feature") is True else ["default", *used]
             # each once, in order
-            result[name] = list(
-                dict.fromkeys(spec for feature in used for spec in features[feature])
-            )
+            wanted = (spec for feature in used for spec in features[feature])
+            result[name] = list(dict.fromkeys([*wanted, *self.also]))
         return result
 
     def _specs(self, table: dict[str, Any], where: str) -> list[str]:

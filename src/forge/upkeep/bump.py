@@ -32,7 +32,7 @@ from forge.upkeep import patches, upstream
 VARIANTS = "variants.yaml"
 # A recipe may name another file for each Python that it is built for, and each place it comes from.
 EVERY = {
-    "python": ["3.11.* *_cpython", "3.12.* *_cpython", "3.13.* *_cp313"],
+    "python": ["3.11.* *_cpython", "3.12.* *_cpython", "3.13.* *_cp313", "3.14.* *_cp314"],
     "sources_from": ["upstream", "pypi"],
 }
 # a version that variants.yaml holds; `version: ${{ version }}` of the package section is none
