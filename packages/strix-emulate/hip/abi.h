@@ -78,6 +78,14 @@ typedef enum {
 } hipMemPoolAttr;
 typedef enum { HIP_GET_PROC_ADDRESS_SUCCESS, HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND }
     hipDriverProcAddressQueryResult;
+typedef enum hipChannelFormatKind {
+    hipChannelFormatKindSigned, hipChannelFormatKindUnsigned, hipChannelFormatKindFloat,
+    hipChannelFormatKindNone,
+} hipChannelFormatKind;
+typedef struct hipChannelFormatDesc {
+    int x, y, z, w;
+    enum hipChannelFormatKind f;
+} hipChannelFormatDesc;
 typedef int hipJitOption, hipMemoryAdvise, hipFuncCache_t, hipSharedMemConfig, hipFuncAttribute;
 enum hipLimit_t { hipLimitStackSize };
 

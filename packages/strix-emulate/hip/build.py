@@ -20,14 +20,20 @@ _DEFINED = re.compile(r"^(API|HINT|API_OF)\((?:[^,()]+, )?(\w+)\)", re.M)
 _STATES = {
     "served": "does what HIP does",
     "hint": "accepted, without effect here",
-    "refused": "returns hipErrorNotSupported and prints its name",
+    "absent": "returns hipErrorNotSupported, as AMD's runtime does",
+    "refused": "returns hipErrorNotSupported and prints its name; all later calls fail",
 }
+#: Those that clr's sources refuse always.
+_ABSENT = {
+    "hipCtxGetApiVersion", "hipCtxGetCacheConfig", "hipCtxGetFlags", "hipCtxSetCacheConfig",
+    "hipCtxSetSharedMemConfig", "hipMemMapArrayAsync",
+}  # fmt: skip
 
 
 def states() -> dict[str, str]:
     """The state of every exported name, from the sources and the version script."""
     exported = re.findall(r"^    (\w+);$", (HERE / "hip.map").read_text(), re.M)
-    found = dict.fromkeys(exported, "refused")
+    found = {name: "absent" if name in _ABSENT else "refused" for name in exported}
     for source in sorted(HERE.glob("*.c")):
         for kind, name in _DEFINED.findall(source.read_text()):
             found[name] = "hint" if kind == "HINT" else "served"
@@ -53,13 +59,14 @@ def build(folder: Path) -> Path:
     """Raises CalledProcessError if the compiler fails."""
     folder.mkdir(parents=True, exist_ok=True)
     refusals = folder / "refusals.c"
-    names = sorted(name for name, state in states().items() if state == "refused")
+    answers = {"refused": 'device_refuse("{0}")', "absent": "device_without()"}
     refusals.write_text(
-        "int device_refuse(const char *);\n"
+        "int device_refuse(const char *), device_without(void);\n"
         + "".join(
             f'__attribute__((visibility("default"))) int {name}(void);\n'
-            f'int {name}(void) {{ return device_refuse("{name}"); }}\n'
-            for name in names
+            f"int {name}(void) {{ return {answers[state].format(name)}; }}\n"
+            for name, state in sorted(states().items())
+            if state in answers
         )
     )
     library = folder / f"{NAME}.7"

@@ -282,9 +282,12 @@ API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t f
     return answer(*address, hipErrorNotFound);
 }
 
-/* For entry points that nothing here serves (build.py makes them). */
+/* For entry points that nothing here serves, and those that AMD's runtime refuses as well (build.py
+   makes them). */
 hipError_t device_refuse(const char *name);
 hipError_t device_refuse(const char *name) {
-    device_say("%s is not supported", name);
-    return last = hipErrorNotSupported;
+    ENTER();
+    LEAVE(device_lacks("%s", name));
 }
+hipError_t device_without(void);
+hipError_t device_without(void) { return last = hipErrorNotSupported; }

@@ -17,6 +17,9 @@ hipError_t device_enter(void);
 hipError_t device_leave(hipError_t error);
 /* Makes all later calls fail with this error. */
 void device_fail(hipError_t error);
+/* Refuses what a GPU would do: says so, and no later call succeeds, so that a caller who ignores
+   the error does not compute with what was not done. */
+__attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format, ...);
 #define ENTER()                                          \
     do {                                                 \
         hipError_t error_ = device_enter();              \
@@ -72,6 +75,11 @@ bool module_knows(hipFunction_t function);
 /* registered.c: the kernel or variable behind a symbol of the host program. */
 hipError_t registered_function(hipFunction_t *function, const void *host);
 hipError_t registered_variable(void **address, size_t *size, const void *host);
+
+/* launch.c: sizes in threads, as one kind of launch has them */
+hipError_t hipExtModuleLaunchKernel(hipFunction_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
+                                    uint32_t, size_t, hipStream_t, void **, void **, hipEvent_t,
+                                    hipEvent_t, uint32_t);
 
 /* stream.c */
 bool stream_is_valid(hipStream_t stream);

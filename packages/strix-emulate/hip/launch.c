@@ -42,14 +42,18 @@ API(hipDrvLaunchKernelEx)(const HIP_LAUNCH_CONFIG *c, hipFunction_t f, void **va
                   (dim3){c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes, c->hStream,
                   values, extra, false);
 }
-/* Sizes in threads, not workgroups; workgroups that are not whole are not supported. */
+/* Sizes in threads, not workgroups. */
 API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t z, uint32_t bx,
                               uint32_t by, uint32_t bz, size_t lds, hipStream_t stream,
                               void **values, void **extra, hipEvent_t start, hipEvent_t stop,
                               uint32_t flags) {
     (void)flags;
-    if (!bx || !by || !bz || x % bx || y % by || z % bz)
-        return device_enter(), device_leave(hipErrorInvalidConfiguration);
+    if (!bx || !by || !bz) return device_enter(), device_leave(hipErrorInvalidConfiguration);
+    if (x % bx || y % by || z % bz) {
+        ENTER();
+        LEAVE(device_lacks("a launch of %ux%ux%u threads in workgroups of %ux%ux%u, not all whole,",
+                           x, y, z, bx, by, bz));
+    }
     if (start) hipEventRecord(start, stream);
     hipError_t error = launch(f, (dim3){x / bx, y / by, z / bz}, (dim3){bx, by, bz}, lds, stream,
                               values, extra, false);

@@ -58,6 +58,7 @@ static hipError_t receive(void **data, size_t *size) {
     if (head.status) {
         if (head.size) device_say("%s", bytes);
         free(bytes);
+        if (head.lasting) device_fail((hipError_t)head.status);
         return (hipError_t)head.status;
     }
     *data = bytes;

@@ -215,7 +215,7 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
         break;
     case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = entry->size; break;
     case HIP_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
-    default: LEAVE(hipErrorNotSupported);
+    default: LEAVE(device_lacks("attribute %d of pointers", (int)attribute));
     }
     LEAVE(hipSuccess);
 }

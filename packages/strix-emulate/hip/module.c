@@ -179,8 +179,6 @@ hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t l
     }
     if (!error) error = link_request(OP_LAUNCH, parts, 2, NULL, NULL);
     free(packed);
-    /* as after a fault on a GPU: nothing can be trusted any more */
-    if (error == hipErrorIllegalAddress) device_fail(error);
     return error;
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 1
+#define PROTOCOL_VERSION 2
 /* Where the pool is in the client's address space: device addresses. */
 #define POOL_BASE 0x200000000000ull
 /* The pool: header and table, what a launch needs (arguments, packet), then allocations. */
@@ -28,9 +28,10 @@ struct request {
     uint32_t operation, unused;
     uint64_t size;
 };
-/* status is a hipError_t; with an error, the bytes that follow are a message */
+/* status is a hipError_t; with an error, the bytes that follow are a message, and lasting says that
+   every later call is to give it, as after a fault on a GPU */
 struct reply {
-    uint32_t status, unused;
+    uint32_t status, lasting;
     uint64_t size;
 };
 /* The server's first message is a reply with this in it. */

@@ -4,11 +4,24 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-void device_say(const char *format, ...) {
+static void say(const char *format, va_list rest, const char *more) {
     char text[4096];
+    vsnprintf(text, sizeof text, format, rest);
+    fprintf(stderr, "strix-emulate: %s%s\n", text, more);
+}
+
+void device_say(const char *format, ...) {
     va_list rest;
     va_start(rest, format);
-    vsnprintf(text, sizeof text, format, rest);
+    say(format, rest, "");
     va_end(rest);
-    fprintf(stderr, "strix-emulate: %s\n", text);
+}
+
+hipError_t device_lacks(const char *format, ...) {
+    va_list rest;
+    va_start(rest, format);
+    say(format, rest, " is not supported; all later calls fail");
+    va_end(rest);
+    device_fail(hipErrorNotSupported);
+    return hipErrorNotSupported;
 }

@@ -218,7 +218,7 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_used(); break;
     case hipMemPoolAttrReservedMemHigh:
     case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool_peak(); break;
-    default: LEAVE(hipErrorNotSupported);
+    default: LEAVE(device_lacks("attribute %d of memory pools", (int)attribute));
     }
     LEAVE(hipSuccess);
 }

@@ -97,10 +97,10 @@ def handles() -> dict:
     found["device of destroyed"] = call("hipStreamGetDevice", stream, byref(device))
     found["no event"] = call("hipEventRecord", c_void_p(12345), None)
     found["no device"] = call("hipSetDevice", 1)
-    found["refused"] = call("hipGraphCreate", byref(stream), 0)
     address = c_void_p()
     found["address"] = call("hipGetProcAddress", b"hipMalloc", byref(address), 0, 0, None)
     found["no address"] = call("hipGetProcAddress", b"hipNothing", byref(address), 0, 0, None)
+    found["refused"] = call("hipCreateTextureObject", byref(address), None, None, None)
     return found
 
 

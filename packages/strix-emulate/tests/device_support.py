@@ -97,6 +97,60 @@ def hip_program(name: str, folder: Path, *options: str) -> Path:
     return host_program(source, image, folder, name)
 
 
+_ASSEMBLY = """
+.amdgcn_target "amdgcn-amd-amdhsa--gfx1151"
+.text
+.globl {name}
+.p2align 8
+.type {name},@function
+{name}:
+  {body}
+.rodata
+.p2align 6
+.amdhsa_kernel {name}
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 8
+  {directives}
+.end_amdhsa_kernel
+.amdgpu_metadata
+---
+amdhsa.version: [1, 2]
+amdhsa.kernels:
+  - .name: {name}
+    .symbol: {name}.kd
+    .kernarg_segment_size: 8
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 0
+    .wavefront_size: {wave}
+    .sgpr_count: 8
+    .vgpr_count: 8
+    .max_flat_workgroup_size: 256
+    .args:
+      - {{ .offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global }}
+...
+.end_amdgpu_metadata
+"""
+
+
+def assembled(folder: Path, name: str, *kernels: tuple[str, str, str], wave: int = 32) -> Path:
+    """A code object of kernels with one pointer: (name, instructions, directives) of each."""
+    objects = []
+    for kernel, body, directives in kernels:
+        source = folder / f"{kernel}.s"
+        directives = f"{directives}\n.amdhsa_wavefront_size32 {int(wave == 32)}"
+        source.write_text(
+            _ASSEMBLY.format(name=kernel, body=body, directives=directives, wave=wave)
+        )
+        objects.append(folder / f"{kernel}.o")
+        run(clang(), "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1151", "-c", source,
+            "-o", objects[-1])  # fmt: skip
+    made = folder / f"{name}.hsaco"
+    run(clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", made)
+    return made
+
+
 def on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
     """Runs a command with `strix-emulate device`."""
     return subprocess.run(

@@ -10,6 +10,10 @@ class LoadError(EmulatorError):
     """The file is not a code object that this machine can run."""
 
 
+class Unsupported(LoadError):
+    """A file that a gfx1151 would take, and this machine does not."""
+
+
 class DisassemblerError(EmulatorError):
     """No libLLVM here can decode gfx1151; nothing was executed."""
 

@@ -19,7 +19,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from strix_emulate.bundles import BUNDLE, unbundle
-from strix_emulate.errors import LoadError
+from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
 MACH_GFX1151 = 0x4A
@@ -227,7 +227,7 @@ def _parse_elf(
     if os_abi != ELFOSABI_AMDGPU_HSA:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {ELFOSABI_AMDGPU_HSA}")
     if abi_version not in ABI_VERSIONS:
-        raise LoadError(f"{origin}: unknown code object version (ABI version {abi_version})")
+        raise Unsupported(f"{origin}: unknown code object version (ABI version {abi_version})")
     metadata = elf_metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
     data, executable, pointers = _image(elf, origin)
@@ -249,7 +249,12 @@ def _parse_elf(
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
         text = _read(elf, start, size, origin)
         image = Image(data, start, functions, pointers)
-        kernels.append(_kernel(described, descriptor, text, launch_lds, image))
+        try:
+            kernels.append(_kernel(described, descriptor, text, launch_lds, image))
+        except Unsupported as error:
+            if refused is None:
+                raise
+            refused[described[".name"]] = str(error)
     return kernels
 
 
@@ -280,7 +285,7 @@ def _image(elf: ELFFile, origin: str):
     loaded = list(elf.iter_segments("PT_LOAD"))
     size = max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0)
     if size > IMAGE_LIMIT:
-        raise LoadError(f"{origin}: {size} bytes in memory, at most {IMAGE_LIMIT} are supported")
+        raise Unsupported(f"{origin}: {size} bytes in memory, at most {IMAGE_LIMIT} are supported")
     data = bytearray(size)
     for segment in loaded:
         raw = segment.data()
@@ -297,7 +302,7 @@ def _image(elf: ELFFile, origin: str):
                     raise LoadError(f"{origin}: {symbol.name} is not defined in this file")
                 value += symbol["st_value"]
             elif kind != R_RELATIVE64:
-                raise LoadError(f"{origin}: relocation type {kind} is not supported")
+                raise Unsupported(f"{origin}: relocation type {kind} is not supported")
             struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
             pointers.append(place)
     executable = tuple((s["p_vaddr"], s["p_filesz"]) for s in loaded if s["p_flags"] & 1)
@@ -310,7 +315,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
     kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     if rsrc1 >> 12 & 0xF:
-        raise LoadError(f"{described['.name']}: rounds other than to nearest even")
+        raise Unsupported(f"{described['.name']}: rounds other than to nearest even")
     user = (
         ("private_buffer", 4), ("dispatch", 2), ("queue", 2), ("kernarg", 2), ("dispatch_id", 2),
         ("flat_scratch", 2), ("private_size", 1),

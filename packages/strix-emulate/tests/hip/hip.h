@@ -39,6 +39,7 @@ hipError_t hipEventElapsedTime(float *, hipEvent_t, hipEvent_t);
 hipError_t hipDeviceSynchronize(void);
 hipError_t hipGetLastError(void);
 const char *hipGetErrorString(hipError_t);
+const char *hipGetErrorName(hipError_t);
 hipError_t hipModuleLoad(hipModule_t *, const char *);
 hipError_t hipModuleUnload(hipModule_t);
 hipError_t hipModuleGetFunction(hipFunction_t *, hipModule_t, const char *);

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 #: Address of the pool in the client, where what a launch needs is kept in it, and allocations.
 BASE, LAUNCH, HEAP = 0x2000_0000_0000, 1 << 20, 2 << 20
 HEADER = 64
@@ -56,15 +56,20 @@ class Status(IntEnum):
     NOT_FOUND = 500
     ILLEGAL_ADDRESS = 700
     COOPERATIVE_TOO_LARGE = 720
+    NOT_SUPPORTED = 801
     UNKNOWN = 999
 
 
 class Refused(Exception):
-    """A request that is answered with an error: status, and the client's line on standard error."""
+    """A request that is answered with an error: status, and the client's line on standard error.
 
-    def __init__(self, status: Status, message: str) -> None:
+    lasting: every later call of the client fails. So do all errors that a GPU would not give, so
+    that nothing is computed with what was not done.
+    """
+
+    def __init__(self, status: Status, message: str, lasting: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.lasting = status, lasting
 
 
 def unpack(form: struct.Struct, data: bytes) -> tuple:
@@ -74,6 +79,6 @@ def unpack(form: struct.Struct, data: bytes) -> tuple:
     return form.unpack_from(data)
 
 
-def reply(status: Status, data: bytes) -> bytes:
+def reply(status: Status, data: bytes, lasting: bool = False) -> bytes:
     """The bytes of a reply."""
-    return REPLY.pack(status, 0, len(data)) + data
+    return REPLY.pack(status, lasting, len(data)) + data

@@ -20,7 +20,13 @@ from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
-from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
+from strix_emulate.errors import (
+    DisassemblerError,
+    EmulatorError,
+    LoadError,
+    Trap,
+    Unsupported,
+)
 from strix_emulate.machine import Machine, Options, cell_size
 from strix_emulate.program import decode_kernel
 from strix_emulate.statistics import occupancy
@@ -77,13 +83,16 @@ class Server:
         try:
             return answers[Operation(operation)](data)
         except Trap as trap:
-            raise Refused(Status.ILLEGAL_ADDRESS, f"trap in {trap}") from trap
+            raise Refused(Status.ILLEGAL_ADDRESS, f"trap in {trap}", lasting=True) from trap
+        except Unsupported as error:
+            raise Refused(Status.NOT_SUPPORTED, str(error), lasting=True) from error
         except LoadError as error:
             raise Refused(Status.INVALID_IMAGE, str(error)) from error
         except EmulatorError as error:
             raise Refused(Status.INVALID_CONFIGURATION, str(error)) from error
         except MemoryError as error:
-            raise Refused(Status.OUT_OF_MEMORY, "the emulator is out of memory") from error
+            text = "the emulator is out of memory"
+            raise Refused(Status.OUT_OF_MEMORY, text, lasting=True) from error
 
     def load(self, data: bytes) -> bytes:
         if data[:4] == b"CCOB" or data.startswith(bundles.BUNDLE):
@@ -118,8 +127,10 @@ class Server:
         module, name = self._named(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
+            if name in module.contents.refused:
+                raise Unsupported(module.contents.refused[name])
             # looked for in one module after the other: no message
-            raise Refused(Status.NOT_FOUND, module.contents.refused.get(name, ""))
+            raise Refused(Status.NOT_FOUND, "")
         number = self._new()
         self.functions[number] = _Function(kernel, module)
         declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
@@ -219,11 +230,11 @@ def serve(connection: socket.socket, server: Server) -> int:
         try:
             answer = protocol.reply(Status.SUCCESS, server.handle(operation, data))
         except Refused as refusal:
-            answer = protocol.reply(refusal.status, str(refusal).encode())
+            answer = protocol.reply(refusal.status, str(refusal).encode(), refusal.lasting)
         except Exception as error:
-            # a fault of ours, or an input that found one: the client is told, and can go on
+            # a fault of ours, or an input that found one
             text = f"internal error ({type(error).__name__}: {error})"
-            answer = protocol.reply(Status.UNKNOWN, text.encode())
+            answer = protocol.reply(Status.UNKNOWN, text.encode(), lasting=True)
         connection.sendall(answer)
     return 0
 

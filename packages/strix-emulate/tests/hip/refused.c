@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Ignores the error of something that a GPU would do and the emulated device does not: an entry point,
+   or, with a code object and a name as arguments, a kernel. What comes after has to fail. */
+#include "hip.h"
+
+hipError_t hipCreateTextureObject(void *, const void *, const void *, const void *);
+hipError_t hipCtxGetApiVersion(void *, int *);
+
+int main(int count, char **names) {
+    hipModule_t module;
+    hipFunction_t kernel;
+    void *memory;
+    if (count == 3) {
+        CHECK(hipModuleLoad(&module, names[1]));
+        hipModuleGetFunction(&kernel, module, "no such kernel");
+        printf("of no kernel: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+        hipModuleGetFunction(&kernel, module, names[2]);
+    } else {
+        hipCtxGetApiVersion(NULL, NULL);
+        printf("refused by HIP: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+        hipCreateTextureObject(NULL, NULL, NULL, NULL);
+    }
+    hipGetLastError();
+    printf("after: %s, %s\n", hipGetErrorName(hipDeviceSynchronize()),
+           hipGetErrorName(hipMalloc(&memory, 4)));
+    return 0;
+}
