@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.plain_rendering import plain
+from support.plain_rendering import alone, plain
 from support.project import CHECKOUT
 
 RECIPES = sorted(CHECKOUT.glob("recipes/*/recipe.yaml"))
@@ -55,3 +55,22 @@ def test_a_recipe_that_needs_the_driver_does_not_render(tmp_path: Path) -> None:
         (tmp_path / "recipe.yaml").write_text(good.replace(old, new))
         with pytest.raises(Exception, match=r"undefined|not found"):
             plain(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
+def test_each_output_renders_with_its_own_keys(path: Path) -> None:
+    assert alone(path) == {}
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_output_that_lacks_a_key_of_another(tmp_path: Path) -> None:
+    """The test above finds it."""
+    text = (CHECKOUT / "recipes/strix-emulate/recipe.yaml").read_text()
+    for line, output, problem in (
+        ("      - c_stdlib\n", "strix-emulate", "No stdlib found"),
+        ("      - llvm_library\n", "strix-emulate-hip", "undefined value"),
+    ):
+        assert line in text
+        (tmp_path / "recipe.yaml").write_text(text.replace(line, ""))
+        assert problem in alone(tmp_path / "recipe.yaml")[output]
