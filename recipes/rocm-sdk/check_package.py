@@ -8,9 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from tree import ROOT, RUNTIME_LINKS, SUMS, files_below, needed, part_of, sha256
+from tree import ROOT, RUNTIME_LINKS, SUMS, files_below, part_of, require_loadable, sha256
 
-from checks.loaded_from import is_glibc
 from checks.verdict import require
 
 PARTS = {"core": 1, "libraries": 2, "devel": 3, "all": 3}
@@ -31,14 +30,10 @@ def main() -> None:
         require(sha256(here[name]) == sums[name], f"{name} is not the file that was staged")
     for name in RUNTIME_LINKS:
         require((tree / name).is_file(), f"{name} is a dangling link")
-    libraries = {path.name for path in here.values() if ".so" in path.name}
-    for name in sorted(expected):
-        for library in sorted(needed(here[name])):
-            own = library in libraries or (prefix / "lib" / library).exists()
-            require(own or is_glibc(library), f"{name} needs {library}, which is not installed")
+    warnings = require_loadable(here)
     links = [name for name, path in here.items() if path.is_symlink() and not path.exists()]
     require(not links, f"dangling links: {links}")
-    print(f"{len(expected)} files as staged, {len(libraries)} libraries, nothing missing")
+    print(*warnings, f"{len(expected)} files as staged, nothing missing", sep="\n")
 
 
 if __name__ == "__main__":

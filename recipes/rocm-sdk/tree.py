@@ -22,11 +22,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from checks import elf
+from checks.loaded_from import is_glibc
 
 ROOT = "opt/rocm"
 MANIFEST = "share/therock/therock_manifest.json"
 SUMS = "share/therock/SHA256SUMS"
-TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "share"}
+TOP = {".info", ".kpack", "amdgcn", "bin", "clients", "include", "lib", "libexec", "llvm", "share"}
 TOP |= {"libhipcxx", "src", "tests"}  # of 7.x
 LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
 # A path of AMD's build machine in CMake and pkg-config files. TheRock installs each component into
@@ -56,20 +57,34 @@ RULES: list[tuple[str, str]] = [
     ("drop", "lib/libtest_linking_lib*"), ("drop", "bin/*test*"), ("drop", "bin/*bench*"),
     ("drop", "bin/*-client*"), ("drop", "bin/*.hip"), ("drop", "share/*/test/*"),
     ("drop", "share/*/tests/*"), ("drop", "share/*/samples/*"), ("drop", "share/*/examples/*"),
+    # the data centre tool: gRPC with its headers, code objects of other GPUs
+    ("drop", "lib/rdc/*"), ("drop", "lib/librdc*"), ("drop", "lib/cmake/rdc/*"),
+    ("drop", "bin/rdc*"), ("drop", "include/rdc/*"), ("drop", "share/rdc/*"),
+    ("drop", "libexec/rdc/*"),
+    # terminals of the debugger; the profiler's database modules, compiled for four other Pythons
+    ("drop", "lib/rocm_sysdeps/share/terminfo/*"), ("drop", "lib/python*"), ("drop", "bin/rocpd*"),
+    # FFTW, for the tests: GPL-2.0-or-later. What would need it is found by require_loadable.
+    ("drop", "lib/libfftw*"), ("drop", "lib/cmake/fftw*"), ("drop", "lib/pkgconfig/fftw*"),
+    ("drop", "include/fftw*"), ("drop", "bin/fftw*"),
     # what a HIP program needs to run
     ("core", ".info/*"), ("core", "share/therock/*"), ("core", "share/doc/*"),
     ("core", f"{SYSDEPS}/*.so*"), ("core", "lib/rocm_sysdeps/share/*"),
     ("core", "lib/llvm/lib/*.so*"), ("core", "lib/llvm/bin/lld"), ("core", "lib/llvm/bin/ld.lld"),
     ("core", "lib/llvm/amdgcn/*"), ("core", "lib/llvm/lib/clang/*/lib/amdgcn/*"),
-    ("core", "amdgcn/*"), ("core", "lib/.hipInfo"), ("core", "lib/libamdhip64.so*"),
+    ("core", "amdgcn"), ("core", "amdgcn/*"), ("core", "lib/.hipInfo"),
+    ("core", "lib/libamdhip64.so*"),
     *[("core", f"lib/lib{name}.so.*") for name in (
         "hiprtc", "hiprtc-builtins", "hsa-runtime64", "amd_comgr", "rocprofiler-register",
-        "rocm_kpack", "rocm-core", "hsa-amd-aqlprofile64", "rocm_smi64", "oam", "OpenCL")],
-    # the Python wrapper loads it by this name
-    ("core", "lib/libamd_smi.so*"), ("core", "share/amd_smi/*"), ("core", "libexec/amdsmi_cli/*"),
+        "rocm_kpack", "rocm-core", "rocm_smi64", "oam", "OpenCL")],
+    # opened by the name without a version, as those of OPENED are
+    *[("core", f"lib/lib{name}.so*") for name in (
+        "amd_smi", "hsa-amd-aqlprofile64", "rocprofiler-sdk", "rocprofiler-sdk-attach")],
+    ("core", "share/amd_smi/*"), ("core", "libexec/amdsmi_cli/*"),
     ("core", "bin/amd-smi"), ("core", "bin/rocminfo"), ("core", "bin/rocm_agent_enumerator"),
-    # what links against them, and the compiler
-    ("devel", "lib/cmake/*"), ("devel", "*/cmake/*"), ("devel", "*/pkgconfig/*"),
+    # what links against them, the compiler, and the profilers
+    ("devel", "llvm"), ("devel", "lib/cmake/*"), ("devel", "*/cmake/*"), ("devel", "*/pkgconfig/*"),
+    ("devel", "lib/*/include/*"), ("devel", "lib/rocprofiler-*"), ("devel", "lib/librocprof-sys*"),
+    ("devel", "lib/libprofiler-hub*"),
     ("devel", "*.a"), ("devel", "lib/llvm/*"), ("devel", "lib/rocm_sysdeps/*"),
     ("devel", "include/*"), ("devel", "bin/*"), ("devel", "libexec/*"),
     # kernels and libraries of the math, machine learning and communication components
@@ -78,13 +93,20 @@ RULES: list[tuple[str, str]] = [
     ("devel", "share/*"),
 ]  # fmt: skip
 PARTS = ("core", "libraries", "devel")
-# Links of the linker's form that are opened at run time: by HIP, the Python module, and MIOpen.
-OPENED = ("lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen")
+# Links of the linker's form that are opened at run time: by HIP, by the Python module and torch's
+# c10d, by MIOpen, by HSA (ROCm/TheRock#7085), and by rocprofiler-register.
+OPENED = (
+    "lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen", "lib/libhsa-amd-aqlprofile64",
+    "lib/librocprofiler-sdk.so", "lib/librocprofiler-sdk-attach",
+)  # fmt: skip
+# SuiteSparse's sparse Cholesky: up to 10.0 at least, TheRock builds it with its GPL-2.0-or-later
+# modules (no CHOLMOD_GPL=OFF), and libhipsolver against it (BUILD_WITH_SPARSE=ON).
+CHOLMOD = "lib/host-math/lib/libcholmod.so"
 # What other packages need of the tree: torch's c10d includes the header and opens the library,
 # kineto links the profiler, and without MIOpen's databases each convolution is a search.
 EXPECTED = (
-    "include/amd_smi/amdsmi.h", "lib/libamd_smi.so", "lib/librocprofiler-sdk.so",
-    "lib/libMIOpen.so.*", "share/miopen/db/*",
+    "include/amd_smi/amdsmi.h", "lib/cmake/amd_smi/*", "lib/libamd_smi.so",
+    "lib/librocprofiler-sdk.so", "lib/libMIOpen.so.*", "share/miopen/db/*",
 )  # fmt: skip
 
 
@@ -133,9 +155,10 @@ def needed(path: Path) -> set[str]:
 
 
 def prune(tree: Path) -> list[str]:
-    """Removes what is dropped, then bundled system libraries that none of the rest loads.
+    """Removes what is dropped, then bundled libraries that none of the rest loads.
 
-    The debugger and the tests needed those: gmp, mpfr, ncurses and the like.
+    The debugger and the tests needed those: gmp, mpfr, ncurses and the like. So with CHOLMOD, for
+    its licence.
     """
     gone = []
 
@@ -152,7 +175,8 @@ def prune(tree: Path) -> list[str]:
                 raise Refused(f"{name} is a link to {target}, which is not in the tree")
     for name in sorted(dropped):
         remove(name, found[name])
-    bundled = {n: p for n, p in files_below(tree).items() if re.match(rf"{SYSDEPS}/[^/]+\.so", n)}
+    optional = re.compile(rf"{SYSDEPS}/[^/]+\.so|{CHOLMOD}")
+    bundled = {n: p for n, p in files_below(tree).items() if optional.match(n)}
     rest = [p for n, p in files_below(tree).items() if n not in bundled and not p.is_symlink()]
     wanted, todo = set(), set().union(*map(needed, rest)) if rest else set()
     while todo:
@@ -197,11 +221,34 @@ def mend_paths(tree: Path) -> list[str]:
     return changed
 
 
+def require_loadable(files: dict[str, Path]) -> list[str]:
+    """Finds needed libraries that neither the packages nor conda's C++ runtime have.
+
+    Raises Refused if a file of core or libraries needs one; returns a line for each of devel, where
+    one tool less is no reason to have no SDK.
+    """
+    have, lines = {Path(name).name for name in RUNTIME_LINKS}, list[str]()
+    for part in PARTS:
+        own = {n: p for n, p in files.items() if part_of(n, p.is_symlink()) == part}
+        have |= {path.name for path in own.values()}
+        lines = [
+            f"{part}: {name} needs {library}, which no package has"
+            for name, path in own.items()
+            for library in (sorted(needed(path)) if path.is_file() else ())
+            if library not in have and not is_glibc(library)
+        ]
+        if lines and part != "devel":
+            raise Refused("\n".join(lines))
+    return lines
+
+
 def check_contents(tree: Path) -> None:
     """Raises Refused if the tree lacks what other packages need; all may read MIOpen's data."""
     for pattern in EXPECTED:
         if not any(tree.glob(pattern)):
             raise Refused(f"the tree has no {pattern}, which other packages need")
+    if not any(tree.glob(f"{CHOLMOD}*")):
+        raise Refused(f"nothing needs {CHOLMOD}: take its GPL out of rocm-sdk-libraries' licence")
     for path in (tree / "share/miopen").rglob("*"):
         # some builds of AMD's have files there that only their owner may read (ROCm/TheRock#4954)
         path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
@@ -243,12 +290,14 @@ def stage(source: Path, prefix: Path, commit: str) -> None:
     gone = prune(tree)
     changed = mend_paths(tree)
     check_contents(tree)
+    warnings = require_loadable(files_below(tree))
     link_runtime(tree, prefix)
     names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
     (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))
     print(f"{len(names)} files in {ROOT}, {len(gone)} files dropped:")
     print(*gone, sep="\n")
     print("changed:", *changed)
+    print(*(f"warning: {line}" for line in warnings), sep="\n")
 
 
 def keep(prefix: Path, part: str, licenses: Path) -> None:

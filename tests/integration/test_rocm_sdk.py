@@ -15,6 +15,7 @@ from support.project import MiniProject
 from support.recipe_checks import RECIPES, load, run
 
 from forge.files import sha256_file
+from forge.provenance.package import Package
 
 pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
 RECIPE = RECIPES / "rocm-sdk"
@@ -28,12 +29,21 @@ DROPPED = {
     "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6",
     "share/doc/rocgdb/COPYING3",
     "libhipcxx/include/cuda/std/array", "src/rocprofiler/main.cpp", "tests/run.sh", "tests/libc.so",
+    "lib/rdc/grpc/include/absl/base/config.h", "lib/rdc/hsaco/gfx942/gpuReadWrite_kernels.hsaco",
+    "lib/rocm_sysdeps/share/terminfo/x/xterm", "lib/python3.10/site-packages/rocpd/__init__.py",
+    "include/fftw3.h", "lib/libfftw3.so", "lib/libfftw3.so.3",
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sdk_tree.make(tmp_path_factory.mktemp("made") / "therock")
+
+
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return sdk_tree.make(tmp_path / "therock")
+def source(made: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-a", made, tmp_path], check=True)
+    return tmp_path / made.name
 
 
 def stage(source: Path, tmp_path: Path, commit: str = sdk_tree.COMMIT) -> Path:
@@ -52,7 +62,7 @@ def test_stage(source: Path, tmp_path: Path) -> None:
     text = staged[changed.pop()].read_text()
     include = "${CMAKE_CURRENT_LIST_DIR}/../../../lib/rocm_sysdeps/include"
     assert text == f'set(DIRS "{include}/libdrm;{include}")\n'
-    assert set(staged) - set(before) == {*tree.RUNTIME_LINKS, tree.SUMS}
+    assert set(staged) - set(before) - set(links) == {*tree.RUNTIME_LINKS, tree.SUMS}
     for name, target in links.items():
         if name not in DROPPED:
             assert staged[name].readlink() == target
@@ -64,6 +74,15 @@ def test_stage(source: Path, tmp_path: Path) -> None:
     sums = (staged[tree.SUMS]).read_text().splitlines()
     files = {n for n, p in staged.items() if not p.is_symlink()} - {tree.SUMS}
     assert {line.split("  ", 1)[1] for line in sums} == files
+
+
+def test_a_tool_that_cannot_run_is_a_warning(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profiler of devel needs what nobody has: said at once, and no reason to stop."""
+    stage(source, tmp_path)
+    name = "lib/librocprof-sys.so.1"
+    assert f"warning: devel: {name} needs libdyninst.so.13, which no" in capsys.readouterr().out
 
 
 def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
@@ -82,7 +101,9 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
     kernels = {".kpack/blas_gfx1151.kpack", "lib/rocblas/library/Kernels_gfx1151.co"}
     assert kernels | {"lib/librocblas.so.5", "lib/libplugin.so"} <= parts["libraries"]
     opened = {"lib/libMIOpen.so", "lib/libMIOpenCKGroupedConv_gfx1151.so"}
-    assert opened <= parts["libraries"] and "lib/libamd_smi.so" in parts["core"]
+    assert opened <= parts["libraries"]
+    opened = ("amd_smi", "hsa-amd-aqlprofile64", "rocprofiler-sdk", "rocprofiler-sdk-attach")
+    assert {f"lib/lib{name}.so" for name in opened} | {"amdgcn"} <= parts["core"]
     devel = {"lib/librocblas.so", "bin/hipcc", "bin/clang", "include/amd_smi/amdsmi.h"}
     assert devel <= parts["devel"]
 
@@ -119,6 +140,28 @@ def broken(source: Path) -> str:
     return "librocblas.so.5.0 is not a readable ELF file"
 
 
+def foreign_in_core(source: Path) -> str:
+    sdk_tree.library(source / "lib/libamd_comgr.so.3", ["libtinfo.so.6"])
+    return "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which no package has"
+
+
+def foreign_in_libraries(source: Path) -> str:
+    """FFTW is left out; what would need it is not."""
+    sdk_tree.library(source / "lib/librocfft.so.0", ["libfftw3.so.3"])
+    return "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which no package has"
+
+
+def library_of_a_later_package(source: Path) -> str:
+    """core is installed alone as well."""
+    sdk_tree.library(source / "lib/libamd_comgr.so.3", ["librocblas.so.5"])
+    return "core: lib/libamd_comgr.so.3 needs librocblas.so.5"
+
+
+def no_cholmod(source: Path) -> str:
+    sdk_tree.library(source / "lib/libhipsolver.so.1", [])
+    return "nothing needs lib/host-math/lib/libcholmod.so: take its GPL out"
+
+
 def own_runtime(source: Path) -> str:
     (source / tree.RUNTIME_LINKS[0]).touch()
     return "already exists"
@@ -131,8 +174,11 @@ def no_header(source: Path) -> str:
 
 @pytest.mark.parametrize(
     "spoil",
-    [other_commit, no_manifest, dangling, absolute, unexpected, broken, own_runtime, no_header],
-)
+    [
+        other_commit, no_manifest, dangling, absolute, unexpected, broken, own_runtime, no_header,
+        foreign_in_core, foreign_in_libraries, library_of_a_later_package, no_cholmod,
+    ],
+)  # fmt: skip
 def test_refused(source: Path, tmp_path: Path, spoil) -> None:
     message = spoil(source)
     with pytest.raises(SystemExit, match=re.escape(message)):
@@ -198,7 +244,7 @@ def lost_library(prefix: Path) -> str:
     sums = prefix / tree.ROOT / tree.SUMS
     lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
     sums.write_text("\n".join(lines))
-    return "needs librocm_sysdeps_elf.so.1, which is not installed"
+    return "needs librocm_sysdeps_elf.so.1, which no package has"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +264,7 @@ cp -L "$(gcc -print-file-name={name})" "$PREFIX/lib/"
 
 
 @pytest.fixture
-def sdk_project(project: MiniProject, tmp_path: Path) -> MiniProject:
+def sdk_project(project: MiniProject, made: Path, tmp_path: Path) -> MiniProject:
     """The real recipe, its archive replaced by the small tree's."""
     (project.root / "build" / "sources").unlink()
     project.recipe("libstdcxx", script=host_library("libstdc++.so.6"))
@@ -226,9 +272,7 @@ def sdk_project(project: MiniProject, tmp_path: Path) -> MiniProject:
     target = project.root / "recipes" / "rocm-sdk"
     subprocess.run(["cp", "-a", RECIPE, RECIPES / "checks", target.parent], check=True)
     (project.root / "LICENSE").write_text("BSD\n")
-    archive = sdk_tree.pack(
-        sdk_tree.make(tmp_path / "tree"), tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz"
-    )
+    archive = sdk_tree.pack(made, tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz")
     recipe = target / "recipe.yaml"
     text, count = re.subn(r"4feabd9f\w+", sha256_file(archive), recipe.read_text())
     assert count == 1
@@ -249,3 +293,8 @@ def test_packages(sdk_project: MiniProject) -> None:
     assert names == {"rocm-sdk", "rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-devel"}
     log = (sdk_project.root / "build/logs/rocm-sdk.log").read_text()
     assert log.count("nothing missing") == 4
+    (libraries,) = sdk_project.channel.glob("*/rocm-sdk-libraries-*.conda")
+    package = Package(libraries)
+    assert "lib/host-math/lib/libcholmod.so.5" in {n.partition("rocm/")[2] for n in package.payload}
+    assert "GPL-2.0-or-later" in package.index["license"].split()
+    assert b"GNU GENERAL PUBLIC LICENSE" in package.info["licenses/GPL-2.0.txt"]

@@ -39,14 +39,16 @@ class Source(Channel):
         licensed: bool = True,
         build: str = BUILD,
         text: str = "",
+        file: str = "",
         exports: dict[str, list[str]] | None = None,
         **more: object,
     ) -> str:
         """Build a package of one file and add it; returns NAME-VERSION-BUILD."""
         work = self.folder.parent / "work"
         (work / subdir).mkdir(parents=True, exist_ok=True)
-        (work / "files").mkdir(exist_ok=True)
-        (work / "files" / name).write_text(text or name)
+        path = work / "files" / (file or name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text or name)
         if exports:
             (work / "files/info").mkdir()
             (work / "files/info/run_exports.json").write_text(json.dumps(exports))

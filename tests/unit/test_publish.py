@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.static_channel import BUILD, Source, findings, lock_of, solve, tree, unzstd
 
+from forge.channel import gate, uploads
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
 from forge.errors import BuildFailed, ForgeError
@@ -91,6 +92,10 @@ GATES: dict[str, tuple[Callable[[Source], object], str]] = {
         lambda s: s.make("bad", license="LicenseRef-EULA"),
         "the licence 'LicenseRef-EULA'",
     ),
+    "a GPL library": (
+        lambda s: s.make("bad", file="lib/libcholmod.so.5", license="LGPL-2.1-or-later"),
+        "has lib/libcholmod.so.5, which is under the GPL, and the licence 'LGPL-2.1-or-later'",
+    ),
 }
 
 
@@ -104,6 +109,21 @@ def test_gate(case: str, source: Source, target: Path) -> None:
         StaticChannel(target).publish(source)
     assert message in str(error.value) and "bad-1.0" in str(error.value)
     assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
+
+
+def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Path) -> None:
+    source.make("good", file="lib/libcholmod.so.5", license="MIT AND GPL-2.0-or-later")
+    assert StaticChannel(target).publish(source)
+
+
+def test_a_file_larger_than_the_server_takes_is_named(source: Source) -> None:
+    """Before anything is sent; a folder takes every size."""
+    source.make("big")
+    (record,) = source.records()
+    assert gate.admitted(source, {}.get, record.size)
+    with pytest.raises(ForgeError, match=rf"big-1.0-\S+ has {record.size:,} bytes, and the server"):
+        gate.admitted(source, {}.get, record.size - 1)
+    assert uploads.LARGEST["prefix.dev"] == 10**9
 
 
 def test_nothing_to_publish(source: Source, target: Path) -> None:

@@ -45,6 +45,25 @@ def test_renders(recipes: RecipeSet, name: str) -> None:
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
 
 
+@pytest.mark.parametrize(
+    ("output", "licence", "text"),
+    [
+        # triton's wheel has LLVM linked in, torch Eigen, libhipsolver needs CHOLMOD
+        ("triton", "Apache-2.0 WITH LLVM-exception", "LICENSE-LLVM.txt"),
+        ("libtorch", "MPL-2.0", "MPL-2.0.txt"),
+        ("rocm-sdk-libraries", "GPL-2.0-or-later", "GPL-2.0.txt"),
+    ],
+)
+def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> None:
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+    path = recipes.recipes[recipes.owner[output]].path
+    outputs = [o["recipe"] for o in recipes.render(path, "x")]
+    found = [o["about"] for o in outputs if o["package"]["name"] == output]
+    assert found and all(licence in about["license"].split(" AND ") for about in found)
+    assert all(text in about["license_file"] for about in found)
+    assert (path.parent / text).stat().st_size > 10_000
+
+
 def without_hashes(outputs: list[dict[str, Any]]) -> set[str]:
     """Rendered outputs, each once, the hashes in their build strings blanked."""
     return {re.sub("h[0-9a-f]{7}_", "h_", json.dumps(output)) for output in outputs}

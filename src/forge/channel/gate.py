@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What may be published, decided from each package itself and from the note of its build."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -11,12 +12,16 @@ from forge.files import sha256_file
 from forge.provenance.package import Package
 
 LICENSES = "licenses/"
+GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries that are
 
 
-def admitted(channel: Channel, published: Callable[[str], str | None]) -> dict[str, Record]:
+def admitted(
+    channel: Channel, published: Callable[[str], str | None], largest: int | None = None
+) -> dict[str, Record]:
     """The packages of a channel by SUBDIR/FILE, all fit to be published.
 
-    `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
+    `published` is the sha256 of SUBDIR/FILE if that is published already; `largest` is how many
+    bytes of a file the server takes. Raises ForgeError for an
     empty channel, and with every reason if any package is unfit.
     """
     records = channel.records()
@@ -29,17 +34,19 @@ def admitted(channel: Channel, published: Callable[[str], str | None]) -> dict[s
     refused = [
         f"  {channel.path(record)} {reason}"
         for name, record in named.items()
-        for reason in refusals(channel, record, published(name))
+        for reason in refusals(channel, record, published(name), largest)
     ]
     if refused:
         raise ForgeError("\n".join(["nothing is published:", *refused]))
     return named
 
 
-def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[str]:
+def refusals(
+    channel: Channel, record: Record, known: str | None, largest: int | None
+) -> Iterator[str]:
     """Why a package may not be published, and what to do about each reason.
 
-    `known` is the sha256 that is published under its name.
+    `known` is the sha256 that is published under its name; `largest` as in `admitted`.
     """
     path = channel.path(record)
     if not path.exists() or sha256_file(path) != record.sha256:
@@ -65,9 +72,15 @@ def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[st
         yield "has no tests; add some to its recipe"
     if not _is_public(expression):
         yield f"has the licence {expression or 'nothing'!r}: about.license must be an SPDX one"
+    if "GPL-" not in expression.replace("LGPL-", "") and (
+        gpl := next(filter(GPL.search, sorted(package.payload)), "")
+    ):
+        yield f"has {gpl}, which is under the GPL, and the licence {expression!r}"
     # redistribution requires a licence text
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
+    if largest and record.size > largest:
+        yield f"has {record.size:,} bytes, and the server takes {largest:,}: publish to a folder"
     if known not in (None, record.sha256):
         yield (
             f"is already published with other content (sha256 {known}). Published files never "

@@ -25,6 +25,8 @@ SERVERS = {
     "prefix.dev": ("https://repo.prefix.dev", "PREFIX_API_KEY"),
     "anaconda.org": ("https://conda.anaconda.org", "ANACONDA_API_KEY"),
 }
+# bytes of a file, where a limit is documented (prefix-dev/prefix-dev#68)
+LARGEST = {"prefix.dev": 10**9}
 # GitHub sets it in a job that may ask for an identity (`id-token: write`)
 IDENTITY = "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
 
@@ -44,7 +46,7 @@ class ServerChannel:
         """
         files, variable = SERVERS[self.host]
         hashes = verify.hashes(Location(f"{files}/{self.name}"))
-        packages = gate.admitted(source, hashes.get)
+        packages = gate.admitted(source, hashes.get, LARGEST.get(self.host))
         missing = sorted(packages.keys() - hashes.keys())
         # the uploader holds the GIL, so no handler could run: let Ctrl-C end the process
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
