@@ -54,10 +54,12 @@ def index(channel: Path) -> None:
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 
 
-def workspace(folder: Path, channel: str, home: Path | None = None, **more) -> Workspace:
-    """The manifest in `folder`, with our packages from `channel` and nothing in conda-forge."""
+def workspace(
+    folder: Path, channel: str, home: Path | None = None, text: str = "", **more
+) -> Workspace:
+    """The manifest, with `text` at its end, in `folder`; nothing in conda-forge."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pixi.toml").write_text(MANIFEST)
+    (folder / "pixi.toml").write_text(MANIFEST + text)
     nothing = Records(CONDA_FORGE, no_records(folder / "nothing"))
     records = {CONDA_FORGE: nothing} | more.pop("records", {})
     replace = {PUBLISHED: channel, "conda-forge": CONDA_FORGE}

@@ -12,6 +12,7 @@ import zstandard
 from forge.channel.location import Location
 
 PACKAGES = (".conda", ".tar.bz2")
+SHARDS = "repodata_shards.msgpack.zst"
 SHA256 = re.compile("[0-9a-f]{64}")
 FILE = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
 

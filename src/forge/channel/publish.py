@@ -16,7 +16,7 @@ from typing import Any
 import zstandard
 from rattler_build import assemble_package
 
-from forge.channel import gate, pypi, revisions, serving, verify
+from forge.channel import attestations, gate, pypi, revisions, serving, verify
 from forge.channel.index import load
 from forge.channel.local import Channel, Record, write_index
 from forge.channel.location import Location
@@ -131,7 +131,7 @@ class StaticChannel:
         return sha256_file(path) if path.exists() else None
 
     def _copy_packages(self, source: Channel, packages: dict[str, Record]) -> None:
-        """Copy each package, and its provenance if the build recorded it."""
+        """Copy each package, its attestation and its provenance, where there are such."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
             self._write(revisions.dump([]), self.folder / revisions.LOG)
         self.staging.mkdir(exist_ok=True)
@@ -146,6 +146,9 @@ class StaticChannel:
                 if file == name and sha256_file(partial) != record.sha256:
                     raise ForgeError(f"{source.path(record)} changed while it was published")
                 _move(partial, target)
+            if not any((self.folder / record.subdir).glob(f"{record.file_name}.sigs.*")):
+                for file, text in attestations.sidecars(source.path(record)):
+                    self._write(text, self.folder / record.subdir / file)
 
     def _require_complete(self, files: set[str], index: verify.Index) -> None:
         """Raise BuildFailed for a published file that is missing or truncated."""
@@ -173,6 +176,7 @@ class StaticChannel:
         for name in files:
             os.link(self.folder / name, self.staging / name)
         write_index(self.staging, repodata_patch=self._patch(files, yanked, names), force=anew)
+        attestations.advertise(self.staging, self.folder)
         for name, sha256 in verify.hashes(Location(self.staging)).items():
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
                 raise BuildFailed(

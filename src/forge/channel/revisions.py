@@ -8,10 +8,13 @@ the channel has and which of them are yanked, so the next publish can complete a
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
 
 from forge.channel.index import FILE
 from forge.channel.location import Location
-from forge.errors import ForgeError
+from forge.errors import ForgeError, Refused
+from forge.files import read_text, write_text
 from forge.project import SUBDIRS
 
 LOG, URL = "revisions/log.json", "revisions/url.txt"
@@ -72,6 +75,33 @@ def read(location: Location) -> list[Revision]:
     if not whole:
         raise ForgeError(f"{location}/{LOG} is damaged; restore it from a copy")
     return log
+
+
+def require_newer(location: Location, seen: Path, accept: bool = False) -> None:
+    """Remember a channel's log in `seen`; raise Refused if it lacks what it had the last time.
+
+    Whoever serves an older log takes back yanks and fixes. `accept` takes it all the same. A
+    channel without a log has nothing that could be compared.
+    """
+    log, text = read(location), read_text(seen) if seen.exists() else "{}"
+    try:
+        known = json.loads(text)
+        number, digest = known.get(location.url, (0, _digest([])))
+        older = _digest(log[:number]) != digest
+    except (ValueError, TypeError, AttributeError):
+        raise ForgeError(f"{seen} is damaged; delete it to trust channels as they are") from None
+    if older and not accept:
+        raise Refused(
+            f"{location} has {len(log)} revisions, and not the {number} that it had before: it was "
+            "reset, or an old copy is served. --accept-older takes it as it is"
+        )
+    if log or number:
+        seen.parent.mkdir(parents=True, exist_ok=True)
+        write_text(seen, json.dumps(known | {location.url: (len(log), _digest(log))}, indent=1))
+
+
+def _digest(log: list[Revision]) -> str:
+    return sha256(dump(log).encode()).hexdigest()
 
 
 def dump(log: list[Revision]) -> str:

@@ -11,17 +11,17 @@ from typing import Any
 
 from rattler.lock import LockFile
 
-from forge.channel import pypi, revisions, serving
-from forge.channel.index import PACKAGES, fault, foreign, load, parse, records, root_of
+from forge.channel import attestations, pypi, revisions, serving
+from forge.channel.index import PACKAGES, SHARDS, fault, foreign, load, parse, records, root_of
 from forge.channel.location import Location
 from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
 from forge.provenance.package import Package
 
-SHARDS = "repodata_shards.msgpack.zst"
 # What decides a solve and an installation; every form of the index has these fields.
-ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size", "purls")
+ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size", "purls",
+           attestations.FIELD)  # fmt: skip
 
 
 @dataclass
@@ -185,6 +185,10 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
         yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
     else:
         Package(path).require_safe()
+    if digest := record.get(attestations.FIELD):
+        bundles = location.read(f"{name}.sigs.{digest}")
+        if bundles is None or hashlib.sha256(bundles).hexdigest() != digest:
+            yield f"{name}: its attestations are {'missing' if bundles is None else 'damaged'}"
 
 
 def _locked(path: Path, url: str, index: Index) -> Iterator[str]:

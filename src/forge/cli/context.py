@@ -19,6 +19,7 @@ from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
 from forge.build.display import Display
 from forge.build.runner import Builder
+from forge.channel import revisions
 from forge.channel.local import Channel
 from forge.channel.location import Location
 from forge.envs.manifest import Manifest
@@ -117,6 +118,11 @@ class Context:
         local = self.project.build / "stacks" / name
         folder = stacks[name].parent if channel and not self.hostbase else local
         return Workspace(name, manifest, folder, substitutes, _instead(records), err.print)
+
+    def remember(self, channel: str | None, older: bool) -> None:
+        """Raise Refused for a served channel that has lost revisions, unless `older` is taken."""
+        if channel and not (location := Location(channel)).folder:
+            revisions.require_newer(location, self.project.build / "revisions-seen.json", older)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""

@@ -20,6 +20,7 @@ Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
 URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
 Served = Annotated[str | None, URL]
+Older = Annotated[bool, Option("--accept-older", help="Take a channel that was reset.")]
 Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
 Root = Annotated[bool, Option("--root", help="Lock this repository's build tools.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
@@ -36,6 +37,7 @@ def lock(
     records: Repodata = None,
     update: Update = False,
     check: Check = False,
+    older: Older = False,
 ) -> None:
     """Solve the environments of a stack, or of the build tools, and write the lock file.
 
@@ -52,6 +54,7 @@ def lock(
     if stack:
         forge = replace(forge, base_name=BaseName.CONDA_FORGE) if records else forge
         chosen = forge.stack(stack, channel, records)
+        forge.remember(channel, older)
         if not channel and not forge.channel.is_indexed():
             with forge.project.lock():
                 forge.channel.reconcile()
@@ -89,13 +92,18 @@ def known_records(forge: Context) -> Path | None:
 
 @command(app)
 def install(
-    forge: Context, stack: str, environment: Environment = "default", channel: Served = None
+    forge: Context,
+    stack: str,
+    environment: Environment = "default",
+    channel: Served = None,
+    older: Older = False,
 ) -> None:
     """Install an environment of a stack exactly as its lock file says.
 
     With --channel that is the lock beside its manifest; without, the one in build/stacks.
     """
     chosen = forge.stack(stack, channel)
+    forge.remember(channel, older)
     out.print(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
 
 

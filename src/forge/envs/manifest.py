@@ -14,6 +14,7 @@ from typing import Any
 
 from rattler import GenericVirtualPackage, MatchSpec, PackageName, Version
 
+from forge.channel.attestations import Publisher
 from forge.channel.location import refuse_credentials
 from forge.envs.bindings import BuildString
 from forge.errors import ForgeError
@@ -25,7 +26,7 @@ ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": 
 
 # The keys that are read, and those of pixi that say nothing about what is solved, installed or run:
 # tasks are run by pixi alone.
-TOP = {"workspace", "dependencies", "feature", "environments", "tasks"}
+TOP = {"workspace", "dependencies", "feature", "environments", "tasks", "tool"}
 WORKSPACE = {
     "name", "channels", "channel-priority", "platforms", "requires-pixi", "version", "description",
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
@@ -34,6 +35,8 @@ WORKSPACE = {
 FEATURE = {"dependencies", "tasks"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
+TOOL = "strix-forge"  # of the tables of other programs, the one that pixi leaves to us
+PUBLISHER = {"identity", "issuer", "target", "trusted-root"}
 
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's own; it is a folder's name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -83,7 +86,7 @@ class Manifest:
             workspace = known(manifest.data.get("workspace"), WORKSPACE, "workspace")
             if workspace.get("channel-priority", "strict") != "strict":
                 raise ForgeError("channel-priority is not strict; nothing else is supported")
-            manifest.channels(), manifest.platform(), manifest.environments()
+            manifest.channels(), manifest.platform(), manifest.environments(), manifest.publishers()
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
@@ -98,6 +101,23 @@ class Manifest:
         for channel in channels:
             refuse_credentials(channel)
         return channels
+
+    def publishers(self) -> dict[str, Publisher]:
+        """Channel, as the manifest has it -> who must have attested its packages."""
+        tools = known(self.data.get("tool", {}), None, "tool")
+        ours = known(tools.get(TOOL, {}), {"publishers"}, f"tool.{TOOL}")
+        found = {}
+        for channel, table in known(ours.get("publishers", {}), None, "publishers").items():
+            keys = known(table, PUBLISHER, f"publishers.{channel:.80}")
+            if channel not in self.channels():
+                raise ForgeError(f"publishers: {channel:.80} is none of the channels")
+            if "identity" not in keys or not all(isinstance(v, str) for v in keys.values()):
+                raise ForgeError(f"publishers: {channel:.80} needs an identity, all values text")
+            words = {"target": channel} | {k.replace("-", "_"): v for k, v in keys.items()}
+            if "trusted_root" in words:
+                words["trusted_root"] = str(self.path.parent / words["trusted_root"])
+            found[channel] = Publisher(**words)
+        return found
 
     def platform(self) -> Platform:
         """The platform, as pixi reads it: what is declared first, then what pixi assumes."""

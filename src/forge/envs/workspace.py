@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from rattler.shell import ActivationVariables, activate
 
 from forge import network
 from forge.bases import CONDA_FORGE
+from forge.channel.index import is_of
 from forge.channel.local import HOST_BOUND
 from forge.channel.location import redacted
 from forge.envs import cache, lockfile
@@ -97,6 +99,7 @@ class Workspace:
             if self.folder == self.manifest.path.parent:
                 self._require_portable(records)
             lockfile.require_checkable(records, urls)
+            self._require_attested(records)
             # what was locked is written as it was: an index may leave out what a lock states
             same = {(record.url, record.sha256): record for record in kept}
             solved[environment] = [same.get((r.url, r.sha256), r) for r in records]
@@ -130,6 +133,22 @@ class Workspace:
             virtual_packages=self.manifest.platform().virtual_packages(),
         )  # fmt: skip
         return asyncio.run(solution)
+
+    def _require_attested(self, records: list[RepoDataRecord], anew: bool = False) -> None:
+        """Raise Refused for a package whose channel's publisher, if declared, did not attest it.
+
+        Locks do not say where attestations are: then the channel's index is asked `anew`.
+        """
+        for channel, publisher in self.manifest.publishers().items():
+            url = self._url(channel)
+            mine = [record for record in records if is_of(record.url, url)]
+            if url.startswith("file:") or not mine:  # what was built here is attested later
+                continue
+            if anew:
+                asked = self._gateway().query([url], SUBDIRS, {r.name.normalized for r in mine}, False)
+                served = {r.url: r for r in chain(*asyncio.run(asked))}
+                mine = [served.get(r.url, r) for r in mine]
+            publisher.require(mine)
 
     def _require_portable(self, records: list[RepoDataRecord]) -> None:
         must = f"{self.lock_file} must be portable, but"
@@ -196,6 +215,7 @@ class Workspace:
         """
         records, prefix = self.locked(environment), self.prefix(environment)
         require_machine(records)
+        self._require_attested(records, anew=True)
         packages = packages or cache.default()
 
         with hold(self.folder / ".pixi", "installing into", self.say):

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Who made what a channel serves: Sigstore attestations (CEP 27) that its index names (CEP 50).
+
+A manifest declares who publishes a channel, [tool.strix-forge.publishers."CHANNEL"]. All that it
+serves must then be attested, so that taking an attestation away is no way around it.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgpack
+import rattler
+import zstandard
+from rattler import RepoDataRecord
+
+from forge import network
+from forge.channel.index import SHARDS, parse, records
+from forge.errors import ForgeError, NotAttempted, Refused
+from forge.project import SUBDIRS
+
+BUNDLE = ".sigstore.json"  # beside a package: what its attestation was written to
+FIELD = "attestations_sha256"  # of a record; the bundles lie at the package's URL + .sigs.SHA256
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Who may attest the packages of a channel.
+
+    `identity` is the workflow in the certificate, `target` the channel in the statement.
+    `trusted_root` is a trusted_root.json; by default the public Sigstore's, fetched by TUF.
+    """
+
+    identity: str
+    target: str
+    issuer: str = "https://token.actions.githubusercontent.com"
+    trusted_root: str = ""
+
+    def require(self, packages: Iterable[RepoDataRecord]) -> None:
+        """Raise Refused for the first package that this publisher has not attested.
+
+        The records are those of a channel's index. Raises NotAttempted where bindings are too old.
+        """
+        if not hasattr(rattler, "verify_attestation"):
+            raise NotAttempted("attestations need py-rattler 0.28: use FORGE_NO_PIXI=1 ./forge")
+        policy = rattler.VerificationPolicy.require(
+            rattler.Publisher(self.identity, rattler.Issuer(self.issuer)),
+            # rattler compares with the address in use, which may be that of a copy
+            channel_check=rattler.ChannelCheck.IGNORE,
+        )
+        try:
+            root = rattler.TrustedRoot.from_path(self.trusted_root) if self.trusted_root else None
+        except ValueError as error:
+            raise ForgeError(f"{self.trusted_root} is no Sigstore trusted root: {error}") from None
+
+        async def check(package: RepoDataRecord) -> None:
+            try:
+                found = await rattler.verify_attestation(package, policy, network.client(), root)
+                target = (found.attestation and found.attestation.target_channel) or "no channel"
+                if target.rstrip("/") != self.target.rstrip("/"):
+                    raise ForgeError(f"attested for {target}, not for {self.target}")
+            except Exception as error:  # AttestationError is nowhere to be imported from
+                lines = "; ".join(line.strip() for line in str(error).splitlines())
+                raise Refused(
+                    f"{package.url} is not attested by {self.identity}: {lines}. Nothing is "
+                    "installed; tell the channel's owner"
+                ) from None
+
+        async def every() -> None:
+            for package in packages:
+                await check(package)
+
+        asyncio.run(every())
+
+
+def sidecars(package: Path) -> Iterator[tuple[str, str]]:
+    """What to publish beside a package: a file with its bundle, if it has one, by name."""
+    path = package.with_name(package.name + BUNDLE)
+    if not path.exists():
+        return
+    try:
+        bundle = json.loads(path.read_bytes())
+        content = json.dumps([bundle | {"dsseEnvelope": bundle["dsseEnvelope"]}])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ForgeError(f"{path} is not a Sigstore bundle with an attestation") from None
+    yield f"{package.name}.sigs.{sha256(content.encode()).hexdigest()}", content
+
+
+def advertise(staged: Path, published: Path) -> None:
+    """Name the published sidecars in a staged index: rattler's indexer does not know the field."""
+    for subdir in SUBDIRS:
+        found = (path.name.rpartition(".sigs.") for path in (published / subdir).glob("*.sigs.*"))
+        known = {package: digest for package, _, digest in found}
+        if not known:
+            continue
+        folder = staged / subdir
+        data = parse("repodata.json", (folder / "repodata.json").read_bytes())
+        for file in known.keys() & records(data).keys():
+            records(data)[file][FIELD] = known[file]
+        text = json.dumps(data).encode()
+        (folder / "repodata.json").write_bytes(text)
+        (folder / "repodata.json.zst").write_bytes(zstandard.compress(text))
+        index = parse(SHARDS, (folder / SHARDS).read_bytes())
+        for package, digest in index["shards"].items():
+            shard = folder / "shards" / f"{digest.hex()}.msgpack.zst"
+            data = parse(shard.name, shard.read_bytes())
+            for file in known.keys() & records(data).keys():
+                records(data)[file][FIELD] = bytes.fromhex(known[file])
+            packed = zstandard.compress(msgpack.packb(data, datetime=True))
+            shard.unlink()
+            index["shards"][package] = name = sha256(packed).digest()
+            shard.with_name(f"{name.hex()}.msgpack.zst").write_bytes(packed)
+        (folder / SHARDS).write_bytes(zstandard.compress(msgpack.packb(index, datetime=True)))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attestations from build to installation, signed by a Sigstore of the tests' own.
+
+The public Sigstore is not reached: what differs there is the trusted root.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rattler
+from support.servers import served
+from support.sigstore import Sigstore
+from support.small_channel import workspace
+from support.static_channel import Source, findings
+
+from forge.bases import PUBLISHED
+from forge.channel import revisions
+from forge.channel.index import load
+from forge.channel.location import Location
+from forge.channel.publish import StaticChannel
+from forge.envs.workspace import Workspace
+from forge.errors import ForgeError, NotAttempted, Refused
+from forge.files import sha256_file
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(rattler, "verify_attestation"), reason="py-rattler 0.25 checks no attestations"
+)
+
+WORKFLOW = "https://github.com/us/forge/.github/workflows/release.yml@refs/heads/main"
+SIGSTORE = Sigstore()
+
+
+def bundle(package: Path, **other: str) -> dict[str, Any]:
+    words = {"sha256": sha256_file(package), "channel": PUBLISHED, "identity": WORKFLOW}
+    return SIGSTORE.attest(package.name, **words | other)
+
+
+class Release:
+    """A channel of alpha and beta, published with whatever attestations lie beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.public = folder, folder / "public"
+        self.source = Source(folder / "channel")
+        for name in ("alpha", "beta"):
+            self.source.make(name)
+        self.alpha, self.beta = sorted(self.source.folder.glob("noarch/*.conda"))
+
+    def publish(self, alpha: dict[str, Any] | None) -> None:
+        """Publish both; beta is attested as it should be, alpha by that bundle or not at all."""
+        for package, attestation in ((self.alpha, alpha), (self.beta, bundle(self.beta))):
+            if attestation:
+                file = package.with_name(f"{package.name}.sigstore.json")
+                file.write_text(json.dumps(attestation))
+        StaticChannel(self.public).publish(self.source)
+
+    def user(self, url: str, declared: bool = True) -> Workspace:
+        """A workspace that takes the channel from `url`, and says who publishes it."""
+        (self.folder / "root.json").write_text(SIGSTORE.trusted_root)
+        table = f'[tool.strix-forge.publishers."{PUBLISHED}"]\n'
+        table += f'identity = "{WORKFLOW}"\ntrusted-root = "../root.json"\n'
+        return workspace(self.folder / "app", url, text=table if declared else "")
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return Release(tmp_path)
+
+
+def advertised(public: Path, name: str) -> dict[str, Any]:
+    """File -> the hash of its attestations, by one form of the index."""
+    data = load(Location(public), f"noarch/{name}") or {}
+    return {file: r.get("attestations_sha256") for file, r in data["packages.conda"].items()}
+
+
+def test_published_locked_and_installed(release: Release) -> None:
+    """Every form of the index names the bundles, and a client believes them; twice the same."""
+    release.publish(bundle(release.alpha))
+    forms = [advertised(release.public, f"repodata.json{end}") for end in ("", ".zst")]
+    assert forms[0] == forms[1] and len({*forms[0].values(), None}) == 3
+    before = sorted(release.public.rglob("*.sigs.*"))
+    assert StaticChannel(release.public).publish(release.source) is None
+    release.source.make("gamma")
+    StaticChannel(release.public).publish(release.source)  # which nobody has attested
+    assert sorted(release.public.rglob("*.sigs.*")) == before and not findings(release.public)
+    with served(release.public) as url:
+        user = release.user(url)
+        assert user.lock() == {"default": 2}
+        assert user.install("default", release.folder / "cache") == 2
+
+
+OTHERS = "https://github.com/them/forge/.github/workflows/release.yml@refs/heads/main"
+FAULTS = {
+    "missing": (None, "no attestations are advertised"),
+    "another identity": ({"identity": OTHERS}, "does not match the trusted publisher"),
+    "another package's": ({"sha256": "0" * 64}, "artifact hash does not match"),
+    "another channel's": ({"channel": "https://elsewhere.test/c"}, "attested for https://elsewh"),
+}
+
+
+@pytest.mark.parametrize(("other", "says"), FAULTS.values(), ids=FAULTS)
+def test_refused(release: Release, other: dict[str, str] | None, says: str) -> None:
+    """Nothing is locked or installed, and the message says what is wrong with which package."""
+    release.publish(other and bundle(release.alpha, **other))
+    with served(release.public) as url:
+        careless = release.user(url, declared=False)
+        careless.lock()  # it trusts whoever serves the channel
+        user = release.user(url)
+        for attempt in (user.lock, lambda: user.install("default", release.folder / "cache")):
+            with pytest.raises(Refused) as error:
+                attempt()
+            assert says in str(error.value) and release.alpha.name in str(error.value)
+            assert "\n" not in str(error.value)
+    assert not user.prefix("default").exists()
+
+
+def test_altered(release: Release) -> None:
+    """A statement that was edited after it was signed."""
+    edited = bundle(release.alpha)
+    payload = json.loads(base64.b64decode(edited["dsseEnvelope"]["payload"]))
+    payload["predicate"]["more"] = 1
+    text = base64.b64encode(json.dumps(payload).encode()).decode()
+    edited["dsseEnvelope"]["payload"] = text
+    release.publish(edited)
+    with served(release.public) as url, pytest.raises(Refused, match="alpha.*verification failed"):
+        release.user(url).lock()
+
+
+def test_bundles_that_the_index_does_not_mean(release: Release) -> None:
+    """A bundle that was exchanged, and one that is gone: for clients and for channel verify."""
+    release.publish(bundle(release.alpha))
+    (sidecar,) = release.public.glob("noarch/alpha-*.sigs.*")
+    with served(release.public) as url:
+        sidecar.write_text("[]")
+        with pytest.raises(Refused, match="alpha"):
+            release.user(url).lock()
+        assert any("attestations are damaged" in line for line in findings(release.public))
+        sidecar.unlink()
+        with pytest.raises(Refused, match="alpha"):
+            release.user(url).lock()
+        assert any("attestations are missing" in line for line in findings(release.public))
+
+
+def test_no_bundle(release: Release) -> None:
+    with pytest.raises(ForgeError, match=r"alpha.*is not a Sigstore bundle"):
+        release.publish({"mediaType": "text"})
+
+
+def test_another_sigstore(release: Release) -> None:
+    """The same claims, vouched for by a Sigstore that the manifest does not trust."""
+    package = release.alpha
+    foreign = Sigstore().attest(package.name, sha256_file(package), PUBLISHED, WORKFLOW)
+    release.publish(foreign)
+    with served(release.public) as url, pytest.raises(Refused, match="alpha.*verification failed"):
+        release.user(url).lock()
+
+
+DECLARATIONS = [
+    ("[tool.strix-forge]\npublisher = 1\n", "publisher is not supported"),
+    (f'[tool.strix-forge.publishers]\n"{PUBLISHED}" = "me"\n', "is missing or no table"),
+    (f'[tool.strix-forge.publishers."{PUBLISHED}"]\nissuer = "x"\n', "needs an identity"),
+    ('[tool.strix-forge.publishers."https://x"]\nidentity = "x"\n', "none of the channels"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), DECLARATIONS)
+def test_wrong_declarations(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ForgeError, match=says):
+        workspace(tmp_path / "app", "https://c.test", text=text)
+
+
+def test_bindings_without_attestations(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    release.publish(bundle(release.alpha))
+    monkeypatch.delattr(rattler, "verify_attestation")
+    with served(release.public) as url, pytest.raises(NotAttempted, match=r"need py-rattler 0\.28"):
+        release.user(url).lock()
+
+
+class TestRollback:
+    """The newest log that was seen of a channel is remembered."""
+
+    @pytest.fixture
+    def older(self, release: Release) -> Iterator[tuple[Location, Path, Path]]:
+        """A channel of two revisions whose log was seen, then put back to the first."""
+        release.publish(None)
+        log, seen = release.public / "revisions/log.json", release.folder / "state/seen.json"
+        first = log.read_text()
+        with served(release.public) as url:
+            revisions.require_newer(Location(url), seen)
+            release.source.make("gamma")
+            StaticChannel(release.public).publish(release.source)
+            revisions.require_newer(Location(url), seen)  # newer is right
+            log.write_text(first)
+            yield Location(url), seen, log
+
+    def test_refused_until_accepted(self, older: tuple[Location, Path, Path]) -> None:
+        location, seen, _ = older
+        for _ in range(2):
+            with pytest.raises(Refused, match="has 1 revisions, and not the 2"):
+                revisions.require_newer(location, seen)
+        revisions.require_newer(location, seen, accept=True)
+        revisions.require_newer(location, seen)
+
+    def test_removed(self, older: tuple[Location, Path, Path]) -> None:
+        location, seen, log = older
+        log.unlink()
+        with pytest.raises(Refused, match="has 0 revisions"):
+            revisions.require_newer(location, seen)
+
+    def test_rewritten(self, older: tuple[Location, Path, Path]) -> None:
+        """As long as before, and another history."""
+        location, seen, log = older
+        entries = json.loads(log.read_text())
+        log.write_text(json.dumps([entries[0], entries[0] | {"revision": 2}]))
+        with pytest.raises(Refused, match="has 2 revisions, and not the 2"):
+            revisions.require_newer(location, seen)
+
+    def test_damaged_memory(self, older: tuple[Location, Path, Path]) -> None:
+        location, seen, _ = older
+        entries = (1, ["a", "b"], [1])
+        for text in ("", "[1]", *(json.dumps({location.url: entry}) for entry in entries)):
+            seen.write_text(text)
+            with pytest.raises(ForgeError, match="is damaged; delete it"):
+                revisions.require_newer(location, seen)
