@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import rattler
 from support.servers import served
-from support.sigstore import Sigstore
 from support.small_channel import workspace
 from support.static_channel import Source, findings
 
@@ -27,6 +26,9 @@ from forge.channel.publish import StaticChannel
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
+
+pytest.importorskip("cryptography", reason="the tests' Sigstore signs with it")
+from support.sigstore import Sigstore
 
 pytestmark = pytest.mark.skipif(
     not hasattr(rattler, "verify_attestation"), reason="py-rattler 0.25 checks no attestations"
