@@ -145,7 +145,8 @@ class Workspace:
             if url.startswith("file:") or not mine:  # what was built here is attested later
                 continue
             if anew:
-                asked = self._gateway().query([url], SUBDIRS, {r.name.normalized for r in mine}, False)
+                names = {record.name.normalized for record in mine}
+                asked = self._gateway().query([url], SUBDIRS, names, recursive=False)
                 served = {r.url: r for r in chain(*asyncio.run(asked))}
                 mine = [served.get(r.url, r) for r in mine]
             publisher.require(mine)
