@@ -386,6 +386,11 @@ FAULTS = {
         environ(HIP_PATH="/opt/rocm"),
         {"environment": ("passed", "warning", "another ROCm", "unset HIP_PATH")},
     ),
+    "not-activated": (
+        environ(MIOPEN_FIND_MODE="FAST") | {f"{META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"},
+        {"environment": ("passed", "warning", "ROCPROFILER_QUEUE_INTERPOSITION is unset: programs",
+                         "export ROCPROFILER_QUEUE_INTERPOSITION=0")},
+    ),
     "loader-path": (
         {"etc/ld.so.conf.d/10-rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},
         {"stray-rocm": ("passed", "warning", "loader's path", "rm /etc/ld.so.conf.d/10-rocm.conf")},

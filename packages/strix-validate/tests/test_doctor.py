@@ -51,6 +51,14 @@ def test_each_fault_alone(fault, tmp_path):
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
 
 
+def test_variables_of_the_activation_are_printed(tmp_path):
+    """And are no finding where activation set them."""
+    values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
+    changes = hosts.environ(**values) | {f"{hosts.META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"}
+    found = examine(hosts.make(tmp_path, changes))["environment"]
+    assert found.severity is None and found.measured == values
+
+
 @pytest.mark.parametrize("version", [110500, 110502, 120001])
 def test_another_gpu_is_told_no_override(version, tmp_path):
     """pixi would install kernels that this GPU cannot run."""

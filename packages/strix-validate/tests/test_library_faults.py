@@ -145,6 +145,11 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     told = convolution.with_remedy(failed)
     assert told.state is State.FAILED and "MIOpen/issues/3964" in told.reason
     assert "MIOPEN_FIND_MODE=FAST" in told.fix and "torch.backends.cudnn.enabled" in told.fix
+    # where activation has set it already, it is no remedy
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
+    (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
+    told = convolution.with_remedy(Result(default, State.FAILED, failed.reason))
+    assert told.fix == "torch.backends.cudnn.enabled = False"
     passed = Result(check, State.PASSED)
     assert convolution.with_remedy(passed) == passed
     monkeypatch.setattr(torch.version, "hip", None)

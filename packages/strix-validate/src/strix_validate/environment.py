@@ -11,6 +11,8 @@ from strix_validate.tree import Tree
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
+#: What activating rocm-sdk-core sets: docs/rocm.md says why.
+ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
 #: Packages whose updates make compiled kernels stale.
 COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 
@@ -32,12 +34,24 @@ def environment(tree: Tree) -> Result:
         if "rocm" in part.lower() and not part.startswith(own)
     ]
     if not foreign:
-        return fine()
+        return _activation(tree)
     listed = " ".join(dict.fromkeys(foreign))
     if any(name.startswith("LD_") for name in foreign):
         what = f"{listed}: another ROCm's libraries are loaded first"
         return error(what, f"unset {listed}", variables=listed)
     return warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
+
+
+def _activation(tree: Tree) -> Result:
+    """Whether what hangs or fails without them has the values that activation sets."""
+    if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
+        return fine()
+    seen = {name: tree.environ.get(name, "unset") for name in ACTIVATION}
+    other = {name: value for name, value in seen.items() if value != ACTIVATION[name]}
+    if not other:
+        return fine(**seen)
+    what = f"{', '.join(f'{k} is {v}' for k, v in other.items())}: programs may hang (docs/rocm.md)"
+    return warning(what, f"export {' '.join(f'{k}={ACTIVATION[k]}' for k in other)}", **seen)
 
 
 def stray_rocm(tree: Tree) -> Result:
