@@ -26,7 +26,7 @@ configure() {
 }
 
 compile() {
-    cmake --build build --target install --parallel "$jobs"
+    cmake --build build --target install --parallel "$MAX_JOBS"
 }
 
 install() {

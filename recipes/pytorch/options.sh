@@ -79,7 +79,6 @@ export CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-inst
 export CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
 export CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
 
-# 2.05 GiB is the most that a file took (C++; HIP 0.9). setup.py runs ninja again, with MAX_JOBS.
-gib=$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)
-jobs=$((gib / 2 < CPU_COUNT ? (gib < 2 ? 1 : gib / 2) : CPU_COUNT))
-export MAX_JOBS="$jobs"
+# setup.py runs ninja again, with MAX_JOBS
+# shellcheck source=recipes/checks/max_jobs.sh
+source checks/max_jobs.sh

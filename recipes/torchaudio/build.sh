@@ -6,7 +6,8 @@ set -euo pipefail
 HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
 export HIPCC_COMPILE_FLAGS_APPEND
-export MAX_JOBS="$CPU_COUNT"
+# shellcheck source=recipes/checks/max_jobs.sh
+source checks/max_jobs.sh
 
 # TheRock's switches
 export USE_ROCM=1 USE_CUDA=0 USE_OPENMP=1

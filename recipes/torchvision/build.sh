@@ -6,7 +6,8 @@ set -euo pipefail
 HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
 export HIPCC_COMPILE_FLAGS_APPEND
-export MAX_JOBS="$CPU_COUNT"
+# shellcheck source=recipes/checks/max_jobs.sh
+source checks/max_jobs.sh
 
 # build HIP operators on a machine without a GPU
 export FORCE_CUDA=1

@@ -15,6 +15,7 @@ export VLLM_VERSION_OVERRIDE="$PKG_VERSION"
 # the only thing that CMake would download
 export TRITON_KERNELS_SRC_DIR="$SRC_DIR/triton/python/triton_kernels/triton_kernels"
 test -f "$TRITON_KERNELS_SRC_DIR/__init__.py"
-export MAX_JOBS="$CPU_COUNT"
+# shellcheck source=recipes/checks/max_jobs.sh
+source checks/max_jobs.sh
 
 "$PYTHON" -m pip install . --no-deps --no-build-isolation -vv

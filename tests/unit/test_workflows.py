@@ -185,7 +185,8 @@ def test_a_build_is_one_job_that_resumes() -> None:
     job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
     steps = job["steps"]
     (build,) = (step for step in steps if step.get("id") == "build")
-    assert build["run"] == "./forge build-all --base conda-forge"
+    # the zstd level of a release: rocm-sdk at another one is larger than servers take
+    assert build["run"] == "./forge build-all --base conda-forge --package-format conda:19"
     assert build["timeout-minutes"] + 30 <= job["timeout-minutes"]
     restore, save = (
         next(step for step in steps if f"actions/cache/{what}@" in step.get("uses", ""))
@@ -214,6 +215,21 @@ def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
     jobs = load(GITHUB / "workflows/release.yml")["jobs"]
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gfx1151"]
     assert jobs["publish"]["needs"] == "gpu" and jobs["publish"]["environment"]
+
+
+@pytest.mark.parametrize(
+    "stack", sorted(p.parent.name for p in CHECKOUT.glob("stacks/*/pixi.toml"))
+)
+def test_every_stack_is_validated_before_all_is_published(stack: str) -> None:
+    jobs = load(GITHUB / "workflows/release.yml")["jobs"]
+    steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
+    forge = "./forge {} --base conda-forge " + stack
+    validated = forge.format("run") + " -- strix-validate run --evidence build/evidence"
+    order = [forge.format("lock"), forge.format("install")]
+    at = [steps["gpu"].index(line) for line in order]
+    at.append(next(n for n, line in enumerate(steps["gpu"]) if line.startswith(validated)))
+    assert at == sorted(at)
+    assert order[0] in steps["publish"]
 
 
 def test_the_issue_form_is_valid() -> None:
