@@ -63,7 +63,8 @@ struct ihipModuleSymbol_t {
     char *name;
     hipFunction_t next;
 };
-hipError_t module_load(hipModule_t *module, const void *image, size_t size);
+/* owner: an address in the library or program that has the image */
+hipError_t module_load(hipModule_t *module, const void *image, size_t size, const void *owner);
 size_t module_image_size(const void *image);
 hipError_t module_unload(hipModule_t module);
 hipError_t module_function(hipFunction_t *function, hipModule_t module, const char *name);

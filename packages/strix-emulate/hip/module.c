@@ -2,6 +2,7 @@
 /* Modules, their kernels and variables, and launches. */
 #define _GNU_SOURCE
 #include "device.h"
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,11 +63,14 @@ size_t module_image_size(const void *image) {
     return 0;
 }
 
-hipError_t module_load(hipModule_t *module, const void *image, size_t size) {
+hipError_t module_load(hipModule_t *module, const void *image, size_t size, const void *owner) {
     struct load_reply *loaded;
     size_t got;
-    struct part bytes = {image, size};
-    hipError_t error = link_request(OP_LOAD, &bytes, 1, (void **)&loaded, &got);
+    Dl_info library;
+    const char *origin = dladdr(owner, &library) && library.dli_fname ? library.dli_fname : "";
+    struct load_request from = {(uint32_t)strlen(origin), 0};
+    struct part parts[] = {{&from, sizeof from}, {origin, strlen(origin)}, {image, size}};
+    hipError_t error = link_request(OP_LOAD, parts, 3, (void **)&loaded, &got);
     if (error) return error;
     uint32_t number = got == sizeof *loaded ? loaded->module : 0;
     uint64_t length = got == sizeof *loaded ? loaded->size : 0;
@@ -182,22 +186,25 @@ hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t l
     return error;
 }
 
-static hipError_t load(hipModule_t *module, const void *image, size_t size) {
+static hipError_t load(hipModule_t *module, const void *image, size_t size, const void *caller) {
     ENTER();
     REQUIRE(module && image, hipErrorInvalidValue);
     if (!size) size = module_image_size(image);
     REQUIRE(size, hipErrorInvalidImage);
-    LEAVE(module_load(module, image, size));
+    LEAVE(module_load(module, image, size, caller));
 }
 
-API(hipModuleLoadData)(hipModule_t *module, const void *image) { return load(module, image, 0); }
+#define CALLER __builtin_return_address(0)
+API(hipModuleLoadData)(hipModule_t *module, const void *image) {
+    return load(module, image, 0, CALLER);
+}
 API(hipModuleLoadDataEx)(hipModule_t *module, const void *image, unsigned count,
                          hipJitOption *options, void **values) {
     (void)count, (void)options, (void)values;
-    return load(module, image, 0);
+    return load(module, image, 0, CALLER);
 }
 API(hipModuleLoadFatBinary)(hipModule_t *module, const void *image) {
-    return load(module, image, 0);
+    return load(module, image, 0, CALLER);
 }
 API(hipModuleLoad)(hipModule_t *module, const char *path) {
     FILE *file = path ? fopen(path, "rb") : NULL;
@@ -214,7 +221,7 @@ API(hipModuleLoad)(hipModule_t *module, const char *path) {
         size += n;
     }
     fclose(file);
-    hipError_t error = load(module, bytes, size);
+    hipError_t error = load(module, bytes, size, CALLER);
     free(bytes);
     return error;
 }

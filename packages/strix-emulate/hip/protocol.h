@@ -38,6 +38,10 @@ struct reply {
 struct hello {
     uint32_t version, unused;
 };
+/* OP_LOAD: the path of the library or program that has the image, then the image */
+struct load_request {
+    uint32_t origin_size, unused;
+};
 struct load_reply {
     uint32_t module, unused;
     uint64_t size;

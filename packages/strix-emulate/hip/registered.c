@@ -47,7 +47,7 @@ static hipError_t find(struct symbol **found, const void *host) {
     struct fat_binary *binary = s->binary;
     if (binary->module) return hipSuccess;
     size_t size = binary->image ? module_image_size(binary->image) : 0;
-    return size ? module_load(&binary->module, binary->image, size) : hipErrorNoBinaryForGpu;
+    return size ? module_load(&binary->module, binary->image, size, binary->image) : hipErrorNoBinaryForGpu;
 }
 
 hipError_t registered_function(hipFunction_t *function, const void *host) {

@@ -75,12 +75,12 @@ def device_code(source: Path, made: Path, *options: str) -> Path:
     return made
 
 
-def host_program(source: Path, image: Path, folder: Path, name: str) -> Path:
-    """A HIP program with this image in it."""
+def host_program(source: Path, image: Path, folder: Path, name: str, *options: str) -> Path:
+    """A HIP program, or by the options a library, with this image in it."""
     compiled = folder / f"{name}.o"
     run(clang(), *HIP_MODE, "--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang",
-        image, source, "-c", "-o", compiled)  # fmt: skip
-    return link(folder, compiled, name=name)
+        image, source, "-c", "-fPIC", "-o", compiled)  # fmt: skip
+    return link(folder, compiled, *options, name=name)
 
 
 def link(folder: Path, *inputs, name: str) -> Path:

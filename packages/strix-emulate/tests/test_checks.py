@@ -9,6 +9,7 @@ from elftools.elf.elffile import ELFFile
 from strix_emulate import llvm
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.errors import EmulatorError, Trap
+from strix_emulate.findings import CHECKS, parse, with_value
 from strix_emulate.loader import Argument, Kernel
 
 LOAD = """
@@ -22,19 +23,21 @@ STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 def execute(
     body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out",
-    checks: bool = True,
+    notes: list | None = None, **options,
 ):  # fmt: skip
-    """Runs assembly with one input and one output of `size` words."""
+    """Runs assembly with one input and one output of `size` words; notes gets the launch's."""
     elf = ELFFile(io.BytesIO(llvm.assemble(body)))
     kernel = Kernel(
         "test", elf.get_section_by_name(".text").data(), lds=lds, kernarg=16,
         arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
     )  # fmt: skip
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
-    launch(
+    done = launch(
         kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
-        threads=threads, options=Options(budget=10_000, checks=checks),
+        threads=threads, options=Options(budget=10_000, **options),
     )  # fmt: skip
+    if notes is not None:
+        notes += done.notes
     return out
 
 
@@ -64,12 +67,16 @@ def test_counted_waits_are_in_order():
 
 
 def test_halves_of_one_register_may_be_loaded_at_once():
-    """Loads into both halves, as newer LLVM writes them; a load of the whole needs a wait."""
+    """What one counter keeps in order needs no wait, as newer LLVM and hipBLASLt write it."""
     first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
     body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
     assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
+    assert (execute(body.format("u16")) == np.arange(64) * 0x10001).all()
+    lds = LOAD + "ds_store_b32 v1, v0\nds_load_u16 v2, v1\n{} v2, {}\ns_waitcnt {}\n" + STORE
+    done = execute(lds.format("ds_load_u16_d16_hi", "v1", "lgkmcnt(0)"))
+    assert (done == np.arange(64) * 0x10001).all()
     with pytest.raises(Trap, match="pending"):
-        execute(body.format("u16"))
+        execute(lds.format("global_load_d16_hi_b16", "v1, s[4:5]", "vmcnt(0) lgkmcnt(0)"))
 
 
 def test_scalar_loads_come_in_any_order():
@@ -235,3 +242,49 @@ def test_arguments_that_do_not_fit():
         launch(kernel, (0,), [3], threads=32)
     with pytest.raises(EmulatorError, match="LDS"):
         launch(kernel, (1,), [3], threads=32, lds=1 << 20)
+
+
+#: By check, a kernel that it ends, and what of it is in the message.
+FOUND = {
+    "pending": (GOOD.replace("s_waitcnt vmcnt(0)\n", ""), "yet to write"),
+    "race": (LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, v0\n" + STORE, "global memory"),
+    "uninitialised": (
+        LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE, "LDS is read before"),
+    "barrier": (
+        "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 2\ns_barrier\ns_endpgm\n"
+        "s_barrier\ns_endpgm\n", "not all living waves"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_check_can_be_off_alone(check):
+    body, text = FOUND[check]
+    others = frozenset(CHECKS) - {check}
+    for off in (frozenset(), others):
+        with pytest.raises(Trap, match=f"{check}.*{text}"):
+            execute(body, off=off)
+    notes = []
+    execute(body, off=frozenset({check}), notes=notes)
+    assert notes == []
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_findings_can_be_notes_with_a_place(check):
+    notes = []
+    execute(FOUND[check][0], notes=notes, lenient=True)
+    assert [note.check for note in notes] == [check]
+    assert "`" in notes[0].place and FOUND[check][1] in notes[0].message and notes[0].count >= 1
+    # what cannot be executed is no finding
+    with pytest.raises(Trap, match="bounds"):
+        execute(GOOD, size=63, lenient=True)
+
+
+def test_names_of_checks():
+    assert parse("pending,race") == {"pending", "race"} and parse("all") == set(CHECKS)
+    assert parse("") == set()
+    with pytest.raises(EmulatorError, match="no check is called typo; there are pending, race"):
+        parse("race,typo")
+    assert with_value(["run", "--no-checks", "K.hsaco"]) == ["run", "--no-checks=all", "K.hsaco"]
+    same = ["device", "--no-checks", "pending,race", "--", "p", "--no-checks"]
+    assert with_value(same) == same
+    assert with_value(["device", "--no-checks", "--", "race"])[1] == "--no-checks=all"

@@ -31,6 +31,11 @@ def code_object() -> bytes:
     return compile_kernel(add, signature, {"BLOCK": 256})[0]
 
 
+def image(data: bytes) -> bytes:
+    """A request to load it, of a library without a name."""
+    return protocol.ORIGIN.pack(0, 0) + data
+
+
 @dataclass
 class Client:
     process: subprocess.Popen
@@ -55,7 +60,7 @@ class Client:
 
     def load(self) -> int:
         """Loads and places the kernel `add`, and returns its number."""
-        status, data = self.ask(Operation.LOAD, code_object())
+        status, data = self.ask(Operation.LOAD, image(code_object()))
         assert status == Status.SUCCESS
         module, _, size = protocol.LOADED.unpack(data)
         self.table((protocol.HEAP, size, Kind.IMAGE))
@@ -145,10 +150,10 @@ def test_a_launch_on_two_cores() -> None:
 BROKEN = {
     "no such request": (77, b""),
     "cut off": (Operation.LAUNCH, b"123"),
-    "empty code object": (Operation.LOAD, b""),
-    "no code object": (Operation.LOAD, b"\x7fELF" + bytes(range(200))),
-    "bundle that ends early": (Operation.LOAD, b"__CLANG_OFFLOAD_BUNDLE__\xff\xff\xff\xff"),
-    "damaged compressed bundle": (Operation.LOAD, b"CCOB\x02\x00\x01\x00" + b"\xff" * 40),
+    "empty code object": (Operation.LOAD, image(b"")),
+    "no code object": (Operation.LOAD, image(b"\x7fELF" + bytes(range(200)))),
+    "bundle that ends early": (Operation.LOAD, image(b"__CLANG_OFFLOAD_BUNDLE__\xff\xff\xff\xff")),
+    "damaged compressed bundle": (Operation.LOAD, image(b"CCOB\x02\x00\x01\x00" + b"\xff" * 40)),
     "no such module": (Operation.FUNCTION, protocol.MODULE.pack(99, 0) + b"add"),
     "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(99, 0) + b"\xff\xfe"),
     "place what is not there": (Operation.PLACE, protocol.PLACE.pack(9, 0, 1 << 63)),
@@ -204,10 +209,8 @@ def test_changed_code_objects_are_refused_or_loaded(client: Client) -> None:
         changed = bytearray(code)
         for _ in range(random_.choice((1, 4, 64))):
             changed[random_.randrange(len(changed))] = random_.randrange(256)
-        status, text = client.ask(
-            Operation.LOAD,
-            bytes(changed[: random_.randrange(len(code))] if random_.random() < 0.3 else changed),
-        )
+        cut = random_.randrange(len(code)) if random_.random() < 0.3 else len(code)
+        status, text = client.ask(Operation.LOAD, image(bytes(changed[:cut])))
         refused += status != 0
         assert b"internal" not in text, text
     assert refused > 20

@@ -4,12 +4,13 @@
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError
+from strix_emulate.findings import CHECKS, Note
 from strix_emulate.loader import LDS_LIMIT, Image, Kernel
 from strix_emulate.machine import Machine, Options, cell_size
 from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
@@ -35,7 +36,8 @@ class Buffer:
 class Launch:
     """The outcome of a launch: wave-instructions, CPU seconds, how often each block was entered.
 
-    cores: on how many; one_core: why on one though more were allowed, if that is the kernel's.
+    notes, off: what checks found without ending it; those that were not made. cores: on how many;
+    one_core: why on one though more were allowed, if that is the kernel's.
     """
 
     kernel: Kernel
@@ -45,6 +47,8 @@ class Launch:
     blocks: dict[int, Block]
     cores: int
     one_core: str
+    notes: list[Note] = field(default_factory=list)
+    off: frozenset[str] = frozenset()
 
 
 _STATES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
@@ -119,7 +123,7 @@ def launch(
             data[...] = raw.view(data.dtype).reshape(data.shape)
     return Launch(
         kernel, instructions, outcome.executed, seconds, outcome.blocks, outcome.cores,
-        outcome.one_core,
+        outcome.one_core, outcome.notes, options.off if options.checks else frozenset(CHECKS),
     )  # fmt: skip
 
 

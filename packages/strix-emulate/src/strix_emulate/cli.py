@@ -16,6 +16,7 @@ from strix_emulate import loader, native, statistics
 from strix_emulate.api import Buffer, launch
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
+from strix_emulate.findings import CHECKS, parse, with_value
 from strix_emulate.machine import Options
 from strix_emulate.program import decode_kernel
 
@@ -33,6 +34,13 @@ File = Annotated[
 ]
 Cores = Annotated[
     int | None, typer.Option(min=1, help="For the workgroups of a launch. Default: all.")
+]
+Off = Annotated[
+    str,
+    typer.Option(
+        metavar="[CHECKS]",
+        help=f"Leave out {', '.join(CHECKS)} (some of them, with commas between); alone, all.",
+    ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Select one of the file's kernels.")]
 
@@ -72,9 +80,7 @@ def run(
     ] = None,
     lds: Annotated[int | None, typer.Option(help="Bytes of LDS to allocate at launch.")] = None,
     name: Name = None,
-    checks: Annotated[
-        bool, typer.Option(help="Check for races, missing waits and unwritten memory.")
-    ] = True,
+    no_checks: Off = "",
     cores: Cores = None,
 ) -> None:
     """Execute a kernel on .npy arrays and print what it executed, as JSON."""
@@ -85,7 +91,8 @@ def run(
         raise EmulatorError(f"--grid {grid}: expected one to three integers") from None
     arrays: dict[Path, np.ndarray] = {}
     arguments = [_argument(text, arrays) for text in arg or []]
-    options = Options(checks=checks, cores=cores or _all_cores())
+    off = parse(no_checks)
+    options = Options(checks=off != set(CHECKS), off=off, cores=cores or _all_cores())
     done = launch(kernel, size, arguments, threads=threads, lds=lds, options=options)
     for path, array in arrays.items():
         np.save(path, array)
@@ -110,9 +117,7 @@ def disassemble(file: File, name: Name = None) -> None:
 @app.command(context_settings={"ignore_unknown_options": True})
 def device(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
-    checks: Annotated[
-        bool, typer.Option(help="Check for races, missing waits and unwritten memory.")
-    ] = True,
+    no_checks: Off = "",
     memory: Annotated[
         float | None,
         typer.Option(help="GiB of device memory. Default: 8, or half of this machine's."),
@@ -122,12 +127,16 @@ def device(
     ] = None,
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="What checks find in AMD's libraries ends a launch as well.")
+    ] = False,
 ) -> None:
     """Run a program that uses HIP; its launches are executed by the emulator."""
     size = None if memory is None else int(memory * 2**30)
     launcher.execute(
-        command, checks=checks, memory=size, budget=budget, cores=cores or _all_cores(), log=log
-    )
+        command, off=parse(no_checks), memory=size, budget=budget, cores=cores or _all_cores(),
+        log=log, strict=strict,
+    )  # fmt: skip
 
 
 def _all_cores() -> int:
@@ -170,6 +179,7 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
 
 def main() -> None:
     """Runs the command line; turns expected errors into one message and an exit status."""
+    sys.argv[1:] = with_value(sys.argv[1:])
     try:
         app()
     except DisassemblerError as error:

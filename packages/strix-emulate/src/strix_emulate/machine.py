@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from strix_emulate import native, parallel, waits
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
+from strix_emulate.findings import Findings, Note
 from strix_emulate.loader import Kernel
 from strix_emulate.memory import Arena, Memory
 from strix_emulate.order import WORKGROUP, after_barrier, tags
@@ -36,12 +37,14 @@ _BATCH, _BATCH_IN_C = 128, 32
 class Options:
     """How a launch is run.
 
-    checks: find races, missing waits and reads of what nothing wrote. batch: waves at a time, at
-    most, but at least one workgroup; by default 128, or for C, if no wave waits for others, 32,
-    whose registers its caches hold. lockstep: waves at the same instruction are one operation; or,
-    the naive way, each wave runs alone. budget: wave-instructions before a kernel counts as hung.
-    native: in C, where libstrix-emulate is installed. cores: how many may be used, where workgroups
-    do not wait for each other and there is enough to do (:mod:`strix_emulate.parallel`).
+    checks: find races, missing waits and reads of what nothing wrote; off: those that are not made
+    (:data:`findings.CHECKS`); lenient: what they find is noted, and the launch goes on.
+    batch: waves at a time, at most, but at least one workgroup; by default 128, or for C, if no
+    wave waits for others, 32, whose registers its caches hold. lockstep: waves at the same
+    instruction are one operation; or, the naive way, each wave runs alone. budget:
+    wave-instructions before a kernel counts as hung. native: in C, where libstrix-emulate is
+    installed. cores: how many may be used, where workgroups do not wait for each other and there is
+    enough to do (:mod:`strix_emulate.parallel`).
     """
 
     checks: bool = True
@@ -51,11 +54,14 @@ class Options:
     poison: int = POISON
     native: bool = True
     cores: int = 1
+    off: frozenset[str] = frozenset()
+    lenient: bool = False
 
 
 @dataclass
 class Outcome:
-    """executed: wave-instructions; blocks: with how many waves entered each.
+    """executed: wave-instructions; blocks: with how many waves entered each; notes: what checks
+    found, where that did not end the launch.
 
     seconds: of CPU time in other processes; cores, one_core: see :class:`api.Launch`.
     """
@@ -65,6 +71,7 @@ class Outcome:
     seconds: float = 0.0
     cores: int = 1
     one_core: str = ""
+    notes: list[Note] = field(default_factory=list)
 
 
 def cell_size(instructions: list[Instruction]) -> int:
@@ -86,6 +93,7 @@ class Machine:
         self.instructions = instructions
         self.executed = 0
         self.where = None
+        self.findings = Findings(options.off, options.lenient) if options.checks else None
 
     def run(self, kernarg: int, grid: tuple[int, int, int], block: tuple[int, int, int]) -> Outcome:
         """Executes all workgroups. Raises Trap, with the place in its message."""
@@ -107,6 +115,8 @@ class Machine:
             self.code,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
+        for memory in (self.arena, spaces.lds, spaces.scratch):
+            memory.findings = self.findings or memory.findings
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
         self.session = (
             Session(library, spaces, groups * waves, self._registers(), checks) if library else None
@@ -136,6 +146,7 @@ class Machine:
                 for first in range(groups, total, groups):
                     batch(first, min(first + groups, total))
         outcome.executed = self.executed
+        outcome.notes = self.findings.notes if self.findings else []
         return outcome
 
     def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
@@ -149,6 +160,9 @@ class Machine:
         blocks, before = outcome.blocks, self.executed
 
         def execute(share: list[int]) -> parallel.Answer:
+            if self.findings:
+                # what one finds is noted by one core, in order
+                self.findings.lenient = False
             entered = {start: block.entered for start, block in blocks.items()}
             for start in share:
                 batch(start, min(start + size, total))
@@ -211,7 +225,12 @@ class Machine:
         first = int(start.workgroup[0])
         self.alive = np.full(int(start.workgroup[-1]) - first + 1, waves)
         ready, waiting = self._scheduled(start), []
-        while ready:
+        while ready or waiting:
+            if not ready:
+                self._report_stuck(waiting)
+                passed, waiting = self._pass_barriers(waiting, first, False)
+                ready = [part for one in passed for part in self._scheduled(one)]
+                continue
             # the waves that are farthest behind go on, so that the others can meet them, unless
             # they only wait for what another one is to do
             g = ready.pop(min(range(len(ready)), key=lambda i: (ready[i].turn, ready[i].pc)))
@@ -231,27 +250,32 @@ class Machine:
             else:
                 ready += gone
                 continue
-            passed, waiting = self._pass_barriers(waiting, first)
+            same = self.findings is not None and self.findings.on("barrier")
+            passed, waiting = self._pass_barriers(waiting, first, same)
             for part in passed:
                 ready += self._scheduled(part)
-        if waiting:
-            g = waiting[0]
-            places = sorted({hex(x.pc) for x in waiting})
-            raise Trap(
-                "barrier",
-                f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
-                f"(before {', '.join(places)}) that not all living waves of its workgroup reach",
-            )
 
-    def _pass_barriers(self, waiting: list[Waves], first: int) -> tuple[list[Waves], list[Waves]]:
+    def _report_stuck(self, waiting: list[Waves]) -> None:
+        """Waves that wait at different barriers; hardware does not tell one from another."""
+        g = waiting[0]
+        places = sorted({hex(x.pc) for x in waiting})
+        self.findings.at = self.where
+        self.findings.found(
+            "barrier",
+            f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
+            f"(before {', '.join(places)}) that not all living waves of its workgroup reach",
+        )
+
+    def _pass_barriers(
+        self, waiting: list[Waves], first: int, same: bool
+    ) -> tuple[list[Waves], list[Waves]]:
         """Waves that go on, and those that still wait for others of their workgroup.
 
         "If some waves in the work-group have already terminated, this waits on only the surviving
-        waves" (ISA, S_BARRIER). Which barrier they stand at is nothing to the hardware; with checks
-        all have to stand at the same one, as HIP asks.
+        waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
         """
         here = [np.bincount(g.workgroup - first, minlength=len(self.alive)) for g in waiting]
-        if not self.options.checks and here:
+        if not same and here:
             here = [sum(here)] * len(waiting)
         passed, left = [], []
         for g, count in zip(waiting, here, strict=True):
@@ -286,7 +310,7 @@ class Machine:
             if block.parts is None:
                 block.parts = parts(block.steps, self.session)
             for part in block.parts:
-                part.execute(g, self.options.checks)
+                part.execute(g, self.findings)
             end = block.end
             self.where = end
             if end is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strix_emulate.errors import Trap
+from strix_emulate.findings import Findings
 from strix_emulate.order import BARRIER, EVERYONE, RELEASE, SEVERAL, WORKGROUP, Order, barriers, who
 
 #: First address of global memory, of 48 bits, and the distance of arrays as a power of two.
@@ -57,6 +58,8 @@ class Memory:
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
             16: self.bytes.view("c16")
         }
+        #: what becomes of what is found
+        self.findings = Findings()
         #: how atomics order waves, or None where nothing is checked
         self.order: Order | None = None
         #: for cells to which waves of several workgroups wrote one value: who did
@@ -114,7 +117,7 @@ class Memory:
         cells, marks = self._cells(at, size, marks)
         before = np.take(self.written, cells)
         if self.strict and self.one_workgroup and not before.all():
-            raise Trap("uninitialised", f"{self.name} is read before it is written")
+            self.findings.found("uninitialised", f"{self.name} is read before it is written")
         if self._recent(before, marks):
             conflict = self._unordered(before, marks)
             if conflict.any():
@@ -208,7 +211,7 @@ class Memory:
         if lost.any():
             lanes = np.flatnonzero(lost.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
-                raise Trap(
+                self.findings.found(
                     "race", f"two waves write different values to one {self.name} cell at once"
                 )
             here = np.isin(cells, cells[lost])
@@ -239,7 +242,7 @@ class Memory:
         if conflict.any():
             first = int(np.flatnonzero(conflict)[0])
             old, new = int(before[first]), int(marks[first])
-            raise Trap(
+            self.findings.found(
                 "race",
                 f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
                 f"{what} by {_who(old)}",
@@ -378,5 +381,5 @@ class Arena(Memory):
         if not write and self.checked and self.strict and (mode == UNWRITTEN).any():
             asked = at[mode == UNWRITTEN]
             if not self.written[asked // self.cell].all():
-                raise Trap("uninitialised", f"{self.name} is read before it is written")
+                self.findings.found("uninitialised", f"{self.name} is read before it is written")
         return at, bool((mode != READ_ONLY).any())

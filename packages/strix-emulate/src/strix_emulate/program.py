@@ -176,7 +176,7 @@ def _step(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Step
     else:
         for part in ins.pair or (ins,):
             reads |= _bits(part.operands)
-    known = Known(reads, target, counter, vmem.loaded_half(ins), executable(run))
+    known = Known(reads, target, counter, executable(run))
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
     _KNOWN[ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode] = known

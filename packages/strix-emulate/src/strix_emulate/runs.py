@@ -17,6 +17,7 @@ from strix_emulate import native, waits
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import Instruction, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.findings import Findings
 from strix_emulate.forms import Executable
 from strix_emulate.memory import Touch
 from strix_emulate.waves import LANES, Waves
@@ -32,7 +33,6 @@ class Known:
     reads: int
     target: int
     counter: int
-    half: str
     executable: Executable
     ops: list | bool | None = None
 
@@ -48,11 +48,12 @@ class Step:
         """numpy's function on Waves."""
         return self._make()
 
-    def execute(self, g: Waves, checks: bool) -> None:
+    def execute(self, g: Waves, checks: Findings | None) -> None:
         """By numpy. A trap knows the instruction."""
         try:
             if checks:
-                self.check(g)
+                checks.at = self.instruction
+                self.check(g, checks)
             elif g.queues[0] or g.queues[1] or g.queues[2]:
                 g.queues[0].clear(), g.queues[1].clear(), g.queues[2].clear()
             self.run(g)
@@ -60,11 +61,11 @@ class Step:
             trap.instruction = trap.instruction or self.instruction
             raise
 
-    def check(self, g) -> None:
-        """Traps if it needs a wait that is not there."""
+    def check(self, g, checks: Findings) -> None:
+        """Finds a wait that it needs and that is not there."""
         known = self.known
-        if g.pending and g.pending & (known.reads | known.target):
-            waits.check(g, known.reads, known.target, known.counter, known.half)
+        if g.pending and g.pending & (known.reads | known.target) and checks.on("pending"):
+            waits.check(g, known.reads, known.target, known.counter, checks)
 
     def issue(self, g, place: tuple[bool, int] | None = None) -> None:
         """What it does to the wait counters, without touching memory."""
@@ -194,10 +195,10 @@ class Run:
                 self.ops[i].step = number
         self._plans: dict[tuple, Plan | None] = {}
 
-    def execute(self, g: Waves, checks: bool) -> None:
+    def execute(self, g: Waves, checks: Findings | None) -> None:
         first = 0
         while first < len(self.steps):
-            plan = self._plan(g, first) if checks else None
+            plan = self._plan(g, first, checks) if checks else None
             if checks and plan is None:
                 # a wait is missing, or waves that met have different counters
                 for step in self.steps[first:]:
@@ -218,18 +219,18 @@ class Run:
             self.steps[stopped].execute(g, checks)
             first = stopped + 1
 
-    def _plan(self, g: Waves, first: int) -> Plan | None:
+    def _plan(self, g: Waves, first: int, checks: Findings) -> Plan | None:
         key = (first, *(tuple([e.state for e in queue]) for queue in g.queues))
         if key not in self._plans:
-            self._plans[key] = self._make(g, first)
+            self._plans[key] = self._make(g, first, Findings(checks.off))
         return self._plans[key]
 
-    def _make(self, g: Waves, first: int) -> Plan | None:
+    def _make(self, g: Waves, first: int, checks: Findings) -> Plan | None:
         queues = [[e.at((True, i)) for i, e in enumerate(queue)] for queue in g.queues]
         ghost = SimpleNamespace(queues=queues, pending=g.pending, n=g.n)
         try:
             for number in range(first, len(self.steps)):
-                self.steps[number].check(ghost)
+                self.steps[number].check(ghost, checks)
                 self.steps[number].issue(ghost, (False, number))
         except Trap:
             return None

@@ -2,6 +2,7 @@
 """Statistics of a kernel and of a launch: instructions by class, limits of occupancy."""
 
 from collections import Counter
+from dataclasses import asdict
 
 from strix_emulate.api import Launch
 from strix_emulate.decode import Instruction
@@ -98,4 +99,6 @@ def executed(launch: Launch) -> dict:
         "cpu_seconds": round(launch.seconds, 3),
         "cores": launch.cores,
         **({"one_core": launch.one_core} if launch.one_core else {}),
+        **({"not_checked": sorted(launch.off)} if launch.off else {}),
+        **({"notes": [asdict(note) for note in launch.notes]} if launch.notes else {}),
     }

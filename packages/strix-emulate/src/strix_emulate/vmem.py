@@ -256,7 +256,7 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
     for _, first in accesses:
         bits |= registers("v", first, words)
 
-    issued = Outstanding(bits, True, ins.text, half=half)
+    issued = Outstanding(bits, True, ins.text)
 
     def run(g: Waves):
         found = [locate(g) for locate, _ in accesses]

@@ -12,7 +12,7 @@ import numpy as np
 
 from strix_emulate import order
 from strix_emulate.decode import Instruction, Unknown
-from strix_emulate.errors import Trap
+from strix_emulate.findings import Findings
 from strix_emulate.memory import Touch
 from strix_emulate.waves import Waves
 
@@ -25,37 +25,31 @@ class Outstanding:
     """One instruction that a counter counts; never changed.
 
     registers: bits of those that it will write; ordered: whether its counter keeps it in order;
-    who: the waves that issued it, None for all; half: "low" or "high" of a load into half of a
-    register; place: see :class:`runs.Plan`. state: what of it decides what waits do.
+    who: the waves that issued it, None for all; place: see :class:`runs.Plan`. state: what of it
+    decides what waits do.
     """
 
-    __slots__ = ("half", "ordered", "place", "registers", "state", "text", "touches", "who")
+    __slots__ = ("ordered", "place", "registers", "state", "text", "touches", "who")
 
     def __init__(
         self, registers: int, ordered: bool, text: str, touches: tuple[Touch, ...] = (),
-        who: np.ndarray | None = None, half: str = "", place: tuple[bool, int] | None = None,
+        who: np.ndarray | None = None, place: tuple[bool, int] | None = None,
     ):  # fmt: skip
         self.registers, self.ordered, self.text, self.touches = registers, ordered, text, touches
-        self.who, self.half, self.place = who, half, place
-        self.state = (registers, ordered, half, None if who is None else who.tobytes())
+        self.who, self.place = who, place
+        self.state = (registers, ordered, None if who is None else who.tobytes())
 
     def of(self, who: np.ndarray | None) -> "Outstanding":
         """The same of other waves."""
-        return Outstanding(
-            self.registers, self.ordered, self.text, self.touches, who, self.half, self.place
-        )
+        return Outstanding(self.registers, self.ordered, self.text, self.touches, who, self.place)
 
     def at(self, place: tuple[bool, int] | None) -> "Outstanding":
         """The same at another place."""
-        return Outstanding(
-            self.registers, self.ordered, self.text, self.touches, self.who, self.half, place
-        )
+        return Outstanding(self.registers, self.ordered, self.text, self.touches, self.who, place)
 
     def touching(self, touches: tuple[Touch, ...]) -> "Outstanding":
         """The same with what it touched."""
-        return Outstanding(
-            self.registers, self.ordered, self.text, touches, self.who, self.half, self.place
-        )
+        return Outstanding(self.registers, self.ordered, self.text, touches, self.who, self.place)
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
@@ -78,22 +72,22 @@ def issue_all(g: Waves, counters: tuple[int, ...], entry: Outstanding) -> None:
         issue(g, counter, Outstanding(0, True, entry.text))
 
 
-def check(g: Waves, touched: int, target: int, counter: int, half: str) -> None:
-    """Traps if an instruction touches registers that are still to be written.
+def check(g: Waves, touched: int, target: int, counter: int, findings: Findings) -> None:
+    """Finds an instruction that touches registers that are still to be written.
 
-    target: registers that a load will write itself, by way of counter; loads that one counter keeps
-    in order may have the same target. A load into half of it keeps the other half, which counts as
-    a read, unless a VMEM load into just that half is what is outstanding: as LLVM places its waits.
+    target: registers that a load will write itself, by way of counter. Loads that one counter
+    keeps in order may have the same target, or halves of it, since each writes what it loads and
+    nothing else: of LDS operations "completion is reported to a wavefront in execution order", of
+    VMEM's "in execution order of other load/store/sample operations" (LLVM's guide, "Memory Model
+    GFX10-GFX11"). LLVM places no wait there for VMEM, hipBLASLt's generator none for LDS.
     """
     for number, queue in enumerate(g.queues):
         for entry in queue:
-            kept = not half or (number == VM and entry.half and entry.half != half)
-            in_order = number == counter and entry.ordered and kept
+            in_order = number == counter and entry.ordered
             forbidden = touched if in_order else touched | target
             if entry.registers & forbidden:
-                raise Trap(
-                    "pending", f"uses a register that `{entry.text}` has yet to write: no wait"
-                )
+                text = f"uses a register that `{entry.text}` has yet to write: no wait"
+                findings.found("pending", text)
 
 
 def wait(g: Waves, counter: int, allowed: int) -> None:

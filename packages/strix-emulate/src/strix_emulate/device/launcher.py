@@ -25,11 +25,12 @@ def folder() -> Path:
 
 def environment(
     given: dict[str, str],
-    checks: bool = True,
+    off: frozenset[str] = frozenset(),
     memory: int | None = None,
     budget: int | None = None,
     cores: int = 1,
     log: bool = False,
+    strict: bool = False,
 ) -> dict[str, str]:
     """The environment of a program on the device. See :func:`execute`.
 
@@ -47,7 +48,8 @@ def environment(
     found |= {
         "TRITON_LIBHIP_PATH": str(path / NAME),
         "STRIX_EMULATE_PYTHON": sys.executable,
-        "STRIX_EMULATE_CHECKS": str(int(checks)),
+        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(off)),
+        "STRIX_EMULATE_STRICT": str(int(strict)),
         "STRIX_EMULATE_LOG": str(int(log)),
     }
     numbers = {"MEMORY": memory, "BUDGET": budget, "CORES": cores}
@@ -58,8 +60,9 @@ def environment(
 
 
 def execute(command: list[str], **options) -> None:
-    """Becomes the program. Options: checks; memory of the device in bytes; budget in
-    wave-instructions of a launch; cores; log, a line for each launch.
+    """Becomes the program. Options: off, checks that are not made; memory of the device in bytes;
+    budget in wave-instructions of a launch; cores; log, a line for each launch; strict, what checks
+    find in AMD's libraries ends a launch as well.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

@@ -19,6 +19,7 @@ REQUEST_LIMIT = 1 << 30
 
 REQUEST, REPLY = struct.Struct("<2IQ"), struct.Struct("<2IQ")
 HELLO, LOADED, PLACE = struct.Struct("<2I"), struct.Struct("<2IQ"), struct.Struct("<2IQ")
+ORIGIN = struct.Struct("<2I")
 MODULE, FUNCTION, ARGUMENT = struct.Struct("<2I"), struct.Struct("<8I"), struct.Struct("<2I")
 SYMBOL, LAUNCHED = struct.Struct("<2Q"), struct.Struct("<10I")
 ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("unused", "<u4")])

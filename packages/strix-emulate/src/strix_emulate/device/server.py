@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
+from strix_emulate.device.report import Tally, is_amds
 from strix_emulate.errors import (
-    DisassemblerError,
     EmulatorError,
     LoadError,
     Trap,
     Unsupported,
 )
+from strix_emulate.findings import CHECKS, parse
 from strix_emulate.machine import Machine, Options, cell_size
 from strix_emulate.program import decode_kernel
 from strix_emulate.statistics import occupancy
@@ -40,6 +41,7 @@ _RESIDENT = 20 * 4 * 16
 @dataclass
 class _Module:
     contents: loader.Module
+    lenient: bool
     offset: int = 0
 
 
@@ -60,13 +62,17 @@ class _Function:
 
 
 class Server:
-    """Answers requests. checks, budget, cores: see :class:`strix_emulate.machine.Options`."""
+    """Answers requests. off, budget, cores: see :class:`strix_emulate.machine.Options`."""
 
     def __init__(
-        self, pool: Pool, checks: bool = True, budget: int = 0, log: bool = False, cores: int = 1
-    ) -> None:
-        self.pool, self.log = pool, log
-        self.options = Options(checks=checks, budget=budget or Options.budget, cores=cores)
+        self, pool: Pool, off: frozenset[str] = frozenset(), budget: int = 0, log: bool = False,
+        cores: int = 1, strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.pool, self.log, self.strict = pool, log, strict
+        self.options = Options(
+            checks=off != set(CHECKS), off=off, budget=budget or Options.budget, cores=cores
+        )
+        self.tally = Tally(off)
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
         self.number = 0
@@ -95,13 +101,17 @@ class Server:
             raise Refused(Status.OUT_OF_MEMORY, text, lasting=True) from error
 
     def load(self, data: bytes) -> bytes:
+        size, _ = unpack(protocol.ORIGIN, data)
+        start = protocol.ORIGIN.size + size
+        origin, data = data[protocol.ORIGIN.size : start], data[start:]
         if data[:4] == b"CCOB" or data.startswith(bundles.BUNDLE):
             try:
                 data = bundles.unbundle(data, "module")[0][1]
             except LoadError as error:
                 raise Refused(Status.NO_BINARY, str(error)) from error
         number = self._new()
-        self.modules[number] = _Module(loader.parse_module(data, "module"))
+        lenient = not self.strict and is_amds(origin.decode(errors="replace"))
+        self.modules[number] = _Module(loader.parse_module(data, "module"), lenient)
         return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
 
     def place(self, data: bytes) -> bytes:
@@ -172,7 +182,8 @@ class Server:
                 raise Refused(
                     Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
                 )
-            options = Options(checks=options.checks, budget=options.budget, batch=_RESIDENT)
+            options = replace(options, batch=_RESIDENT, cores=1)
+        options = replace(options, lenient=function.module.lenient)
         function.prepare()
         self._write_arguments(kernel, data[protocol.LAUNCHED.size :], grid, block, lds)
         memory = DeviceMemory(self.pool, function.cell, options.checks, function.whole_words)
@@ -183,6 +194,7 @@ class Server:
         )  # fmt: skip
         started = time.process_time()
         done = machine.run(BASE + LAUNCH, grid, block)
+        self.tally.add(kernel.name, done.notes)
         if self.log:
             seconds = time.process_time() - started + done.seconds
             print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
@@ -239,11 +251,12 @@ def serve(connection: socket.socket, server: Server) -> int:
     return 0
 
 
-def _end_with(connection: socket.socket) -> None:
+def _end_with(connection: socket.socket, server: Server) -> None:
     """Ends this process when the client's end closes, even in the middle of a kernel."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()
+    server.tally.report()
     os._exit(0)
 
 
@@ -256,21 +269,24 @@ def main() -> int:
     try:
         server = Server(
             Pool(int(sys.argv[2])),
-            environment("STRIX_EMULATE_CHECKS", "1") != "0",
+            parse(environment("STRIX_EMULATE_NO_CHECKS") or ""),
             int(environment("STRIX_EMULATE_BUDGET") or 0),
             environment("STRIX_EMULATE_LOG", "0") != "0",
             int(environment("STRIX_EMULATE_CORES") or 1),
+            environment("STRIX_EMULATE_STRICT", "0") != "0",
         )
         decode_check()
-    except (Refused, ValueError, DisassemblerError) as error:
+    except (Refused, ValueError, EmulatorError) as error:
         connection.sendall(protocol.reply(Status.UNKNOWN, str(error).encode()))
         return 1
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(connection, server), daemon=True).start()
     try:
-        return serve(connection, server)
+        status = serve(connection, server)
     except OSError:
         # the client has gone while it was answered
-        return 0
+        status = 0
+    server.tally.report()
+    return status
 
 
 def decode_check() -> None:
