@@ -66,10 +66,17 @@ class Base:
         }
 
 
-def choose(name: BaseName) -> tuple[str, str]:
-    """Resolve `auto`; returns the base's name and one line that says which and why."""
+def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
+    """Resolve `auto`; returns the base's name and one line that says which and why.
+
+    A channel stays on its base (`host_bound`, None without packages): with conda-forge out of reach
+    for a moment, or in reach for once, all that was built would count as not built.
+    """
     if name is not BaseName.AUTO:
         return name.value, f"base: {name.value} (requested)"
+    if host_bound is not None:
+        kept = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
+        return kept.value, f"base: {kept.value} (that of the packages in the channel; or --base)"
     why = network.unanswered(f"{CONDA_FORGE}/noarch/repodata.json.zst", PROBE_SECONDS)
     if why:
         return BaseName.HOST.value, f"base: host (conda-forge does not answer: {redacted(why)})"

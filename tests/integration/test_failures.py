@@ -247,6 +247,22 @@ def test_full_build_folder(project: MiniProject, mounted: object, size: str) -> 
     assert len(project.packages()) == 1
 
 
+def test_no_room_for_a_source(project: MiniProject, mounted: object, tmp_path: Path) -> None:
+    """The message names the file, of which nothing is left, and no logs where there are none."""
+    data = tmp_path / "data.bin"
+    data.write_bytes(os.urandom(3_000_000))
+    sha256 = sha256_file(data)
+    project.recipe("alpha", source=f'[{{url: "{data.as_uri()}", sha256: "{sha256}"}}]')
+    (project.root / "build" / "sources").unlink()
+    folder = mounted("build/sources", "size=1m")
+    done = project.forge("build-all", code=1)
+    partial = folder / sha256 / "data.bin.partial"
+    assert f"cannot write {partial}: No space left on device" in done.stdout
+    assert not partial.exists() and "logs:" not in done.stdout
+    subprocess.run(["mount", "-o", "remount,size=10m", folder], check=True)
+    assert "logs:" in project.forge("build-all").stdout and len(project.packages()) == 1
+
+
 def test_two_bases_do_not_mix(project: MiniProject) -> None:
     project.recipe("alpha")
     project.forge("build-all")

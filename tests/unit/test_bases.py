@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.project import CHECKOUT, MiniProject
+from support.static_channel import Source
 from typer.testing import CliRunner
 
 from forge import bases
 from forge.bases import BaseName
+from forge.channel.local import HOST_BOUND
 from forge.cli.context import Context
 from forge.cli.main import app
 from forge.errors import ForgeError
@@ -30,6 +32,24 @@ def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, why: str) 
     monkeypatch.setattr(bases.network, "unanswered", unanswered)
     chosen, line = bases.choose(BaseName.AUTO)
     assert chosen == name and why in line and "\n" not in line
+
+
+@pytest.mark.parametrize(("host_bound", "name"), [(True, "host"), (False, "conda-forge")])
+def test_a_channel_stays_on_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bound: bool, name: str
+) -> None:
+    """Whether conda-forge answers now or not; one that is named is taken."""
+    monkeypatch.setattr(bases.network, "unanswered", lambda *_: "no" if name != "host" else "")
+    monkeypatch.delenv("FORGE_BASE", raising=False)
+    project = MiniProject(tmp_path)
+    source = Source(project.channel)
+    forge = Context(root=tmp_path)
+    assert forge.channel.is_host_bound() is None and forge.base.name != name
+    source.make("alpha", build=f"{HOST_BOUND if host_bound else ''}h1234567_0")
+    forge = Context(root=tmp_path)
+    assert forge.base.name == name
+    other = BaseName.CONDA_FORGE if host_bound else BaseName.HOST
+    assert Context(other, root=tmp_path).base.name == other
 
 
 def test_an_unknown_base() -> None:

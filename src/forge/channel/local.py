@@ -2,6 +2,7 @@
 """The local channel: its records and index, and the rules of what may enter and leave it."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -120,6 +121,13 @@ class Channel:
     def is_indexed(self) -> bool:
         """Whether solvers can read the folder; they refuse a channel without these files."""
         return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
+
+    def is_host_bound(self) -> bool | None:
+        """Whether its packages are those of the host base; None where no package is indexed."""
+        with contextlib.suppress(ForgeError):
+            for record in self.records():
+                return record.build.startswith(HOST_BOUND)
+        return None
 
     def require_base(self, tag: str) -> None:
         """Raise ForgeError for packages of another base: the solver would mix the two."""

@@ -76,7 +76,8 @@ def report(forge: Context, results: list[Result], wanted: set[str], lenient: boo
     """
     for line in runner.table(results):
         out.print(line)
-    out.print(f"logs: {forge.project.logs}")
+    if forge.project.logs.is_dir():
+        out.print(f"logs: {forge.project.logs}")
     skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}
     for name, detail in skipped.items():
         err.print(f"not attempted: {name}: {detail}")

@@ -64,7 +64,10 @@ class Context:
 
     @cached_property
     def base(self) -> bases.Base:
-        project, (name, line) = self.project, bases.choose(self.base_name)
+        project, (name, line) = (
+            self.project,
+            bases.choose(self.base_name, self.channel.is_host_bound()),
+        )
         err.print(line)
         return bases.load(project, name, bases.parse_overrides(self.variants))
 

@@ -22,7 +22,7 @@ from unearth import Link, Package, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import BuildFailed, ForgeError, NotAttempted
 
 TIMEOUT_SECONDS = 10
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
@@ -111,7 +111,10 @@ class Downloader:
         raise NotAttempted("pip's index does not offer it")
 
     def download(self, link: Link, partial: Path, progress: Progress) -> None:
-        """Download a file, resuming where `partial` ends. Raises NotAttempted with the reason."""
+        """Download a file, resuming where `partial` ends.
+
+        Raises NotAttempted with the reason, BuildFailed when it cannot be written.
+        """
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         url = link.url_without_fragment
@@ -132,3 +135,6 @@ class Downloader:
                         progress(link.filename, have, total)
         except HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
+        except OSError as error:  # a full disk stays full with what is there
+            partial.unlink(missing_ok=True)
+            raise BuildFailed(f"cannot write {partial}: {error.strerror}. Make room") from None
