@@ -17,6 +17,7 @@ import torch
 from strix_emulate import llvm
 from strix_emulate.errors import DisassemblerError
 from strix_validate import (
+    conch_kernels,
     gpu_free,
     reference,
     vllm_checks,
@@ -82,6 +83,38 @@ def test_spoilt_results_are_caught(name):
     wrong = answer(right | {tensor: spoil(right[tensor])})
     assert attention._judge_vllm(CHECK, call, expected, answer(right)).state is State.PASSED
     assert attention._judge_vllm(CHECK, call, expected, wrong).state is State.FAILED
+
+
+CONCH_SPOILT = {
+    "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
+    "the wrong byte first": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
+    "a zero point left out": ("w8a16-zeros", {"zeros": lambda x: x * 0}),
+}
+
+
+@pytest.mark.parametrize("name", CONCH_SPOILT)
+def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
+    """The answer to expect is that of the packed tensors, and of no others."""
+    case, spoil = CONCH_SPOILT[name]
+    call, expected = vllm_kernels.make("seed", conch_kernels.COMPUTED[case], Path())
+
+    def product(tensors):
+        bytes_ = torch.stack([tensors["codes"].long() >> 8 * i & 255 for i in range(4)], 1)
+        centre = tensors["zeros"].repeat_interleave(128, 0) if "zeros" in tensors else 128
+        scales = tensors["scales"].repeat_interleave(128, 0)
+        weights = (bytes_.flatten(0, 1) - centre).half() * scales
+        return {"out": (tensors["x"].float() @ weights.float()).half()}
+
+    wrong = call.tensors | {key: change(call.tensors[key]) for key, change in spoil.items()}
+    for tensors, state in ((call.tensors, State.PASSED), (wrong, State.FAILED)):
+        for judge in (attention._judge_vllm, emulated.judge):
+            assert judge(CHECK, call, expected, answer(product(tensors))).state is state
+
+
+def test_without_conch_its_checks_are_skipped(monkeypatch):
+    monkeypatch.setattr(conch_kernels.importlib.util, "find_spec", lambda name: None)
+    (check,) = run(["kernels"], Options(), ["kernels/conch-w8a16-decode"]).checks
+    assert check.state is State.SKIPPED and check.measured == {"said": "conch is not installed"}
 
 
 def test_sinks_are_one_more_key():

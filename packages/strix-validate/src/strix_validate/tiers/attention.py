@@ -36,7 +36,7 @@ def applies(check: Check, options: Options) -> bool:
     """False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
-    if check.id.startswith("attention/vllm-"):
+    if check.id.startswith(("attention/vllm-", "attention/conch-")):
         return True
     return check.id in behaviour.bodies() or options.size.holds(sdpa.size_of(check))
 
