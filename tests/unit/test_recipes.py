@@ -7,9 +7,11 @@ import ast
 import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
 from support.project import CHECKOUT
 
@@ -186,6 +188,15 @@ def test_vllm_runs_the_checks_of_its_kernels(recipes: RecipeSet) -> None:
         "strix-validate emulated --only 'emulated/vllm-*' || test $? -eq 3",
         "strix-validate serve || test $? -eq 3",
     ]
-    assert "strix-validate" in test["requirements"]["run"]
+    assert {"strix-validate", "strix-emulate"} <= set(test["requirements"]["run"])
     assert {"pytorch", "triton"} <= {package_name(spec) for spec in recipe.requirements["run"]}
-    assert "strix-emulate" in recipes.recipes["strix-validate"].needs
+
+
+def test_doctor_comes_with_few_packages(tmp_path: Path) -> None:
+    """It is the first that a user of the channel runs: `pixi exec --spec strix-validate`."""
+    rendered = Rendered({})
+    solver, python = Solver(tmp_path, rendered), rendered.pinned("python")
+    wanted = [python, *rendered.run(rendered.outputs["strix-validate"])]
+    brought = solver.solve(wanted) - solver.solve([python])
+    assert len(brought | solver.lacking(wanted)) < 25, brought
+    assert not brought & {"numpy", "pytorch", "libllvm22", "strix-emulate"}

@@ -373,7 +373,9 @@ def _run(
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:
-        console.print(f"{escape(str(error))}: nothing could be checked")
+        name = (error.name or "").partition(".")[0].replace("_", "-")
+        fix = f"pixi add {'pytorch' if name == 'torch' else name}"
+        console.print(f"{escape(str(error))}: nothing could be checked; {fix}")
         raise typer.Exit(3) from error
     if evidence:
         file = evidence / evidence_name(found)
