@@ -291,3 +291,15 @@ def test_memory_bounds_the_jobs_of_what_builds_on_torch(
     command = ["bash", folder / "build.sh"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"{jobs} jobs", done.stderr
+
+
+# --- what users are told
+
+
+@pytest.mark.parametrize("place", ["stacks/attention/README.md", "recipes/pytorch/recipe.yaml"])
+def test_solvers_that_only_magma_has_are_named(place: str) -> None:
+    """They raise on the GPU for as long as torch is built without it."""
+    assert "USE_MAGMA=OFF" in (RECIPE / "options.sh").read_text()
+    text = (RECIPE.parent.parent / place).read_text()
+    assert all(re.search(rf"\b{name}\b", text) for name in ("MAGMA", "eig", "eigvals", "ldl_solve"))
+    assert "torch.linalg.eig(a.cpu())" in text
