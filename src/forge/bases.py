@@ -66,6 +66,12 @@ class Base:
         }
 
 
+def unanswered() -> str:
+    """Why conda-forge cannot be asked now, or nothing."""
+    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
+    return redacted(network.unanswered(url, PROBE_SECONDS))
+
+
 def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
     """Resolve `auto`; returns the base's name and one line that says which and why.
 
@@ -77,9 +83,8 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
     if host_bound is not None:
         kept = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
         return kept.value, f"base: {kept.value} (that of the packages in the channel; or --base)"
-    why = network.unanswered(f"{CONDA_FORGE}/noarch/repodata.json.zst", PROBE_SECONDS)
-    if why:
-        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {redacted(why)})"
+    if why := unanswered():
+        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})"
     return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
 
 

@@ -1,15 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Estimate what a build needs and check that this machine has it."""
+"""Estimate what a build needs and check that this machine, and conda-forge, have it."""
 
+import asyncio
+import json
 import shutil
+import tempfile
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import rattler
 import yaml
+from rattler import MatchSpec
+from rattler.exceptions import SolverError
 
-from forge.bases import Base
-from forge.files import read_text
+from forge import network
+from forge.bases import CONDA_FORGE, PUBLISHED, Base
+from forge.envs.manifest import ASSUMED, Platform
+from forge.envs.records import Records
+from forge.files import read_text, write_text
 from forge.processes import max_jobs, memory_gib
-from forge.project import Project
+from forge.project import SUBDIRS, Project
+from forge.recipes.plan import RecipeSet, Step
+from forge.recipes.recipe import package_name
 
 
 def costs(project: Project, base: Base) -> dict[str, dict[str, Any]]:
@@ -53,3 +66,46 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
     if job > memory:
         return lines, f"{job:g} GiB of memory for one job; there are {memory:.1f}"
     return lines, ""
+
+
+def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CONDA_FORGE) -> str:
+    """What conda-forge lacks of what the steps require, else why it does not solve; or nothing.
+
+    In one line. Our packages are records without files that require what their recipe requires.
+    Raises what the bindings raise if conda-forge does not answer.
+    """
+    required = chain(*(specs for step in steps for specs in step.recipe.requirements.values()))
+    specs = {s: package_name(s) for s in required if not s.startswith("__")}
+    specs = {spec: name for spec, name in sorted(specs.items()) if name not in recipes.owner}
+    gateway = rattler.Gateway(client=network.client())
+    query = gateway.query([theirs], SUBDIRS, set(specs.values()), recursive=False)
+    found: dict[str, list[rattler.RepoDataRecord]] = {}
+    for record in chain(*asyncio.run(query)):
+        found.setdefault(record.name.normalized, []).append(record)
+    missing = [s for s, n in specs.items() if not any(map(MatchSpec(s).matches, found.get(n, ())))]
+    if missing:
+        return f"conda-forge has no {'; '.join(missing)}"
+    with tempfile.TemporaryDirectory() as folder:
+        for subdir in SUBDIRS:
+            packages = {
+                output.file_name: {
+                    "name": output.name, "version": output.version, "build": output.build,
+                    "build_number": output.number, "subdir": subdir,
+                    "depends": step.recipe.requirements["run"],
+                }
+                for step in steps for output in step.outputs if output.subdir == subdir
+            }  # fmt: skip
+            text = json.dumps({"packages": {}, "packages.conda": packages})
+            write_text(Path(folder, subdir, "repodata.json"), text)
+        ours = Records(PUBLISHED, Path(folder))
+    names = [output.name for step in steps for output in step.outputs]
+    for python in recipes.base.variants["python"]:
+        solution = rattler.solve(
+            [ours, theirs], [*names, f"python {python}"], gateway, platforms=SUBDIRS,
+            virtual_packages=Platform("", ASSUMED).virtual_packages(),
+        )  # fmt: skip
+        try:
+            asyncio.run(solution)
+        except SolverError as error:
+            return f"for python {python}: {' '.join(str(error).split()):.800}"
+    return ""

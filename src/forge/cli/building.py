@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from forge import bases
 from forge.build import runner
-from forge.build.preflight import preflight
+from forge.build.preflight import preflight, unsolvable
 from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
+from forge.channel.location import redacted
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
-from forge.errors import ForgeError
+from forge.errors import ForgeError, NotAttempted
 from forge.files import sha256_file
 from forge.recipes.plan import BUILD, SKIPPED, Step
 from forge.recipes.recipe import sources_of
@@ -24,7 +26,7 @@ app = typer.Typer()
 KeepGoing = Annotated[
     bool, Option("--continue-on-failure", help="Skip only dependents of failures.")
 ]
-EvenSo = Annotated[bool, Option("--even-so", help="Build where disk or memory seem too small.")]
+EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
 Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
@@ -36,7 +38,8 @@ def run_build(
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
 
-    Raises ForgeError before anything is fetched if the machine is too small, unless `even_so`.
+    Before anything is fetched, raises NotAttempted if conda-forge lacks something, and ForgeError
+    if the machine is too small, unless `even_so`.
     """
     forge = replace(forge, keep_going=keep_going)
     wanted = forge.select(packages)
@@ -47,6 +50,8 @@ def run_build(
         needed = forge.recipes.dependencies(wanted)
         steps = forge.recipes.plan(forge.channel, frozenset(wanted if rebuild else ()))
         steps = [step for step in steps if step.recipe.name in needed]
+        if (missing := not_there(forge, steps)) and not even_so:
+            raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
         if (lacks := print_costs(forge, steps)) and not even_so:
             advice = "Make room, name fewer packages, or try it --even-so"
             raise ForgeError(f"not started: this needs {lacks}. {advice}")
@@ -67,6 +72,20 @@ def print_costs(forge: Context, steps: list[Step]) -> str:
     for line in lines:
         out.print(line)
     return lacks
+
+
+def not_there(forge: Context, steps: list[Step]) -> str:
+    """What conda-forge lacks of what the steps need, in a line, if it is their base and answers."""
+    if forge.hostbase or not any(step.action == BUILD for step in steps):
+        return ""
+    why = bases.unanswered()
+    if not why:
+        try:
+            return unsolvable(forge.recipes, steps)
+        except Exception as error:  # the bindings have many
+            why = redacted(error)
+    err.print(f"whether conda-forge has all that is needed is not known: {why}")
+    return ""
 
 
 def report(forge: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
@@ -146,7 +165,7 @@ def plan(forge: Context, as_json: Json = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
     Skipped is what the last run could not attempt, or what needs something that the base does not
-    provide; the next run tries again.
+    provide; the next run tries again. Exit 3 if conda-forge, asked, lacks what is needed.
     """
     steps = forge.recipes.plan(forge.channel)
     rows = list(plan_rows(forge, steps))
@@ -160,6 +179,9 @@ def plan(forge: Context, as_json: Json = False) -> None:
         out.print(f"   provided   {name}: by the {forge.base.name} base")
     if lacks := print_costs(forge, steps):
         out.print(f"a build would not start: it needs {lacks}")
+    if missing := not_there(forge, steps):
+        out.print(f"a build would not start: {missing}")
+        raise typer.Exit(3)
 
 
 def plan_rows(forge: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Before a build fetches anything, conda-forge is asked whether it has what all recipes need.
+
+The stand-in has one package without content for each requirement, in a version that satisfies it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import stand_in
+from support.project import CHECKOUT, copy_checkout, driver, driver_environment
+from support.servers import QuietHandler, served
+
+from forge.bases import CONDA_FORGE
+from forge.build.preflight import unsolvable
+from forge.channel.local import Channel
+from forge.envs.records import Records
+from forge.recipes.plan import RecipeSet, Step
+from forge.recipes.recipe import package_name
+
+Packages = dict[str, dict[str, Any]]
+
+
+def package(name: str, version: str, build: str = "0", depends: tuple[str, ...] = ()) -> Packages:
+    file = f"{name}-{version}-{build}.conda"
+    record = {"name": name, "version": version, "build": build, "build_number": 0}
+    return {file: record | {"subdir": "linux-64", "depends": [*depends], "sha256": "0" * 64}}
+
+
+@pytest.fixture
+def steps(recipes: RecipeSet, tmp_path: Path) -> list[Step]:
+    return recipes.plan(Channel(tmp_path / "empty"))
+
+
+@pytest.fixture
+def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
+    """The index of a conda-forge that lacks nothing."""
+    found: Packages = {}
+    for python in recipes.base.variants["python"]:
+        version, build = (part.replace("*", "0") for part in python.split())
+        found |= package("python", version, build)
+    for spec in {s for step in steps for specs in step.recipe.requirements.values() for s in specs}:
+        name = package_name(spec)
+        if name in recipes.owner or name.startswith("__") or name == "python":
+            continue
+        version = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
+        build = re.search(r" (\S*\*\S*[a-z_]\w*)$", spec)
+        text = build[1].replace("*", "0_") if build else "0"
+        found |= package(name, version[1].rstrip(".") if version else "0", text)
+    return found
+
+
+def index(folder: Path, packages: Packages) -> Path:
+    stand_in.write_repodata(folder, "linux-64", packages)
+    stand_in.write_repodata(folder, "noarch", {})
+    return folder
+
+
+@pytest.fixture
+def asked(recipes: RecipeSet, steps: list[Step], tmp_path: Path) -> Callable[[Packages], str]:
+    def ask(packages: Packages) -> str:
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        return unsolvable(recipes, steps, Records(CONDA_FORGE, index(folder, packages)))
+
+    return ask
+
+
+def without(packages: Packages, name: str) -> Packages:
+    left = {file: record for file, record in packages.items() if record["name"] != name}
+    assert len(left) < len(packages)
+    return left
+
+
+def test_a_complete_conda_forge_has_all(complete: Packages, asked: Callable) -> None:
+    assert asked(complete) == ""
+
+
+def test_what_is_missing_is_named(complete: Packages, asked: Callable) -> None:
+    said = asked(without(without(complete, "xgrammar"), "setuptools-rust"))
+    assert re.fullmatch(r"conda-forge has no setuptools-rust \S+; xgrammar( \S+)?", said)
+
+
+def test_what_does_not_solve_together_is_said(complete: Packages, asked: Callable) -> None:
+    """Every package is there, and one wants another than ours: strict priority forbids it."""
+    timm = package("timm", "1.0.26", depends=("pytorch <2",))
+    said = asked(without(complete, "timm") | timm)
+    assert said.startswith("for python 3.1") and "timm" in said and "pytorch" in said
+    assert "\n" not in said
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    requests: list[str] = []
+
+    class Noting(QuietHandler):
+        def log_request(self, *_: object) -> None:
+            requests.append(self.path)
+
+    (tmp_path / "web").mkdir()
+    with served(tmp_path / "web", Noting) as url:
+        yield url, requests
+
+
+@pytest.mark.parametrize("command", ["plan", "build-all"])
+def test_a_channel_that_lacks_one(
+    tmp_path: Path, server: tuple[str, list[str]], complete: Packages, command: str
+) -> None:
+    """The command says what, exits 3, and has fetched nothing but the index."""
+    url, requests = server
+    index(tmp_path / "web", without(complete, "xgrammar"))
+    root, home = tmp_path / "checkout", tmp_path / "home"
+    copy_checkout(root, packages=False)
+    (root / "build/sources").unlink()
+    stand_in.write_mirrors(home, {CONDA_FORGE: url})
+    environment = driver_environment(root) | {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
+    words = driver(CHECKOUT, command, "--base", "conda-forge")
+    done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 3, said
+    assert re.search(r"start(ed)?: conda-forge has no xgrammar", said), said
+    assert requests and all("/repodata" in path for path in requests)
+    assert not (root / "build/sources").exists() and not (root / "build/staging").exists()
