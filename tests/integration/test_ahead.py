@@ -50,9 +50,9 @@ def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
         if name in recipes.owner or name.startswith("__") or name == "python":
             continue
         version = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
-        build = re.search(r" (\S*\*\S*[a-z_]\w*)$", spec)
-        text = build[1].replace("*", "0_") if build else "0"
-        found |= package(name, version[1].rstrip(".") if version else "0", text)
+        _, *parts = spec.split()
+        build = parts[1].replace("*", "0") if len(parts) > 1 else "0"
+        found |= package(name, version[1].rstrip(".") if version else "0", build)
     return found
 
 
