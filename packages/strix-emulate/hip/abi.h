@@ -15,8 +15,15 @@ typedef enum {
     hipErrorNoDevice = 100, hipErrorInvalidDevice = 101, hipErrorInvalidImage = 200,
     hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400,
     hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorIllegalAddress = 700,
+    hipErrorIllegalState = 401, hipErrorUnsupportedLimit = 215,
+    hipErrorPeerAccessAlreadyEnabled = 704, hipErrorPeerAccessNotEnabled = 705,
+    hipErrorAssert = 710, hipErrorHostMemoryAlreadyRegistered = 712,
     hipErrorHostMemoryNotRegistered = 713, hipErrorLaunchFailure = 719,
-    hipErrorCooperativeLaunchTooLarge = 720, hipErrorNotSupported = 801, hipErrorUnknown = 999,
+    hipErrorCooperativeLaunchTooLarge = 720, hipErrorNotSupported = 801,
+    hipErrorStreamCaptureUnsupported = 900, hipErrorStreamCaptureInvalidated = 901,
+    hipErrorStreamCaptureMerge = 902, hipErrorStreamCaptureUnmatched = 903,
+    hipErrorStreamCaptureUnjoined = 904, hipErrorStreamCaptureImplicit = 906,
+    hipErrorCapturedEvent = 907, hipErrorUnknown = 999,
 } hipError_t;
 
 typedef enum {
@@ -70,8 +77,14 @@ typedef enum {
     hipDeviceAttributePhysicalMultiProcessorCount = 10015,
 } hipDeviceAttribute_t;
 
-typedef enum { hipStreamCaptureStatusNone } hipStreamCaptureStatus;
+typedef enum {
+    hipStreamCaptureStatusNone, hipStreamCaptureStatusActive, hipStreamCaptureStatusInvalidated,
+} hipStreamCaptureStatus;
 typedef enum { hipStreamCaptureModeGlobal } hipStreamCaptureMode;
+typedef enum hipGraphNodeType {
+    hipGraphNodeTypeKernel, hipGraphNodeTypeMemcpy, hipGraphNodeTypeMemset, hipGraphNodeTypeHost,
+    hipGraphNodeTypeGraph, hipGraphNodeTypeEmpty, hipGraphNodeTypeEventRecord = 7,
+} hipGraphNodeType;
 typedef enum {
     hipMemPoolAttrReservedMemCurrent = 5, hipMemPoolAttrReservedMemHigh = 6,
     hipMemPoolAttrUsedMemCurrent = 7, hipMemPoolAttrUsedMemHigh = 8,
@@ -108,6 +121,8 @@ typedef struct ihipModuleSymbol_t *hipFunction_t;
 typedef struct ihipMemPoolHandle_t *hipMemPool_t;
 typedef struct ihipGraph *hipGraph_t;
 typedef struct hipGraphNode *hipGraphNode_t;
+typedef struct hipGraphExec *hipGraphExec_t;
+typedef struct hipUserObject *hipUserObject_t;
 typedef void (*hipHostFn_t)(void *);
 typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
 
@@ -125,6 +140,28 @@ typedef struct hipFuncAttributes {
     int maxDynamicSharedSizeBytes, maxThreadsPerBlock, numRegs, preferredShmemCarveout, ptxVersion;
     size_t sharedSizeBytes;
 } hipFuncAttributes;
+
+typedef struct hipHostNodeParams {
+    hipHostFn_t fn;
+    void *userData;
+} hipHostNodeParams;
+
+typedef struct hipKernelNodeParams {
+    dim3 blockDim;
+    void **extra;
+    void *func;
+    dim3 gridDim;
+    void **kernelParams;
+    unsigned sharedMemBytes;
+} hipKernelNodeParams;
+
+typedef struct hipMemsetParams {
+    void *dst;
+    unsigned elementSize;
+    size_t height, pitch;
+    unsigned value;
+    size_t width;
+} hipMemsetParams;
 
 typedef struct {
     unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;

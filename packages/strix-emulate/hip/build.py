@@ -37,7 +37,14 @@ def states() -> dict[str, str]:
     for source in sorted(HERE.glob("*.c")):
         for kind, name in _DEFINED.findall(source.read_text()):
             found[name] = "hint" if kind == "HINT" else "served"
-    return found
+    return found | {name: found[plain] for name, plain in _per_thread(found).items()}
+
+
+def _per_thread(found: dict[str, str]) -> dict[str, str]:
+    """Names for programs whose default stream is each thread's own, and what does the same here,
+    where no stream waits for another."""
+    pairs = {name: name.removesuffix("_spt") for name in found if name.endswith("_spt")}
+    return {name: plain for name, plain in pairs.items() if found.get(plain) in ("served", "hint")}
 
 
 def table() -> str:
@@ -71,8 +78,9 @@ def build(folder: Path) -> Path:
     )
     library = folder / f"{NAME}.7"
     flags = [*shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
-    linking = [f"-Wl,-soname,{NAME}.7", f"-Wl,--version-script,{HERE / 'hip.map'}", "-Wl,-z,defs",
-               *shlex.split(os.environ.get("LDFLAGS", "")), "-ldl"]  # fmt: skip
+    aliases = [f"-Wl,--defsym,{name}={plain}" for name, plain in _per_thread(states()).items()]
+    linking = [*aliases, f"-Wl,-soname,{NAME}.7", f"-Wl,--version-script,{HERE / 'hip.map'}",
+               "-Wl,-z,defs", *shlex.split(os.environ.get("LDFLAGS", "")), "-ldl"]  # fmt: skip
     sources = [str(path) for path in sorted(HERE.glob("*.c"))]
     compiler = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run(

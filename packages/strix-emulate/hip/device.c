@@ -52,6 +52,19 @@ static const struct { hipError_t error; const char *name, *text; } errors[] = {
     NAMED(hipErrorNotFound, "named symbol not found"),
     NAMED(hipErrorNotReady, "device not ready"),
     NAMED(hipErrorIllegalAddress, "an illegal memory access was encountered"),
+    NAMED(hipErrorUnsupportedLimit, "limit is not supported on this architecture"),
+    NAMED(hipErrorIllegalState, "the operation cannot be performed in the present state"),
+    NAMED(hipErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
+    NAMED(hipErrorPeerAccessNotEnabled, "peer access has not been enabled"),
+    NAMED(hipErrorAssert, "device-side assert triggered"),
+    NAMED(hipErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"),
+    NAMED(hipErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    NAMED(hipErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
+    NAMED(hipErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences"),
+    NAMED(hipErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
+    NAMED(hipErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
+    NAMED(hipErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream"),
+    NAMED(hipErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
     NAMED(hipErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"),
     NAMED(hipErrorLaunchFailure, "unspecified launch failure"),
     NAMED(hipErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
@@ -88,6 +101,8 @@ static hipError_t answer(bool right, hipError_t error) {
     if (right) return hipSuccess;
     return last = error;
 }
+
+bool device_exists(int device) { return device == 0; }
 
 API(hipInit)(unsigned flags) { return answer(!flags, hipErrorInvalidValue); }
 API(hipGetDeviceCount)(int *count) {

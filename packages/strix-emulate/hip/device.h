@@ -4,6 +4,7 @@
 #include "abi.h"
 #include "protocol.h"
 #include <stdbool.h>
+#include <time.h>
 
 /* Entry points by state (build.py reads these words): API does what HIP does; HINT is accepted
    and has no effect here. */
@@ -31,6 +32,8 @@ __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format
         if (!(condition)) return device_leave(error);    \
     } while (0)
 __attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
+
+bool device_exists(int device);
 
 /* pool.c: device memory. map creates it at the first use. */
 hipError_t pool_map(void);
@@ -69,8 +72,11 @@ size_t module_image_size(const void *image);
 hipError_t module_unload(hipModule_t module);
 hipError_t module_function(hipFunction_t *function, hipModule_t module, const char *name);
 hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const char *name);
-hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds, void **values,
-                         void **extra, bool cooperative);
+struct work;
+/* Packs a launch. */
+hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim3 block, size_t lds,
+                       void **values, void **extra, bool cooperative);
+const char *module_name(hipFunction_t function);
 bool module_knows(hipFunction_t function);
 
 /* registered.c: the kernel or variable behind a symbol of the host program. */
@@ -82,5 +88,112 @@ hipError_t hipExtModuleLaunchKernel(hipFunction_t, uint32_t, uint32_t, uint32_t,
                                     uint32_t, size_t, hipStream_t, void **, void **, hipEvent_t,
                                     hipEvent_t, uint32_t);
 
-/* stream.c */
+/* work.c: what a stream is given to do */
+enum work_kind {
+    WORK_NOTHING, WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_CALL, WORK_RECORD, WORK_GRAPH,
+};
+struct work {
+    enum work_kind kind;
+    union {
+        struct {
+            hipFunction_t function;
+            struct launch_request request;
+            char *arguments;
+        } kernel;
+        struct {
+            void *to;
+            size_t to_pitch;
+            const void *from;
+            size_t from_pitch, width, height;
+            hipMemcpyKind kind;
+        } copy;
+        /* rows of count elements of 1, 2 or 4 bytes */
+        struct {
+            void *to;
+            size_t pitch;
+            unsigned value;
+            size_t element, count, height;
+        } fill;
+        struct {
+            hipHostFn_t function;
+            void *data;
+        } call;
+        hipEvent_t event;
+        hipGraph_t graph;
+    };
+};
+/* Does the work, or adds it to the capture of the stream; takes over what it points to. */
+hipError_t work_submit(hipStream_t stream, struct work *work);
+hipError_t work_do(const struct work *work);
+bool work_copy(struct work *to, const struct work *from);
+void work_free(struct work *work);
+
+/* graph.c, graph_query.c */
+struct hipGraphNode {
+    struct work work;
+    hipGraphNode_t *dependencies;
+    size_t dependency_count;
+    void **values;
+};
+struct hipUserObject {
+    void *data;
+    hipHostFn_t destroy;
+    unsigned count;
+};
+struct reference {
+    hipUserObject_t object;
+    unsigned count;
+};
+struct ihipGraph {
+    hipGraphNode_t *nodes;
+    size_t count;
+    struct reference *references;
+    size_t reference_count;
+    hipGraph_t next;
+};
+hipGraph_t graph_create(void);
+hipGraph_t graph_clone(hipGraph_t graph);
+void graph_destroy(hipGraph_t graph);
+bool graph_is_valid(hipGraph_t graph);
+/* The graph of a node; NULL: there is no such node. */
+hipGraph_t graph_of(hipGraphNode_t node);
+bool graph_depends(hipGraphNode_t node, hipGraphNode_t on);
+hipError_t graph_add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *dependencies,
+                     size_t count, struct work *work);
+void graph_drop_node(hipGraphNode_t node);
+hipError_t graph_do(hipGraph_t graph);
+void graph_release(hipUserObject_t object, unsigned count);
+hipError_t hipGraphRetainUserObject(hipGraph_t, hipUserObject_t, unsigned, unsigned);
+
+/* capture.c, stream.c */
+struct tail {
+    hipGraphNode_t *nodes;
+    size_t count;
+};
+/* capture, tail: while it is captured, what its next node depends on */
+struct ihipStream_t {
+    unsigned flags;
+    int priority;
+    unsigned long long number;
+    hipStream_t next;
+    struct capture *capture;
+    struct tail tail;
+};
+struct ihipEvent_t {
+    unsigned flags;
+    bool recorded;
+    struct timespec time;
+    hipEvent_t next;
+    struct capture *capture;
+    struct tail tail;
+};
+struct capture *capture_of(hipStream_t stream);
+hipError_t capture_add(struct capture *capture, hipStream_t stream, struct work *work);
+hipError_t capture_record(hipEvent_t event, hipStream_t stream);
+hipError_t capture_wait(hipStream_t stream, hipEvent_t event);
+/* Ends a capture, if there is one, in which the host asks for results; the error for that. */
+hipError_t capture_spoil(struct capture *capture);
+hipStream_t stream_first(void);
 bool stream_is_valid(hipStream_t stream);
+hipError_t event_record(hipEvent_t event);
+void event_forget(struct capture *capture);

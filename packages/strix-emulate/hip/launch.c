@@ -8,11 +8,19 @@
 #define SIMDS 4
 #define LDS_OF_PROCESSOR 131072
 
+static hipError_t submit(hipFunction_t function, dim3 grid, dim3 block, size_t lds,
+                         hipStream_t stream, void **values, void **extra, bool cooperative) {
+    struct work work;
+    hipError_t error =
+        module_work(&work, function, grid, block, lds, values, extra, cooperative);
+    return error ? error : work_submit(stream, &work);
+}
+
 static hipError_t launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds,
                          hipStream_t stream, void **values, void **extra, bool cooperative) {
     ENTER();
     REQUIRE(module_knows(function) && stream_is_valid(stream), hipErrorInvalidHandle);
-    LEAVE(module_launch(function, grid, block, lds, values, extra, cooperative));
+    LEAVE(submit(function, grid, block, lds, stream, values, extra, cooperative));
 }
 
 static hipError_t launch_host(const void *host, dim3 grid, dim3 block, size_t lds,
@@ -22,7 +30,7 @@ static hipError_t launch_host(const void *host, dim3 grid, dim3 block, size_t ld
     hipError_t error = registered_function(&function, host);
     REQUIRE(!error, error);
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
-    LEAVE(module_launch(function, grid, block, lds, values, NULL, cooperative));
+    LEAVE(submit(function, grid, block, lds, stream, values, NULL, cooperative));
 }
 
 API(hipModuleLaunchKernel)(hipFunction_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

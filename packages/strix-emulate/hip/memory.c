@@ -45,128 +45,101 @@ API(hipFreeHost)(void *p) { return release(p, KIND_HOST); }
 
 /* Rows of width bytes; one row is a plain copy. */
 static hipError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                       size_t height, hipMemcpyKind kind) {
+                       size_t height, hipMemcpyKind kind, hipStream_t stream) {
     ENTER();
+    REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
     if (!width || !height) LEAVE(hipSuccess);
     REQUIRE(to && from && (height == 1 || (width <= to_pitch && width <= from_pitch)),
             hipErrorInvalidValue);
-    bool to_device = kind == hipMemcpyHostToDevice || kind == hipMemcpyDeviceToDevice ||
-                     kind == hipMemcpyDeviceToDeviceNoCU;
-    bool from_device = kind == hipMemcpyDeviceToHost || kind == hipMemcpyDeviceToDevice ||
-                       kind == hipMemcpyDeviceToDeviceNoCU;
-    REQUIRE((!to_device || pool_is_device(to)) && (!from_device || pool_is_device(from)),
-            hipErrorInvalidValue);
-    for (size_t row = 0; row < height; row++) {
-        char *target = (char *)to + row * to_pitch;
-        const char *source = (const char *)from + row * from_pitch;
-        REQUIRE(pool_holds(target, width) && pool_holds(source, width), hipErrorInvalidValue);
-        memmove(target, source, width);
-    }
-    LEAVE(hipSuccess);
+    struct work work = {.kind = WORK_COPY,
+                        .copy = {to, to_pitch, from, from_pitch, width, height, kind}};
+    LEAVE(work_submit(stream, &work));
 }
 
-API(hipMemcpy)(void *to, const void *from, size_t size, hipMemcpyKind kind) {
-    return copy(to, 0, from, 0, size, 1, kind);
-}
 API(hipMemcpyAsync)(void *to, const void *from, size_t size, hipMemcpyKind kind, hipStream_t s) {
-    (void)s;
-    return copy(to, 0, from, 0, size, 1, kind);
+    return copy(to, 0, from, 0, size, 1, kind, s);
+}
+API(hipMemcpy)(void *to, const void *from, size_t size, hipMemcpyKind kind) {
+    return hipMemcpyAsync(to, from, size, kind, NULL);
 }
 API(hipMemcpyWithStream)(void *to, const void *from, size_t size, hipMemcpyKind kind,
                          hipStream_t s) {
     return hipMemcpyAsync(to, from, size, kind, s);
 }
-API(hipMemcpyHtoD)(hipDeviceptr_t to, const void *from, size_t size) {
-    return copy(to, 0, from, 0, size, 1, hipMemcpyHostToDevice);
-}
-API(hipMemcpyDtoH)(void *to, hipDeviceptr_t from, size_t size) {
-    return copy(to, 0, from, 0, size, 1, hipMemcpyDeviceToHost);
-}
-API(hipMemcpyDtoD)(hipDeviceptr_t to, hipDeviceptr_t from, size_t size) {
-    return copy(to, 0, from, 0, size, 1, hipMemcpyDeviceToDevice);
-}
 API(hipMemcpyHtoDAsync)(hipDeviceptr_t to, const void *from, size_t size, hipStream_t s) {
-    (void)s;
-    return hipMemcpyHtoD(to, from, size);
+    return hipMemcpyAsync(to, from, size, hipMemcpyHostToDevice, s);
 }
 API(hipMemcpyDtoHAsync)(void *to, hipDeviceptr_t from, size_t size, hipStream_t s) {
-    (void)s;
-    return hipMemcpyDtoH(to, from, size);
+    return hipMemcpyAsync(to, from, size, hipMemcpyDeviceToHost, s);
 }
 API(hipMemcpyDtoDAsync)(hipDeviceptr_t to, hipDeviceptr_t from, size_t size, hipStream_t s) {
-    (void)s;
-    return hipMemcpyDtoD(to, from, size);
+    return hipMemcpyAsync(to, from, size, hipMemcpyDeviceToDevice, s);
 }
-API(hipMemcpyPeer)(void *to, int to_device, const void *from, int from_device, size_t size) {
-    if (to_device || from_device) return device_enter(), device_leave(hipErrorInvalidDevice);
-    return hipMemcpyDtoD(to, (void *)from, size);
+API(hipMemcpyHtoD)(hipDeviceptr_t to, const void *from, size_t size) {
+    return hipMemcpyHtoDAsync(to, from, size, NULL);
+}
+API(hipMemcpyDtoH)(void *to, hipDeviceptr_t from, size_t size) {
+    return hipMemcpyDtoHAsync(to, from, size, NULL);
+}
+API(hipMemcpyDtoD)(hipDeviceptr_t to, hipDeviceptr_t from, size_t size) {
+    return hipMemcpyDtoDAsync(to, from, size, NULL);
 }
 API(hipMemcpyPeerAsync)(void *to, int to_device, const void *from, int from_device, size_t size,
                         hipStream_t s) {
-    (void)s;
-    return hipMemcpyPeer(to, to_device, from, from_device, size);
+    bool right = device_exists(to_device) && device_exists(from_device);
+    if (!right) return device_enter(), device_leave(hipErrorInvalidDevice);
+    return hipMemcpyDtoDAsync(to, (void *)from, size, s);
 }
-API(hipMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                 size_t height, hipMemcpyKind kind) {
-    return copy(to, to_pitch, from, from_pitch, width, height, kind);
+API(hipMemcpyPeer)(void *to, int to_device, const void *from, int from_device, size_t size) {
+    return hipMemcpyPeerAsync(to, to_device, from, from_device, size, NULL);
 }
 API(hipMemcpy2DAsync)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, hipMemcpyKind kind, hipStream_t s) {
-    (void)s;
-    return copy(to, to_pitch, from, from_pitch, width, height, kind);
+    return copy(to, to_pitch, from, from_pitch, width, height, kind, s);
+}
+API(hipMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, hipMemcpyKind kind) {
+    return hipMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
 
-/* Rows of count elements of 1, 2 or 4 bytes. */
 static hipError_t fill(void *to, size_t pitch, unsigned value, size_t element, size_t count,
-                       size_t height) {
+                       size_t height, hipStream_t stream) {
     ENTER();
+    REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
     if (!count || !height) LEAVE(hipSuccess);
     REQUIRE(count <= SIZE_MAX / element, hipErrorInvalidValue);
-    for (size_t row = 0; row < height; row++) {
-        char *target = (char *)to + row * pitch;
-        REQUIRE(pool_is_device(target) && pool_holds(target, count * element),
-                hipErrorInvalidValue);
-        if (element == 1) memset(target, (int)value, count);
-        else for (size_t i = 0; i < count; i++) memcpy(target + i * element, &value, element);
-    }
-    LEAVE(hipSuccess);
+    struct work work = {.kind = WORK_FILL, .fill = {to, pitch, value, element, count, height}};
+    LEAVE(work_submit(stream, &work));
 }
 
-API(hipMemset)(void *to, int value, size_t size) {
-    return fill(to, 0, (unsigned char)value, 1, size, 1);
-}
 API(hipMemsetAsync)(void *to, int value, size_t size, hipStream_t s) {
-    (void)s;
-    return hipMemset(to, value, size);
+    return fill(to, 0, (unsigned char)value, 1, size, 1, s);
+}
+API(hipMemset)(void *to, int value, size_t size) { return hipMemsetAsync(to, value, size, NULL); }
+API(hipMemsetD8Async)(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t s) {
+    return fill(to, 0, value, 1, count, 1, s);
 }
 API(hipMemsetD8)(hipDeviceptr_t to, unsigned char value, size_t count) {
-    return fill(to, 0, value, 1, count, 1);
-}
-API(hipMemsetD8Async)(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t s) {
-    (void)s;
-    return fill(to, 0, value, 1, count, 1);
-}
-API(hipMemsetD16)(hipDeviceptr_t to, unsigned short value, size_t count) {
-    return fill(to, 0, value, 2, count, 1);
+    return hipMemsetD8Async(to, value, count, NULL);
 }
 API(hipMemsetD16Async)(hipDeviceptr_t to, unsigned short value, size_t count, hipStream_t s) {
-    (void)s;
-    return fill(to, 0, value, 2, count, 1);
+    return fill(to, 0, value, 2, count, 1, s);
 }
-API(hipMemsetD32)(hipDeviceptr_t to, int value, size_t count) {
-    return fill(to, 0, (unsigned)value, 4, count, 1);
+API(hipMemsetD16)(hipDeviceptr_t to, unsigned short value, size_t count) {
+    return hipMemsetD16Async(to, value, count, NULL);
 }
 API(hipMemsetD32Async)(hipDeviceptr_t to, int value, size_t count, hipStream_t s) {
-    (void)s;
-    return fill(to, 0, (unsigned)value, 4, count, 1);
+    return fill(to, 0, (unsigned)value, 4, count, 1, s);
 }
-API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height) {
-    return fill(to, pitch, (unsigned char)value, 1, width, height);
+API(hipMemsetD32)(hipDeviceptr_t to, int value, size_t count) {
+    return hipMemsetD32Async(to, value, count, NULL);
 }
 API(hipMemset2DAsync)(void *to, size_t pitch, int value, size_t width, size_t height,
                       hipStream_t s) {
-    (void)s;
-    return hipMemset2D(to, pitch, value, width, height);
+    return fill(to, pitch, (unsigned char)value, 1, width, height, s);
+}
+API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height) {
+    return hipMemset2DAsync(to, pitch, value, width, height, NULL);
 }
 
 API(hipMemGetInfo)(size_t *available, size_t *all) {

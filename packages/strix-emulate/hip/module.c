@@ -151,17 +151,21 @@ hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const
     return hipSuccess;
 }
 
-hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds, void **values,
-                         void **extra, bool cooperative) {
+const char *module_name(hipFunction_t function) {
+    return module_knows(function) ? function->name : "";
+}
+
+hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim3 block, size_t lds,
+                       void **values, void **extra, bool cooperative) {
     const struct function_reply *facts = &function->facts;
     struct launch_request launch = {
         facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, (uint32_t)lds,
         cooperative, 0};
+    *work = (struct work){.kind = WORK_NOTHING};
     if (lds > UINT32_MAX || !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z)
         return hipErrorInvalidConfiguration;
     char *packed = calloc(1, facts->kernarg + 1u);
     if (!packed) return hipErrorOutOfMemory;
-    struct part parts[] = {{&launch, sizeof launch}, {packed, facts->kernarg}};
     hipError_t error = hipSuccess;
     if (values) {
         for (uint32_t i = 0; i < facts->arguments; i++)
@@ -181,9 +185,9 @@ hipError_t module_launch(hipFunction_t function, dim3 grid, dim3 block, size_t l
     } else if (facts->arguments) {
         error = hipErrorInvalidValue;
     }
-    if (!error) error = link_request(OP_LAUNCH, parts, 2, NULL, NULL);
-    free(packed);
-    return error;
+    if (error) return free(packed), error;
+    *work = (struct work){.kind = WORK_KERNEL, .kernel = {function, launch, packed}};
+    return hipSuccess;
 }
 
 static hipError_t load(hipModule_t *module, const void *image, size_t size, const void *caller) {

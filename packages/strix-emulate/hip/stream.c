@@ -7,22 +7,12 @@
 #include <string.h>
 #include <time.h>
 
-struct ihipStream_t {
-    unsigned flags;
-    int priority;
-    unsigned long long number;
-    hipStream_t next;
-};
-struct ihipEvent_t {
-    unsigned flags;
-    bool recorded;
-    struct timespec time;
-    hipEvent_t next;
-};
 static hipStream_t streams;
 static hipEvent_t events;
 static unsigned long long numbers = 2;
 #define POOL ((hipMemPool_t)&streams)
+
+hipStream_t stream_first(void) { return streams; }
 
 bool stream_is_valid(hipStream_t stream) {
     if (!stream || stream == hipStreamLegacy || stream == hipStreamPerThread) return true;
@@ -44,7 +34,7 @@ API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priori
     REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
     hipStream_t made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
-    *made = (struct ihipStream_t){flags, priority, numbers++, streams};
+    *made = (struct ihipStream_t){flags, priority, numbers++, streams, NULL, {NULL, 0}};
     *stream = streams = made;
     LEAVE(hipSuccess);
 }
@@ -57,13 +47,15 @@ API(hipStreamDestroy)(hipStream_t stream) {
     hipStream_t *at = &streams;
     while (*at && *at != stream) at = &(*at)->next;
     REQUIRE(stream && *at, hipErrorInvalidHandle);
+    capture_spoil(stream->capture);
     *at = stream->next;
-    free(stream);
+    free(stream->tail.nodes), free(stream);
     LEAVE(hipSuccess);
 }
 API(hipStreamSynchronize)(hipStream_t stream) {
     ENTER();
-    LEAVE(stream_is_valid(stream) ? hipSuccess : hipErrorInvalidHandle);
+    REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
+    LEAVE(capture_spoil(capture_of(stream)));
 }
 API(hipStreamQuery)(hipStream_t stream) { return hipStreamSynchronize(stream); }
 API(hipStreamGetFlags)(hipStream_t stream, unsigned *flags) {
@@ -94,49 +86,31 @@ API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
 API(hipStreamWaitEvent)(hipStream_t stream, hipEvent_t event, unsigned flags) {
     (void)flags;
     ENTER();
-    LEAVE(stream_is_valid(stream) && event_is_valid(event) ? hipSuccess : hipErrorInvalidHandle);
+    REQUIRE(stream_is_valid(stream) && event_is_valid(event), hipErrorInvalidHandle);
+    LEAVE(event->capture ? capture_wait(stream, event) : hipSuccess);
+}
+
+API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && call, hipErrorInvalidValue);
+    struct work work = {.kind = WORK_CALL, .call = {call, data}};
+    LEAVE(work_submit(stream, &work));
 }
 API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *data,
                           unsigned flags) {
     ENTER();
     REQUIRE(stream_is_valid(stream) && call && !flags, hipErrorInvalidValue);
+    /* as in HIP: hipLaunchHostFunc is for graphs */
+    hipError_t error = capture_spoil(capture_of(stream));
+    REQUIRE(!error, error);
     device_leave(hipSuccess);
     call(stream, hipSuccess, data);
-    return hipSuccess;
-}
-API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
-    ENTER();
-    REQUIRE(stream_is_valid(stream) && call, hipErrorInvalidValue);
-    device_leave(hipSuccess);
-    call(data);
     return hipSuccess;
 }
 API(hipDeviceGetStreamPriorityRange)(int *least, int *greatest) {
     if (least) *least = 1;
     if (greatest) *greatest = -1;
     return hipSuccess;
-}
-API(hipStreamIsCapturing)(hipStream_t stream, hipStreamCaptureStatus *status) {
-    ENTER();
-    REQUIRE(status && stream_is_valid(stream), hipErrorInvalidValue);
-    *status = hipStreamCaptureStatusNone;
-    LEAVE(hipSuccess);
-}
-API(hipStreamGetCaptureInfo)(hipStream_t stream, hipStreamCaptureStatus *status,
-                             unsigned long long *number) {
-    if (number) *number = 0;
-    return hipStreamIsCapturing(stream, status);
-}
-API(hipStreamGetCaptureInfo_v2)(hipStream_t stream, hipStreamCaptureStatus *status,
-                                unsigned long long *number, hipGraph_t *graph,
-                                const hipGraphNode_t **nodes, size_t *count) {
-    if (graph) *graph = NULL;
-    if (nodes) *nodes = NULL;
-    if (count) *count = 0;
-    return hipStreamGetCaptureInfo(stream, status, number);
-}
-HINT(hipThreadExchangeStreamCaptureMode)(hipStreamCaptureMode *mode) {
-    return (void)mode, hipSuccess;
 }
 
 API(hipEventCreateWithFlags)(hipEvent_t *event, unsigned flags) {
@@ -156,23 +130,37 @@ API(hipEventDestroy)(hipEvent_t event) {
     while (*at && *at != event) at = &(*at)->next;
     REQUIRE(event && *at, hipErrorInvalidHandle);
     *at = event->next;
-    free(event);
+    free(event->tail.nodes), free(event);
     LEAVE(hipSuccess);
 }
+hipError_t event_record(hipEvent_t event) {
+    if (!event_is_valid(event)) return hipErrorInvalidHandle;
+    event->recorded = true;
+    event->capture = NULL;
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+    return hipSuccess;
+}
+
+void event_forget(struct capture *capture) {
+    for (hipEvent_t e = events; e; e = e->next)
+        if (e->capture == capture) e->capture = NULL;
+}
+
+/* flags 1: in a capture, an event outside of the graph */
 API(hipEventRecordWithFlags)(hipEvent_t event, hipStream_t stream, unsigned flags) {
-    (void)flags;
     ENTER();
     REQUIRE(event_is_valid(event) && stream_is_valid(stream), hipErrorInvalidHandle);
-    event->recorded = true;
-    clock_gettime(CLOCK_MONOTONIC, &event->time);
-    LEAVE(hipSuccess);
+    if (capture_of(stream) && !(flags & 1)) LEAVE(capture_record(event, stream));
+    struct work work = {.kind = WORK_RECORD, .event = event};
+    LEAVE(work_submit(stream, &work));
 }
 API(hipEventRecord)(hipEvent_t event, hipStream_t stream) {
     return hipEventRecordWithFlags(event, stream, 0);
 }
 API(hipEventSynchronize)(hipEvent_t event) {
     ENTER();
-    LEAVE(event_is_valid(event) ? hipSuccess : hipErrorInvalidHandle);
+    REQUIRE(event_is_valid(event), hipErrorInvalidHandle);
+    LEAVE(capture_spoil(event->capture) ? hipErrorCapturedEvent : hipSuccess);
 }
 API(hipEventQuery)(hipEvent_t event) { return hipEventSynchronize(event); }
 API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop) {
@@ -199,6 +187,7 @@ API(hipDeviceGetMemPool)(hipMemPool_t *pool, int device) {
 API(hipMallocAsync)(void **p, size_t size, hipStream_t stream) {
     ENTER();
     REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
+    if (capture_of(stream)) LEAVE(device_lacks("an allocation in a captured stream"));
     LEAVE(pool_allocate(p, size, KIND_DEVICE));
 }
 API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
@@ -208,6 +197,7 @@ API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_
 API(hipFreeAsync)(void *p, hipStream_t stream) {
     ENTER();
     REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
+    if (capture_of(stream)) LEAVE(device_lacks("freeing in a captured stream"));
     LEAVE(pool_free(p, KIND_DEVICE));
 }
 API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {

@@ -74,3 +74,16 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
     assert (strict.stdout, ended.stdout) == ("hipErrorIllegalAddress\n",) * 2
     assert "race: LDS cell" in ended.stderr and "race: LDS cell" in strict.stderr
     assert (off.stdout, off.stderr.count("not checked: race")) == ("hipSuccess\n", 1)
+
+
+def test_captured_streams_and_graphs(folder: Path) -> None:
+    done = on(folder, hip_program("graph", folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "circle: hipErrorInvalidValue",
+        "synchronised: hipErrorStreamCaptureUnsupported",
+        "then: hipErrorStreamCaptureInvalidated",
+        "other stream: hipErrorStreamCaptureUnmatched",
+        "not joined: hipErrorStreamCaptureUnjoined",
+        "no capture: hipErrorIllegalState",
+    ]

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Streams that are captured: their work becomes nodes of a graph. An event that is recorded in one
+   and waited for in another stream takes that one into the capture. */
+#include "device.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct capture {
+    hipGraph_t graph;
+    hipStream_t origin;
+    unsigned long long number;
+    bool invalid;
+};
+static unsigned long long numbers = 1;
+
+struct capture *capture_of(hipStream_t stream) {
+    return (uintptr_t)stream > 2 ? stream->capture : NULL;
+}
+
+hipError_t capture_spoil(struct capture *capture) {
+    if (!capture) return hipSuccess;
+    capture->invalid = true;
+    return hipErrorStreamCaptureUnsupported;
+}
+
+/* Replaces what the next node of a stream depends on, or adds to it. */
+static bool follow(struct tail *tail, const hipGraphNode_t *nodes, size_t count, bool add) {
+    size_t kept = add ? tail->count : 0;
+    hipGraphNode_t *more = malloc((kept + count + 1) * sizeof *more);
+    if (!more) return false;
+    if (kept) memcpy(more, tail->nodes, kept * sizeof *more);
+    for (size_t i = 0; i < count; i++) {
+        size_t k = 0;
+        while (k < kept && more[k] != nodes[i]) k++;
+        if (k == kept) more[kept++] = nodes[i];
+    }
+    free(tail->nodes);
+    *tail = (struct tail){more, kept};
+    return true;
+}
+
+hipError_t capture_add(struct capture *capture, hipStream_t stream, struct work *work) {
+    hipGraphNode_t node;
+    if (capture->invalid) return work_free(work), hipErrorStreamCaptureInvalidated;
+    hipError_t error =
+        graph_add(&node, capture->graph, stream->tail.nodes, stream->tail.count, work);
+    if (error) return error;
+    return follow(&stream->tail, &node, 1, false) ? hipSuccess : hipErrorOutOfMemory;
+}
+
+hipError_t capture_record(hipEvent_t event, hipStream_t stream) {
+    if (stream->capture->invalid) return hipErrorStreamCaptureInvalidated;
+    event->capture = stream->capture;
+    bool right = follow(&event->tail, stream->tail.nodes, stream->tail.count, false);
+    return right ? hipSuccess : hipErrorOutOfMemory;
+}
+
+hipError_t capture_wait(hipStream_t stream, hipEvent_t event) {
+    if ((uintptr_t)stream <= 2) return hipErrorStreamCaptureImplicit;
+    if (stream->capture && stream->capture != event->capture) {
+        stream->capture->invalid = event->capture->invalid = true;
+        return hipErrorStreamCaptureMerge;
+    }
+    stream->capture = event->capture;
+    bool right = follow(&stream->tail, event->tail.nodes, event->tail.count, true);
+    return right ? hipSuccess : hipErrorOutOfMemory;
+}
+
+API(hipStreamBeginCapture)(hipStream_t stream, hipStreamCaptureMode mode) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && (unsigned)mode <= 2, hipErrorInvalidValue);
+    REQUIRE((uintptr_t)stream > 2, hipErrorStreamCaptureUnsupported);
+    REQUIRE(!stream->capture, hipErrorIllegalState);
+    struct capture *capture = calloc(1, sizeof *capture);
+    hipGraph_t graph = capture ? graph_create() : NULL;
+    if (!graph) {
+        free(capture);
+        LEAVE(hipErrorOutOfMemory);
+    }
+    *capture = (struct capture){graph, stream, numbers++, false};
+    stream->capture = capture;
+    LEAVE(hipSuccess);
+}
+
+/* Whether a stream's last node comes before what the first stream ends with. */
+static bool is_joined(const struct tail *end, hipGraphNode_t node) {
+    for (size_t i = 0; i < end->count; i++) {
+        struct tail before = {end->nodes[i]->dependencies, end->nodes[i]->dependency_count};
+        if (end->nodes[i] == node || is_joined(&before, node)) return true;
+    }
+    return false;
+}
+
+API(hipStreamEndCapture)(hipStream_t stream, hipGraph_t *graph) {
+    ENTER();
+    REQUIRE(graph && stream_is_valid(stream), hipErrorInvalidValue);
+    struct capture *capture = capture_of(stream);
+    REQUIRE(capture, hipErrorIllegalState);
+    REQUIRE(capture->origin == stream, hipErrorStreamCaptureUnmatched);
+    hipError_t error = capture->invalid ? hipErrorStreamCaptureInvalidated : hipSuccess;
+    for (hipStream_t s = stream_first(); s; s = s->next)
+        for (size_t i = 0; !error && s->capture == capture && i < s->tail.count; i++)
+            if (!is_joined(&stream->tail, s->tail.nodes[i])) error = hipErrorStreamCaptureUnjoined;
+    for (hipStream_t s = stream_first(); s; s = s->next)
+        if (s->capture == capture) s->capture = NULL, s->tail.count = 0;
+    event_forget(capture);
+    *graph = error ? NULL : capture->graph;
+    if (error) graph_destroy(capture->graph);
+    free(capture);
+    LEAVE(error);
+}
+
+API(hipStreamGetCaptureInfo_v2)(hipStream_t stream, hipStreamCaptureStatus *status,
+                                unsigned long long *number, hipGraph_t *graph,
+                                const hipGraphNode_t **nodes, size_t *count) {
+    ENTER();
+    REQUIRE(status && stream_is_valid(stream), hipErrorInvalidValue);
+    struct capture *capture = capture_of(stream);
+    *status = !capture           ? hipStreamCaptureStatusNone
+              : capture->invalid ? hipStreamCaptureStatusInvalidated
+                                 : hipStreamCaptureStatusActive;
+    if (number) *number = capture ? capture->number : 0;
+    if (graph) *graph = capture ? capture->graph : NULL;
+    if (nodes) *nodes = capture ? stream->tail.nodes : NULL;
+    if (count) *count = capture ? stream->tail.count : 0;
+    LEAVE(hipSuccess);
+}
+API(hipStreamGetCaptureInfo)(hipStream_t stream, hipStreamCaptureStatus *status,
+                             unsigned long long *number) {
+    return hipStreamGetCaptureInfo_v2(stream, status, number, NULL, NULL, NULL);
+}
+API(hipStreamIsCapturing)(hipStream_t stream, hipStreamCaptureStatus *status) {
+    return hipStreamGetCaptureInfo_v2(stream, status, NULL, NULL, NULL, NULL);
+}
+/* flags: 0 adds to what the next node depends on, 1 replaces it */
+API(hipStreamUpdateCaptureDependencies)(hipStream_t stream, hipGraphNode_t *nodes, size_t count,
+                                        unsigned flags) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && flags <= 1 && (nodes || !count), hipErrorInvalidValue);
+    struct capture *capture = capture_of(stream);
+    REQUIRE(capture, hipErrorIllegalState);
+    for (size_t i = 0; i < count; i++)
+        REQUIRE(graph_of(nodes[i]) == capture->graph, hipErrorInvalidValue);
+    LEAVE(follow(&stream->tail, nodes, count, !flags) ? hipSuccess : hipErrorOutOfMemory);
+}
+
+/* What other threads may do during a capture: they may do all here. */
+API(hipThreadExchangeStreamCaptureMode)(hipStreamCaptureMode *mode) {
+    static _Thread_local hipStreamCaptureMode held = hipStreamCaptureModeGlobal;
+    ENTER();
+    REQUIRE(mode && (unsigned)*mode <= 2, hipErrorInvalidValue);
+    hipStreamCaptureMode old = held;
+    held = *mode;
+    *mode = old;
+    LEAVE(hipSuccess);
+}

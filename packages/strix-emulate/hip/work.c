@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Work that a stream is given: kernels, copies, fills, calls of the host. It is done at once, or noted
+   as a node of a graph while the stream is captured. */
+#include "device.h"
+#include <stdlib.h>
+#include <string.h>
+
+static hipError_t copy_rows(const struct work *w) {
+    hipMemcpyKind kind = w->copy.kind;
+    bool to_device = kind == hipMemcpyHostToDevice || kind == hipMemcpyDeviceToDevice ||
+                     kind == hipMemcpyDeviceToDeviceNoCU;
+    bool from_device = kind == hipMemcpyDeviceToHost || kind == hipMemcpyDeviceToDevice ||
+                       kind == hipMemcpyDeviceToDeviceNoCU;
+    if ((to_device && !pool_is_device(w->copy.to)) ||
+        (from_device && !pool_is_device(w->copy.from)))
+        return hipErrorInvalidValue;
+    for (size_t row = 0; row < w->copy.height; row++) {
+        char *target = (char *)w->copy.to + row * w->copy.to_pitch;
+        const char *source = (const char *)w->copy.from + row * w->copy.from_pitch;
+        if (!pool_holds(target, w->copy.width) || !pool_holds(source, w->copy.width))
+            return hipErrorInvalidValue;
+        memmove(target, source, w->copy.width);
+    }
+    return hipSuccess;
+}
+
+static hipError_t fill_rows(const struct work *w) {
+    size_t element = w->fill.element, count = w->fill.count;
+    for (size_t row = 0; row < w->fill.height; row++) {
+        char *target = (char *)w->fill.to + row * w->fill.pitch;
+        if (!pool_is_device(target) || !pool_holds(target, count * element))
+            return hipErrorInvalidValue;
+        if (element == 1) memset(target, (int)w->fill.value, count);
+        else
+            for (size_t i = 0; i < count; i++)
+                memcpy(target + i * element, &w->fill.value, element);
+    }
+    return hipSuccess;
+}
+
+static hipError_t launch(const struct work *w) {
+    if (!module_knows(w->kernel.function)) return hipErrorInvalidHandle;
+    struct part parts[] = {{&w->kernel.request, sizeof w->kernel.request},
+                           {w->kernel.arguments, w->kernel.function->facts.kernarg}};
+    return link_request(OP_LAUNCH, parts, 2, NULL, NULL);
+}
+
+hipError_t work_do(const struct work *w) {
+    switch (w->kind) {
+    case WORK_KERNEL: return launch(w);
+    case WORK_COPY: return copy_rows(w);
+    case WORK_FILL: return fill_rows(w);
+    case WORK_CALL:
+        /* the callback may wait for another thread that calls HIP */
+        device_leave(hipSuccess);
+        w->call.function(w->call.data);
+        return device_enter();
+    case WORK_RECORD: return event_record(w->event);
+    case WORK_GRAPH: return graph_do(w->graph);
+    case WORK_NOTHING: break;
+    }
+    return hipSuccess;
+}
+
+hipError_t work_submit(hipStream_t stream, struct work *w) {
+    struct capture *capture = capture_of(stream);
+    hipError_t error = capture ? capture_add(capture, stream, w) : work_do(w);
+    if (!capture) work_free(w);
+    return error;
+}
+
+bool work_copy(struct work *to, const struct work *from) {
+    *to = *from;
+    if (from->kind == WORK_GRAPH) return (to->graph = graph_clone(from->graph)) != NULL;
+    if (from->kind != WORK_KERNEL) return true;
+    size_t size = from->kernel.function->facts.kernarg + 1u;
+    to->kernel.arguments = malloc(size);
+    return to->kernel.arguments && memcpy(to->kernel.arguments, from->kernel.arguments, size);
+}
+
+void work_free(struct work *w) {
+    if (w->kind == WORK_KERNEL) free(w->kernel.arguments);
+    if (w->kind == WORK_GRAPH) graph_destroy(w->graph);
+    w->kind = WORK_NOTHING;
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Two streams captured as one graph (kernels, a copy, a fill, a call of the host), launched three times;
+// a graph made node by node; what may not be done during a capture. Exits 0 if all numbers are right.
+#include "hip.h"
+
+extern "C" {
+typedef struct ihipGraph *hipGraph_t;
+typedef struct hipGraphNode *hipGraphNode_t;
+typedef struct hipGraphExec *hipGraphExec_t;
+typedef struct hipUserObject *hipUserObject_t;
+struct hipKernelNodeParams {
+    dim3 blockDim;
+    void **extra;
+    void *func;
+    dim3 gridDim;
+    void **kernelParams;
+    unsigned sharedMemBytes;
+};
+hipError_t hipStreamBeginCapture(hipStream_t, int);
+hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
+hipError_t hipStreamIsCapturing(hipStream_t, int *);
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, int *, unsigned long long *, hipGraph_t *,
+                                      const hipGraphNode_t **, size_t *);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
+hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
+hipError_t hipLaunchHostFunc(hipStream_t, void (*)(void *), void *);
+hipError_t hipGraphInstantiate(hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t);
+hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
+hipError_t hipGraphExecDestroy(hipGraphExec_t);
+hipError_t hipGraphDestroy(hipGraph_t);
+hipError_t hipGraphCreate(hipGraph_t *, unsigned);
+hipError_t hipGraphGetNodes(hipGraph_t, hipGraphNode_t *, size_t *);
+hipError_t hipGraphNodeGetDependencies(hipGraphNode_t, hipGraphNode_t *, size_t *);
+hipError_t hipGraphAddKernelNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t,
+                                 const hipKernelNodeParams *);
+hipError_t hipGraphAddDependencies(hipGraph_t, const hipGraphNode_t *, const hipGraphNode_t *, size_t);
+hipError_t hipGraphExecKernelNodeSetParams(hipGraphExec_t, hipGraphNode_t, const hipKernelNodeParams *);
+hipError_t hipUserObjectCreate(hipUserObject_t *, void *, void (*)(void *), unsigned, unsigned);
+hipError_t hipGraphRetainUserObject(hipGraph_t, hipUserObject_t, unsigned, unsigned);
+}
+
+__global__ void add(int *data, int more) { data[__builtin_amdgcn_workitem_id_x()] += more; }
+__global__ void twice(int *data) { data[__builtin_amdgcn_workitem_id_x()] *= 2; }
+
+static int calls, ended;
+static void count(void *) { calls++; }
+static void end(void *data) { ended += *(int *)data; }
+
+int main() {
+    enum { N = 40 };
+    int *a, *b, host[N], status, seven = 7;
+    hipStream_t first, second;
+    hipEvent_t fork, join;
+    hipGraph_t graph, made;
+    hipGraphExec_t ready;
+    CHECK(hipMalloc((void **)&a, sizeof host));
+    CHECK(hipMalloc((void **)&b, sizeof host));
+    CHECK(hipMemset(a, 0, sizeof host));
+    CHECK(hipStreamCreate(&first));
+    CHECK(hipStreamCreate(&second));
+    CHECK(hipEventCreate(&fork));
+    CHECK(hipEventCreate(&join));
+
+    CHECK(hipStreamBeginCapture(first, 0));
+    add<<<1, N, 0, first>>>(a, 1);
+    CHECK(hipEventRecord(fork, first));
+    CHECK(hipStreamWaitEvent(second, fork, 0));
+    CHECK(hipMemsetAsync(b, 0, sizeof host, second));
+    add<<<1, N, 0, second>>>(b, 10);
+    CHECK(hipStreamIsCapturing(second, &status));
+    CHECK(hipEventRecord(join, second));
+    CHECK(hipLaunchHostFunc(first, count, NULL));
+    CHECK(hipStreamWaitEvent(first, join, 0));
+    twice<<<1, N, 0, first>>>(b);
+    CHECK(hipMemcpyAsync(host, b, sizeof host, TO_HOST, first));
+    CHECK(hipStreamEndCapture(first, &graph));
+    size_t nodes = 0, before = 0;
+    CHECK(hipGraphGetNodes(graph, NULL, &nodes));
+    hipGraphNode_t list[6];
+    CHECK(hipGraphGetNodes(graph, list, &nodes));
+    CHECK(hipGraphNodeGetDependencies(list[4], NULL, &before));
+    if (status != 1 || nodes != 6 || before != 2 || calls) return printf("capture %d\n", status), 1;
+    CHECK(hipMemcpy(host, a, sizeof host, TO_HOST));
+    if (host[3]) return printf("done during the capture: %d\n", host[3]), 1;
+
+    hipUserObject_t object;
+    CHECK(hipUserObjectCreate(&object, &seven, end, 1, 0));
+    CHECK(hipGraphRetainUserObject(graph, object, 1, 1));
+    CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
+    CHECK(hipGraphDestroy(graph));
+    for (int i = 0; i < 3; i++) CHECK(hipGraphLaunch(ready, second));
+    CHECK(hipStreamSynchronize(second));
+    if (host[N - 1] != 20 || calls != 3 || ended) return printf("launched %d\n", host[N - 1]), 1;
+    CHECK(hipMemcpy(host, a, sizeof host, TO_HOST));
+    if (host[0] != 3 || host[N - 1] != 3) return printf("three times: %d\n", host[0]), 1;
+    CHECK(hipGraphExecDestroy(ready));
+    if (ended != 7) return printf("kept alive: %d\n", ended), 1;
+
+    /* (3 + 5) * 2, although the nodes were made the other way round */
+    int more = 5;
+    void *one[] = {&a}, *two[] = {&a, &more};
+    hipKernelNodeParams last = {N, NULL, (void *)twice, 1, one, 0};
+    hipKernelNodeParams begin = {N, NULL, (void *)add, 1, two, 0};
+    hipGraphNode_t from, to;
+    CHECK(hipGraphCreate(&made, 0));
+    CHECK(hipGraphAddKernelNode(&to, made, NULL, 0, &last));
+    CHECK(hipGraphAddKernelNode(&from, made, NULL, 0, &begin));
+    CHECK(hipGraphAddDependencies(made, &from, &to, 1));
+    CHECK(hipGraphInstantiate(&ready, made, NULL, NULL, 0));
+    CHECK(hipGraphLaunch(ready, NULL));
+    more = 100;
+    CHECK(hipGraphExecKernelNodeSetParams(ready, from, &begin));
+    CHECK(hipGraphLaunch(ready, NULL));
+    CHECK(hipMemcpy(host, a, sizeof host, TO_HOST));
+    if (host[1] != ((3 + 5) * 2 + 100) * 2) return printf("in order: %d\n", host[1]), 1;
+    CHECK(hipGraphAddDependencies(made, &to, &from, 1));
+    printf("circle: %s\n", hipGetErrorName(hipGraphInstantiate(&ready, made, NULL, NULL, 0)));
+
+    CHECK(hipStreamBeginCapture(first, 0));
+    add<<<1, N, 0, first>>>(a, 1);
+    printf("synchronised: %s\n", hipGetErrorName(hipStreamSynchronize(first)));
+    printf("then: %s\n", hipGetErrorName(hipStreamEndCapture(first, &graph)));
+    CHECK(hipStreamBeginCapture(first, 0));
+    CHECK(hipEventRecord(fork, first));
+    CHECK(hipStreamWaitEvent(second, fork, 0));
+    add<<<1, N, 0, second>>>(a, 1);
+    printf("other stream: %s\n", hipGetErrorName(hipStreamEndCapture(second, &graph)));
+    printf("not joined: %s\n", hipGetErrorName(hipStreamEndCapture(first, &graph)));
+    printf("no capture: %s\n", hipGetErrorName(hipStreamEndCapture(first, &graph)));
+    CHECK(hipDeviceSynchronize());
+    return 0;
+}
