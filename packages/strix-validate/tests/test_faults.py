@@ -18,16 +18,16 @@ right = torch.nn.functional.scaled_dot_product_attention
 caught: dict[str, bool] = {}
 
 
-def scores(q, k, v, scale=1.0):
+def scores(q, k, v, factor=1.0):
     """Scores and values by query head, in float32."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1).float() for x in (k, v))
-    return q.float() @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 * scale, v
+    return q.float() @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 * factor, v
 
 
-def attend(q, k, v, is_causal=False, attn_mask=None, scale=1.0, mask=None, **ignored):
+def attend(q, k, v, is_causal=False, attn_mask=None, factor=1.0, mask=None, **ignored):
     """Attention that is right unless told otherwise, written out."""
-    s, v = scores(q, k, v, scale)
+    s, v = scores(q, k, v, factor)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         s = s.masked_fill(~attn_mask, float("-inf"))
     elif attn_mask is not None:
@@ -88,7 +88,7 @@ def no_grad_for_keys(q, k, v, **options):
 
 #: name: (broken route, the shape whose check must fail, dtype)
 NUMERICS = {
-    "scale 1 % off": (lambda *a, **o: attend(*a, scale=1.01, **o), "full", torch.float16),
+    "scale 1 % off": (lambda *a, **o: attend(*a, factor=1.01, **o), "full", torch.float16),
     "causal mask dropped": (lambda *a, **o: attend(*a, mask=lambda s: s == s, **o), "causal",
                             torch.bfloat16),
     "causal mask off by one": (lambda *a, **o: attend(*a, mask=lambda s: causal(s, 1), **o),

@@ -5,7 +5,8 @@ Right by default. Each field of :class:`Kernel` is a place where a kernel can be
 puts a fault there. It shares no code with strix_validate.reference.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Kernel:
     lse_of_last_tile: bool = False
     sums: torch.dtype | None = None  # of out between tiles
     grad_sums: torch.dtype | None = None  # of dk and dv
-    truncates: bool = False
+    truncates: str = ""  # "all" results, or one: "weights", "out", "dq", "dk", "dv"
     swallows_nan: bool = False
     skips_partial_tile: bool = False
     skips_last_query: bool = False
@@ -49,15 +50,48 @@ class Kernel:
     mask_of_first_tile: bool = False  # of an additive or Boolean mask
     queries_for_keys: bool = False  # offsets of a packed sequence
     empty_shifts: bool = False  # a sequence without keys is left out, and all behind it move up
+    ignores_scale: bool = False  # the argument
+    scale_twice: bool = False  # the argument times the default
+    first_mask: bool = False  # of the sequences' masks
+    one_mask_for_heads: bool = False
+    mask_in_base_2: bool = False  # and no guard against a tile of infinities
+    dmask_scale: float = 1.0
+    most_v_lanes: bool = False  # values have as many lanes as keys
+    v_lanes_shared: bool = False  # lanes behind the keys' repeat the first ones
+    alone: str = ""  # the gradient that lacks something where it is the only one: "dq", "dk", "dv"
+    stride_of_size: bool = False  # a stride of 0 taken for the head's size
+    group_rounded: bool = False  # up to a power of two
+    most_heads: int = 1 << 30
+    most_planes: int = 1 << 30  # batch times heads
+    most_sequences: int = 1 << 30
+    swallows_nan_causal: bool = False
+    no_maximum_backward: bool = False  # exp(score) / exp(logsumexp)
+    dropout_tile: tuple[int, int] = (0, 0)  # queries and keys behind which the pattern repeats
+    most_queries_for_keys: bool = False  # queries behind the last key are not written
+    inference: tuple = ()  # fields that differ where no gradient is wanted, as pairs
+    ignores_alibi: bool = False
+    alibi_of_first: bool = False  # the first sequence's slopes
+    alibi_sign: float = 1.0
+    rotary_offset: bool = True  # angles begin at the cache's length
+    rotary_pairs: bool = True  # neighbours or halves, as asked
+    rotary_keys: bool = True
+    rotary_rest: bool = True  # lanes behind the rotated ones are kept
+    most_window: int = 1 << 30
+    drops_one_behind: int = 0  # the last key or query where it begins a tile of this size
+    swapped_pack: str = ""  # the two of "qkv" that a packed function swaps
+    most_tokens: int = 1 << 30
+    wide_diagonal: int = 0  # keys more that a causal query sees, in head dims above 128
 
-    def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x, rounded to dtype, in float32."""
-        if not self.truncates or dtype is torch.float32:
+    def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
+        """x, rounded to dtype, in float32; part: see truncates."""
+        if self.truncates not in ("all", part or "all") or dtype is torch.float32:
             return x.to(dtype).float()
         lost = 16 if dtype is torch.bfloat16 else 13
         return (x.contiguous().view(torch.int32) >> lost << lost).view(torch.float32)
 
     def read(self, x: Tensor) -> Tensor:
+        if self.stride_of_size and x.stride(1) == 0:
+            x = torch.stack([x[:, i].roll(i, -2) for i in range(x.shape[1])], 1)
         if self.contiguous and not x.is_contiguous():
             x = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
         if self.first_sequence:
@@ -76,6 +110,7 @@ class Kernel:
         found = torch.ones(queries, key.shape[1], dtype=torch.bool)
         if causal:
             found &= key <= (query if causal == "top-left" else own) + self.diagonal
+        window = tuple(min(side, self.most_window) for side in window)
         if window[0] >= 0:
             found &= key >= own - window[0] - self.window
         if window[1] >= 0:
@@ -84,22 +119,52 @@ class Kernel:
 
     def __call__(
         self, q, k, v, grad_out=None, *, causal="", window=(-1, -1), softcap=0.0, mask=None,
-        keep=None, stale=None,
+        keep=None, stale=None, scale=None, needs="qkv", alibi=None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """out and lse, and with grad_out dq, dk and dv; (batch, heads, seqlen, head_dim).
+        """out and lse, and with grad_out dq, dk, dv and dmask; (batch, heads, seqlen, head_dim).
 
         keep: (0 or the factor of kept weights, the same for the backward pass). stale: the output
-        of the call before.
+        of the call before. needs: the gradients that are wanted. alibi: (batch, heads) slopes.
         """
-        dtype, size, lanes = q.dtype, q.shape, q.shape[-1]
+        if causal and self.swallows_nan_causal:
+            return replace(self, swallows_nan=True, swallows_nan_causal=False)(
+                q, k, v, grad_out, causal=causal, mask=mask, stale=stale, needs=needs
+            )
+        if q.shape[-1] > 128 and self.wide_diagonal:
+            wrong = replace(self, diagonal=self.wide_diagonal, wide_diagonal=0)
+            return wrong(q, k, v, grad_out, causal=causal, window=window, stale=stale)
+        dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
+        size = (*q.shape[:-1], v_lanes)
+        default = lanes**-0.5
+        if scale is None or self.ignores_scale:
+            scale = default
+        elif self.scale_twice:
+            scale *= default
+        scale *= self.scale
         q, k, v = (self.read(x) for x in (q, k, v))
         heads, kv_heads, n = q.shape[1], k.shape[1], k.shape[2]
         own = torch.arange(heads) // (heads // kv_heads)
         own = torch.arange(heads) % kv_heads if self.neighbour_head else own
+        if self.group_rounded:
+            own = (torch.arange(heads) >> ((heads // kv_heads) - 1).bit_length()).clamp(
+                max=kv_heads
+            )
         k, v = k[:, own], v[:, own]
-        scale = lanes**-0.5 * self.scale
-        used = min(n - (n % self.tile if self.skips_partial_tile and n > self.tile else 0),
-                   self.most_keys)  # fmt: skip
+        if self.most_v_lanes and v_lanes > lanes:
+            v = v.index_fill(-1, torch.arange(lanes, v_lanes), 0)
+        if self.v_lanes_shared and v_lanes != lanes:
+            v = v.roll(1, -1)
+        if mask is not None and self.first_mask and mask.dim() == 4:
+            mask = mask[:1].expand(q.shape[0], -1, -1, -1)
+        if mask is not None and self.one_mask_for_heads and mask.dim() == 4:
+            mask = mask[:, :1]
+        if alibi is not None and not self.ignores_alibi:
+            alibi = alibi[:1].expand_as(alibi) if self.alibi_of_first else alibi
+            place = torch.arange(q.shape[2])[:, None] + n - q.shape[2] - torch.arange(n)
+            mask = -self.alibi_sign * alibi[:, :, None, None] * place.abs()
+        one_behind = bool(self.drops_one_behind and n % self.drops_one_behind == 1 and n > 1)
+        partial = n % self.tile if self.skips_partial_tile and n > self.tile else 0
+        used = min(n - one_behind, n - partial, self.most_keys)
         tiles = [slice(i, min(i + self.tile, used)) for i in range(0, used, self.tile)]
 
         def score(keys: slice) -> tuple[Tensor, Tensor]:
@@ -111,6 +176,8 @@ class Kernel:
                 s, slope = softcap * capped, 1 - capped**2
             if mask is not None and not (self.mask_of_first_tile and keys.start):
                 part = mask[..., keys]
+                if self.mask_in_base_2 and part.dtype is not torch.bool:
+                    part = (part.float() / math.log(2)).to(dtype) * math.log(2)
                 s = s.masked_fill(~part, -INFINITY) if part.dtype is torch.bool else s + part
             return s.masked_fill(~self.seen(q.shape[2], keys, n, causal, window), -INFINITY), slope
 
@@ -122,18 +189,18 @@ class Kernel:
             if self.swallows_nan:
                 s = s.nan_to_num(-INFINITY, INFINITY, -INFINITY)
             new = torch.maximum(best, s.amax(-1, keepdim=True))
-            base = new.masked_fill(new == -INFINITY, 0)
+            base = new if self.mask_in_base_2 else new.masked_fill(new == -INFINITY, 0)
             shrink, weights = (best - base).exp(), (s - base).exp()
             total = total * shrink + weights.sum(-1, keepdim=True)
             if keep is not None:
                 weights = weights * keep[0][..., keys]
-            share = self.store(weights, dtype) @ v[:, :, keys]
+            share = self.store(weights, dtype, "weights") @ v[:, :, keys]
             out = self.store(out * shrink + share, sums) if sums else out * shrink + share
             best = new
         if self.counts_padding:
             total = total + (-n % 16) * (-best).exp().nan_to_num(0, 0, 0)
         empty = total == 0
-        out = self.store(out / total.masked_fill(empty, 1), dtype)
+        out = self.store(out / total.masked_fill(empty, 1), dtype, "out")
         lse = (best + total.log())[..., 0]
         if self.lse_of_last_tile:
             lse = score(tiles[-1])[0].logsumexp(-1)
@@ -141,32 +208,44 @@ class Kernel:
         if self.skips_last_query:
             out[:, :, -1] = 0
         out[:, :, self.most_queries :] = 0
+        out[:, self.most_heads :] = 0
+        out[self.most_sequences :] = 0
+        out.flatten(0, 1)[self.most_planes :] = 0
+        if self.most_queries_for_keys and causal:
+            out[:, :, n:] = 0
+        if one_behind:
+            out[:, :, q.shape[2] - q.shape[2] % self.drops_one_behind :] = 0
         if grad_out is not None:
             log = (best + total.masked_fill(empty, 1).log()).masked_fill(empty, INFINITY)
             seen_out = stale if self.stale_out and stale is not None else out
             found |= self.gradients(q, k, v, grad_out.float(), seen_out, log, score, tiles, keep,
-                                    scale, dtype, own, kv_heads, lanes)  # fmt: skip
-        return found | {"out": out[..., :lanes].reshape(size).to(dtype)}
+                                    scale, dtype, own, kv_heads, lanes, v_lanes, needs)  # fmt: skip
+        return found | {"out": out[..., :v_lanes].reshape(size).to(dtype)}
 
     def gradients(
-        self, q, k, v, grad_out, out, log, score, tiles, keep, scale, dtype, own, kv_heads, lanes
-    ) -> dict[str, Tensor]:
+        self, q, k, v, grad_out, out, log, score, tiles, keep, scale, dtype, own, kv_heads, lanes,
+        v_lanes, needs,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """log: each query's logarithm of its sum of weights, infinite without keys."""
-        grad_out = torch.cat([grad_out, torch.zeros(*q.shape[:3], v.shape[-1] - lanes)], -1)
-        delta = (grad_out * out).sum(-1, keepdim=True) * (not self.no_delta)
+        grad_out = torch.cat([grad_out, torch.zeros(*q.shape[:3], v.shape[-1] - v_lanes)], -1)
+        is_alone = self.alone == f"d{needs}"
+        has_delta = not self.no_delta and not (is_alone and self.alone != "dv")
+        delta = (grad_out * out).sum(-1, keepdim=True) * has_delta
+        dmask = torch.zeros(*q.shape[:3], k.shape[2])
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         sums = self.grad_sums and dtype
         for keys in tiles:
             s, slope = score(keys)
-            weights = (s - log).exp()
+            weights = s.exp() / log.exp() if self.no_maximum_backward else (s - log).exp()
             if self.swallows_nan:
                 weights = weights.nan_to_num(0)
             grad = grad_out @ v[:, :, keys].transpose(-2, -1)
             kept = weights
             if keep is not None:
                 grad, kept = grad * keep[1][..., keys], weights * keep[1][..., keys]
-            grad = self.store(weights * (grad - delta) * slope, dtype)
-            kept = self.store(kept, dtype)
+            grad = self.store(weights * (grad - delta) * slope, dtype, "weights")
+            kept = self.store(kept, dtype, "weights")
+            dmask[..., keys] = grad * self.dmask_scale
             dq += grad @ k[:, :, keys] * scale
             for i in range(0, q.shape[2], self.tile):
                 rows = slice(i, i + self.tile)
@@ -176,10 +255,14 @@ class Kernel:
                     more = whole[:, :, keys] + more
                     whole[:, :, keys] = self.store(more, dtype) if sums else more
         factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
+        if is_alone and self.alone == "dv":
+            factors["dv"] *= 1.05
         found = {"dq": dq, "dk": self.per_head(dk, own, kv_heads),
                  "dv": self.per_head(dv, own, kv_heads)}  # fmt: skip
-        return {
-            name: self.store(x[..., :lanes] * factors[name], dtype).to(dtype)
+        return {"dmask": dmask.to(dtype)} | {
+            name: self.store(
+                x[..., : v_lanes if name == "dv" else lanes] * factors[name], dtype, name
+            ).to(dtype)
             for name, x in found.items()
         }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torch's scaled_dot_product_attention, one backend at a time: shapes and their comparison."""
 
+import os
 import re
 import warnings
 import zlib
@@ -17,6 +18,7 @@ from strix_validate import reference
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -52,11 +54,15 @@ ROUTES: dict[str, Route] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a scaled_dot_product_attention call, and the bug that it would catch.
+    """The arguments of a scaled_dot_product_attention call, and the bug that it would catch.
 
-    attn_mask: "bool" or "additive", random, each query with at least one key. sink: see
-    reference.with_sink. may_refuse: an error is also right. on_device: the reference is too large
-    for the CPU.
+    v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
+    least one key; "padding", by sequence; "least", causal and padded in front, with the smallest
+    number of the dtype; "learned", additive by head, with a gradient. layout: "strided", "expanded"
+    (one head of keys and values for all), "packed" (q, k and v in one tensor). gain: q times this.
+    needs: the gradients that are computed. sink: see reference.with_sink. may_refuse: an error is
+    also right. on_device: the reference is too large for the CPU. gib: memory it takes, where
+    tensors exceed 2 GiB; then the first, middle and last sequences are compared.
     """
 
     name: str
@@ -67,12 +73,18 @@ class Shape:
     seqlen_q: int = 128
     seqlen_k: int = 128
     head_dim: int = 64
+    v_dim: int = 0
     causal: bool = False
+    scale: float | None = None
     attn_mask: str = ""
-    strided: bool = False
+    layout: str = ""
+    gain: float = 1.0
+    needs: str = "qkv"
     sink: reference.Sink = None
     may_refuse: bool = False
     on_device: bool = False
+    gib: int = 0
+    dtypes: tuple[torch.dtype, ...] = DTYPES
     size: Size = Size.QUICK
 
 
@@ -89,6 +101,7 @@ _D512 = (
     "gfx11 (Stable Diffusion's VAE): https://github.com/pytorch/pytorch/issues/189849"
 )
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
+_STRIDES = "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)"
 _MASK = "a mask read with the wrong strides, or inverted"
 _BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
 _LENGTH = "keys read behind the last one, or rows of the last block not written"
@@ -110,9 +123,7 @@ SHAPES = (
     Shape("one-query", "decoding: a block of queries with one row", seqlen_q=1, seqlen_k=133),
     Shape("one-key", "softmax over one key, which is 1 exactly", seqlen_q=37, seqlen_k=1),
     Shape("one-token", "both lengths below every block size", seqlen_q=1, seqlen_k=1, causal=True),
-    Shape(
-        "strided", "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)", strided=True
-    ),
+    Shape("strided", _STRIDES, layout="strided"),
     Shape("bool-mask", _MASK, attn_mask="bool", seqlen_k=133),
     Shape("additive-mask", _MASK, attn_mask="additive", seqlen_k=133),
     Shape("blocks", _BLOCKS, batch=2, heads=2, kv_heads=1, seqlen_q=577, seqlen_k=600, head_dim=32),
@@ -137,8 +148,164 @@ SHAPES = (
             seqlen_k=577,
             head_dim=32,
             sink=sink,
+            needs=needs,
+            dtypes=HALVES,
         )
-        for sink in ("key", "query")
+        # what the gradients of k and v sum is of one sign in "query" alone
+        for sink, needs in (("key", "q"), ("query", "qkv"))
+    ),
+    Shape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
+    Shape(
+        "padding-mask",
+        "the mask of the first sequence read for each: batches of padded prompts",
+        batch=3,
+        seqlen_q=40,
+        seqlen_k=133,
+        attn_mask="padding",
+        dtypes=HALVES,
+    ),
+    Shape(
+        "least-mask",
+        "NaN of a tile that a mask of the smallest number shuts out, in base 2 its infinity: "
+        "https://github.com/pytorch/pytorch/issues/110213",
+        batch=2,
+        seqlen_q=40,
+        seqlen_k=133,
+        attn_mask="least",
+        dtypes=HALVES,
+    ),
+    Shape(
+        "learned-mask",
+        "the gradient of a bias: scaled like q's, or one head's for all",
+        batch=2,
+        heads=2,
+        kv_heads=2,
+        seqlen_q=72,
+        seqlen_k=136,
+        head_dim=32,
+        attn_mask="learned",
+        dtypes=(torch.float32, torch.float16),
+    ),
+    *(
+        Shape(
+            f"value-dim-{v_dim}",
+            "values read with the keys' head dim (DeepSeek's MLA has 192 and 128)",
+            heads=2,
+            kv_heads=2,
+            seqlen_q=70,
+            seqlen_k=70,
+            head_dim=head_dim,
+            v_dim=v_dim,
+            causal=True,
+            dtypes=HALVES,
+        )
+        for head_dim, v_dim in ((96, 64), (32, 72))
+    ),
+    *(
+        Shape(
+            f"gradient-{name}",
+            "a gradient that is right only where the others are computed as well (LoRA, frozen "
+            "layers)",
+            heads=2,
+            kv_heads=2,
+            seqlen_q=70,
+            seqlen_k=100,
+            needs=name,
+            dtypes=(torch.float16,),
+        )
+        for name in "qkv"
+    ),
+    *(
+        Shape(
+            layout,
+            why,
+            batch=2,
+            heads=3,
+            kv_heads=3,
+            seqlen_q=70,
+            seqlen_k=70,
+            head_dim=32,
+            layout=layout,
+            dtypes=(torch.float16,),
+        )
+        for layout, why in (
+            ("expanded", "a stride of 0 taken for the size (keys of one head for all)"),
+            ("packed", "q, k and v of one tensor read as if each had its own"),
+        )
+    ),
+    *(
+        Shape(
+            f"gqa-{group}",
+            "a group of heads rounded up to a power of two",
+            heads=2 * group,
+            kv_heads=2,
+            seqlen_q=40,
+            seqlen_k=40,
+            head_dim=32,
+            causal=True,
+            dtypes=(torch.bfloat16,),
+        )
+        for group in (3, 5, 7)
+    ),
+    Shape(
+        "heads-40",
+        "heads behind the 32nd left out (Qwen3-14B has 40)",
+        heads=40,
+        kv_heads=8,
+        seqlen_q=20,
+        seqlen_k=20,
+        head_dim=32,
+        dtypes=(torch.float16,),
+    ),
+    Shape(
+        "heads-65568",
+        "batch and heads in a dimension of the grid, of which there are 65535: "
+        "https://github.com/pytorch/pytorch/issues/142228",
+        batch=2049,
+        heads=32,
+        kv_heads=32,
+        seqlen_q=1,
+        seqlen_k=2,
+        head_dim=16,
+        dtypes=(torch.float16,),
+    ),
+    Shape(
+        "batch-9",
+        "sequences behind the fourth left out",
+        batch=9,
+        heads=2,
+        kv_heads=2,
+        seqlen_q=33,
+        seqlen_k=33,
+        head_dim=32,
+        causal=True,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "decode-4100",
+        "a split over keys that are merged wrongly, or of no more than 2048",
+        heads=2,
+        kv_heads=2,
+        seqlen_q=1,
+        seqlen_k=4100,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "cross-causal-long",
+        "queries behind the last key left out, where causal is top-left: they see all keys",
+        seqlen_q=133,
+        seqlen_k=70,
+        causal=True,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "peaked",
+        "exp of a score that no maximum was taken from, which overflows above 88, in the backward "
+        "pass alone",
+        heads=2,
+        kv_heads=2,
+        gain=30.0,
+        dtypes=HALVES,
     ),
     Shape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
     Shape("d72", _NAN_D72, batch=2, head_dim=72),
@@ -207,6 +374,21 @@ SHAPES = (
         on_device=True,
         size=Size.STRESS,
     ),
+    Shape(
+        "beyond-4-gib",
+        "an offset of 32 bits: tensors of more than 2^31 numbers, in more than 2^32 bytes",
+        batch=4100,
+        heads=64,
+        kv_heads=64,
+        seqlen_q=64,
+        seqlen_k=64,
+        head_dim=128,
+        causal=True,
+        on_device=True,
+        gib=48,
+        dtypes=(torch.bfloat16,),
+        size=Size.STRESS,
+    ),
     *(
         Shape(
             f"random-{i}",
@@ -238,9 +420,18 @@ def run(wanted: set[Check], options: Options) -> Iterator[Result]:
         if shape.sink == "query" and options.device == "cpu" and route in ("flash", "default"):
             yield Result(check, State.SKIPPED, _CPU_SUMS)
             continue
+        if shape.gib > _free_gib(options.device):
+            yield Result(check, State.SKIPPED, f"{shape.gib} GiB of memory are not free")
+            continue
         if last != (shape, dtype):
             last, problem = (shape, dtype), Problem(shape, dtype, options.device)
         yield run_one(check, ROUTES[route], problem)
+
+
+def _free_gib(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def size_of(check: Check) -> Size:
@@ -254,9 +445,7 @@ def _sizes() -> dict[str, Size]:
 
 def _cases() -> Iterator[tuple[str, Shape, torch.dtype]]:
     for shape in SHAPES:
-        for dtype in DTYPES:
-            if shape.sink and dtype is torch.float32:
-                continue  # it is for sums in 16 bits
+        for dtype in shape.dtypes:
             for route in ROUTES:
                 yield route, shape, dtype
 
@@ -267,74 +456,149 @@ def _check(route: str, shape: Shape, dtype: torch.dtype) -> Check:
     return Check(f"sdpa/{route}/{shape.name}-{name}", title, shape.why)
 
 
+#: Sequences of other numbers where tensors exceed 2 GiB: a prime, so that an offset that wraps
+#: around never meets the same numbers again.
+_POOL = 61
+
+
 class Problem:
-    """The inputs of a shape, the same in every run, and what attention makes of them."""
+    """The inputs of a shape, the same in every run, and what attention makes of them.
+
+    compared: the sequences whose results are; all if it is None.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: str) -> None:
         generator = torch.Generator().manual_seed(zlib.crc32(shape.name.encode()))
 
-        def randn(heads: int, seqlen: int) -> Tensor:
-            size = (shape.batch, heads, seqlen, shape.head_dim)
-            if shape.strided:
-                size = (shape.batch, seqlen, heads, shape.head_dim)
+        def randn(heads: int, seqlen: int, head_dim: int = shape.head_dim) -> Tensor:
+            batch = min(shape.batch, _POOL) if shape.gib else shape.batch
+            size = (batch, heads, seqlen, head_dim)
+            if shape.layout == "strided":
+                size = (batch, seqlen, heads, head_dim)
             x = torch.randn(size, generator=generator).to(dtype)
-            return x.transpose(1, 2) if shape.strided else x
+            return x.transpose(1, 2) if shape.layout == "strided" else x
 
         self.shape, self.dtype, self.device = shape, dtype, device
-        q, grad_out = (randn(shape.heads, shape.seqlen_q) for _ in range(2))
-        k, v = (randn(shape.kv_heads, shape.seqlen_k) for _ in range(2))
+        v_dim, kv_heads = shape.v_dim or shape.head_dim, shape.kv_heads
+        q = randn(shape.heads, shape.seqlen_q) * shape.gain
+        grad_out = randn(shape.heads, shape.seqlen_q, v_dim)
+        k = randn(1 if shape.layout == "expanded" else kv_heads, shape.seqlen_k)
+        v = randn(k.shape[1], shape.seqlen_k, v_dim)
         if shape.sink:
             found = reference.with_sink(q, k, v, grad_out, shape.sink)
             q, k, v, grad_out = (x.to(dtype) for x in found)
-        scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
-        # every query sees key 0
-        masks = {"bool": (scores > 0).index_fill(1, torch.tensor(0), True), "additive": scores}
-        attn_mask = masks.get(shape.attn_mask)
-        if shape.attn_mask == "additive":
-            attn_mask = scores.to(dtype)
-        self.inputs = tuple(x.to(device) for x in (q, k, v, grad_out))
+        attn_mask = _attn_mask(shape, dtype, generator)
+        where = device if shape.on_device else "cpu"
+        all_heads = (x.expand(-1, kv_heads, -1, -1) for x in (k, v))
+        self._reference = [x.to(where) for x in (q, *all_heads, grad_out)]
+        self._mask = None if attn_mask is None else attn_mask.to(where)
+        self.compared = None
+        if shape.gib:
+            last = shape.batch - 1
+            self.compared = [0, 1, last // 2, last - 1, last]
+        self.inputs = self._laid_out(*(x.to(device) for x in (q, k, v, grad_out)))
         self.options = {
             "attn_mask": None if attn_mask is None else attn_mask.to(device),
             "is_causal": shape.causal,
+            "scale": shape.scale,
             "enable_gqa": shape.heads != shape.kv_heads,
         }
-        where = device if shape.on_device else "cpu"
-        self._reference = [x.to(where) for x in (q, k, v, grad_out)]
-        self._mask = None if attn_mask is None else attn_mask.to(where)
         self.expected = cache(self._expect)
+
+    def _laid_out(self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
+        """In the shape's layout, on the device: a copy to it would change some."""
+        if self.shape.layout == "expanded":
+            k, v = (x.expand(-1, self.shape.kv_heads, -1, -1) for x in (k, v))
+        if self.shape.layout == "packed":
+            # (batch, seqlen, 3, heads, head_dim), as one linear layer gives them
+            together = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
+            q, k, v = (x.transpose(1, 2) for x in together.unbind(2))
+        if self.shape.gib:
+            chosen = torch.arange(self.shape.batch, device=q.device) % _POOL
+            q, k, v, grad_out = (x[chosen] for x in (q, k, v, grad_out))
+        return q, k, v, grad_out
 
     def _expect(self, dtype: reference.Precision) -> dict[str, Tensor]:
         causal = "top-left" if self.shape.causal else None
         # one sequence at a time: in float64 the scores of the largest shapes fill the memory
+        length = self.shape.seqlen_q * self.shape.seqlen_k
+        step = 1 if length > 4096 else max(1, 2**20 // (length * self.shape.heads))
+        chosen = [slice(i, i + step) for i in range(0, self.shape.batch, step)]
+        if self.compared:
+            chosen = [slice(i % _POOL, i % _POOL + 1) for i in self.compared]
+        masks = self._mask is not None and self._mask.dim() == 4
         parts = [
             reference.attention(
-                *(x[i : i + 1] for x in self._reference),
+                *(x[rows] for x in self._reference),
                 causal=causal,
-                attn_mask=self._mask,
+                attn_mask=self._mask[rows] if masks else self._mask,
+                scale=self.shape.scale,
                 dtype=dtype,
             )
-            for i in range(self.shape.batch)
+            for rows in chosen
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def _attn_mask(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
+    """The shape's mask; of two dimensions where all sequences and heads share it."""
+    scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
+    if shape.attn_mask == "bool":
+        return (scores > 0).index_fill(1, torch.tensor(0), True)  # every query sees key 0
+    if shape.attn_mask == "additive":
+        return scores.to(dtype)
+    if shape.attn_mask == "learned":
+        size = (shape.batch, shape.heads, *scores.shape)
+        return torch.randn(size, generator=generator).to(dtype)
+    key, own = torch.arange(shape.seqlen_k), torch.arange(shape.seqlen_q)[:, None]
+    sequence = torch.arange(shape.batch)[:, None, None, None]
+    if shape.attn_mask == "padding":
+        return key < shape.seqlen_k - 37 * sequence
+    if shape.attn_mask == "least":
+        # all of the first 64 keys of the second sequence are padding
+        own = own + shape.seqlen_k - shape.seqlen_q
+        seen = (key <= own) & (key >= 70 * sequence)
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return None
+
+
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
-    """Compares a route's output and gradients; a refusal is a skip, or a pass where allowed."""
+    """Compares a route's output with and without gradients, and the gradients.
+
+    A refusal is a skip, or a pass where allowed.
+    """
     *tensors, grad_out = problem.inputs
-    leaves = [x.detach().requires_grad_() for x in tensors]
+    needs, options = problem.shape.needs, dict(problem.options)
+    tensors = [
+        x.detach().requires_grad_(name in needs) for name, x in zip("qkv", tensors, strict=True)
+    ]
+    leaves = {f"d{name}": x for name, x in zip("qkv", tensors, strict=True) if name in needs}
+    if problem.shape.attn_mask == "learned":
+        leaves["dmask"] = options["attn_mask"] = options["attn_mask"].detach().requires_grad_()
     try:
-        out, operators = call(route, *leaves, **problem.options)
-        grads = torch.autograd.grad(out, leaves, grad_out)
+        out, operators = call(route, *tensors, **options)
+        grads = torch.autograd.grad(out, list(leaves.values()), grad_out)
+        with torch.no_grad():
+            inference, without = call(route, *tensors, **options)
     except CannotRun as refusal:
         if problem.shape.may_refuse and not isinstance(refusal, NoBackend):
             return Result(check, State.PASSED, f"Refused, which is right: {refusal}")
         return Result(check, State.SKIPPED, str(refusal))
     except Exception as error:  # any other exception is a failure
         return Result(check, State.FAILED, f"{type(error).__name__}: {error}")
-    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
-    result = reference.compare(check, actual, problem.expected, problem.dtype)
+    actual = {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
+    if not torch.equal(inference, out):
+        actual["inference"] = inference
+    if problem.compared:
+        actual = {name: x[problem.compared] for name, x in actual.items()}
+
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        found = problem.expected(dtype)
+        return {name: found["out" if name == "inference" else name] for name in actual}
+
+    result = reference.compare(check, actual, expected, problem.dtype)
     name = check.id.split("/")[1]
-    fault = wrong_operator(name, operators)
+    fault = wrong_operator(name, operators) or wrong_operator(name, without)
     measured = result.measured | {"operator": kind_of(operators)}
     if fault:
         return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
