@@ -16,7 +16,8 @@ from support.release import RECIPES, Release, run
 pytestmark = pytest.mark.pixi
 
 DOCUMENTS = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
-TASKS = tomllib.loads((CHECKOUT / "pixi.toml").read_text())["tasks"]
+MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+TASKS = MANIFEST["tasks"] | MANIFEST["feature"]["dev"]["tasks"]
 PASSED_ON = ("run", "test", "validate")  # what follows is another program's
 
 

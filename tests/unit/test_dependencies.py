@@ -34,13 +34,20 @@ def declared() -> dict[str, Requirement]:
 
 def test_pixi_has_what_pyproject_has() -> None:
     ours = {CONDA_NAMES.get(n, n): str(r.specifier) for n, r in declared().items()}
-    theirs = {n: "" if spec == "*" else spec for n, spec in PIXI["dependencies"].items()}
+    both = PIXI["dependencies"] | PIXI["feature"]["dev"]["dependencies"]
+    theirs = {n: "" if spec == "*" else spec for n, spec in both.items()}
     for name in PYPI_ONLY:
         ours.pop(name)
     for name in CONDA_ONLY:
         theirs.pop(name)
     normal = {name: ",".join(sorted(spec.split(","))) for name, spec in theirs.items()}
     assert {name: ",".join(sorted(spec.split(","))) for name, spec in ours.items()} == normal
+
+
+def test_the_default_environment_builds_and_no_more() -> None:
+    groups = PYPROJECT["dependency-groups"]
+    tools = {Requirement(word).name for word in [*groups["test"], *groups["lint"]]}
+    assert not PIXI["dependencies"].keys() & {CONDA_NAMES.get(name, name) for name in tools}
 
 
 def test_requirements_lock_what_pyproject_has() -> None:

@@ -161,7 +161,7 @@ STEPS = sorted({(where, line) for where, step in scripts() for line in step if O
 def test_steps_are_commands_that_people_run(where: str, line: str) -> None:
     """Where pixi is, `./forge` is `pixi run`: so each command is a task, too."""
     pixi = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
-    tasks = pixi["tasks"] | pixi["feature"]["lint"]["tasks"]
+    tasks = pixi["tasks"] | pixi["feature"]["dev"]["tasks"] | pixi["feature"]["lint"]["tasks"]
     words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
     assert words[0] in tasks, where
     assert line.startswith("pixi") or understood(words), where
