@@ -27,6 +27,7 @@ from rattler_build import VariantConfig
 from support.project import CHECKOUT
 
 from forge import bases
+from forge.channel import pypi
 from forge.envs.manifest import Platform
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
@@ -37,6 +38,7 @@ os.environ[PYPI_SOURCES] = PYPI_URL
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
 PROJECT = Project.at(CHECKOUT)
+NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
 # What these records hold for a Python, but not beside the rest; not counted as solved either:
 # for 3.13 sentencepiece has an older protobuf, and tiktoken is for others alone
 APART = {"python 3.13.* *_cp313": {"vllm": {"sentencepiece", "tiktoken"}}}
@@ -160,6 +162,7 @@ class Rendered:
                         and (package_name(d) in self.outputs or theirs(d))
                     ],
                     "constrains": [spec_of(c, self.outputs) for c in constrains],
+                    "purls": pypi.purls(f"{name}-{version}-{build}.conda", NAMES),
                 }  # fmt: skip
             if subdir == "linux-64":  # conda-forge's, which no record here holds
                 packages["hip-7.2.4-0.conda"] = {

@@ -5,10 +5,44 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import json
 import zipfile
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from support.servers import QuietHandler
+
+# what people add to a torch, and what it requires of PyPI's (the last is for one torch alone)
+ADDED = {
+    "accelerate": ("numpy>=1.17", "torch>=2.0.0"),
+    "bitsandbytes": ("torch>=2.3,<3", "numpy>=1.17"),
+    "timm": ("torch", "torchvision"),
+    "torchao": (),
+    "xformers": ("numpy", "torch==2.99.0"),
+}
+
+
+class SimpleIndex(QuietHandler):
+    """Serves the folder of a project as PyPI's API does: in JSON, with times of upload."""
+
+    def list_directory(self, path: str) -> io.BytesIO:
+        files = [
+            {
+                "filename": file.name,
+                "url": file.name,
+                "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+                "upload-time": "2026-01-01T00:00:00Z",
+            }
+            for file in sorted(Path(path).glob("*.whl"))
+        ]
+        data = {"meta": {"api-version": "1.1"}, "name": Path(path).name, "files": files}
+        text = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        return io.BytesIO(text)
 
 
 def add_wheel(index: Path, name: str, version: str, requires: tuple[str, ...] = ()) -> Path:
@@ -40,3 +74,15 @@ def needs_torch(index: Path) -> Path:
     add_wheel(index, "torch", "2.99.0", ("triton==3.99.0",))
     add_wheel(index, "triton", "3.99.0")
     return add_wheel(index, "needs-torch", "1.0", ("torch>=2", "triton"))
+
+
+def popular(index: Path) -> None:
+    """PyPI's torch, with what it brings, and the packages that are added to it."""
+    add_wheel(index, "nvidia-cublas", "13.0")
+    add_wheel(index, "triton", "3.99.0")
+    add_wheel(index, "torch", "2.13.0", ("triton==3.99.0", "nvidia-cublas"))
+    add_wheel(index, "torch", "2.99.0", ("triton==3.99.0", "nvidia-cublas"))
+    add_wheel(index, "torchvision", "0.28.0", ("torch==2.13.0",))
+    add_wheel(index, "torchvision", "0.99.0", ("torch==2.99.0",))
+    for name, requires in ADDED.items():
+        add_wheel(index, name, "1.0", requires)

@@ -21,6 +21,7 @@ from forge.envs.manifest import PLATFORM, Manifest, match_spec
 from forge.envs.records import Records
 from forge.envs.workspace import Workspace
 from forge.errors import BuildFailed, ForgeError
+from forge.files import write_text
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 MANIFEST, LOCK = CHECKOUT / "pixi.toml", CHECKOUT / "pixi.lock"
@@ -112,7 +113,8 @@ def test_structure_is_that_of_pixi() -> None:
     assert lock["version"] == 7
     minimal = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
     assert lock["platforms"] == [{"name": "linux-64", "virtual-packages": minimal}]
-    assert sorted(lock["environments"]) == list(lock["environments"]) == ["default", "lint", "pack"]
+    environments = ["default", "dev", "lint", "pack"]
+    assert sorted(lock["environments"]) == list(lock["environments"]) == environments
     used = set()
     for environment in lock["environments"].values():
         assert list(environment) == ["channels", "packages"]
@@ -370,13 +372,17 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_names_its_packages_on_pypi(manifest: Path) -> None:
     """For the channel that it uses; docs/pypi.md shows the same table to paste."""
-    workspace = tomllib.loads(manifest.read_text())["workspace"]
+    data = tomllib.loads(manifest.read_text())
     shown = re.search(r"^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text(), re.M | re.S)
-    assert workspace["conda-pypi-map"] == tomllib.loads(shown[1])["workspace"]["conda-pypi-map"]
-    ((channel, table),) = workspace["conda-pypi-map"].items()
+    pasted, names_of = tomllib.loads(shown[1]), data["workspace"]["conda-pypi-map"]
+    assert pasted["workspace"]["conda-pypi-map"] == names_of
+    ((channel, table),) = names_of.items()
     assert channel == PUBLISHED and table["mapping-mode"] == "replace"
     names = json.loads((CHECKOUT / "recipes/pypi-names.json").read_text())
     assert table["mapping"] == {ours: theirs for ours, theirs in names.items() if theirs}
+    # before there was PyPI
+    assert pasted["pypi-exclude-newer"] == data["pypi-exclude-newer"]
+    assert data["pypi-exclude-newer"] == dict.fromkeys(table["mapping"].values(), "1970-01-01")
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
@@ -413,6 +419,33 @@ def test_a_lock_that_pixi_wrote_is_taken_and_written_again(tmp_path: Path) -> No
     assert chosen.lock() == {"default": 2, "more": 3, "bare": 2}
     assert chosen.lock_file.read_bytes() == (PIXI / "pixi.lock").read_bytes()
     assert "indexed_timestamp" in (PIXI / "noarch/repodata.json").read_text()
+
+
+@pytest.mark.parametrize("says", [None, [], ["pkg:pypi/alpha@1.0"]])
+def test_a_lock_says_what_ours_are_on_pypi(tmp_path: Path, says: list[str] | None) -> None:
+    """Whatever the index says: pixi keeps a lock without it, and takes PyPI's over ours."""
+    records = tmp_path / "records"
+    for file in PIXI.glob("*/repodata.json"):
+        data = json.loads(file.read_bytes())
+        for record in data["packages.conda"].values():
+            record.pop("purls", None)
+            record |= {} if says is None or record["name"] != "alpha" else {"purls": says}
+        write_text(records / file.parent.name / file.name, json.dumps(data))
+    names = f'[workspace.conda-pypi-map."{OURS}"]\nmapping = {{ alpha = "alpha", beta = "b-b" }}\n'
+    write_text(tmp_path / "pixi.toml", (PIXI / "pixi.toml").read_text() + names)
+    manifest = Manifest.load(tmp_path / "pixi.toml")
+    Workspace("app", manifest, tmp_path, {}, {OURS: Records(OURS, records)}).lock()
+    packages = yaml.safe_load((tmp_path / "pixi.lock").read_text())["packages"]
+    found = {
+        package["conda"].rpartition("/")[2]: package.pop("purls", None) for package in packages
+    }
+    assert found == {
+        "alpha-1.0-h1234567_0.conda": ["pkg:pypi/alpha@1.0"],
+        "alpha-1.1-h1234567_0.conda": ["pkg:pypi/alpha@1.1"],
+        "beta-2.0-h1234567_0.conda": ["pkg:pypi/b-b@2.0"],
+        "gamma-0.3-h1234567_0.conda": None,
+    }
+    assert packages == yaml.safe_load((PIXI / "pixi.lock").read_text())["packages"]
 
 
 def test_a_platform_is_what_it_promises(tmp_path: Path) -> None:

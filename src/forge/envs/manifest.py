@@ -26,7 +26,15 @@ ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": 
 
 # The keys that are read, and those of pixi that say nothing about what is solved, installed or run:
 # tasks are run by pixi alone.
-TOP = {"workspace", "dependencies", "feature", "environments", "tasks", "tool"}
+TOP = {
+    "workspace",
+    "dependencies",
+    "feature",
+    "environments",
+    "tasks",
+    "tool",
+    "pypi-exclude-newer",
+}
 WORKSPACE = {
     "name", "channels", "channel-priority", "platforms", "requires-pixi", "version", "description",
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
@@ -86,7 +94,8 @@ class Manifest:
             workspace = known(manifest.data.get("workspace"), WORKSPACE, "workspace")
             if workspace.get("channel-priority", "strict") != "strict":
                 raise ForgeError("channel-priority is not strict; nothing else is supported")
-            manifest.channels(), manifest.platform(), manifest.environments(), manifest.publishers()
+            manifest.channels(), manifest.platform(), manifest.environments()
+            manifest.publishers(), manifest.pypi_names()
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
@@ -141,6 +150,15 @@ class Manifest:
         # pixi's own names in locks
         usual = not promised and name in ("", PLATFORM)
         return Platform(PLATFORM if usual else "p1", promised | ASSUMED | promised)
+
+    def pypi_names(self) -> dict[str, dict[str, Any]]:
+        """Channel -> conda name -> name on PyPI, where the table stands in the manifest itself."""
+        tables = known(self.data["workspace"].get("conda-pypi-map", {}), None, "conda-pypi-map")
+        return {
+            channel: known(table["mapping"], None, f"conda-pypi-map.{channel:.40}")
+            for channel, table in tables.items()
+            if isinstance(table, dict) and "mapping" in table
+        }
 
     def environments(self) -> dict[str, list[str]]:
         """Environment name -> its requirements as match specs, those of all its features."""

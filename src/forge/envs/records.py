@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Records of a channel from files on disk, as a source for the solver."""
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,23 @@ from rattler import Channel, PackageName, RepoDataRecord, SparseRepoData
 
 from forge.errors import ForgeError
 from forge.project import SUBDIRS
+
+
+def purls_of(record: RepoDataRecord) -> set[str]:
+    """What a record says that it is elsewhere; the bindings say it as JSON alone."""
+    return set(json.loads(record.to_json()).get("purls") or ())
+
+
+def with_purls(record: RepoDataRecord, purls: list[str]) -> RepoDataRecord:
+    """A record that says so; the bindings read it from an index alone."""
+    data = json.loads(record.to_json()) | {"purls": purls}
+    subdir, base_url = data["subdir"], record.url.rpartition("/")[0]
+    index = {"info": {"subdir": subdir, "base_url": f"{base_url}/"}, "packages": {}}
+    with tempfile.NamedTemporaryFile("w", prefix="forge-records-") as file:
+        json.dump(index | {"packages.conda": {record.file_name: data}}, file)
+        file.flush()
+        source = SparseRepoData(Channel(data["channel"]), subdir, file.name)
+        return source.load_records(PackageName(data["name"]))[0]
 
 
 class Records:

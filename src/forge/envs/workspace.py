@@ -18,13 +18,14 @@ from rattler.shell import ActivationVariables, activate
 
 from forge import network
 from forge.bases import CONDA_FORGE
+from forge.channel import pypi
 from forge.channel.index import is_of
 from forge.channel.local import HOST_BOUND
 from forge.channel.location import redacted
 from forge.envs import cache, lockfile
 from forge.envs.bindings import CHECKED, BuildString
 from forge.envs.manifest import PLATFORM, Manifest
-from forge.envs.records import Records
+from forge.envs.records import Records, purls_of, with_purls
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import read_text, write_text
 from forge.locks import hold
@@ -102,12 +103,23 @@ class Workspace:
             self._require_attested(records)
             # what was locked is written as it was: an index may leave out what a lock states
             same = {(record.url, record.sha256): record for record in kept}
-            solved[environment] = [same.get((r.url, r.sha256), r) for r in records]
+            solved[environment] = [same.get((r.url, r.sha256)) or self._named(r) for r in records]
         with hold(self.folder / ".pixi", "locking", self.say):
             lockfile.write(self.lock_file, platform, urls, solved)
             if self.folder != self.manifest.path.parent:
                 write_text(self.folder / "pixi.toml", self._localized())
         return {environment: len(records) for environment, records in solved.items()}
+
+    def _named(self, record: RepoDataRecord) -> RepoDataRecord:
+        """With its name on PyPI, if the manifest knows it and the channel's index does not.
+
+        pixi itself looks only when something of PyPI's is required; a lock without it is kept then.
+        """
+        for channel, names in self.manifest.pypi_names().items():
+            purls = pypi.purls(record.file_name, names)
+            if is_of(record.url, self._url(channel)) and not set(purls) <= purls_of(record):
+                return with_purls(record, purls)
+        return record
 
     def _localized(self) -> str:
         """The manifest with the channels in use, for pixi, without the requirements left out."""
