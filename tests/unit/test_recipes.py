@@ -66,6 +66,23 @@ def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> 
     assert (path.parent / text).stat().st_size > 10_000
 
 
+def test_one_late_package_of_conda_forge_does_not_stop_vllm() -> None:
+    """Nothing of conda-forge in one exact version; the ranges are those of patch 0004."""
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+    theirs = {
+        package_name(spec): spec
+        for spec in recipes.recipes["vllm"].requirements["run"]
+        if package_name(spec) not in recipes.owner
+    }
+    assert len(theirs) > 50 and not [spec for spec in theirs.values() if "==" in spec]
+    patch = (CHECKOUT / "patches/vllm/0004-require-what-is-packaged.patch").read_text()
+    ranges = re.findall(r"^\+([\w-]+) >= ([\d.]+), < ([\d.]+)", patch, flags=re.M)
+    assert len(ranges) == 7
+    for name, least, below in ranges:
+        name = name.replace("_", "-")
+        assert theirs[name] == f"{name} >={least},<{below}"
+
+
 def without_hashes(outputs: list[dict[str, Any]]) -> set[str]:
     """Rendered outputs, each once, the hashes in their build strings blanked."""
     return {re.sub("h[0-9a-f]{7}_", "h_", json.dumps(output)) for output in outputs}
