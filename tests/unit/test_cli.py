@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from support.project import CHECKOUT, MiniProject, driver, driver_environment
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from forge.bases import BaseName
+from forge.build.display import Display
 from forge.cli import main
 from forge.cli.context import Context, Maybe, command, takes_context
 from forge.errors import ForgeError
@@ -163,3 +169,39 @@ def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
 
     done = CliRunner().invoke(upkeep.sources_app, ["add", str(tmp_path / "absent")])
     assert done.exit_code == 2 and "Invalid value" in done.output
+
+
+def every_command(of: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    of = of or get_command(main.app)
+    yield words
+    for name, part in getattr(of, "commands", {}).items():
+        yield from every_command(part, (*words, name))
+
+
+@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
+def test_help_names_no_type_of_python(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(main.app, [*words, "--help"], terminal_width=200).stdout
+    assert "Usage:" in shown and not re.search(r"<(list|bool|str|int|path|file|dir)\b", shown)
+
+
+def test_completion_of_a_shell() -> None:
+    """What the shell asks after `./forge --install-completion`."""
+    asks = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        driver(CHECKOUT), env=driver_environment(CHECKOUT) | asks, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["plan"]
+
+
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [([], "said\n"), (["--quiet"], ""), (["-v"], "said\na line of a build\n")],
+)
+def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: str) -> None:
+    monkeypatch.setattr(Display, "verbosity", 0)
+    CliRunner().invoke(main.app, [*option, "channel", "log", "/nowhere"])
+    console = Console(file=io.StringIO())
+    display = Display(console)
+    display.say("said")
+    display.line("a line of a build")
+    assert console.file.getvalue() == shown

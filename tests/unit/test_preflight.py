@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from forge import bases
 from forge.build import preflight
-from forge.build.runner import Builder
+from forge.build.runner import BUILT, CURRENT, FAILED, FETCHED, Builder, Result, _time_left
 from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.project import Project
@@ -155,3 +155,13 @@ def test_readme_has_the_same_figures() -> None:
         says = [float(re.match(r"[\d.]+", cell)[0]) for cell in cells]
         sums = [round(sum(f[key] for f in figures), 2) for key in ("download", "disk", "cpu_hours")]
         assert says == [*sums[:2], max(f["memory"] for f in figures), sums[2]], names
+
+
+def test_time_left_is_at_the_pace_so_far() -> None:
+    """Two CPU hours took 30 minutes, and eight are left; what failed takes none."""
+    states = {"a": BUILT, "b": BUILT, "c": FETCHED, "d": FAILED, "e": CURRENT}
+    todo = {name: Result(None, state, seconds=900) for name, state in states.items()}
+    hours = {"a": 1.5, "b": 0.5, "c": 8, "d": 100, "e": 100}
+    assert _time_left(todo, hours) == ", about 2 h 0 min left"
+    assert _time_left(todo, hours | {"c": 0}) == ""
+    assert _time_left(todo, hours | {"a": 0, "b": 0}) == ""

@@ -8,7 +8,12 @@ LARGE = 50 << 20  # bytes
 
 
 class Display(Progress):
-    """Phases of a run, and the last line of what runs; a context manager."""
+    """Phases of a run, and the last line of what runs; a context manager.
+
+    `verbosity` is 1 to print every line of what runs, -1 to print none but the results.
+    """
+
+    verbosity = 0
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -21,7 +26,8 @@ class Display(Progress):
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self.console.print(text, highlight=False, markup=False)
+        if self.verbosity >= 0:
+            self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
         """A new phase, for example `[2/4] flash-attn 2.8.3: testing`."""
@@ -31,6 +37,8 @@ class Display(Progress):
 
     def line(self, text: str) -> None:
         """The last line of the running log."""
+        if self.verbosity > 0:
+            self.say(text.rstrip())
         self.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
 
     def download(self, name: str, have: int, total: int | None) -> None:

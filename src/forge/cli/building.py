@@ -27,7 +27,9 @@ KeepGoing = Annotated[
     bool, Option("--continue-on-failure", help="Skip only dependents of failures.")
 ]
 EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
-Format = Annotated[str, Option("--package-format", help="conda:LEVEL; use conda:19 for a release.")]
+Format = Annotated[
+    str, Option("--package-format", metavar="conda:LEVEL", help="Use conda:19 for a release.")
+]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
 

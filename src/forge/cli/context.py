@@ -37,11 +37,10 @@ _terminal = functools.partial(Console, soft_wrap=True, highlight=False, markup=F
 out, err = _terminal(), _terminal(stderr=True)
 
 
-shared = functools.partial(Option, rich_help_panel="Options before or after any command")
-Base = Annotated[BaseName | None, shared(help="Base to build on.")]
-Output = Annotated[Path | None, shared(help="Channel folder, if not channel/.")]
+Base = Annotated[BaseName | None, Option(help="Base to build on.")]
+Output = Annotated[Path | None, Option(metavar="DIR", help="Channel folder, if not channel/.")]
 Variants = Annotated[
-    list[str] | None, shared(metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
+    list[str] | None, Option(metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
 ]
 Packages = Annotated[list[str], Argument(help="Recipe names.")]
 Maybe = Annotated[list[str] | None, Argument(help="Recipe names (default: all).")]

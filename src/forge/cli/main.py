@@ -11,9 +11,13 @@ import os
 import signal
 import sys
 import tempfile
+from typing import Annotated
 
 import typer
+from typer import Option
+from typer.core import TyperArgument
 
+from forge.build.display import Display
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, takes_context
 from forge.errors import ForgeError
@@ -21,15 +25,24 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# the usage line names the arguments; typer adds their types in Python
+TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
+app = typer.Typer(
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 for part in (building, stacks, publishing, upkeep):
     app.add_typer(part.app)
 
 
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Print what builds print.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors alone.")]
+
+
 @app.callback()
 @takes_context
-def options(forge: Context) -> None:
+def options(forge: Context, verbose: Verbose = False, quiet: Quiet = False) -> None:
     """Build, lock, install and check the strix-forge packages."""
+    Display.verbosity = verbose - quiet
 
 
 class Interrupted(BaseException):

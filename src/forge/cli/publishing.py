@@ -21,20 +21,23 @@ app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
 app.add_typer(channel_app, name="channel")
 
-To = Annotated[str, Option(help=f"{FORMS}.")]
-Dists = Annotated[list[str] | None, Option(help="NAME-VERSION-BUILD, repeatable.")]
+To = Annotated[str, Option(metavar="TARGET", help=f"{FORMS}.")]
+Dists = Annotated[list[str] | None, Option(metavar="NAME-VERSION-BUILD", help="Repeatable.")]
 Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
 Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
 Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
 Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
 Locks = Annotated[
-    list[Path] | None, Option("--lock", exists=True, dir_okay=False, help="A stack's pixi.lock.")
+    list[Path] | None,
+    Option("--lock", metavar="FILE", exists=True, dir_okay=False, help="A stack's pixi.lock."),
 ]
-Url = Annotated[str | None, Option(help="The channel's URL in the locks.")]
+Url = Annotated[str | None, Option(metavar="URL", help="The channel's URL in the locks.")]
 Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
-Served = Annotated[str, Option(help="Where a folder is served, once; publish remembers it.")]
-Own = Annotated[Path | None, Option(help="Its provenance, if not beside it or in ../forge/.")]
+Served = Annotated[
+    str, Option(metavar="URL", help="Where a folder is served, once; publish keeps it.")
+]
+Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in ../forge/.")]
 
 
 @command(app)

@@ -17,11 +17,12 @@ from forge.errors import ForgeError
 app = typer.Typer()
 
 Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
-Environment = Annotated[str, Option("--environment", "-e", help="Environment of the stack.")]
-URL = Option("--channel", envvar="FORGE_CHANNEL", help="Our packages' channel, if not channel/.")
+Environment = Annotated[str, Option("--environment", "-e", metavar="NAME", help="Of the stack.")]
+CHANNEL = "Our packages' channel, if not channel/."
+URL = Option("--channel", metavar="URL", envvar="FORGE_CHANNEL", help=CHANNEL)
 Served = Annotated[str | None, URL]
 Older = Annotated[bool, Option("--accept-older", help="Take a channel that was reset.")]
-Repodata = Annotated[Path | None, Option(help="Read conda-forge's repodata from DIR/SUBDIR.")]
+Repodata = Annotated[Path | None, Option(metavar="DIR", help="conda-forge's repodata, DIR/SUBDIR.")]
 Root = Annotated[bool, Option("--root", help="Lock this repository's build tools.")]
 Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
 Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]

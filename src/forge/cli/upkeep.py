@@ -30,7 +30,9 @@ app.add_typer(patches_app, name="patches")
 Files = Annotated[list[Path], Argument(exists=True)]
 Package = Annotated[str, Argument(help="Recipe name.")]
 Version = Annotated[str | None, Argument(help="Default: the newest release.")]
-With = Annotated[list[str] | None, Option("--with", help="PKG=VERSION to move at the same time.")]
+With = Annotated[
+    list[str] | None, Option("--with", metavar="PKG=VERSION", help="To move at the same time.")
+]
 Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
 PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
