@@ -66,6 +66,21 @@ def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> 
     assert (path.parent / text).stat().st_size > 10_000
 
 
+def test_kernels_are_bound_to_what_they_were_compiled_from() -> None:
+    """Beside another build none of them is found, and nothing would say so."""
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+
+    def constraints(name: str) -> list[Any]:
+        outputs = recipes.render(recipes.recipes[name].path, "x")
+        return next(o["recipe"]["requirements"]["run_constraints"] for o in outputs)
+
+    pins = [
+        c["pin_compatible"] for c in constraints("flash-attn-kernels-gfx1151") if "pin" in str(c)
+    ]
+    assert {pin["name"] for pin in pins if pin["exact"]} == {"flash-attn", "amd-aiter"}
+    assert f"vllm =={recipes.recipes['vllm'].version}" in constraints("vllm-kernels-gfx1151")
+
+
 def test_one_late_package_of_conda_forge_does_not_stop_vllm() -> None:
     """Nothing of conda-forge in one exact version; the ranges are those of patch 0004."""
     recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))

@@ -51,6 +51,39 @@ def test_each_fault_alone(fault, tmp_path):
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
 
 
+def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):
+    """Files of an environment with packaged kernels, made for one build of flash-attn."""
+    package = "flash-attn-kernels-gfx1151"
+    record = {
+        "depends": ["triton ==3.7.1 py312h1_0"],
+        "constrains": ["__amdgpu_arch ==11.5.1", "flash-attn ==2.8.3.post2 pyh1_0"],
+    }
+    kernels = {key: {"files": {}} for key in ("AAA", "BBB", "CCC")}
+    return {
+        f"home/user/env/share/triton-kernels/{package}/kernels.json": json.dumps(
+            {"kernels": kernels}
+        ),
+        f"{hosts.META}/{package}-3.7.1-h1_0.json": json.dumps(record),
+        f"{hosts.META}/triton-3.7.1-py312h1_0.json": "{}",
+        f"{hosts.META}/{flash_attn}.json": "{}",
+    }
+
+
+def test_kernels_of_the_installed_versions_are_counted(tmp_path):
+    found = examine(hosts.make(tmp_path, kernel_package()))["kernels"]
+    assert found.severity is None
+    assert found.measured == {"flash-attn-kernels-gfx1151": "3 kernels"}
+
+
+@pytest.mark.parametrize("other", ["2.8.3.post2-pyh2_1", "2.8.4-pyh1_0"])
+def test_kernels_of_another_build_are_a_warning(other, tmp_path):
+    """Each would be compiled at its first call, and nothing else would say so."""
+    found = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
+    assert (found.state, found.severity) == (State.PASSED, Severity.WARNING)
+    assert f"0 of 3 kernels are for the installed flash-attn-{other}" in found.reason
+    assert found.fix == "pixi update flash-attn-kernels-gfx1151"
+
+
 def test_variables_of_the_activation_are_printed(tmp_path):
     """And are no finding where activation set them."""
     values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}

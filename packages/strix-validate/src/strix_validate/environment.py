@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The doctor's checks of what is installed: variables, libraries, packages, caches and space."""
 
+import json
 import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from strix_validate import kernel_lists
 from strix_validate.checks import CannotRun, Result
 from strix_validate.findings import error, fine, known, warning
 from strix_validate.installed import CONDA_FORGE, installed
@@ -92,6 +97,39 @@ def packages(tree: Tree) -> Result:
                 fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
             return error(what, fix, **measured)
     return fine(**measured)
+
+
+def kernels(tree: Tree) -> Result:
+    """The kernels that packages bring are those of the installed versions. Triton finds a kernel by
+    its source, so another build of flash-attn or vLLM compiles at its first call:
+    docs/validate.md"""
+    lists = kernel_lists.installed(tree.prefix) if tree.prefix else {}
+    found, missed = {}, []
+    for package, kernels in lists.items():
+        found[package] = f"{len(kernels)} kernels"
+        for name, version, build in _requirements(tree.prefix, package):
+            there = [file.stem for file in tree.prefix.glob(f"conda-meta/{name}-[0-9]*.json")]
+            wanted = f"{name}-{version}-{build}"
+            if there and not any(fnmatchcase(each, wanted) for each in there):
+                found[package] = f"0 of {len(kernels)} kernels"
+                missed.append(f"{package}: {found[package]} are for the installed {there[0]}")
+    if missed:
+        return warning("; ".join(missed), f"pixi update {' '.join(lists)}", **found)
+    return fine(**found)
+
+
+def _requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
+    """Name, version and build (a pattern) of what a package fits in one version alone."""
+    for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
+        try:
+            record = json.loads(file.read_text())
+            specs = [*record.get("depends", ()), *record.get("constrains", ())]
+        except (OSError, ValueError, AttributeError):
+            continue
+        for spec in map(str, specs):
+            exact = re.fullmatch(r"(?!__)([\w.-]+) ==([\w.]+)(?: (\S+))?", spec)
+            if exact:
+                yield exact[1], exact[2], exact[3] or "*"
 
 
 def caches(tree: Tree) -> Result:

@@ -54,6 +54,7 @@ BODIES: dict[str, Callable[..., Result]] = {
     "environment": environment.environment,
     "stray-rocm": environment.stray_rocm,
     "packages": environment.packages,
+    "kernels": environment.kernels,
     "caches": environment.caches,
     "glibc": environment.glibc,
     "disk": environment.disk,
