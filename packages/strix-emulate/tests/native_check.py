@@ -43,18 +43,18 @@ v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], v[8:15] neg_lo:[1,0,0]
 v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], 7 neg_lo:[1,1,0]
 v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], v[0:7] neg_lo:[0,1,0]
 v_cndmask_b32 v1, v2, v3, vcc_lo
-v_cndmask_b32 v1, -v2, |v3|, s4
+v_cndmask_b32 v1, -v2, |v3|, s10
 v_cndmask_b32 v1, 1.0, v3, exec_lo
-v_cndmask_b16 v1.h, v2.l, v3.h, s4
+v_cndmask_b16 v1.h, v2.l, v3.h, s10
 v_cmpx_gt_f32 v1, v2
 v_cmpx_class_f32 v1, v2
-v_cmp_class_f16 s4, v1.h, v2.l
+v_cmp_class_f16 s12, v1.h, v2.l
 v_cmp_gt_f32 null, v1, v2
-v_add_co_u32 v1, s4, v2, v3
-v_add_co_ci_u32 v1, null, v2, v3, s4
-v_sub_co_ci_u32 v1, s5, 5, v3, s4
+v_add_co_u32 v1, s12, v2, v3
+v_add_co_ci_u32 v1, null, v2, v3, s10
+v_sub_co_ci_u32 v1, s12, 5, v3, s10
 v_subrev_co_ci_u32 v1, vcc_lo, v2, v3, vcc_lo
-v_mad_u64_u32 v[2:3], s4, v2, v5, v[6:7]
+v_mad_u64_u32 v[2:3], s12, v2, v5, v[6:7]
 v_mad_i64_i32 v[2:3], null, v2, s5, v[6:7]
 v_div_scale_f32 v1, vcc_lo, v2, v2, v3
 v_div_scale_f64 v[2:3], vcc_lo, v[4:5], v[4:5], v[6:7]
@@ -78,6 +78,15 @@ s_and_saveexec_b32 s4, s5
 s_or_saveexec_b32 s4, vcc_lo
 s_and_not1_saveexec_b32 null, s4
 s_mov_b32 exec_lo, s4
+s_mov_b64 exec, s[4:5]
+s_and_saveexec_b64 s[4:5], s[6:7]
+s_or_saveexec_b64 s[4:5], vcc
+s_xor_saveexec_b64 null, s[4:5]
+v_permlane64_b32 v1, v2
+v_readlane_b32 s4, v1, 45
+v_mbcnt_lo_u32_b32 v1, s4, v2
+v_mbcnt_hi_u32_b32 v1, v3, v2
+v_mbcnt_lo_u32_b32 v1, -1, 0
 s_mov_b64 s[4:5], exec
 s_add_u32 m0, s4, null
 v_mov_b32 v1, m0
@@ -95,7 +104,7 @@ _DPP = ("quad_perm:[1,0,3,2]", "row_shl:1", "row_shr:3", "row_ror:5", "row_share
 _DPP_ENDS = ("row_mask:0xf bank_mask:0xf", "row_mask:0xf bank_mask:0xf bound_ctrl:1",
              "row_mask:0x1 bank_mask:0xe fi:1")  # fmt: skip
 _DPP_NAMES = ("v_add_f32_dpp v1, v2, v3", "v_mov_b32_dpp v2, v2", "v_max_f32_e64_dpp v1, -v2, v3",
-              "v_add_nc_u32_dpp v1, v1, v2", "v_cmp_gt_f32_e64_dpp s4, v2, v3",
+              "v_add_nc_u32_dpp v1, v1, v2", "v_cmp_gt_f32_e64_dpp s12, v2, v3",
               "v_add_f16_dpp v1.l, v2.h, v3.l")  # fmt: skip
 OTHERS += [f"{name} {how} {'fi:1' if 'dpp8' in how else end}" for name in _DPP_NAMES for how in _DPP
            for end in (_DPP_ENDS[:1] if "dpp8" in how else _DPP_ENDS)]  # fmt: skip
@@ -142,7 +151,7 @@ def random_instructions(rng: random.Random, count: int) -> list[str]:
     return found
 
 
-def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
+def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.ndarray]:
     """V and S of WAVES waves, most with all lanes active; v8 to v15 repeat, as matrices do."""
     draw = np.random.default_rng(rng.getrandbits(32))
 
@@ -153,27 +162,31 @@ def registers(rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
         edges = draw.choice(np.array(operands.EDGES, np.uint32), shape)
         return np.where(kind < 0.4, edges, np.where(kind < 0.7, ordinary, anything))
 
-    V, S = bits(operands.REGISTERS, WAVES, LANES), bits(SCALARS, WAVES, 1)
-    V[8:, :, 16:] = V[8:, :, :16]
-    S[EXEC] = 0xFFFFFFFF
+    V, S = bits(operands.REGISTERS, WAVES, width), bits(SCALARS, WAVES, 1)
+    V[8:] = np.tile(V[8:, :, :16], width // 16)
+    S[EXEC : EXEC + 2] = 0xFFFFFFFF
     if rng.random() < 0.5:
-        S[EXEC, rng.randrange(WAVES)] = rng.choice((0, 1, 0xFFFF0000, rng.getrandbits(32)))
+        at = EXEC + rng.randrange(width // LANES), rng.randrange(WAVES)
+        S[at] = rng.choice((0, 1, 0xFFFF0000, rng.getrandbits(32)))
     return V, S
 
 
-def compare(texts: list[str], rng: random.Random, report: Report, **mode) -> None:
+def compare(
+    texts: list[str], rng: random.Random, report: Report, width: int = LANES, **mode
+) -> None:
     """Executes each instruction with both, from the same random state."""
     spaces = selftest.spaces()
-    session = Session(native.loaded(), spaces, WAVES, operands.REGISTERS, False)
-    kernel = Kernel("native", b"", **mode)
-    blocks = program.compile_blocks(selftest.assembled("\n".join(texts)), kernel, spaces)
+    session = Session(native.loaded(), spaces, WAVES * width, operands.REGISTERS, False)
+    kernel = Kernel("native", b"", width=width, **mode)
+    code = selftest.assembled("\n".join(texts), width)
+    blocks = program.compile_blocks(code, kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):
         name = step.instruction.name
         ops = step.ops(session.compiled)
         if ops is False:
             report.numpy_only.add(name)
             continue
-        V, S = registers(rng)
+        V, S = registers(rng, width)
         by_numpy, by_c = selftest.waves(V, S), selftest.waves(V, S)
         scc = np.array([[rng.random() < 0.5] for _ in range(WAVES)])
         by_numpy.scc[...], by_c.scc[...] = scc, scc
@@ -213,12 +226,14 @@ def difference(step: Step, expected: Waves, got: Waves) -> str:
     return ""
 
 
-def run(count: int, seed: int = 1) -> Report:
+def run(count: int, seed: int = 1, width: int = LANES) -> Report:
     rng, report = random.Random(seed), Report()
     for i, mode in enumerate(MODES):
         texts = random_instructions(rng, count // len(MODES))
         texts += OTHERS if i < 2 else []
-        compare(texts, rng, report, **mode)
+        if width > LANES:
+            texts = [text for text in map(operands.widened, texts) if text]
+        compare(texts, rng, report, width, **mode)
     return report
 
 

@@ -3,12 +3,13 @@
 
 Kinds of sources: f32, u16 and the like; `r:` in front takes a register without modifiers, `lit:` a
 literal. "mask" and "vcc" are a bit for each lane, "old" is what the destination holds, "lane" the
-number of the lane, "imm" an immediate of 16 bits; "scc" and "exec" are themselves. Kinds of
-results: also h2 (two float16), z16 (a float16 below zeros), lo16 and hi16 (a float16 in a half that
-the mnemonic names), "mask", and a kind with "+mask".
+number of the lane, "imm" an immediate of 16 bits; "scc", "exec" and "exec64" are themselves. Kinds
+of results: also h2 (two float16), z16 (a float16 below zeros), lo16 and hi16 (a float16 in a half
+that the mnemonic names), "mask", and a kind with "+mask".
 """
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,6 +19,9 @@ from oracle_parts import Choice
 from strix_emulate.decode import EXEC, VCC
 
 REGISTERS = 16
+#: Scalar registers of masks, which are nothing else: in wave64 pairs, see widened.
+MASK_IN, MASK_OUT = 10, 12
+_MASKED = re.compile(r"v_(cmp_|cndmask|\w+_co_|div_scale|mad_[iu]64)")
 #: What goes wrong first: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
 EDGES = (
     0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x00000001, 0x807FFFFF,
@@ -35,7 +39,13 @@ _INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
 FORMS = {"f32": exact.F32, "f16": exact.F16, "f64": exact.F64, "bf16": exact.B16, "z16": exact.F16,
          "lo16": exact.F16, "hi16": exact.F16}  # fmt: skip
 _MODIFIED = {"f16", "f32", "f64"}
-_IMPLICIT = {"vcc": ("mask", VCC), "scc": ("scc", 0), "exec": ("s", EXEC), "lane": ("lane", 0)}
+_IMPLICIT = {
+    "vcc": ("mask", VCC),
+    "scc": ("scc", 0),
+    "exec": ("s", EXEC),
+    "exec64": ("s", EXEC),
+    "lane": ("lane", 0),
+}
 
 
 @dataclass
@@ -75,14 +85,14 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     kind, _, second = result.partition("+")
     flag = target = None
     if kind == "mask":
-        flag = EXEC if "cmpx" in name else rng.choice((9, VCC))
+        flag = EXEC if "cmpx" in name else rng.choice((MASK_OUT, VCC))
     elif second:
-        flag = rng.choice((9, VCC))
+        flag = rng.choice((MASK_OUT, VCC))
     if kind not in ("mask", ""):
         target = _register(rng, file, kind)
         words.append(target.text)
     if flag not in (None, EXEC):
-        words.append("s9" if flag == 9 else "vcc_lo")
+        words.append(f"s{flag}" if flag == MASK_OUT else "vcc_lo")
     if isinstance(function, Choice):
         text, function = function.make(rng)
         modifiers.add(text)
@@ -116,10 +126,12 @@ def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: b
         return result.partition("+")[0], Source("", target.file, target.index, target.high)
     if token in _IMPLICIT:
         where, index = _IMPLICIT[token]
-        return {"vcc": "mask", "exec": "u32"}.get(token, token), Source("", where, index)
+        return {"vcc": "mask", "exec": "u32", "exec64": "u64"}.get(token, token), Source(
+            "", where, index
+        )
     if token == "mask":
-        index = rng.choice((3, VCC))
-        return "mask", Source("s3" if index == 3 else "vcc_lo", "mask", index)
+        index = rng.choice((MASK_IN, VCC))
+        return "mask", Source(f"s{index}" if index == MASK_IN else "vcc_lo", "mask", index)
     if token == "imm":
         bits = rng.choice((rng.getrandbits(16), 0x8000, 0xFFFF, 5))
         return "imm", Source(f"{bits:#x}", bits=bits)
@@ -171,3 +183,22 @@ def bits_of(rng: random.Random) -> int:
         # a number of ordinary size, so that sums do not only overflow
         return exact.float_bits(rng.uniform(-8, 8))
     return rng.getrandbits(32)
+
+
+def widened(text: str) -> str:
+    """An instruction for wave32 as wave64 has it: masks are pairs, a matrix has half the registers.
+
+    Empty for those that wave64 lacks.
+    """
+    if text.startswith("v_dual_"):
+        return ""
+    if text.startswith("v_wmma_"):
+        parts = text.split(", ")
+        for i in (0, -1):  # D and C
+            parts[i] = re.sub(r"(\d+):\d+\]", lambda m: f"{m[1]}:{int(m[1]) + 3}]", parts[i])
+        return ", ".join(parts)
+    if not _MASKED.match(text):
+        return text
+    pairs = rf"\bs({MASK_IN}|{MASK_OUT})\b"
+    text = re.sub(pairs, lambda m: f"s[{m[1]}:{int(m[1]) + 1}]", text)
+    return text.replace("vcc_lo", "vcc").replace("exec_lo", "exec")

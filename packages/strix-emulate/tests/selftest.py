@@ -35,10 +35,10 @@ class Report:
     covered: set[str] = field(default_factory=set)
 
 
-def assembled(text: str) -> list[Instruction]:
+def assembled(text: str, width: int = LANES) -> list[Instruction]:
     """LLVM's assembler and disassembler in one."""
-    elf = ELFFile(io.BytesIO(llvm.assemble(text + "\ns_endpgm\n")))
-    return decode(elf.get_section_by_name(".text").data())[:-1]
+    elf = ELFFile(io.BytesIO(llvm.assemble(text + "\ns_endpgm\n", width)))
+    return decode(elf.get_section_by_name(".text").data(), width=width)[:-1]
 
 
 def real_mnemonics(names: set[str]) -> set[str]:
@@ -55,7 +55,7 @@ def real_mnemonics(names: set[str]) -> set[str]:
 
 
 def waves(V, S) -> Waves:
-    """One or more waves with these registers: V (registers, n, 32), S (128, n, 1)."""
+    """One or more waves with these registers: V (registers, n, lanes), S (128, n, 1)."""
     n = V.shape[1]
     identity = [
         np.zeros(n, np.int64),
@@ -132,7 +132,7 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
         report.covered.add(done.mnemonic)
         after = waves(g.V, g.S)
         after.scc[...] = g.scc
-        g.S[EXEC] = before.S[EXEC]
+        g.S[EXEC : EXEC + 2] = before.S[EXEC : EXEC + 2]
         g.exec_changed()
         fault = _stray(done, before, after)
         for lane in range(LANES if done.mnemonic.startswith("v_") else 1):
@@ -152,8 +152,11 @@ def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
         scc = int(before.scc[0, 0]) if scc is None else scc
         if int(after.scc[0, 0]) != scc:
             return f"SCC {int(after.scc[0, 0])}, expected {scc}{given}"
-        if mask and int(after.S[EXEC, 0, 0]) != mask[0]:
-            return f"EXEC {int(after.S[EXEC, 0, 0]):#x}, expected {mask[0]:#x}{given}"
+        exec_ = int(after.S[EXEC, 0, 0]) | (int(after.S[EXEC + 1, 0, 0]) << 32) * (
+            done.kind == "u64"
+        )
+        if mask and exec_ != mask[0]:
+            return f"EXEC {exec_:#x}, expected {mask[0]:#x}{given}"
         if done.target is None:
             return ""
     elif done.flag is not None:
@@ -187,7 +190,7 @@ def _same(a: int, b: int, kind: str) -> bool:
 def _stray(done: Operation, before: Waves, after: Waves) -> str:
     """Which register changed that is no destination, or ""."""
     V, S = before.V ^ after.V, before.S ^ after.S
-    S[EXEC] = 0
+    S[EXEC : EXEC + (2 if done.kind == "u64" and "exec_" in done.mnemonic else 1)] = 0
     if done.flag is not None:
         S[done.flag] = 0
     if target := done.target:

@@ -30,8 +30,9 @@ def library(tmp_path_factory):
     native.forget()
 
 
-def test_every_operation_gives_what_numpy_gives():
-    report = native_check.run(2400)
+@pytest.mark.parametrize("width", [32, 64])
+def test_every_operation_gives_what_numpy_gives(width):
+    report = native_check.run(2400, width=width)
     assert report.differences == []
     assert len(report.compared) >= 400
     # numpy's: comparisons of nothing, 16 bits of scalar registers, packed ones, output modifiers

@@ -9,7 +9,7 @@ import numpy as np
 from strix_emulate.decode import APERTURES, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.memory import Arena, Memory
-from strix_emulate.waves import LANES, Waves, reader
+from strix_emulate.waves import Waves, reader
 
 
 @dataclass
@@ -51,7 +51,7 @@ def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -
         if outside.all():
             everywhere(g)
             return
-        active = np.arange(g.n * LANES)[lanes]
+        active = np.arange(g.n * g.width)[lanes]
         try:
             for chosen, part in ((outside, everywhere), (in_lds, lds), (in_scratch, scratch)):
                 if chosen.any():
@@ -69,9 +69,9 @@ def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None
         return arena.find(addresses, size, write)
     except Trap as trap:
         if trap.position is not None:
-            lanes = np.arange(g.n * LANES)[g.lanes]
+            lanes = np.arange(g.n * g.width)[g.lanes]
             lanes = lanes if chosen is None else lanes[chosen]
-            row, lane = divmod(int(lanes[trap.position]), LANES)
+            row, lane = divmod(int(lanes[trap.position]), g.width)
             trap.lane = f" (lane {lane} of wave {g.wave[row]} of workgroup {g.workgroup[row]})"
         raise
 
@@ -132,8 +132,8 @@ def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Cal
         private = g.active(index(g) + start(g)).astype(np.int64) + constant
         if len(private) and (private.min() < 0 or private.max() + size > limit):
             raise Trap("bounds", f"scratch offset {int(private.max())} of {limit} bytes")
-        lane = np.arange(32)
-        at = private + g.active((g.slot[:, None] * 32 + lane) * limit)
+        lane = np.arange(g.width)
+        at = private + g.active((g.slot[:, None] * g.width + lane) * limit)
         return at, None, g.lane_array(g.tags)
 
     return locate

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from strix_emulate import addressing
-from strix_emulate.decode import EXEC, M0, Instruction, Operand, Unknown
+from strix_emulate.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.waits import (
     LGKM,
     STORE,
@@ -21,7 +21,7 @@ from strix_emulate.waits import (
     issue_all,
     registers,
 )
-from strix_emulate.waves import LANES, Waves
+from strix_emulate.waves import Waves
 
 _MODIFIERS = {"glc", "slc", "dlc", "offset"}
 #: name: (new value of old, data and second data; ufunc with an `at` that does the same, or None)
@@ -166,12 +166,12 @@ def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
 
     def run(g: Waves):
         at, _, _ = locate(g)
-        wave = np.arange(g.n * LANES)[g.lanes] // LANES
+        wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
         # one wave after the other: its first lane does it, all get what that found
         waves, first = np.unique(wave, return_index=True)
         old = np.zeros(g.n, np.uint32)
-        count = np.bitwise_count(g.S[EXEC, waves, 0]).astype(np.int64) * sign
+        count = g.mask.sum(axis=1)[waves] * sign
         old[waves] = _apply(
             spaces.lds.bytes.view(np.uint32), at[first] // 4, count.astype(np.uint32), first,
             lambda held, x, _: held + x, None, True)  # fmt: skip

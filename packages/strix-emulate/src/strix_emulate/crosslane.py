@@ -14,7 +14,8 @@ from strix_emulate.modes import Mode, clamped
 from strix_emulate.narrow import MIXED, PACKED, clamped_half, mixed_name, packed, packed_name
 from strix_emulate.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
-_LANE = np.arange(LANES)
+#: of a wave64; none of what follows takes the first half's lanes out of it
+_LANE = np.arange(2 * LANES)
 _U32 = np.uint32
 
 
@@ -30,14 +31,15 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     zero_bound, fetch_inactive = bool(mods.get("bound_ctrl")), bool(mods.get("fi"))
 
     def fetched(g: Waves):
-        return valid[None, :] if g.full or fetch_inactive else valid & g.mask[:, source]
+        w = g.width
+        return valid[None, :w] if g.full or fetch_inactive else valid[:w] & g.mask[:, source[:w]]
 
     def permuted(g: Waves):
-        values = np.broadcast_to(read(g), (g.n, LANES))[:, source]
+        values = np.broadcast_to(read(g), g.mask.shape)[:, source[: g.width]]
         return np.where(fetched(g), values, values.dtype.type(0)) if zero_bound else values
 
     def lanes(g: Waves):
-        mask = g.mask & written
+        mask = g.mask & written[: g.width]
         return mask if zero_bound else mask & fetched(g)
 
     return permuted, lanes
@@ -53,7 +55,7 @@ def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
     """(source lane of each lane, whether there is one)."""
     row, place = _LANE // 16 * 16, _LANE % 16
-    every = np.ones(LANES, bool)
+    every = np.ones(len(_LANE), bool)
     if "quad_perm" in mods:
         return _LANE // 4 * 4 + np.array(mods["quad_perm"])[_LANE % 4], every
     if "dpp8" in mods:
@@ -66,7 +68,7 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
         return row + np.maximum(moved, 0), moved >= 0
     for name, moved in (
         ("row_ror", lambda n: (place - n) % 16),
-        ("row_share", lambda n: np.full(LANES, n)),
+        ("row_share", lambda n: np.full(len(_LANE), n)),
         ("row_xmask", lambda n: place ^ n),
         ("row_mirror", lambda _n: 15 - place),
         ("row_half_mirror", lambda _n: place // 8 * 8 + 7 - place % 8),
@@ -85,9 +87,10 @@ def _permlane(ins: Instruction, across: bool) -> Callable:
     def run(g: Waves):
         table = np.broadcast_to(low(g), (g.n, 1)).astype(np.uint64)
         table = table | np.broadcast_to(high(g), (g.n, 1)).astype(np.uint64) << np.uint64(32)
-        pick = (table >> (_LANE % 16 * 4).astype(np.uint64) & np.uint64(15)).astype(np.int64)
-        source = (_LANE // 16 * 16 ^ (16 if across else 0)) + pick
-        values = np.take_along_axis(np.broadcast_to(value(g), (g.n, LANES)), source, axis=1)
+        lane = _LANE[: g.width]
+        pick = (table >> (lane % 16 * 4).astype(np.uint64) & np.uint64(15)).astype(np.int64)
+        source = (lane // 16 * 16 ^ (16 if across else 0)) + pick
+        values = np.take_along_axis(np.broadcast_to(value(g), g.mask.shape), source, axis=1)
         if inactive or g.full:
             write(g, values)
             return
@@ -100,6 +103,20 @@ def _permlane(ins: Instruction, across: bool) -> Callable:
     return executes(run, _moved(ins, "permlanex16" if across else "permlane16"))
 
 
+def _permlane64(ins: Instruction, _mode: Mode) -> Callable:
+    """V_PERMLANE64_B32 swaps the halves of a wave64, of active and inactive lanes alike.
+
+    To a wave32 it does nothing.
+    """
+    read, write = reader(ins.operands[1], "b32"), vector_writer(ins.operands[0], "b32")
+
+    def run(g: Waves):
+        if g.width > LANES:
+            write(g, np.roll(np.broadcast_to(read(g), g.mask.shape), LANES, axis=1))
+
+    return executes(run, _moved(ins, "permlane64"))
+
+
 def _moved(ins: Instruction, shape: str) -> Form:
     target, *sources = ins.operands
     return Form("", None, "b32", target, tuple((op, "b32") for op in sources), shape=shape)
@@ -110,8 +127,8 @@ def _readlane(ins: Instruction, _mode: Mode) -> Callable:
     write = scalar_writer(ins.operands[0])
 
     def run(g: Waves):
-        picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
-        write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), picked, axis=1))
+        picked = np.broadcast_to(lane(g) & _U32(g.width - 1), (g.n, 1)).astype(np.int64)
+        write(g, np.take_along_axis(np.broadcast_to(read(g), g.mask.shape), picked, axis=1))
 
     return executes(run, _moved(ins, "readlane"))
 
@@ -122,7 +139,7 @@ def _readfirstlane(ins: Instruction, _mode: Mode) -> Callable:
     def run(g: Waves):
         # with no lane active, lane 0
         first = np.argmax(g.mask, axis=1)[:, None]
-        write(g, np.take_along_axis(np.broadcast_to(read(g), (g.n, LANES)), first, axis=1))
+        write(g, np.take_along_axis(np.broadcast_to(read(g), g.mask.shape), first, axis=1))
 
     return executes(run, _moved(ins, "readfirstlane"))
 
@@ -133,7 +150,7 @@ def _writelane(ins: Instruction, _mode: Mode) -> Callable:
 
     def run(g: Waves):
         # regardless of EXEC
-        picked = np.broadcast_to(lane(g) & _U32(31), (g.n, 1)).astype(np.int64)
+        picked = np.broadcast_to(lane(g) & _U32(g.width - 1), (g.n, 1)).astype(np.int64)
         np.put_along_axis(g.V[target], picked, np.broadcast_to(value(g), (g.n, 1)), axis=1)
 
     return executes(run, _moved(ins, "writelane"))
@@ -270,12 +287,13 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     """Rows of A, or columns of B, as (n, 16, 16): lane is the row, registers hold 16 numbers each.
 
     Raises:
-        Trap: lanes 16 to 31 do not repeat lanes 0 to 15, as wave32 needs.
+        Trap: the other lanes do not repeat lanes 0 to 15, as the instruction needs.
     """
     registers = {"iu8": 4, "iu4": 2}.get(kind, 8)
     bits = g.V[first : first + registers]
-    if not np.array_equal(bits[:, :, :16], bits[:, :, 16:]):
-        raise Trap("wmma", f"lanes 16-31 of v[{first}:{first + registers - 1}] do not repeat 0-15")
+    if not (bits.reshape(registers, g.n, -1, 16) == bits[:, :, None, :16]).all():
+        others = f"lanes 16-{g.width - 1} of v[{first}:{first + registers - 1}]"
+        raise Trap("wmma", f"{others} do not repeat 0-15")
     rows = np.ascontiguousarray(bits[:, :, :16].transpose(1, 2, 0))
     if kind == "f16":
         return rows.view(np.float16).astype(np.float32)
@@ -300,7 +318,9 @@ def _product(rows, columns):
 
 
 def _wmma(ins: Instruction, mode: Mode) -> Callable:
-    """D = A B + C. Element (row, column) of C is in lane column + 16 (row & 1), register row >> 1.
+    """D = A B + C. The first register of C holds rows 0 and 1, of wave64 0 to 3, and so on.
+
+    A row is in sixteen lanes, a column in one lane of each row.
 
     The document leaves the order of the sixteen additions open; here they are float32 sums, one
     after the other, with C added last. Integer products are exact.
@@ -328,9 +348,9 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
         product = _product(
             _matrix(g, a.index, source, signed[0]), _matrix(g, b.index, source, signed[1])
         )
-        # (n, row, column) to (row >> 1, n, 16 * (row & 1) + column)
-        product = product.reshape(g.n, 8, 32).transpose(1, 0, 2)
-        into, old = slice(target.index, target.index + 8), slice(c.index, c.index + 8)
+        # (n, row, column) to (register, n, lane)
+        product = product.reshape(g.n, -1, g.width).transpose(1, 0, 2)
+        into, old = (slice(x.index, x.index + len(product)) for x in (target, c))
         if result == "f32":
             g.F[into] = product + (g.F[old] if value is None else value)
         elif result == "i32":
@@ -356,8 +376,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
 COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {
     "v_permlane16_b32": lambda ins, _mode: _permlane(ins, across=False),
     "v_permlanex16_b32": lambda ins, _mode: _permlane(ins, across=True),
-    # of two halves of 64 lanes; with 32 it does nothing
-    "v_permlane64_b32": lambda _ins, _mode: executes(lambda _g: None),
+    "v_permlane64_b32": _permlane64,
     "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
     "v_writelane_b32": _writelane,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), _fma_mix),

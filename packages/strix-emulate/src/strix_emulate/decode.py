@@ -70,10 +70,13 @@ class Instruction:
     unknown: str = ""
 
 
-def decode(code: bytes, start: int = 0, padded: bool = False) -> list[Instruction]:
-    """All instructions up to the padding (s_code_end); padded: also those behind it."""
+def decode(code: bytes, start: int = 0, width: int = 32, padded: bool = False) -> list[Instruction]:
+    """All instructions up to the padding (s_code_end); padded: also those behind it.
+
+    width: lanes of a wave.
+    """
     found = []
-    for address, size, text in llvm.disassemble(code):
+    for address, size, text in llvm.disassemble(code, width=width):
         address, text = address + start, " ".join(text.split())
         if text == "s_code_end":
             if padded:

@@ -19,20 +19,20 @@ typedef struct {
   int32_t file, index, bits, half, neg, abs, flush, pad;
   uint64_t value;
 } Operand;
-enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE };
+enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE, LANE };
 
 typedef struct {
   Function *function;
   int32_t form, results, sources, after, write_exec, step;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest, resource;
-  uint32_t valid, written;
+  uint32_t valid, written[2];   // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
   Operand target, flag, source[4];
 } Op;
 enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
        WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE,
-       WMMA_HALF, WMMA_IU8 };
+       WMMA_HALF, WMMA_IU8, PERMLANE64 };
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -54,24 +54,35 @@ enum { GLOBAL, LDS, SCRATCH };
 typedef struct {
   uint32_t *v, *s;
   uint8_t *scc;
-  int64_t n;
+  int64_t n, halves;            // waves, and how often a wave has 32 lanes: 1 or 2
   const int64_t *tags;
   int64_t exec_changed, ordered;
-  uint32_t *masks;              // n * 32: all ones for active lanes
-  uint64_t *spare[8];           // n * 32 each
+  uint32_t *masks;              // of each lane: all ones if it is active
+  uint64_t *spare[8];           // one for each lane
   int64_t *log;                 // offsets and marks that outlive the run
   int64_t full;
   Memory memory[3];
 } State;
 
+// Lanes of a wave, and the wave of a lane; what masks say of 32 lanes, the h-th of all waves.
+static inline long lanes(const State *w) { return 32 * w->halves; }
+static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
+static inline uint32_t *mask_of(const State *w, int index, long h)
+{
+  const long second = w->halves - 1;
+  return w->s + (index + (h & second)) * w->n + (h >> second);
+}
+
 static void refresh(State *w)
 {
-  const uint32_t *exec = w->s + EXEC * w->n;
+  const long halves = w->n * w->halves;
   w->full = 1;
-  for (long i = 0; i < w->n; i++) w->full &= exec[i] == 0xffffffff;
+  for (long h = 0; h < halves; h++) w->full &= *mask_of(w, EXEC, h) == 0xffffffff;
   if (!w->full)
-    for (long i = 0; i < w->n; i++)
-      for (int l = 0; l < 32; l++) w->masks[32 * i + l] = -(exec[i] >> l & 1);
+    for (long h = 0; h < halves; h++) {
+      const uint32_t exec = *mask_of(w, EXEC, h);
+      for (int l = 0; l < 32; l++) w->masks[32 * h + l] = -(exec >> l & 1);
+    }
 }
 
 #define MODIFY(T, SIGN, TINY) { \
@@ -105,8 +116,13 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width)
     for (long i = 0; i < waves; i++) x[i] = w->scc[i];
     return x;
   case MASK:
-    for (long i = 0; i < waves; i++)
-      for (long l = 0; l < width; l++) x[i * width + l] = row[i] >> l & 1;
+    for (long h = 0; h < n / 32; h++) {
+      const uint32_t bits = *mask_of(w, o->index, h);
+      for (long l = 0; l < 32; l++) x[h * 32 + l] = bits >> l & 1;
+    }
+    return x;
+  case LANE:
+    LANES x[l] = (uint32_t)(l & (width - 1));
     return x;
   case CONSTANT:
     if (o->bits == 64) LANES wide[l] = o->value;
@@ -140,22 +156,23 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width)
 
 #define PERMUTE(T) { \
     const T *x = from; T *y = to; \
-    for (long i = 0; i < w->n; i++) \
+    for (long i = 0; i < halves; i++) \
       for (int l = 0; l < 32; l++) y[32 * i + l] = x[32 * i + o->lanes[l]]; \
-    if (o->zero_bound) for (long i = 0; i < w->n; i++) \
+    if (o->zero_bound) for (long i = 0; i < halves; i++) \
       for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
 
 // Source 0 through DPP; masks: the lanes to write. See crosslane.dpp_source.
 static void permute(State *w, const Op *o, const void *from, void *to, uint32_t *masks)
 {
-  const uint32_t *exec = w->s + EXEC * w->n;
-  uint32_t fetched[w->n];
-  for (long i = 0; i < w->n; i++) {
+  const long halves = w->n * w->halves;
+  uint32_t fetched[halves];
+  for (long i = 0; i < halves; i++) {
+    const uint32_t exec = *mask_of(w, EXEC, i);
     fetched[i] = o->valid;
     if (!w->full && !o->fetch_inactive)
       for (int l = 0; l < 32; l++)
-        if (!(exec[i] >> o->lanes[l] & 1)) fetched[i] &= ~(1u << l);
-    uint32_t lanes = exec[i] & o->written & (o->zero_bound ? 0xffffffff : fetched[i]);
+        if (!(exec >> o->lanes[l] & 1)) fetched[i] &= ~(1u << l);
+    uint32_t lanes = exec & o->written[i & (w->halves - 1)] & (o->zero_bound ? 0xffffffff : fetched[i]);
     for (int l = 0; l < 32; l++) masks[32 * i + l] = -(lanes >> l & 1);
   }
   if (o->source[0].bits == 64) PERMUTE(uint64_t)
@@ -181,7 +198,7 @@ static void modify(const Op *o, void *at, long n)
 
 static void store_vector(State *w, const Operand *d, const void *from, const uint32_t *m)
 {
-  const long n = 32 * w->n;
+  const long n = lanes(w) * w->n;
   uint32_t *row = w->v + d->index * n;
   const uint32_t *x = from;
   const uint64_t *wide = from;
@@ -204,7 +221,7 @@ static void store_vector(State *w, const Operand *d, const void *from, const uin
 
 static void compute(State *w, const Op *o)
 {
-  const long n = 32 * w->n;
+  const long n = lanes(w) * w->n;
   void *p[8], *value = w->spare[0];
   const uint32_t *m = w->full ? 0 : w->masks;
   int count = 0, direct = 0;
@@ -214,7 +231,7 @@ static void compute(State *w, const Op *o)
     p[count++] = value;
   }
   if (o->flag.file) p[count++] = w->spare[1];
-  for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], 32);
+  for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));
   if (o->dpp) {
     permute(w, o, p[count], w->spare[6], w->masks);
     p[count] = w->spare[6];
@@ -227,11 +244,10 @@ static void compute(State *w, const Op *o)
   }
   if (o->flag.file) {
     const uint32_t *flags = (const uint32_t *)w->spare[1];
-    uint32_t *row = w->s + o->flag.index * w->n;
-    for (long i = 0; i < w->n; i++) {
+    for (long h = 0; h < w->n * w->halves; h++) {
       uint32_t bits = 0;
-      for (int l = 0; l < 32; l++) bits |= (flags[32 * i + l] & (m ? m[32 * i + l] : 1) & 1) << l;
-      if (o->flag.index != NIL) row[i] = bits;
+      for (int l = 0; l < 32; l++) bits |= (flags[32 * h + l] & (m ? m[32 * h + l] : 1) & 1) << l;
+      if (o->flag.index != NIL) *mask_of(w, o->flag.index, h) = bits;
     }
   }
   if (o->write_exec || (o->dpp && !w->full)) refresh(w);
@@ -265,40 +281,54 @@ static void save_exec(State *w, const Op *o)
   void *p[3] = {w->spare[0]};
   for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
   o->function(p, w->n);
-  const uint32_t *result = p[0];
-  uint32_t *exec = w->s + EXEC * w->n, *saved = w->s + o->target.index * w->n;
-  for (long i = 0; i < w->n; i++) {
-    if (o->target.index != NIL) saved[i] = exec[i];
-    exec[i] = result[i];
-    w->scc[i] = result[i] != 0;
-  }
+  const int words = o->target.bits / 32;
+  memset(w->scc, 0, w->n);
+  for (long i = 0; i < w->n; i++)
+    for (int k = 0; k < words; k++) {
+      uint32_t *exec = w->s + (EXEC + k) * w->n + i;
+      const uint32_t result = ((uint32_t *)p[0])[words * i + k];
+      if (o->target.index != NIL) w->s[(o->target.index + k) * w->n + i] = *exec;
+      *exec = result;
+      w->scc[i] |= result != 0;
+    }
   refresh(w), w->exec_changed = 1;
 }
 
 static void permlane(State *w, const Op *o, int across)
 {
-  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], 32);
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
   const uint32_t *high = fetch(w, &o->source[2], w->spare[4], 1);
   uint32_t *y = (uint32_t *)w->spare[0];
-  for (long i = 0; i < w->n; i++) {
-    const uint64_t table = low[i] | (uint64_t)high[i] << 32;
+  for (long i = 0; i < w->n * w->halves; i++) {
+    const uint64_t table = low[wave_of(w, 32 * i)] | (uint64_t)high[wave_of(w, 32 * i)] << 32;
     for (int l = 0; l < 32; l++)
       y[32 * i + l] = x[32 * i + ((l & 16) ^ across) + (table >> 4 * (l & 15) & 15)];
   }
   store_vector(w, &o->target, y, 0);
 }
 
+// The halves of a wave64 change places, whatever lanes are active.
+static void swap_halves(State *w, const Op *o)
+{
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  uint32_t *y = (uint32_t *)w->spare[0];
+  if (w->halves == 1) return;
+  for (long h = 0; h < 2 * w->n; h++) memcpy(y + 32 * h, x + 32 * (h ^ 1), 128);
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
+
 static void between_files(State *w, const Op *o)
 {
   const uint32_t *exec = w->s + EXEC * w->n;
-  const long width = o->form == WRITELANE ? 1 : 32;
+  const long all = lanes(w), width = o->form == WRITELANE ? 1 : all;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], width);
-  const uint32_t *lanes = o->form == FIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
+  const uint32_t *picked = o->form == FIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
   for (long i = 0; i < w->n; i++) {
-    const int lane = lanes ? lanes[i] & 31 : exec[i] ? __builtin_ctz(exec[i]) : 0;
-    if (width == 1) w->v[(o->target.index * w->n + i) * 32 + lane] = x[i];
-    else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[32 * i + lane];
+    const uint64_t active = exec[i] | (w->halves > 1 ? (uint64_t)exec[i + w->n] << 32 : 0);
+    const long lane = picked ? picked[i] & (all - 1) : active ? __builtin_ctzll(active) : 0;
+    if (width == 1) w->v[(o->target.index * w->n + i) * all + lane] = x[i];
+    else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[all * i + lane];
   }
   if (o->write_exec) refresh(w), w->exec_changed = 1;
 }
@@ -306,11 +336,12 @@ static void between_files(State *w, const Op *o)
 // Through LDS, without touching it; of inactive lanes come zeros.
 static void exchange(State *w, const Op *o)
 {
-  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], 32);
-  const uint32_t *index = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], 32) : 0;
+  const long halves = w->n * w->halves;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  const uint32_t *index = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
   uint32_t *y = (uint32_t *)w->spare[0];
-  memset(y, 0, 128 * w->n);
-  for (long i = 0; i < w->n; i++)
+  memset(y, 0, 128 * halves);
+  for (long i = 0; i < halves; i++)
     for (int l = 0; l < 32; l++) {
       const long here = 32 * i + l;
       const int other = index ? (index[here] + (uint64_t)o->offset) >> 2 & 31 : o->lanes[l];
@@ -330,7 +361,7 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
   refresh(w);
   for (long i = 0; i < count; i++) {
     const Op *o = ops + i;
-    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 64 * w->n) : 0;
+    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 2 * lanes(w) * w->n) : 0;
     if (log) log[0] = 0;
     switch (o->form) {
     case COMPUTE: compute(w, o); break;
@@ -341,6 +372,7 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept)
       if (!w->full) return i;
       permlane(w, o, o->form == PERMLANEX16 ? 16 : 0);
       break;
+    case PERMLANE64: swap_halves(w, o); break;
     case READLANE: case FIRSTLANE: case WRITELANE: between_files(w, o); break;
     case SAVEEXEC: save_exec(w, o); break;
     case LOAD: if (load(w, o, log)) return i; break;

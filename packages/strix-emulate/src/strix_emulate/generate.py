@@ -27,6 +27,8 @@ def dtype(kind: str) -> np.dtype:
     """numpy's type of a kind of operand; bool for masks and SCC."""
     if kind in ("mask", "scc"):
         return np.dtype(bool)
+    if kind == "lane":
+        return np.dtype(np.uint32)
     return np.dtype({"b": "u", "h": "f"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
 
 
@@ -57,7 +59,7 @@ def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
     for name, (kinds, function) in scalars.CARRIES.items():
         yield name, "u32", kinds, function, True
     for name, function in scalars.SAVEEXEC.items():
-        yield name, "b32", ("b32", "b32"), function, False
+        yield name, name[-3:], (name[-3:], name[-3:]), function, False
 
 
 def source() -> str:

@@ -26,14 +26,19 @@ _ADVICE = (
 _OBJECT_FILE = 1
 
 
-def disassemble(code: bytes, address: int = 0) -> list[tuple[int, int, str]]:
+def _features(width: int) -> bytes:
+    """For waves of 32 or 64 lanes, whose masks are one scalar register or two."""
+    return f"+real-true16,+wavefrontsize{width},-wavefrontsize{96 - width}".encode()
+
+
+def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[int, int, str]]:
     """Address, size in bytes and text of each instruction; text is "" where LLVM gives up.
 
     Raises:
         DisassemblerError: no suitable libLLVM.
     """
     lib = find()
-    context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, b"+real-true16", None, 0, None, None)
+    context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, _features(width), None, 0, None, None)
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
     try:
@@ -51,7 +56,7 @@ def disassemble(code: bytes, address: int = 0) -> list[tuple[int, int, str]]:
         lib.LLVMDisasmDispose(context)
 
 
-def assemble(source: str) -> bytes:
+def assemble(source: str, width: int = 32) -> bytes:
     """The relocatable ELF file that LLVM's assembler makes of gfx1151 assembly.
 
     Raises:
@@ -73,7 +78,7 @@ def assemble(source: str) -> bytes:
     target, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     if lib.LLVMGetTargetFromTriple(TRIPLE, ctypes.byref(target), ctypes.byref(message)):
         raise DisassemblerError(_take_string(lib, message.value))
-    machine = lib.LLVMCreateTargetMachine(target, TRIPLE, CPU, b"+real-true16", 0, 2, 0)
+    machine = lib.LLVMCreateTargetMachine(target, TRIPLE, CPU, _features(width), 0, 2, 0)
     try:
         failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
             machine, module, _OBJECT_FILE, ctypes.byref(message), ctypes.byref(buffer)

@@ -61,8 +61,8 @@ class Kernel:
     """A kernel: machine code and what its descriptor and metadata say.
 
     lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
-    keeps denormal numbers; user_sgprs names what the first SGPRs hold, in order, one per SGPR pair
-    or single as (name, count); workgroup_ids says which are set up.
+    keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
+    hold, in order, one per SGPR pair or single as (name, count); workgroup_ids says which are set.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Kernel:
     denormals_16_64: bool = True
     ieee: bool = True
     clamp_nan: bool = True
+    width: int = 32
     user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
     workgroup_ids: tuple[bool, bool, bool] = (True, False, False)
     max_threads: int = 1024
@@ -162,7 +163,7 @@ def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
     """Kernels of one code object.
 
     Raises:
-        LoadError: no ELF file, damaged, for another machine, wave64, or of an unknown version.
+        LoadError: no ELF file, damaged, for another machine, or of an unknown version.
     """
     return _guarded(_parse_elf, origin, _opened(data, origin), origin, launch_lds)
 
@@ -196,7 +197,7 @@ def parse_module(data: bytes, origin: str) -> Module:
     """Everything in one code object.
 
     Raises:
-        LoadError: as :func:`parse_elf` does, but not for a kernel of wave64 beside others.
+        LoadError: as :func:`parse_elf` does, but not for a kernel that is not supported.
     """
     elf = _opened(data, origin)
     refused: dict[str, str] = {}
@@ -239,12 +240,6 @@ def _parse_elf(
     functions = _without(executable, places.values())
     kernels = []
     for described in metadata["amdhsa.kernels"]:
-        if described[".wavefront_size"] != 32:
-            why = f"{origin}: {described['.name']} is for wave64, only wave32 is supported"
-            if refused is None:
-                raise LoadError(why)
-            refused[described[".name"]] = why
-            continue
         start, size = places[described[".name"]]
         descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
         text = _read(elf, start, size, origin)
@@ -254,7 +249,7 @@ def _parse_elf(
         except Unsupported as error:
             if refused is None:
                 raise
-            refused[described[".name"]] = str(error)
+            refused[described[".name"]] = f"{origin}: {error}"
     return kernels
 
 
@@ -314,6 +309,9 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
     # hand-written kernels leave it 0 in the descriptor
     kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
+    width = 32 if properties >> 10 & 1 else 64
+    if described.get(".wavefront_size", width) != width:
+        raise LoadError(f"{described['.name']}: its descriptor is for waves of {width} lanes")
     if rsrc1 >> 12 & 0xF:
         raise Unsupported(f"{described['.name']}: rounds other than to nearest even")
     user = (
@@ -328,7 +326,8 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
         lds=described[".group_segment_fixed_size"],
         scratch=described[".private_segment_fixed_size"],
         kernarg=kernarg,
-        vgprs=((rsrc1 & 0x3F) + 1) * 8,
+        vgprs=((rsrc1 & 0x3F) + 1) * 256 // width,
+        width=width,
         sgprs=described[".sgpr_count"],
         denormals_32=rsrc1 >> 16 & 3 == 3,
         denormals_16_64=rsrc1 >> 18 & 3 == 3,

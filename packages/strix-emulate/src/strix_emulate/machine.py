@@ -19,7 +19,7 @@ from strix_emulate.program import CALLS, Block, compile_blocks
 from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
 from strix_emulate.vmem import access_size, polls
-from strix_emulate.waves import LANES, SCALARS, Waves, reader, scalar_writer
+from strix_emulate.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
 
 #: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
 POISON = 0x7FB5_7FB5
@@ -98,12 +98,11 @@ class Machine:
     def run(self, kernarg: int, grid: tuple[int, int, int], block: tuple[int, int, int]) -> Outcome:
         """Executes all workgroups. Raises Trap, with the place in its message."""
         threads = block[0] * block[1] * block[2]
-        waves = -(-threads // LANES)
+        waves, lanes = -(-threads // self.kernel.width), self.kernel.width
         total = grid[0] * grid[1] * grid[2]
         library = native.loaded() if self.options.native else None
-        batch = self.options.batch or (
-            _BATCH_IN_C if library and not any(map(polls, self.instructions)) else _BATCH
-        )
+        in_c = library and not any(map(polls, self.instructions))
+        batch = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
         groups = max(1, min(total, batch // waves))
         cell, checks = cell_size(self.instructions), self.options.checks
         stride = (self.lds + 15) // 16 * 16
@@ -111,7 +110,7 @@ class Machine:
         spaces = Spaces(
             self.arena,
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
-            Memory("scratch", groups * waves * LANES * scratch, cell, checks, checks), scratch,
+            Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
             self.code,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
@@ -119,7 +118,9 @@ class Machine:
             memory.findings = self.findings or memory.findings
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
         self.session = (
-            Session(library, spaces, groups * waves, self._registers(), checks) if library else None
+            Session(library, spaces, groups * waves * lanes, self._registers(), checks)
+            if library
+            else None
         )
 
         def batch(first: int, end: int) -> None:
@@ -189,14 +190,14 @@ class Machine:
         """Initial registers: LLVM's guide, "Initial Kernel Execution State"."""
         kernel, n = self.kernel, len(numbers) * waves
         workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
-        V = np.full((self._registers(), n, LANES), self.options.poison, np.uint32)
+        V = np.full((self._registers(), n, kernel.width), self.options.poison, np.uint32)
         S = np.full((SCALARS, n, 1), self.options.poison, np.uint32)
-        thread = wave[:, None] * LANES + np.arange(LANES)
+        thread = wave[:, None] * kernel.width + np.arange(kernel.width)
         x, y, z = thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])
         V[0] = x | y << 10 | z << 20
         alive = thread < block[0] * block[1] * block[2]
-        S[EXEC] = np.packbits(alive, axis=1, bitorder="little").view(np.uint32)
         S[EXEC + 1] = 0
+        S[EXEC : EXEC + kernel.width // LANES, :, 0] = pack(alive).T
         at = 0
         for name, count in kernel.user_sgprs:
             if name == "kernarg":

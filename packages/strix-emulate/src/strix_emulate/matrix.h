@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // D = A B + C of 16 by 16 matrices. See crosslane._wmma: of A and B, lane is the row or the column;
-// element (row, column) of C and D is in lane column + 16 (row & 1) of register row >> 1.
+// of C and D, a register holds two rows, four with 64 lanes, each in sixteen lanes.
 
-// Whether lanes 16 to 31 of the registers repeat lanes 0 to 15, as they must.
+// Whether the other lanes of the registers repeat lanes 0 to 15, as they must.
 static int repeats(const State *w, int first, int registers)
 {
-  const uint32_t *x = w->v + first * 32 * w->n;
-  for (long i = 0; i < registers * w->n; i++)
-    if (memcmp(x + 32 * i, x + 32 * i + 16, 64)) return 0;
+  const long width = lanes(w);
+  const uint32_t *x = w->v + first * width * w->n;
+  for (long i = 0; i < width * registers * w->n; i += width)
+    for (long l = 16; l < width; l += 16)
+      if (memcmp(x + i, x + i + l, 64)) return 0;
   return 1;
+}
+
+// Where a row of C or D lies.
+static inline long row_at(const State *w, int m, long wave)
+{
+  const int more = (int)w->halves, rows = (1 << more) - 1;  // 2 rows a register, or 4
+  return (m >> more) * lanes(w) * w->n + lanes(w) * wave + 16 * (m & rows);
 }
 
 // The sixteen products added one after the other, then C.
 static int wmma(State *w, const Op *o)
 {
-  const long n = w->n, row = 32 * n;
+  const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
   const uint32_t *c = w->v + o->source[2].index * row;
   uint32_t *d = w->v + o->target.index * row;
@@ -25,7 +34,7 @@ static int wmma(State *w, const Op *o)
     float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
     for (int r = 0; r < 8; r++)
       for (int l = 0; l < 16; l++) {
-        const uint32_t p = a[r * row + 32 * i + l], q = b[r * row + 32 * i + l];
+        const uint32_t p = a[r * row + width * i + l], q = b[r * row + width * i + l];
         if (o->form != WMMA_BF16) {
           x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
           y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
@@ -42,7 +51,7 @@ static int wmma(State *w, const Op *o)
       memcpy(sum[m], total, 64);
     }
     for (int m = 0; m < 16; m++) {
-      const long at = (m >> 1) * row + 32 * i + 16 * (m & 1);
+      const long at = row_at(w, m, i);
       if (o->form == WMMA_HALF)
         for (int l = 0; l < 16; l++)
           sum[m][l] += half_value((uint16_t)(inline_c ? value : c[at + l] >> shift));
@@ -50,7 +59,7 @@ static int wmma(State *w, const Op *o)
         for (int l = 0; l < 16; l++) sum[m][l] += f_of_I(inline_c ? value : c[at + l]);
     }
     for (int m = 0; m < 16; m++) {
-      uint32_t *to = d + (m >> 1) * row + 32 * i + 16 * (m & 1);
+      uint32_t *to = d + row_at(w, m, i);
       if (o->form == WMMA_HALF)
         for (int l = 0; l < 16; l++)
           to[l] = (to[l] & keep) | (uint32_t)half_bits(sum[m][l]) << shift;
@@ -63,7 +72,7 @@ static int wmma(State *w, const Op *o)
 // Of bytes; extended: 1 if those of A are signed, 2 if those of B are.
 static int wmma_iu8(State *w, const Op *o)
 {
-  const long n = w->n, row = 32 * n;
+  const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
   const uint32_t *c = w->v + o->source[2].index * row;
   const int inline_c = o->source[2].file == CONSTANT;
@@ -72,19 +81,19 @@ static int wmma_iu8(State *w, const Op *o)
     int32_t x[16][16], y[16][16], sum[16][16];
     for (int k = 0; k < 16; k++)
       for (int l = 0; l < 16; l++) {
-        const long at = (k >> 2) * row + 32 * i + l;
+        const long at = (k >> 2) * row + width * i + l;
         const uint8_t p = (uint8_t)(a[at] >> 8 * (k & 3)), q = (uint8_t)(b[at] >> 8 * (k & 3));
         x[k][l] = o->extended & 1 ? (int8_t)p : p;
         y[k][l] = o->extended & 2 ? (int8_t)q : q;
       }
     for (int m = 0; m < 16; m++) {
-      const uint32_t *old = c + (m >> 1) * row + 32 * i + 16 * (m & 1);
+      const uint32_t *old = c + row_at(w, m, i);
       for (int l = 0; l < 16; l++) sum[m][l] = inline_c ? (int32_t)o->source[2].value : (int32_t)old[l];
       for (int k = 0; k < 16; k++)
         for (int l = 0; l < 16; l++) sum[m][l] += x[k][m] * y[k][l];
     }
     for (int m = 0; m < 16; m++)
-      memcpy(w->v + o->target.index * row + (m >> 1) * row + 32 * i + 16 * (m & 1), sum[m], 64);
+      memcpy(w->v + o->target.index * row + row_at(w, m, i), sum[m], 64);
   }
   return 0;
 }

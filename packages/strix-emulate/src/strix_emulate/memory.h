@@ -127,10 +127,10 @@ enum { IDLE = -1, OUT = -2 };
 static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
 {
   Memory *m = &w->memory[o->memory];
-  const long n = 32 * w->n;
-  const uint64_t *wide = fetch(w, &o->source[0], w->spare[2], 32);
+  const long width = lanes(w), n = width * w->n;
+  const uint64_t *wide = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *narrow = (const uint32_t *)wide;
-  const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], 32) : 0;
+  const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
   uint64_t base = 0;
   int64_t size = 0;
   for (long l = 0; l < n; l++) {
@@ -139,7 +139,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
     if (o->memory == GLOBAL) {
       uint64_t address = (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
       if (o->resource) {
-        if (resource(w, o, l / 32, &base, &size)) return 1;
+        if (resource(w, o, wave_of(w, l), &base, &size)) return 1;
         const int64_t within = (int64_t)narrow[l] + o->offset;
         // the scalar offset lessens what is left of the buffer
         if (within + o->size > size - (int64_t)second[l]) {
@@ -152,12 +152,12 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
       if (at[l] < 0) return 1;
       continue;
     }
-    const int64_t row = m->slots[l / 32];
+    const int64_t row = m->slots[wave_of(w, l)];
     const uint32_t index = narrow[l] + (second ? second[l] : 0);
     // addresses in LDS are of 32 bits
     const int64_t inside = o->memory == LDS ? index + (uint32_t)o->offset : (int64_t)index + o->offset;
     if (inside < 0 || inside + o->size > m->size) return 1;
-    at[l] = inside + m->stride * (o->memory == LDS ? row : row * 32 + l % 32);
+    at[l] = inside + m->stride * (o->memory == LDS ? row : row * width + (l & (width - 1)));
     *changing = 1;
   }
   return 0;
@@ -165,17 +165,18 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
 
 static void keep(State *w, const int64_t *at, int64_t *log, int changing)
 {
+  const long width = lanes(w);
   long count = 0;
   if (changing)
-    for (long l = 0; l < 32 * w->n; l++)
-      if (at[l] >= 0) log[1 + 2 * count] = at[l], log[2 + 2 * count++] = w->tags[l / 32];
+    for (long l = 0; l < width * w->n; l++)
+      if (at[l] >= 0) log[1 + 2 * count] = at[l], log[2 + 2 * count++] = w->tags[wave_of(w, l)];
   log[0] = count;
 }
 
 static int load(State *w, const Op *o, int64_t *log)
 {
   Memory *m = &w->memory[o->memory];
-  const long n = 32 * w->n;
+  const long width = lanes(w), n = width * w->n;
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
@@ -184,7 +185,7 @@ static int load(State *w, const Op *o, int64_t *log)
     const int64_t count = cells(m, o->size);
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] >= 0 && BY_COUNT(note_load, w->tags[l / 32], ordered, private)) return 1;
+      if (at[l] >= 0 && BY_COUNT(note_load, w->tags[wave_of(w, l)], ordered, private)) return 1;
     }
   }
   uint32_t *row = w->v + o->target.index * n;
@@ -239,7 +240,7 @@ static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, 
 static int store(State *w, const Op *o, int64_t *log)
 {
   Memory *m = &w->memory[o->memory];
-  const long n = 32 * w->n;
+  const long width = lanes(w), n = width * w->n;
   const uint32_t *row = w->v + o->target.index * n;
   int64_t *at = (int64_t *)w->spare[0];
   const int64_t count = m->written ? cells(m, o->size) : 0;
@@ -250,10 +251,10 @@ static int store(State *w, const Op *o, int64_t *log)
     if (m->copies) return 1;
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] < 0 || BY_COUNT(may_store, w->tags[l / 32], 0)) continue;
+      if (at[l] < 0 || BY_COUNT(may_store, w->tags[wave_of(w, l)], 0)) continue;
       data_of(o, row, n, l, data);
       if (memcmp(m->bytes + at[l], data, o->size)
-          || !may_store(m, first, count, w->tags[l / 32], 1))
+          || !may_store(m, first, count, w->tags[wave_of(w, l)], 1))
         return 1;
     }
   }
@@ -265,16 +266,16 @@ static int store(State *w, const Op *o, int64_t *log)
   if (!m->written) return 0;
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
-    if (at[l] >= 0) BY_COUNT(note_store, w->tags[l / 32]);
+    if (at[l] >= 0) BY_COUNT(note_store, w->tags[wave_of(w, l)]);
   }
   // several waves in one instruction: of other workgroups, or other values, numpy's
   for (long l = 0; l < n; l++) {
     if (at[l] < 0) continue;
     const int64_t first = at[l] >> m->shift;
     for (int64_t c = first; c < first + count; c++) {
-      if (m->written[c] == w->tags[l / 32]) continue;
+      if (m->written[c] == w->tags[wave_of(w, l)]) continue;
       data_of(o, row, n, l, data);
-      if (m->written[c] >> 40 != w->tags[l / 32] >> 40
+      if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40
           || memcmp(m->bytes + at[l], data, o->size))
         return 1;
     }

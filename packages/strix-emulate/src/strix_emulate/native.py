@@ -20,12 +20,12 @@ from strix_emulate.forms import Form
 from strix_emulate.waves import constant, constant_half
 
 _I, _L, _P = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6}
+FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6, "lane": 7}
 SHAPES = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
     "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
-    "wmma_half": 16, "wmma_iu8": 17,
+    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18,
 }  # fmt: skip
 #: by level of x86-64: some of what only processors of that level have
 LEVELS = {
@@ -53,7 +53,8 @@ class COp(ctypes.Structure):
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
         *_fields(_I, "size words offset half extended memory highest resource"),
-        *_fields(ctypes.c_uint32, "valid written"), ("lanes", ctypes.c_uint8 * 32),
+        ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
+        ("lanes", ctypes.c_uint8 * 32),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),
     ]  # fmt: skip
 
@@ -68,7 +69,8 @@ class CMemory(ctypes.Structure):
 
 class CState(ctypes.Structure):
     _fields_ = [
-        *_fields(_P, "v s scc"), ("n", _L), ("tags", _P), *_fields(_L, "exec_changed ordered"),
+        *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
+        *_fields(_L, "exec_changed ordered"),
         ("masks", _P), ("spare", _P * 8), ("log", _P), ("full", _L), ("memory", CMemory * 3),
     ]  # fmt: skip
 
@@ -148,13 +150,15 @@ def describe() -> str:
 
 
 def _bits(kind: str) -> int:
-    return 32 if kind in ("mask", "scc") else int(kind[-2:])
+    return 32 if kind in ("mask", "scc", "lane") else int(kind[-2:])
 
 
 def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
     """Raises Unknown for what C does not read."""
     if kind == "bf16":
         raise Unknown("bf16")
+    if kind == "lane":
+        return COperand(bits=32, file=FILES["lane"])
     found = COperand(bits=_bits(kind), index=op.index, half=op.half == "h", neg=op.neg, abs=op.abs,
                      flush=kind in ("f16", "f32", "f64") and not keeps)  # fmt: skip
     if kind == "scc":
@@ -200,9 +204,10 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
         source, valid, lanes = dpp_lanes(form.dpp)
         op.dpp, op.zero_bound = 1, bool(form.dpp.get("bound_ctrl"))
         op.fetch_inactive = bool(form.dpp.get("fi"))
-        op.lanes[:] = source.tolist()
-        op.valid, op.written = (int(np.packbits(x, bitorder="little").view(np.uint32)[0])
-                                for x in (valid, lanes))  # fmt: skip
+        # both halves of a wave64 have the same sources, in themselves, but other rows to write
+        op.lanes[:] = source[:32].tolist()
+        valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
+        op.valid, op.written[:] = int(valid[0]), lanes.tolist()
     if form.after.keys() & {"factor", "clamp"} and form.kind != "f32":
         raise Unknown("output modifiers of 16 and 64 bits")
     op.after = (_CLAMP * ("clamp" in form.after) | _FLUSH * ("flush" in form.after)

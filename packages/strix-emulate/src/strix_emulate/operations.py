@@ -2,7 +2,8 @@
 """Vector operations by mnemonic: kinds of the result and of each source, and the function.
 
 Names, operands and results are those of the RDNA3.5 ISA document, chapter 16. Kinds are f32, u16,
-b64 and the like. What does not fit the form (carries, masks) is compiled in :mod:`valu`.
+b64 and the like; "lane" is the number of the lane. What does not fit the form (carries, masks) is
+compiled in :mod:`valu`.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 
 from strix_emulate import doubles, floats, narrow
-from strix_emulate.waves import LANES
 
 U32 = np.uint32
 
@@ -93,10 +93,12 @@ def trailing_zeros(x):
     ).astype(np.int32)
 
 
-def _lane_count(low):
-    def count(mask, base):
-        lane = np.arange(LANES, dtype=np.uint64)
-        below = ((np.uint64(1) << lane) - np.uint64(1)).astype(U32) if low else U32(0)
+def _lane_count(first):
+    """Of the 32 lanes from the first on, those below the lane that the mask names."""
+
+    def count(mask, base, lane):
+        bits = np.maximum(np.minimum(lane.astype(np.int64) - first, 32), 0).astype(np.uint64)
+        below = ((np.uint64(1) << bits) - np.uint64(1)).astype(U32)
         return np.bitwise_count(mask & below).astype(U32) + base
 
     return count
@@ -187,7 +189,6 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_mul_hi_u32_u24": lambda a, b: (
             _wide(a & U32(0xFFFFFF), b & U32(0xFFFFFF)) >> np.uint64(32)
         ).astype(U32),
-        "v_mbcnt_lo_u32_b32": _lane_count(True), "v_mbcnt_hi_u32_b32": _lane_count(False),
         "v_bcnt_u32_b32": lambda a, b: np.bitwise_count(a).astype(U32) + b,
         "v_bfm_b32": lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31)),
     }, 2)  # fmt: skip
@@ -213,6 +214,8 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     add(i, {
         "v_mad_i32_i24": lambda a, b, c: (_signed(24, a) * _signed(24, b) + c).astype(np.int32),
     }, 3)  # fmt: skip
+    for name, first in (("lo", 0), ("hi", 32)):
+        table[f"v_mbcnt_{name}_u32_b32"] = (u, (u, u, "lane"), _lane_count(first))
     for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
         table[name] = (u, (u, u, "u16"), lambda a, b, c, unit=unit: _align(a, b, c, unit))
     table["v_bfe_i32"] = (i, (i, u, u), _bfe_signed)

@@ -30,10 +30,10 @@ CONTROL = {
 }  # fmt: skip
 _CONDITIONS = {
     "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
-    "s_cbranch_vccz": lambda g: g.S[VCC, :, 0] == 0,
-    "s_cbranch_vccnz": lambda g: g.S[VCC, :, 0] != 0,
-    "s_cbranch_execz": lambda g: g.S[EXEC, :, 0] == 0,
-    "s_cbranch_execnz": lambda g: g.S[EXEC, :, 0] != 0,
+    "s_cbranch_vccz": lambda g: ~g.masks(VCC).any(axis=1),
+    "s_cbranch_vccnz": lambda g: g.masks(VCC).any(axis=1),
+    "s_cbranch_execz": lambda g: ~g.masks(EXEC).any(axis=1),
+    "s_cbranch_execnz": lambda g: g.masks(EXEC).any(axis=1),
 }  # fmt: skip
 
 
@@ -147,13 +147,13 @@ def decode_kernel(kernel: Kernel) -> list[Instruction]:
     Addresses count from the kernel's first instruction. Raises DisassemblerError without a suitable
     libLLVM.
     """
-    found = decode(kernel.code)
+    found = decode(kernel.code, width=kernel.width)
     if kernel.image is None or not any(ins.name in CALLS for ins in found):
         return found
     others = []
     for first, size in kernel.image.code:
         start = first - kernel.image.entry
-        others += decode(kernel.image.data[first : first + size], start, padded=True)
+        others += decode(kernel.image.data[first : first + size], start, kernel.width, padded=True)
     inside = {ins.address for ins in found}
     return found + [ins for ins in others if ins.address not in inside]
 

@@ -88,17 +88,16 @@ class Step:
 
 
 class Session:
-    """What C needs of a launch: its memories, and room for `waves` waves."""
+    """What C needs of a launch: its memories, and room for so many lanes."""
 
     def __init__(
-        self, library: native.Library, spaces: Spaces, waves: int, registers: int, checks: bool
+        self, library: native.Library, spaces: Spaces, lanes: int, registers: int, checks: bool
     ):
         """registers: how many vector registers the waves have."""
         self.compiled, self.spaces, self.checks = library, spaces, checks
         self.registers = registers
         self.memories = (spaces.arena, spaces.lds, spaces.scratch)
         self.state = state = native.CState()
-        lanes = waves * LANES
         self._room = np.zeros(9 * lanes, np.uint64)
         start = self._room.ctypes.data
         state.masks = start + 8 * 8 * lanes
@@ -131,7 +130,8 @@ class Session:
             state.v, state.s, state.scc, self._lds.slots, self._scratch.slots = (
                 x.ctypes.data for x in (g.V, g.S, g.scc, g.lds_slot, g.slot)
             )
-            state.n, self._waves, self._tags = g.n, g, None
+            state.n, state.halves = g.n, g.width // LANES
+            self._waves, self._tags = g, None
         if self.checks:
             if self._tags is not g.tags:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
@@ -139,8 +139,8 @@ class Session:
                 c.copies = len(memory.copies)
             state.ordered = not self.spaces.arena.order.idle
             if logs:
-                if len(self._log) < logs * (1 + 2 * LANES * g.n):
-                    self._log = np.zeros(logs * (1 + 2 * LANES * g.n), np.int64)
+                if len(self._log) < logs * (1 + 2 * g.width * g.n):
+                    self._log = np.zeros(logs * (1 + 2 * g.width * g.n), np.int64)
                 state.log = self._log.ctypes.data
         done = self.compiled.run(
             self._address, ops + first * _OP, count, None if kept is None else kept + 4 * first
@@ -151,7 +151,7 @@ class Session:
 
     def touch(self, g: Waves, log: int, op: native.COp) -> Touch | None:
         """What a load or store noted there."""
-        at = log * (1 + 2 * LANES * g.n)
+        at = log * (1 + 2 * g.width * g.n)
         count = int(self._log[at])
         if not count:
             return None

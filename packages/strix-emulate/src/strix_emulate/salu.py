@@ -20,6 +20,7 @@ from strix_emulate.scalars import (
     SELECTS,
     U32,
     WITH_SCC,
+    WREXEC,
 )
 from strix_emulate.waves import Waves, reader, scalar_writer
 
@@ -41,7 +42,7 @@ def compile_scalar(ins: Instruction) -> Callable:
     if form is not None:
         run = _on_waves(form)
         return executes(run, form)
-    if name in SAVEEXEC:
+    if name in SAVEEXEC or name in WREXEC:
         return _saveexec(ins)
     return _other(ins)
 
@@ -141,17 +142,22 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
 
 
 def _saveexec(ins: Instruction) -> Callable:
-    function, read = SAVEEXEC[ins.name], reader(ins.operands[1], "b32")
-    save, write = scalar_writer(ins.operands[0]), scalar_writer(Operand("s", EXEC))
+    kind, both = ins.name[-3:], ins.name in WREXEC
+    function, exec_ = (SAVEEXEC | WREXEC)[ins.name], Operand("s", EXEC)
+    read, read_exec = _array(reader(ins.operands[1], kind)), reader(exec_, kind)
+    save, write = scalar_writer(ins.operands[0], kind), scalar_writer(exec_, kind)
 
     def run(g: Waves):
-        result = function(read(g), g.S[EXEC])
-        save(g, g.S[EXEC].copy())
+        old = read_exec(g).copy()
+        result = function(read(g), old)
+        save(g, result if both else old)
         write(g, result)
         g.scc[...] = result != 0
 
-    sources = ((ins.operands[1], "b32"), (Operand("s", EXEC), "b32"))
-    form = Form(ins.name, function, "b32", ins.operands[0], sources, shape="saveexec")
+    if both:
+        return run
+    sources = ((ins.operands[1], kind), (exec_, kind))
+    form = Form(ins.name, function, kind, ins.operands[0], sources, shape="saveexec")
     return executes(run, form)
 
 
@@ -159,21 +165,12 @@ def _other(ins: Instruction) -> Callable:
     name, ops = ins.name, ins.operands
     if name not in OTHER:
         raise Unknown("mnemonic")
-    write, read = scalar_writer(ops[0], "u32"), reader(ops[0], "u32")
-    if name == "s_cmov_b32":
-        source = reader(ops[1], "u32")
+    kind = f"u{name[-2:]}"
+    write, read = scalar_writer(ops[0], kind), reader(ops[0], kind)
+    if name.startswith("s_cmov"):
+        source = reader(ops[1], kind)
         return lambda g: write(g, np.where(g.scc, source(g), read(g)))
-    if name.startswith("s_bitset"):
-        place, on = reader(ops[1], "u32"), name == "s_bitset1_b32"
-        bit = lambda g: U32(1) << (place(g) & U32(31))  # noqa: E731
-        return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))
-    # s_and_not1_wrexec_b32
-    source, write_exec = reader(ops[1], "u32"), scalar_writer(Operand("s", EXEC))
-
-    def wrexec(g: Waves):
-        result = source(g) & ~g.S[EXEC]
-        write_exec(g, result)
-        write(g, result)
-        g.scc[...] = result != 0
-
-    return wrexec
+    place, on, bits = reader(ops[1], "u32"), name.startswith("s_bitset1"), int(kind[1:])
+    one = U32(1) if bits == 32 else np.uint64(1)
+    bit = lambda g: one << (place(g) & U32(bits - 1)).astype(one.dtype)  # noqa: E731
+    return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))

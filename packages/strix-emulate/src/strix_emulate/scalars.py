@@ -236,11 +236,17 @@ COMPARES = {
     "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
 }  # fmt: skip
 IMMEDIATE = {f"s_cmpk_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()}
-SAVEEXEC = {
-    "s_and_saveexec_b32": lambda s, e: s & e, "s_or_saveexec_b32": lambda s, e: s | e,
-    "s_xor_saveexec_b32": lambda s, e: s ^ e, "s_and_not1_saveexec_b32": lambda s, e: s & ~e,
-    "s_and_not0_saveexec_b32": lambda s, e: ~s & e, "s_or_not0_saveexec_b32": lambda s, e: ~s | e,
+_OF_EXEC = {
+    "and": lambda s, e: s & e, "or": lambda s, e: s | e, "xor": lambda s, e: s ^ e,
+    "and_not1": lambda s, e: s & ~e, "and_not0": lambda s, e: ~s & e,
+    "or_not0": lambda s, e: ~s | e, "or_not1": lambda s, e: s | ~e,
+    "nand": lambda s, e: ~(s & e), "nor": lambda s, e: ~(s | e),
+    "xnor": lambda s, e: ~(s ^ e),
 }  # fmt: skip
+#: The destination gets EXEC, and EXEC the result; or both get it.
+SAVEEXEC = {f"s_{n}_saveexec_{k}": f for n, f in _OF_EXEC.items() for k in ("b32", "b64")}
+WREXEC = {f"s_and_{n}_wrexec_{k}": _OF_EXEC[f"and_{n}"]
+          for n in ("not0", "not1") for k in ("b32", "b64")}  # fmt: skip
 #: kinds of the sources, the last of which is SCC, and the function
 SELECTS = {f"s_cselect_{kind}": ((kind, kind, "scc"), lambda a, b, scc: np.where(scc, a, b))
            for kind in ("b32", "b64")}  # fmt: skip
@@ -249,6 +255,6 @@ CARRIES = {
     for name, function in (("s_addc_u32", _add_u), ("s_subb_u32", _sub_u))
 }
 OTHER = {*CARRIES, *SELECTS, "s_movk_i32", "s_addk_i32",
-          "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32",
-          "s_and_not1_wrexec_b32"}  # fmt: skip
-NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *IMMEDIATE, *SAVEEXEC, *OTHER}
+          "s_mulk_i32", "s_cmov_b32", "s_cmov_b64",
+          *(f"s_bitset{on}_{kind}" for on in (0, 1) for kind in ("b32", "b64"))}  # fmt: skip
+NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *IMMEDIATE, *SAVEEXEC, *WREXEC, *OTHER}

@@ -66,16 +66,19 @@ def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
         "lds": lds,
         "scratch": kernel.scratch,
         "threads": kernel.max_threads,
-        "waves_per_simd": occupancy(kernel.vgprs, lds, kernel.max_threads),
+        "wave": kernel.width,
+        "waves_per_simd": occupancy(kernel.vgprs, lds, kernel.max_threads, kernel.width),
         "unsupported": unsupported,
     }
 
 
-def occupancy(vgprs: int, lds: int, threads: int) -> dict[str, int]:
+def occupancy(vgprs: int, lds: int, threads: int, width: int = 32) -> dict[str, int]:
     """Upper bounds of resident waves per SIMD by registers, by LDS, and the lower of the two."""
-    granted = -(-vgprs // VGPR_GRANULE) * VGPR_GRANULE
-    by_registers = min(WAVES_PER_SIMD, VGPRS_PER_SIMD // granted)
-    waves = -(-threads // 32)
+    # of waves with twice the lanes, half as many
+    granule, registers = VGPR_GRANULE * 32 // width, VGPRS_PER_SIMD * 32 // width
+    granted = -(-vgprs // granule) * granule
+    by_registers = min(WAVES_PER_SIMD, registers // granted)
+    waves = -(-threads // width)
     by_lds = WAVES_PER_SIMD
     if lds:
         by_lds = min(by_lds, LDS_PER_WGP // lds * waves // SIMDS_PER_WGP)

@@ -23,9 +23,8 @@ from strix_emulate.operations import (
 from strix_emulate.waves import (
     VCC_OPERAND,
     mask_reader,
-    pack,
+    mask_writer,
     reader,
-    scalar_writer,
     vector_writer,
 )
 
@@ -127,6 +126,8 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
         target = ops.pop(0)
         if name in ACCUMULATING and len(ops) == len(kinds) - 1:
             ops.append(target)
+        if kinds[-1] == "lane":
+            ops.append(Operand("lane"))
     if len(ops) != len(kinds):
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
     return Form(
@@ -139,8 +140,7 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
 def _halves(form: Form) -> tuple[Callable, Callable]:
     """(compute, write): compute(waves) gives the arguments of write(waves, ...)."""
     reads = [
-        mask_reader(op) if kind == "mask" else reader(op, kind, keeps)
-        for (op, kind), keeps in zip(form.sources, form.keeps, strict=True)
+        _source(op, kind, keeps) for (op, kind), keeps in zip(form.sources, form.keeps, strict=True)
     ]
     reads[0], lanes = dpp_source(form.dpp, reads[0])
     function, finish = form.function, _finisher(form.after)
@@ -156,9 +156,15 @@ def _halves(form: Form) -> tuple[Callable, Callable]:
     return lambda g: (finish(function(*(np.asanyarray(r(g)) for r in reads))), lanes(g)), write
 
 
+def _source(op: Operand, kind: str, keeps: bool) -> Callable:
+    if kind == "lane":
+        return lambda g: np.arange(g.width, dtype=np.uint32)
+    return mask_reader(op) if kind == "mask" else reader(op, kind, keeps)
+
+
 def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
     """With a mask of the lanes, of those that are written, for which the test holds."""
-    write_flags = scalar_writer(form.flag)
+    write_flags = mask_writer(form.flag)
     write = vector_writer(form.target, form.kind) if form.target else None
     function = form.function
 
@@ -172,7 +178,7 @@ def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
     def store(g, value, flags, written):
         if write:
             write(g, value, written)
-        write_flags(g, pack(flags))
+        write_flags(g, flags)
 
     return compute, store
 

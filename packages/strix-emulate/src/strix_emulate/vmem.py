@@ -312,27 +312,31 @@ def _lane_exchange(ins: Instruction) -> Callable:
     """DS_BPERMUTE, DS_PERMUTE and DS_SWIZZLE move data between lanes and touch no memory."""
     target, offset = ins.operands[0].index, ins.modifiers.get("offset", 0)
     entry = Outstanding(registers("v", target), True, ins.text)
-    lane = np.arange(32)
+    # of a wave64, each half by itself: the permutes execute "as if [they] were two independent
+    # wave32's" (RDNA3.5 ISA, DS_BPERMUTE_B32)
+    lane = np.arange(64)
     if ins.name == "ds_swizzle_b32":
         if offset >> 8 > 0x80:
             raise Unknown("swizzle mode")
-        source = (lane & (offset & 31) | offset >> 5 & 31) ^ (offset >> 10 & 31)
+        source = (lane & (offset & 31 | 32) | offset >> 5 & 31) ^ (offset >> 10 & 31)
         if offset & 0x8000:
-            source = lane & 28 | offset >> lane % 4 * 2 & 3
+            source = lane & 60 | offset >> lane % 4 * 2 & 3
         read = reader(ins.operands[1], "b32")
 
         def run_swizzle(g: Waves):
-            got = np.where(g.mask[:, source], read(g)[:, source], np.uint32(0))
+            taken = source[: g.width]
+            got = np.where(g.mask[:, taken], read(g)[:, taken], np.uint32(0))
             np.copyto(g.V[target], got, where=g.mask)
             issue(g, LGKM, entry)
 
         form = Form("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),), shape="swizzle",
-                    access={"lanes": tuple(source.tolist())})  # fmt: skip
+                    access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
         return executes(run_swizzle, form, issues=(LGKM, entry))
     index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
 
     def run(g: Waves):
         where = (np.broadcast_to(index(g), g.mask.shape).astype(np.int64) + offset) // 4 % 32
+        where = where + (lane[: g.width] & 32)
         values = np.broadcast_to(value(g), g.mask.shape)
         if ins.name == "ds_bpermute_b32":
             got = np.take_along_axis(np.where(g.mask, values, np.uint32(0)), where, axis=1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Registers of waves that stand at the same instruction, and typed access to them.
 
-n waves of 32 lanes are one numpy operation: vector registers have the shape (n, 32), scalar ones
-(n, 1), so that they broadcast. Waves that branch apart become two `Waves`; they are joined when
-they meet again.
+n waves are one numpy operation: vector registers have the shape (n, width), 32 or 64 lanes, scalar
+ones (n, 1), so that they broadcast. Lane masks of wave64 are pairs of scalar registers. Waves that
+branch apart become two `Waves`; they are joined when they meet again.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 from strix_emulate.decode import APERTURES, EXEC, NULL, VCC, Operand, Unknown
 from strix_emulate.floats import bfloat, flush
 
+#: Lanes of a wave32, of half a wave64, and of a scalar register that is a mask.
 LANES = 32
 SCALARS = 128
 _SPANS = {16: "u2", 32: "u4", 64: "u8"}
@@ -56,6 +57,7 @@ class Waves:
         "tags",
         "turn",
         "wave",
+        "width",
         "workgroup",
     )  # fmt: skip
     PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
@@ -63,7 +65,7 @@ class Waves:
     def __init__(self, V, S, scc, pc, identity, queues):
         # picking waves leaves arrays in another memory order, of which a flat view would be a copy
         V, S = np.ascontiguousarray(V), np.ascontiguousarray(S)
-        self.n = V.shape[1]
+        self.n, self.width = V.shape[1:]
         self.V, self.S, self.scc, self.pc, self.queues = V, S, scc, pc, queues
         self.I, self.F = V.view(np.int32), V.view(np.float32)
         self.U16, self.I16, self.H = V.view(np.uint16), V.view(np.int16), V.view(np.float16)
@@ -82,28 +84,34 @@ class Waves:
 
     def exec_changed(self):
         """Derives mask, full and lanes (flat numbers of active lanes) from EXEC."""
-        bits = self.S[EXEC]
+        bits = self.masks(EXEC)
         self.full = bool((bits == 0xFFFFFFFF).all())
         self.mask = unpack(bits)
         self.lanes = slice(None) if self.full else np.flatnonzero(self.mask)
 
+    def masks(self, register: int):
+        """The lane masks in that scalar register, (n, width / 32) uint32."""
+        if self.width == LANES:
+            return self.S[register]
+        return self.S[register : register + 2, :, 0].T
+
     def lane_array(self, values):
         """Per-wave values for the active lanes, flat."""
-        return np.repeat(values, LANES)[self.lanes]
+        return np.repeat(values, self.width)[self.lanes]
 
     def active(self, values):
-        """(n, 32) or broadcastable values of the active lanes, flat."""
-        return np.broadcast_to(values, (self.n, LANES)).reshape(-1)[self.lanes]
+        """(n, width) or broadcastable values of the active lanes, flat."""
+        return np.broadcast_to(values, (self.n, self.width)).reshape(-1)[self.lanes]
 
 
 def unpack(bits):
-    """Masks (n, 1) uint32 as booleans (n, 32)."""
-    raw = np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 4)
+    """Masks (n, words) uint32 as booleans (n, 32 words)."""
+    raw = np.ascontiguousarray(bits).view(np.uint8)
     return np.unpackbits(raw, axis=1, bitorder="little").view(bool)
 
 
 def pack(flags):
-    """Booleans (n, 32) as masks (n, 1) uint32."""
+    """Booleans (n, 32 words) as masks (n, words) uint32."""
     return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
 
@@ -262,19 +270,36 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
 
     def write(g, value):
         getattr(g, field)[i] = value
-        if i == EXEC:
+        if i in (EXEC, EXEC + 1):
             g.exec_changed()
 
     return write
 
 
 def mask_reader(op: Operand) -> Callable:
-    """A lane mask (VCC or an SGPR) as booleans (n, 32)."""
+    """A lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
     if op.kind == "const":
-        bits = np.array([[constant(op.text, "b32")]])
-        return lambda _g: unpack(bits)
+        words = np.array([constant(op.text, "b64")]).view(np.uint32)[None]
+        return lambda g: unpack(words[:, : g.width // LANES])
     i = op.index
-    return lambda g: unpack(g.S[i])
+    return lambda g: unpack(g.masks(i))
+
+
+def mask_writer(op: Operand) -> Callable:
+    """A function (waves, booleans (n, width)) that writes a lane mask."""
+    i = op.index
+    if op.kind != "s":
+        raise Unknown(f"destination {op.text}")
+    if i == NULL:
+        return lambda _g, _flags: None
+
+    def write(g, flags):
+        bits = pack(flags)
+        g.S[i : i + bits.shape[1], :, 0] = bits.T
+        if i == EXEC:
+            g.exec_changed()
+
+    return write
 
 
 VCC_OPERAND = Operand("s", VCC, 1, "", "vcc_lo")

@@ -144,7 +144,7 @@ class Server:
         number = self._new()
         self.functions[number] = _Function(kernel, module)
         declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
-        waves = occupancy(kernel.vgprs, 0, kernel.max_threads)["registers"]
+        waves = occupancy(kernel.vgprs, 0, kernel.max_threads, kernel.width)["registers"]
         facts = protocol.FUNCTION.pack(
             number, kernel.kernarg, kernel.lds, kernel.scratch, kernel.max_threads, kernel.vgprs,
             waves, len(declared),
@@ -177,7 +177,7 @@ class Server:
             )
         options = self.options
         if cooperative:
-            waves = -(-threads // 32) * int(np.prod([int(x) for x in grid], dtype=object))
+            waves = -(-threads // kernel.width) * int(np.prod([int(x) for x in grid], dtype=object))
             if waves > _RESIDENT:
                 raise Refused(
                     Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Waves of 64 lanes: as two of 32 where lanes do not meet, and by themselves where they do."""
+
+import io
+import random
+
+import numpy as np
+import operands
+import pytest
+import selftest
+from elftools.elf.elffile import ELFFile
+from strix_emulate import llvm, program
+from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.decode import EXEC, VCC
+from strix_emulate.errors import Trap
+from strix_emulate.loader import Argument, Kernel
+from strix_emulate.waves import SCALARS, Waves
+
+MASKS = (operands.MASK_IN, operands.MASK_OUT, VCC, EXEC)
+LANE = np.arange(64, dtype=np.uint32)
+
+
+def steps(texts: list[str], width: int) -> list:
+    """One for each instruction, without control flow."""
+    code = selftest.assembled("\n".join(texts), width)
+    blocks = program.compile_blocks(code, Kernel("wave64", b"", width=width), selftest.spaces())
+    return [step for block in blocks.values() for step in block.steps]
+
+
+def execute(text: str, V, S) -> Waves:
+    """Straight-line assembly on the registers of a wave64."""
+    g = selftest.waves(V, S)
+    with np.errstate(all="ignore"):
+        for step in steps([text], 64):
+            step.run(g)
+    return g
+
+
+def registers(seed: int = 0, exec_: int = 2**64 - 1):
+    """V and S of one wave; EXEC as given."""
+    rng = np.random.default_rng(seed)
+    V = rng.integers(1 << 32, size=(operands.REGISTERS, 1, 64), dtype=np.uint32)
+    S = rng.integers(1 << 32, size=(SCALARS, 1, 1), dtype=np.uint32)
+    S[EXEC : EXEC + 2, 0, 0] = exec_ & 0xFFFFFFFF, exec_ >> 32
+    return V, S
+
+
+def halves(V, S):
+    """The registers of two waves of 32 lanes that a wave of 64 is."""
+    narrow = np.repeat(S, 2, axis=1)
+    for mask in MASKS:
+        narrow[mask] = S[mask : mask + 2, 0]
+    return V.reshape(len(V), 2, 32), narrow
+
+
+def differing(texts: list[str], seed: int = 0) -> list[str]:
+    """Instructions that do something else to a wave of 64 lanes than to two of 32."""
+    rng, found = random.Random(seed), []
+    both = steps(texts, 32), steps([operands.widened(text) for text in texts], 64)
+    for number, (text, narrow, wide) in enumerate(zip(texts, *both, strict=True)):
+        exec_ = rng.choice((2**64 - 1, rng.getrandbits(64), 1 << 40, 2**32 - 1))
+        V, S = registers(number, exec_)
+        expected, got = selftest.waves(*halves(V, S)), selftest.waves(V, S)
+        with np.errstate(all="ignore"):
+            narrow.run(expected)
+            wide.run(got)
+        V, S = halves(got.V, got.S)
+        for mask in MASKS:  # of the pair, the second register is now the second wave's first
+            S[mask + 1] = expected.S[mask + 1]
+        if not (np.array_equal(V, expected.V) and np.array_equal(S, expected.S)):
+            found.append(text)
+    return found
+
+
+def generated(seed: int) -> list[str]:
+    """One instruction of each vector mnemonic whose lanes do not meet."""
+    rng = random.Random(seed)
+    made = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
+    return [o.text for o in made if "mbcnt" not in o.mnemonic]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_as_two_waves_of_32(seed):
+    texts = generated(seed)
+    assert len(texts) > 400
+    assert differing(texts, seed) == []
+
+
+def test_a_difference_is_seen():
+    """The control: what reads another lane is not as two waves are."""
+    assert differing(["v_mbcnt_hi_u32_b32 v1, -1, 0"] * 8)
+
+
+def test_one_lane():
+    V, S = registers(exec_=1 << 45 | 1 << 50)
+    S[4] = 77  # of the lanes of a wave, the low six bits count
+    g = execute("v_readlane_b32 s5, v1, 40\nv_readlane_b32 s6, v1, s4\nv_readfirstlane_b32 s7, v2\n"
+                "v_writelane_b32 v3, s4, 33", V, S)  # fmt: skip
+    assert [int(g.S[i, 0, 0]) for i in (5, 6, 7)] == [V[1, 0, 40], V[1, 0, 77 % 64], V[2, 0, 45]]
+    assert (g.V[3, 0] == np.where(LANE == 33, 77, V[3, 0])).all()
+
+
+def test_counts_of_lanes_below():
+    V, S = registers(1)
+    S[4:6] = 0xFFFFFFFF
+    g = execute("v_mbcnt_lo_u32_b32 v1, -1, 0\nv_mbcnt_hi_u32_b32 v1, -1, v1\n"
+                "v_mbcnt_lo_u32_b32 v2, s6, 0\nv_mbcnt_hi_u32_b32 v2, s7, v2", V, S)  # fmt: skip
+    assert (g.V[1, 0] == LANE).all()
+    mask = int(S[6, 0, 0]) | int(S[7, 0, 0]) << 32
+    assert g.V[2, 0].tolist() == [(mask & (1 << lane) - 1).bit_count() for lane in range(64)]
+
+
+def test_exchanges():
+    V, S = registers(2)
+    V[5] = np.arange(0, 256, 4, dtype=np.uint32)[::-1]
+    g = execute("v_permlane64_b32 v1, v2\nv_permlanex16_b32 v3, v2, s4, s5\n"
+                "v_mov_b32_dpp v4, v2 row_shl:1 row_mask:0x9 bank_mask:0xf bound_ctrl:1\n"
+                "ds_bpermute_b32 v6, v5, v2\nds_permute_b32 v7, v5, v2\n"
+                "ds_swizzle_b32 v8, v2 offset:swizzle(REVERSE,32)", V, S)  # fmt: skip
+    x = V[2, 0]
+    assert (g.V[1, 0] == np.roll(x, 32)).all()
+    table = int(S[4, 0, 0]) | int(S[5, 0, 0]) << 32
+    picked = np.array([table >> 4 * (lane % 16) & 15 for lane in range(64)])
+    assert (g.V[3, 0] == x[(LANE // 16 * 16 ^ 16) + picked]).all()
+    shifted = np.where(LANE % 16 < 15, x[(LANE + 1) % 64], 0)
+    assert (g.V[4, 0] == np.where(np.isin(LANE // 16, (0, 3)), shifted, V[4, 0])).all()
+    # RDNA3.5 ISA, DS_BPERMUTE_B32: "wave64 executes as if two independent wave32's"
+    mirrored = x.reshape(2, 32)[:, ::-1].reshape(64)
+    assert all((g.V[i, 0] == mirrored).all() for i in (6, 7, 8))
+
+
+def test_masks_of_both_halves():
+    V, S = registers(3)
+    V[1] = LANE
+    g = execute("s_mov_b64 s[4:5], exec\nv_cmpx_gt_u32 40, v1\ns_mov_b64 s[6:7], exec\n"
+                "s_and_saveexec_b64 s[10:11], s[4:5]\ns_or_not1_saveexec_b64 s[12:13], 0\n"
+                "s_and_not1_wrexec_b64 s[8:9], -1", V, S)  # fmt: skip
+    pairs = {i: int(g.S[i, 0, 0]) | int(g.S[i + 1, 0, 0]) << 32 for i in (4, 6, 8, 10, 12, EXEC)}
+    low = (1 << 40) - 1
+    assert pairs == {4: 2**64 - 1, 6: low, 10: low, 12: low, 8: low, EXEC: low}
+    assert g.mask.sum() == 40 and bool(g.scc[0, 0])
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_matrices(kind):
+    """Four rows of the result in each register, by sixteen lanes."""
+    V, S = registers(4)
+    rng = np.random.default_rng(5)
+    a, b, c = (rng.integers(-4, 5, (16, 16)).astype(np.float32) for _ in range(3))
+
+    def packed(rows):
+        bits = rows.astype(np.float16).view(np.uint16) if kind == "f16" else (
+            rows.view(np.uint32) >> 16).astype(np.uint16)  # fmt: skip
+        return np.ascontiguousarray(bits).view(np.uint32).T[:, None]
+
+    V[0:8] = np.tile(packed(a), 4)
+    V[8:16] = np.tile(packed(np.ascontiguousarray(b.T)), 4)
+    V = np.concatenate([V, c.reshape(4, 1, 64).view(np.uint32)])
+    name = f"v_wmma_f32_16x16x16_{kind} v[16:19], v[0:7], v[8:15], v[16:19]"
+    g = execute(name, V, S)
+    assert (g.F[16:20].reshape(16, 16) == a @ b + c).all()
+    V[0, 0, 40] ^= 1
+    with pytest.raises(Trap, match=r"lanes 16-63 of v\[0:7\] do not repeat 0-15"):
+        execute(name, V, S)
+
+
+START = """
+s_load_b128 s[4:7], s[0:1], 0x0
+v_lshlrev_b32 v1, 2, v0
+s_waitcnt lgkmcnt(0)
+"""
+COPY = (
+    START
+    + """
+global_load_b32 v2, v1, s[4:5]
+s_waitcnt vmcnt(0)
+global_store_b32 v1, v2, s[6:7]
+s_endpgm
+"""
+)
+
+
+def run(body: str, threads: int, size: int = 256, scratch: int = 0, **options) -> np.ndarray:
+    """A kernel for waves of 64 lanes, with one input and one output of `size` words."""
+    code = ELFFile(io.BytesIO(llvm.assemble(body, 64))).get_section_by_name(".text").data()
+    arguments = tuple(Argument("", at, 8, "global_buffer") for at in (0, 8))
+    kernel = Kernel("wide", code, lds=1024, scratch=scratch, kernarg=16, arguments=arguments,
+                    width=64)  # fmt: skip
+    out = np.zeros(size, np.uint32)
+    launch(kernel, (1,), [Buffer(np.arange(size, dtype=np.uint32), "in"), Buffer(out, "out")],
+           threads=threads, options=Options(budget=10_000, **options))  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("threads", [1, 32, 63, 64, 96, 256])
+def test_launches(threads):
+    """Of the last wave, only the lanes of threads are active."""
+    out = run(COPY, threads)
+    assert (out[:threads] == np.arange(threads)).all() and not out[threads:].any()
+
+
+EXCHANGE = (
+    START
+    + """
+ds_store_b32 v1, v0
+s_waitcnt lgkmcnt(0)
+s_barrier
+v_sub_nc_u32 v3, 508, v1
+ds_load_b32 v2, v3
+s_waitcnt lgkmcnt(0)
+global_store_b32 v1, v2, s[6:7]
+s_endpgm
+"""
+)
+
+
+def test_lds_and_barriers():
+    assert (run(EXCHANGE, 128)[:128] == np.arange(128)[::-1]).all()
+    with pytest.raises(Trap, match="race"):
+        run(EXCHANGE.replace("s_barrier\n", ""), 128)
+    # within a wave no barrier is needed
+    alone = EXCHANGE.replace("s_barrier\n", "").replace("508", "252")
+    assert (run(alone, 64)[:64] == np.arange(64)[::-1]).all()
+
+
+BRANCHES = (
+    START
+    + """
+v_cmp_lt_u32 vcc, 39, v0
+s_cbranch_vccz never
+v_mov_b32 v2, 7
+s_and_saveexec_b64 s[8:9], vcc
+s_cbranch_execz skip
+v_mov_b32 v2, 9
+skip:
+s_or_b64 exec, exec, s[8:9]
+never:
+global_store_b32 v1, v2, s[6:7]
+s_endpgm
+"""
+)
+
+
+def test_branches_look_at_both_halves():
+    """Only lanes of the upper half meet the condition, and without checks nothing hides a miss."""
+    assert run(BRANCHES, 64)[:64].tolist() == [7] * 40 + [9] * 24
+
+
+def test_atomics_and_counters():
+    add = START + ("v_mov_b32 v2, 1\nv_mov_b32 v3, 0\n"
+                   "global_atomic_add_u32 v3, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+    assert run(add, 192)[0] == 192
+    append = (START + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
+              "s_waitcnt lgkmcnt(0)\nds_append v2\ns_waitcnt lgkmcnt(0)\nds_append v2\n"
+              "s_waitcnt lgkmcnt(0)\nglobal_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+    assert (run(append, 64)[:64] == 64).all()
+
+
+def test_scratch_of_every_lane():
+    body = START + ("scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
+                    "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n"
+                    "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+    assert (run(body, 128, scratch=16)[:128] == np.arange(128)).all()
+
+
+def test_a_missing_wait_is_found():
+    with pytest.raises(Trap, match="pending"):
+        run(COPY.replace("s_waitcnt vmcnt(0)\n", ""), 64)
