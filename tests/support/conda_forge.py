@@ -42,6 +42,8 @@ NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
 # What these records hold for a Python, but not beside the rest; not counted as solved either:
 # for 3.13 sentencepiece has an older protobuf, and tiktoken is for others alone
 APART = {"python 3.13.* *_cp313": {"vllm": {"sentencepiece", "tiktoken"}}}
+# rattler-build makes such a number of track_features of it
+DOWN = "down_prioritize_variant"
 MACHINE = {"__unix": "0", "__linux": "6.18", "__glibc": "2.39", "__archspec": "1"}
 
 
@@ -157,6 +159,7 @@ class Rendered:
                 packages[f"{name}-{version}-{build}.conda"] = {
                     "name": name, "version": version, "build": build, "subdir": subdir,
                     "build_number": 0, "sha256": "0" * 64, "size": 1,
+                    "track_features": [name] * output["build"].get("variant", {}).get(DOWN, 0),
                     "depends": [
                         d for d in self.run(output) if package_name(d) not in self.lacks[name]
                         and (package_name(d) in self.outputs or theirs(d))

@@ -92,6 +92,12 @@ def test_a_python_by_its_number(given: list[str], pythons: list[str], oldest: st
     assert told.variants["python_min"] == ["3.11"]
 
 
+def test_amds_wheels_bring_the_python_that_they_are_for() -> None:
+    project = Project.at(CHECKOUT)
+    base = bases.load(project, "conda-forge", {"pytorch_from": ["amd-wheel"]})
+    assert base.variants["python"] == ["3.13.* *_cp313"] and base.variants["python_min"] == ["3.13"]
+
+
 def test_a_python_that_cannot_be_had() -> None:
     project = Project.at(CHECKOUT)
     with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):

@@ -126,6 +126,21 @@ def test_a_file_larger_than_the_server_takes_is_named(source: Source) -> None:
     assert uploads.LARGEST["prefix.dev"] == 10**9
 
 
+@pytest.mark.parametrize("published", [True, False])
+def test_amds_torch_is_not_mixed_with_ours(
+    source: Source, target: Path, tmp_path: Path, published: bool
+) -> None:
+    """Neither in one channel to publish, nor with what is published there."""
+    source.make("libtorch", "2.13.0", "linux-64", build="rocm100_gfx1151_py313h1234567_0")
+    other = source
+    if published:
+        assert StaticChannel(target).publish(source)
+        other = Source(tmp_path / "other")
+    other.make("libtorch", "2.13.0", "linux-64", build="rocm100amdwheel_gfx1151_py313h1234567_0")
+    with pytest.raises(ForgeError, match="libtorch as AMD compiled it .amdwheel. beside ours"):
+        StaticChannel(target).publish(other)
+
+
 def test_nothing_to_publish(source: Source, target: Path) -> None:
     with pytest.raises(ForgeError, match="holds no packages"):
         StaticChannel(target).publish(source)

@@ -20,6 +20,7 @@ from support.project import CHECKOUT
 from forge.bases import BaseName
 from forge.cli.context import Context
 from forge.envs.manifest import Manifest
+from forge.errors import ForgeError
 from forge.recipes.recipe import package_name
 
 ROLLBACK = {"rocm_sdk": ["7.14.1"], "aotriton_kernels": ["core"]}
@@ -120,6 +121,26 @@ def test_a_stack_is_locked_for_the_python_that_is_asked_for(
     assert not stack.outdated()
     as_it_is = replace(stack, manifest=replace(stack.manifest, also=()))
     assert not as_it_is.outdated()
+
+
+def test_amds_torch_solves_where_there_is_no_other(tmp_path: Path) -> None:
+    """With the packages that are compiled on it; where both are, ours is taken."""
+    amd = Rendered({"pytorch_from": ["amd-wheel"]}, "3.13")
+    assert "aotriton" not in amd.outputs
+    specs = ["python 3.13.*", "torchvision", "pytorch-gpu", "flash-attn"]
+    for folder, rendered, made in (
+        ("amd", [amd], "rocm100amdwheel_gfx1151_py313"),
+        ("both", [amd, Rendered({}, "3.13")], "rocm100_gfx1151_py313"),
+    ):
+        found = Solver(tmp_path / folder, *rendered).records(specs)
+        builds = {r.name.normalized: str(r.build) for r in found if "/ours/" in r.url}
+        assert builds["libtorch"].startswith(made) and builds["pytorch"].startswith(made)
+        assert "aotriton" in builds or made.startswith("rocm100amd")
+
+
+def test_a_skipped_recipe_that_another_needs_is_named() -> None:
+    with pytest.raises(ForgeError, match="triton/recipe.yaml yields no package.* needs triton"):
+        Rendered({"python": ["3.10.* *_cpython"]}, "3.10")
 
 
 def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:

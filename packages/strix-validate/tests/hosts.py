@@ -238,6 +238,12 @@ FAULTS = {
         {f"{SITE}/triton-3.7.1.dist-info/INSTALLER": "pip"},
         {"packages": ("failed", "error", "triton 3.7.1 was installed by pip", "pixi clean")},
     ),
+    "torch-of-amds-wheels": (
+        {f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
+         f"{SITE}/torch-2.13.0+rocm10.0.0.dist-info/INSTALLER": "conda\n"},
+        {"packages": ("failed", "error", "2.13.0+rocm10.0.0 is AMD's build: head dims above 256",
+                      "forge build pytorch")},
+    ),
     "torch-of-conda-forge": (
         {f"{META}/pytorch-2.13.0-h1_0.json": record("pytorch", "2.13.0", CONDA_FORGE)},
         {"packages": ("failed", "error", "pytorch 2.13.0 is conda-forge's", "channel-priority")},

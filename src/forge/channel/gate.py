@@ -2,7 +2,7 @@
 """What may be published, decided from each package itself and from the note of its build."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -16,9 +16,12 @@ GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries that
 
 
 def admitted(
-    channel: Channel, published: Callable[[str], str | None], largest: int | None = None
+    channel: Channel,
+    published: Callable[[str], str | None],
+    largest: int | None = None,
+    also: Set[str] = frozenset(),
 ) -> dict[str, Record]:
-    """The packages of a channel by SUBDIR/FILE, all fit to be published.
+    """The packages of a channel by SUBDIR/FILE, all fit to be published beside those in `also`.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already; `largest` is how many
     bytes of a file the server takes. Raises ForgeError for an
@@ -36,6 +39,9 @@ def admitted(
         for name, record in named.items()
         for reason in refusals(channel, record, published(name), largest)
     ]
+    made = {"amdwheel_" in name for name in {*named, *also} if re.search(r"(^|/)libtorch-\d", name)}
+    if len(made) > 1:
+        refused.append("  libtorch as AMD compiled it (amdwheel) beside ours: a channel for each")
     if refused:
         raise ForgeError("\n".join(["nothing is published:", *refused]))
     return named

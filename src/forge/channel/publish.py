@@ -90,7 +90,9 @@ class StaticChannel:
         names = pypi.parse(table, self.folder / pypi.FILE) | (source.names if source else {})
         index, log = verify.read_index(self.location), revisions.read(self.location)
         files, yanked = revisions.state(log)
-        packages = gate.admitted(source, lambda name: self._sha256(name, index)) if source else {}
+        packages = {}
+        if source:
+            packages = gate.admitted(source, lambda n: self._sha256(n, index), also=set(files))
         added = packages.keys() - files
         files |= added
         yank = _named(yank, files) - yanked

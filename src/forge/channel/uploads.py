@@ -46,7 +46,7 @@ class ServerChannel:
         """
         files, variable = SERVERS[self.host]
         hashes = verify.hashes(Location(f"{files}/{self.name}"))
-        packages = gate.admitted(source, hashes.get, LARGEST.get(self.host))
+        packages = gate.admitted(source, hashes.get, LARGEST.get(self.host), hashes.keys())
         missing = sorted(packages.keys() - hashes.keys())
         # the uploader holds the GIL, so no handler could run: let Ctrl-C end the process
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL)

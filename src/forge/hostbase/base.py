@@ -21,7 +21,6 @@ from string import Template
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import yaml
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -33,6 +32,7 @@ from forge.files import digest_tree, move_whole, read_text, sha256_file, write_t
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
 from forge.locks import hold
 from forge.project import Project
+from forge.recipes.recipe import packages_in
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 from forge.sources.download import Progress
 
@@ -79,8 +79,7 @@ class HostBase:
         """The packages that recipes may need of it: what its requirements and its recipe name."""
         lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
         names = [canonicalize_name(Requirement(line).name) for line in lines]
-        outputs = yaml.safe_load(read_text(self.recipe / "recipe.yaml"))["outputs"]
-        own = {output["package"]["name"] for output in outputs}
+        own = packages_in(self.recipe / "recipe.yaml")
         return frozenset(own.union(CONDA_NAMES.get(name, name) for name in names))
 
     def _seal(self, data: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from forge.bases import Base
 from forge.channel.local import Channel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
-from forge.recipes.recipe import Recipe
+from forge.recipes.recipe import NoPackage, Recipe, packages_in
 from forge.recipes.render import render
 
 # What a plan says of a recipe. SKIPPED is what the run cannot attempt; see build.runner.skipped.
@@ -50,10 +50,10 @@ class Step:
 class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
 
-    A recipe of a name in `provided` is left out: the base provides that package. `base_key` says
-    what a base on this machine is made of. Raises ForgeError for a package of two recipes, a
-    dependency cycle, and for a recipe that cannot be read; with `keep_going` the latter are noted
-    in `broken` and left out.
+    A recipe of a name in `provided` is left out: the base provides that package. So is one that the
+    variants skip. `base_key` says what a base on this machine is made of. Raises ForgeError for a
+    package of two recipes, a dependency cycle, a skipped recipe that another needs, and for one
+    that cannot be read; with `keep_going` the latter are noted in `broken` and left out.
     """
 
     def __init__(
@@ -69,9 +69,13 @@ class RecipeSet:
         self.provided = sorted(paths.keys() & provided)
         self.recipes: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}
+        skipped: dict[str, NoPackage] = {}
         for name in sorted(paths.keys() - provided):
             try:
                 self.recipes[name] = Recipe(paths[name], base)
+            except NoPackage as error:
+                skipped |= dict.fromkeys(packages_in(paths[name]), error)
+                continue
             except (ForgeError, OSError) as error:
                 if not keep_going:
                     raise
@@ -79,6 +83,9 @@ class RecipeSet:
             for output in [name] if name in self.broken else self.recipes[name].output_names:
                 if (other := self.owner.setdefault(output, name)) != name:
                     raise ForgeError(f"recipes/{other} and recipes/{name} both yield {output}")
+        for name, recipe in self.recipes.items():
+            for needed in sorted(recipe.all_needs & skipped.keys()):
+                raise ForgeError(f"{skipped[needed]}, and {name} needs {needed}")
         graph = {name: self.direct_needs(name) for name in self.recipes}
         try:
             order = graphlib.TopologicalSorter(graph).static_order()

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from packageurl import PackageURL
 
 from forge.bases import DIGEST_KEY, Base
@@ -19,6 +20,10 @@ from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
 REQUIREMENT_KINDS = ("build", "host", "run")
+
+
+class NoPackage(ForgeError):
+    """All that a recipe yields is skipped, by the variants."""
 
 
 class Recipe:
@@ -35,7 +40,7 @@ class Recipe:
         self.name, self.path = path.parent.name, path
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]
         if not outputs:
-            raise ForgeError(f"{path} yields no package on the {base.name} base")
+            raise NoPackage(f"{path} yields no package on the {base.name} base")
         self.version = str(outputs[0]["package"]["version"])
         self.extra: dict[str, Any] = outputs[0].get("extra", {})
         self.output_names = {data["package"]["name"] for data in outputs}
@@ -72,6 +77,12 @@ class Recipe:
         patches = [file for source in self.sources for file in patches_of(self, source)]
         named = [source["path"] for source in self.sources if "path" in source]
         return [*patches, *((self.path.parent / name).resolve() for name in named)]
+
+
+def packages_in(path: Path) -> set[str]:
+    """The packages that a recipe.yaml names, whatever is skipped."""
+    data = yaml.safe_load(read_text(path))
+    return {part["package"]["name"] for part in data.get("outputs", [data]) if "package" in part}
 
 
 def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:

@@ -96,6 +96,10 @@ def packages(tree: Tree) -> Result:
                 names = " ".join(other.name for other in found if other.by == each.by)
                 fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
             return error(what, fix, **measured)
+    for each in found:
+        if each.name == "torch" and "+rocm" in each.version:
+            what = f"torch {each.version} is AMD's build: head dims above 256 give wrong values"
+            return error(what, "take the channel's own build: ./forge build pytorch", **measured)
     return fine(**measured)
 
 
