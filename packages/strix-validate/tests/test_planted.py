@@ -79,6 +79,18 @@ FAULTS = {
     "exp without maximum in backward": {"no_maximum_backward": True},
     "dropout repeats behind 64 queries": {"dropout_tile": (64, 0)},
     "dropout repeats behind 128 keys": {"dropout_tile": (0, 128)},
+    "ALiBi ignored": {"ignores_alibi": True},
+    "ALiBi of the first sequence": {"alibi_of_first": True},
+    "ALiBi with the wrong sign": {"alibi_sign": -1.0},
+    "angles begin at 0": {"rotary_offset": False},
+    "neighbours for halves": {"rotary_pairs": False},
+    "new keys not turned": {"rotary_keys": False},
+    "lanes behind the turned ones lost": {"rotary_rest": False},
+    "keys and values of one tensor swapped": {"swapped_pack": "kv"},
+    "queries and keys of one tensor swapped": {"swapped_pack": "qk"},
+    "window of two blocks at most": {"most_window": 128},
+    "one behind whole blocks left out": {"drops_one_behind": 128},
+    "causal sees one key more above head dim 128": {"wide_diagonal": 1},
     **{
         f"inference: {name}": {"inference": tuple(fault.items())}
         for name, fault in {
@@ -95,6 +107,18 @@ FAULTS = {
 
 #: The check that is there for a fault, where it is not any.
 CLAIMED = {
+    "ALiBi ignored": "alibi-heads",
+    "ALiBi of the first sequence": "alibi-batch",
+    "ALiBi with the wrong sign": "alibi-heads",
+    "angles begin at 0": "cache-rotary",
+    "neighbours for halves": "cache-rotary-halves",
+    "new keys not turned": "cache-rotary",
+    "lanes behind the turned ones lost": "cache-rotary",
+    "keys and values of one tensor swapped": "packed-kv",
+    "queries and keys of one tensor swapped": "packed-qkv",
+    "window of two blocks at most": "window-blocks",
+    "one behind whole blocks left out": "length-129",
+    "causal sees one key more above head dim 128": "d256-causal",
     "softcap dropped": "softcap",
     "logsumexp in base 2": "lse",
     "logsumexp of the last tile": "lse",
@@ -173,21 +197,44 @@ def route(kernel: tiled.Kernel):
     return call
 
 
-def dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict) -> dict:
+def dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None) -> dict:
     """The kernel for tensors in flash-attn's layout."""
     named = {
+        "scale": options.get("softmax_scale"),
+        "alibi": None if alibi is None else alibi.expand(q.shape[0], -1),
         "causal": "bottom-right" if options["causal"] else "",
         "window": options.get("window_size", (-1, -1)),
         "softcap": options.get("softcap", 0.0),
     }
     swapped = [None if x is None else x.transpose(1, 2) for x in (q, k, v, grad_out)]
     found = kernel(*swapped, stale=torch.zeros(swapped[0].shape), **named)
+    found.pop("dmask", None)
     return {name: x if name == "lse" else x.transpose(1, 2) for name, x in found.items()}
 
 
+def unpacked(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:
+    """q, k and v, of one tensor or several."""
+    found = dict(tensors)
+    for name in ("kv", "qkv"):
+        if name in found:
+            found |= dict(zip(name, found.pop(name).unbind(axis), strict=True))
+            if kernel.swapped_pack:
+                first, second = kernel.swapped_pack
+                found[first], found[second] = found[second], found[first]
+    return found
+
+
+def repacked(found: dict, tensors: dict, axis: int) -> dict:
+    """What was found, with the gradients of the tensors that were given."""
+    names = [name for name in ("kv", "qkv") if name in tensors]
+    return found | {f"d{n}": torch.stack([found[f"d{x}"] for x in n], axis) for n in names}
+
+
 def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
+    whole, tensors = tensors, unpacked(kernel, tensors, 1)
     q, k, v = (tensors[name] for name in "qkv")
-    starts_q, starts_k = (tensors[f"cu_seqlens_{name}"].tolist() for name in "qk")
+    both = tensors.get("cu_seqlens")
+    starts_q, starts_k = (tensors.get(f"cu_seqlens_{name}", both).tolist() for name in "qk")
     starts = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
     found = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
     found |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
@@ -207,7 +254,8 @@ def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict
             found[name][rows] = one[name][0]
         found["lse"][:, rows] = one["lse"][0]
         found["dk"][keys], found["dv"][keys] = one["dk"][0], one["dv"][0]
-    return found
+    found["out"][kernel.most_tokens :] = 0
+    return repacked(found, whole, 1)
 
 
 def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
@@ -218,11 +266,31 @@ def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
     outs = []
     for i, (row, length) in enumerate(zip(rows, tensors["cache_seqlens"].tolist(), strict=True)):
         end = length + (tensors["k"].shape[1] if "k" in tensors else 0)
+        own = dict(tensors)
+        if "rotary_cos" in tensors:
+            start = length if kernel.rotary_offset else 0
+            for name in ("q", "k") if kernel.rotary_keys else ("q",):
+                turned = turn(kernel, tensors[name][i].float(), tensors, start, options)
+                own[name] = turned.to(tensors[name].dtype)[None].expand(2, -1, -1, -1)
         for name in ("k", "v") if "k" in tensors else ():
-            found[f"{name}_cache"][row, length:end] = tensors[name][i]
+            found[f"{name}_cache"][row, length:end] = own[name][i]
         keys, values = (found[f"{name}_cache"][row, None, :end] for name in "kv")
-        outs.append(dense(kernel, tensors["q"][i, None], keys, values, None, options)["out"])
+        outs.append(dense(kernel, own["q"][i, None], keys, values, None, options)["out"])
     return found | {"out": torch.cat(outs)}
+
+
+def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict):
+    """x (tokens, heads, lanes) turned as flash-attn's rotary does, as complex numbers."""
+    cos, sin = (tensors[f"rotary_{n}"][start : start + len(x)].float() for n in ("cos", "sin"))
+    lanes = 2 * cos.shape[1]
+    neighbours = options["rotary_interleaved"] is kernel.rotary_pairs
+    pairs = x[..., :lanes].unflatten(-1, (-1, 2) if neighbours else (2, -1))
+    pairs = pairs if neighbours else pairs.transpose(-2, -1)
+    turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
+    pairs = torch.view_as_real(turned)
+    both = (pairs if neighbours else pairs.transpose(-2, -1)).flatten(-2)
+    rest = x[..., lanes:] if kernel.rotary_rest else torch.zeros_like(x[..., lanes:])
+    return torch.cat([both, rest], -1)
 
 
 def flash_attn(kernel: tiled.Kernel, call) -> gpu_free.Answer:
@@ -234,10 +302,15 @@ def flash_attn(kernel: tiled.Kernel, call) -> gpu_free.Answer:
             return gpu_free.Answer(cached(kernel, tensors, options))
         except NotImplementedError:
             return gpu_free.Answer(error=("NotImplementedError", ""))
-    if call.function == "flash_attn_varlen_func":
+    if "varlen" in call.function:
         return gpu_free.Answer(packed(kernel, tensors, call.grad_out, options))
-    found = dense(kernel, *(tensors[name] for name in "qkv"), call.grad_out, options)
-    return gpu_free.Answer(found | {"differing": torch.tensor(0.0)})
+    whole, tensors = tensors, unpacked(kernel, tensors, 2)
+    arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")
+    found = dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
+    infer = replace(kernel, **dict(kernel.inference))
+    inference = dense(infer, *arguments[0], None, options, arguments[1])["out"]
+    found |= {"differing": torch.tensor(0.0), "inference": inference}
+    return gpu_free.Answer(repacked(found, whole, 2))
 
 
 @cache
@@ -285,6 +358,11 @@ def failures(kernel: tiled.Kernel, size: Size = Size.QUICK, only: str = "") -> I
 
 def test_the_right_kernel_passes():
     assert [(found.check.id, found.reason) for found in failures(tiled.Kernel())] == []
+
+
+def test_full_catches_tokens_beyond_16_bits():
+    kernel = tiled.Kernel(most_tokens=65536)
+    assert next(failures(kernel, Size.FULL, "varlen-65600"), None)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -92,6 +92,84 @@ _SPECS = (
         reference.WHY_SINK,
         half_only=True,
     ),
+    _Spec(
+        "scale",
+        partial(flash.fixed, causal=True, scale=0.3, seqlen_q=40, seqlen_k=40, infers=True),
+        "1 / sqrt(head_dim) instead of softmax_scale, in forward or backward",
+        half_only=True,
+    ),
+    *(
+        _Spec(
+            f"alibi-{kind}",
+            partial(flash.fixed, batch=2, seqlen_q=40, seqlen_k=70, alibi=kind, causal=True),
+            "slopes ignored, of another head or sequence, or with the wrong sign (MPT, Bloom)",
+            True,
+            half_only=True,
+        )
+        for kind in ("heads", "batch")
+    ),
+    *(
+        _Spec(
+            f"packed-{pack}",
+            partial(flash.fixed, seqlen_q=40, seqlen_k=40, pack=pack, head_dim=32),
+            "k and v of one tensor swapped, or read with the strides of three",
+            half_only=True,
+        )
+        for pack in ("kv", "qkv")
+    ),
+    _Spec(
+        "window-blocks",
+        partial(
+            flash.fixed,
+            heads=1,
+            kv_heads=1,
+            head_dim=32,
+            causal=True,
+            window=(150, 0),
+            seqlen_q=330,
+            seqlen_k=330,
+        ),
+        "a window of several blocks whose last ones are left out: " + SDIST_WINDOW_BUG,
+        True,
+        half_only=True,
+    ),
+    _Spec(
+        "batch-6",
+        partial(flash.fixed, batch=6, heads=1, kv_heads=1, seqlen_q=20, seqlen_k=20, head_dim=32),
+        "sequences behind the fourth left out",
+        half_only=True,
+    ),
+    *(
+        _Spec(
+            f"length-{length}",
+            partial(
+                flash.fixed,
+                heads=1,
+                kv_heads=1,
+                head_dim=32,
+                causal=causal,
+                infers=True,
+                seqlen_q=length,
+                seqlen_k=length,
+            ),
+            "a block of one query or key left out, or its padding counted",
+            half_only=True,
+            size=size,
+        )
+        for length, causal, size in (
+            (129, False, Size.QUICK),
+            (257, True, Size.FULL),
+            (1025, True, Size.FULL),
+        )
+    ),
+    _Spec(
+        "d256-causal",
+        partial(
+            flash.fixed, heads=1, kv_heads=1, causal=True, head_dim=256, seqlen_q=70, seqlen_k=90
+        ),
+        "the mask of the largest head dim's tiles, which are smaller",
+        half_only=True,
+    ),
     _Spec("d32", partial(flash.fixed, head_dim=32), "tile sizes of the smallest usual head dim"),
     _Spec("d72", partial(flash.fixed, head_dim=72), _PADDED),
     _Spec("d80", partial(flash.fixed, head_dim=80), "padding of head dim 80 to 128 leaks (ViT)"),
@@ -151,8 +229,51 @@ _SPECS = (
             ("varlen-no-keys-d72", {"head_dim": 72}),
         )
     ),
+    *(
+        _Spec(
+            f"varlen-packed-{pack}",
+            partial(
+                flash.varlen,
+                lengths_q=(7, 33),
+                lengths_k=(7, 33),
+                heads=2,
+                kv_heads=2,
+                head_dim=32,
+                pack=pack,
+                scale=0.25,
+            ),
+            "k and v of one tensor swapped, or softmax_scale ignored",
+            half_only=True,
+        )
+        for pack in ("kv", "qkv")
+    ),
+    _Spec(
+        "varlen-65600",
+        partial(
+            flash.varlen, lengths_q=(65600, 5), lengths_k=(1, 5), heads=1, kv_heads=1, head_dim=32
+        ),
+        "offsets of tokens in 16 bits, or a dimension of the grid of 65535",
+        half_only=True,
+        size=Size.FULL,
+    ),
     _Spec("varlen-window", partial(flash.varlen, window=(16, 0)), SDIST_WINDOW_BUG, True),
     _Spec("cache", partial(flash.kv_cache), _CACHE),
+    _Spec(
+        "cache-scale",
+        partial(flash.kv_cache, scale=0.3),
+        "1 / sqrt(head_dim) instead of softmax_scale",
+        half_only=True,
+    ),
+    *(
+        _Spec(
+            f"cache-rotary-{kind}",
+            partial(flash.kv_cache, rotary=kind),
+            "angles that begin at 0 instead of the cache's length, neighbours for halves, or the "
+            "lanes behind the turned ones lost",
+            half_only=True,
+        )
+        for kind in ("neighbours", "halves")
+    ),
     _Spec("cache-rows", partial(flash.kv_cache, rows=(3, 1)), _CACHE),
     _Spec(
         "cache-stale",

@@ -20,7 +20,8 @@ from strix_validate import TARGET
 
 #: Strix Halo has 40 compute units; HIP counts workgroup processors, which are two each.
 MULTIPROCESSORS = 20
-_ASSERTING = ("aiter",)
+#: Modules, with those below them, whose asserts want tensors on a GPU.
+_ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils")
 _DIVISIBLE = ["tt.divisibility", 16]
 
 
@@ -114,11 +115,12 @@ class _WithoutAsserts(SourceFileLoader):
 
 
 class KernelLibraries:
-    """Finds modules whose asserts want tensors on the current GPU."""
+    """Finds those modules."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        found = PathFinder.find_spec(name, path) if name.split(".")[0] in _ASSERTING else None
+        asserts = any(f"{name}.".startswith(f"{known}.") for known in _ASSERTING)
+        found = PathFinder.find_spec(name, path) if asserts else None
         if found and isinstance(found.loader, SourceFileLoader):
             found.loader = _WithoutAsserts(found.loader.name, found.loader.path)
         return found
