@@ -19,7 +19,9 @@ switches=(
     USE_FLASH_ATTENTION=ON USE_MEM_EFF_ATTENTION=ON
     # Composable Kernel's attention and products, and MSLK (what FBGEMM GenAI became): gfx9 only
     USE_ROCM_CK_SDPA=OFF USE_ROCM_CK_GEMM=OFF USE_MSLK=OFF
-    # hipSOLVER replaces MAGMA
+    # hipSOLVER replaces MAGMA, which torch deprecates and AMD's own builds leave out. It would bring
+    # linalg.eig and eigvals alone (ldl_solve wants cuSOLVER either way), computed on a copy in the CPU's
+    # memory, as `.cpu()` does; and cost 494 HIP files more, and a patch: its build knows no gfx11.
     USE_MAGMA=OFF
     USE_KINETO=ON USE_GLOO=ON USE_NCCL=ON USE_SYSTEM_NCCL=ON USE_MPI=OFF
     USE_NUMA=OFF USE_ITT=OFF USE_NUMPY=ON USE_MKLDNN=ON
