@@ -22,7 +22,6 @@ channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
 app.add_typer(channel_app, name="channel")
 
 To = Annotated[str, Option(metavar="TARGET", help=f"{FORMS}.")]
-Dists = Annotated[list[str] | None, Option(metavar="NAME-VERSION-BUILD", help="Repeatable.")]
 Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
 Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
 Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
@@ -41,29 +40,22 @@ Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in
 
 
 @command(app)
-def publish(
-    forge: Context, to: To, yank: Dists = None, restore: Dists = None, url: Served = ""
-) -> None:
-    """Publish all packages of the channel, or none.
-
-    A yanked build stays, so that locks which name it install; no new solve takes it.
-    """
+def publish(forge: Context, to: To, url: Served = "") -> None:
+    """Publish all packages of the channel, or none."""
     target = destination(to)
     with forge.project.lock():
         if not isinstance(target, ServerChannel):
             if url and Location(url).folder:
                 raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
             channel = StaticChannel(target)
-            revision = channel.publish(forge.channel, yank or (), restore or (), url)
+            revision = channel.publish(forge.channel, url=url)
             out.print(f"{target}: {revision or 'nothing new'}")
             if not revisions.address(channel.location):
                 out.print(
                     "conda's classic solver cannot use the revisions as channels without --url"
                 )
-        elif yank or restore or url:
-            raise ForgeError(
-                "--yank, --restore and --url are for a folder; yank on the server itself"
-            )
+        elif url:
+            raise ForgeError("--url is for a folder; a server has its own")
         else:
             sent, count = target.publish(forge.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")
