@@ -13,7 +13,7 @@ typedef enum {
     hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2, hipErrorNotInitialized = 3,
     hipErrorInvalidConfiguration = 9, hipErrorInvalidSymbol = 13, hipErrorInvalidDeviceFunction = 98,
     hipErrorNoDevice = 100, hipErrorInvalidDevice = 101, hipErrorInvalidImage = 200,
-    hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400,
+    hipErrorInvalidContext = 201, hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400,
     hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorIllegalAddress = 700,
     hipErrorIllegalState = 401, hipErrorUnsupportedLimit = 215,
     hipErrorPeerAccessAlreadyEnabled = 704, hipErrorPeerAccessNotEnabled = 705,
@@ -86,9 +86,14 @@ typedef enum hipGraphNodeType {
     hipGraphNodeTypeGraph, hipGraphNodeTypeEmpty, hipGraphNodeTypeEventRecord = 7,
 } hipGraphNodeType;
 typedef enum {
+    hipMemPoolReuseFollowEventDependencies = 1, hipMemPoolReuseAllowOpportunistic = 2,
+    hipMemPoolReuseAllowInternalDependencies = 3, hipMemPoolAttrReleaseThreshold = 4,
     hipMemPoolAttrReservedMemCurrent = 5, hipMemPoolAttrReservedMemHigh = 6,
     hipMemPoolAttrUsedMemCurrent = 7, hipMemPoolAttrUsedMemHigh = 8,
 } hipMemPoolAttr;
+typedef enum hipDeviceP2PAttr {
+    hipDevP2PAttrAccessSupported = 1, hipDevP2PAttrNativeAtomicSupported = 2,
+} hipDeviceP2PAttr;
 typedef enum { HIP_GET_PROC_ADDRESS_SUCCESS, HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND }
     hipDriverProcAddressQueryResult;
 typedef enum hipChannelFormatKind {
@@ -108,9 +113,12 @@ enum hipLimit_t { hipLimitStackSize };
 #define hipStreamLegacy ((hipStream_t)1)
 #define hipStreamPerThread ((hipStream_t)2)
 #define hipEventDisableTiming 2
+#define hipEventInterprocess 4
 
 typedef struct { unsigned x, y, z; } dim3;
 typedef struct { char bytes[16]; } hipUUID;
+typedef struct hipIpcMemHandle_st { char reserved[64]; } hipIpcMemHandle_t;
+typedef struct hipIpcEventHandle_st { char reserved[64]; } hipIpcEventHandle_t;
 typedef void *hipDeviceptr_t;
 typedef int hipDevice_t;
 typedef struct ihipCtx_t *hipCtx_t;
@@ -140,6 +148,40 @@ typedef struct hipFuncAttributes {
     int maxDynamicSharedSizeBytes, maxThreadsPerBlock, numRegs, preferredShmemCarveout, ptxVersion;
     size_t sharedSizeBytes;
 } hipFuncAttributes;
+
+typedef enum hipMemAllocationType { hipMemAllocationTypePinned = 1 } hipMemAllocationType;
+typedef enum hipMemAllocationHandleType {
+    hipMemHandleTypePosixFileDescriptor = 1,
+} hipMemAllocationHandleType;
+typedef enum hipMemAllocationGranularity_flags {
+    hipMemAllocationGranularityMinimum,
+} hipMemAllocationGranularity_flags;
+typedef enum hipMemLocationType { hipMemLocationTypeDevice = 1 } hipMemLocationType;
+typedef enum hipMemAccessFlags { hipMemAccessFlagsProtReadWrite = 3 } hipMemAccessFlags;
+typedef struct ihipMemGenericAllocationHandle *hipMemGenericAllocationHandle_t;
+typedef struct hipMemLocation {
+    hipMemLocationType type;
+    int id;
+} hipMemLocation;
+typedef struct hipMemAccessDesc {
+    hipMemLocation location;
+    hipMemAccessFlags flags;
+} hipMemAccessDesc;
+typedef struct hipMemPoolProps {
+    hipMemAllocationType allocType;
+    hipMemAllocationHandleType handleTypes;
+    hipMemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned char reserved[56];
+} hipMemPoolProps;
+typedef struct hipMemAllocationProp {
+    hipMemAllocationType type;
+    hipMemAllocationHandleType requestedHandleType;
+    hipMemLocation location;
+    void *win32HandleMetaData;
+    unsigned char allocFlags[4];
+} hipMemAllocationProp;
 
 typedef struct hipHostNodeParams {
     hipHostFn_t fn;
@@ -221,6 +263,7 @@ typedef struct {
 
 /* those that another file calls */
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *, int);
+hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
 hipError_t hipEventRecord(hipEvent_t, hipStream_t);
 hipError_t hipMemcpyAsync(void *, const void *, size_t, hipMemcpyKind, hipStream_t);
 #endif

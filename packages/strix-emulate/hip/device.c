@@ -11,8 +11,8 @@
 
 /* HIP 7.2: major * 10^7 + minor * 10^5 + patch */
 #define VERSION 70200000
-#define PCI "0000:c5:00.0"
-#define CONTEXT ((hipCtx_t)&lock)
+/* of the first device; the next ones are its neighbours */
+#define BUS 0xc5
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static hipError_t broken;
@@ -46,6 +46,7 @@ static const struct { hipError_t error; const char *name, *text; } errors[] = {
     NAMED(hipErrorNoDevice, "no ROCm-capable device is detected"),
     NAMED(hipErrorInvalidDevice, "invalid device ordinal"),
     NAMED(hipErrorInvalidImage, "device kernel image is invalid"),
+    NAMED(hipErrorInvalidContext, "invalid device context"),
     NAMED(hipErrorNoBinaryForGpu, "no kernel image is available for execution on the device"),
     NAMED(hipErrorFileNotFound, "file not found"),
     NAMED(hipErrorInvalidHandle, "invalid resource handle"),
@@ -96,32 +97,15 @@ API(hipGetLastError)(void) {
 API(hipExtGetLastError)(void) { return hipGetLastError(); }
 API(hipPeekAtLastError)(void) { return last; }
 
-/* For what needs no memory and no server: the error, remembered. */
-static hipError_t answer(bool right, hipError_t error) {
-    if (right) return hipSuccess;
-    return last = error;
-}
+hipError_t device_answer(hipError_t error) { return last = error; }
 
-bool device_exists(int device) { return device == 0; }
-
-API(hipInit)(unsigned flags) { return answer(!flags, hipErrorInvalidValue); }
-API(hipGetDeviceCount)(int *count) {
-    return answer(count && (*count = 1), hipErrorInvalidValue);
-}
-API(hipSetDevice)(int device) { return answer(!device, hipErrorInvalidDevice); }
-API(hipGetDevice)(int *device) {
-    if (device) *device = 0;
-    return answer(device, hipErrorInvalidValue);
-}
-API(hipDeviceGet)(hipDevice_t *device, int ordinal) {
-    if (device && !ordinal) *device = 0;
-    return answer(device && !ordinal, hipErrorInvalidDevice);
-}
-API(hipSetValidDevices)(int *devices, int count) {
-    return answer(devices && count == 1 && !*devices, hipErrorInvalidValue);
+API(hipInit)(unsigned flags) {
+    ANSWER(!flags, hipErrorInvalidValue);
+    return hipSuccess;
 }
 API(hipDriverGetVersion)(int *version) {
-    return answer(version && (*version = VERSION), hipErrorInvalidValue);
+    ANSWER(version, hipErrorInvalidValue);
+    return *version = VERSION, hipSuccess;
 }
 API(hipRuntimeGetVersion)(int *version) { return hipDriverGetVersion(version); }
 
@@ -129,11 +113,13 @@ API(hipRuntimeGetVersion)(int *version) { return hipDriverGetVersion(version); }
    which HIP on RDNA counts as 20 workgroup processors; LDS of a workgroup, L2, clock and limits as
    its topology and clr's hip_device.cpp give them. The memory is the pool's. */
 API(hipGetDevicePropertiesR0600)(hipDeviceProp_t *p, int device) {
-    if (!p || device) return answer(false, p ? hipErrorInvalidDevice : hipErrorInvalidValue);
+    ANSWER(p, hipErrorInvalidValue);
+    ANSWER(device_exists(device), hipErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     strcpy(p->name, "AMD Radeon 8060S Graphics (emulated)");
     strcpy(p->gcnArchName, "gfx1151");
     memcpy(p->uuid.bytes, "strix-emulate\0\0", sizeof p->uuid.bytes);
+    p->uuid.bytes[15] = (char)device;
     p->totalGlobalMem = pool_size();
     p->sharedMemPerBlock = p->sharedMemPerMultiprocessor = 65536;
     p->maxSharedMemoryPerMultiProcessor = p->sharedMemPerBlockOptin = 65536;
@@ -159,13 +145,13 @@ API(hipGetDevicePropertiesR0600)(hipDeviceProp_t *p, int device) {
     p->managedMemory = p->cooperativeLaunch = p->memoryPoolsSupported = 1;
     p->globalL1CacheSupported = p->localL1CacheSupported = 1;
     p->streamPrioritiesSupported = p->isLargeBar = 1;
-    p->pciBusID = 0xc5;
+    p->pciBusID = BUS + device;
     return hipSuccess;
 }
 
 API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int device) {
     hipDeviceProp_t p;
-    if (!value) return answer(false, hipErrorInvalidValue);
+    ANSWER(value, hipErrorInvalidValue);
     hipError_t error = hipGetDeviceProperties(&p, device);
     if (error) return error;
     switch ((int)attribute) {
@@ -200,90 +186,56 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
 
 API(hipDeviceGetName)(char *name, int length, hipDevice_t device) {
     hipDeviceProp_t p;
-    if (!name || length <= 0) return answer(false, hipErrorInvalidValue);
+    ANSWER(name && length > 0, hipErrorInvalidValue);
     hipError_t error = hipGetDeviceProperties(&p, device);
     if (!error) snprintf(name, (size_t)length, "%s", p.name);
     return error;
 }
 API(hipDeviceGetUuid)(hipUUID *uuid, hipDevice_t device) {
     hipDeviceProp_t p;
-    if (!uuid) return answer(false, hipErrorInvalidValue);
+    ANSWER(uuid, hipErrorInvalidValue);
     hipError_t error = hipGetDeviceProperties(&p, device);
     if (!error) *uuid = p.uuid;
     return error;
 }
 API(hipDeviceTotalMem)(size_t *bytes, hipDevice_t device) {
-    if (bytes && !device) *bytes = pool_size();
-    return answer(bytes && !device, hipErrorInvalidValue);
+    ANSWER(bytes && device_exists(device), hipErrorInvalidValue);
+    return *bytes = pool_size(), hipSuccess;
 }
 API(hipDeviceComputeCapability)(int *major, int *minor, hipDevice_t device) {
-    if (!major || !minor || device) return answer(false, hipErrorInvalidValue);
+    ANSWER(major && minor && device_exists(device), hipErrorInvalidValue);
     return *major = 11, *minor = 5, hipSuccess;
 }
 API(hipDeviceGetPCIBusId)(char *text, int length, int device) {
-    if (!text || length <= 0 || device) return answer(false, hipErrorInvalidValue);
-    snprintf(text, (size_t)length, PCI);
+    ANSWER(text && length > 0 && device_exists(device), hipErrorInvalidValue);
+    snprintf(text, (size_t)length, "0000:%02x:00.0", BUS + device);
     return hipSuccess;
 }
 API(hipDeviceGetByPCIBusId)(int *device, const char *text) {
-    if (!device || !text) return answer(false, hipErrorInvalidValue);
-    *device = 0;
-    return answer(!strcmp(text, PCI), hipErrorInvalidDevice);
-}
-API(hipDeviceCanAccessPeer)(int *can, int device, int peer) {
-    (void)device, (void)peer;
-    if (can) *can = 0;
-    return answer(can, hipErrorInvalidValue);
+    unsigned domain, bus;
+    ANSWER(device && text, hipErrorInvalidValue);
+    int read = sscanf(text, "%x:%x:", &domain, &bus);
+    ANSWER(read == 2 && !domain && device_exists((int)bus - BUS), hipErrorInvalidDevice);
+    return *device = (int)bus - BUS, hipSuccess;
 }
 API(hipDeviceGetLimit)(size_t *value, enum hipLimit_t limit) {
-    if (value && limit == hipLimitStackSize) *value = 1024;
-    return answer(value && limit == hipLimitStackSize, hipErrorNotSupported);
+    ANSWER(value, hipErrorInvalidValue);
+    ANSWER(limit == hipLimitStackSize, hipErrorUnsupportedLimit);
+    return *value = 1024, hipSuccess;
 }
-API(hipDeviceSynchronize)(void) {
-    ENTER();
-    LEAVE(hipSuccess);
-}
-API(hipCtxSynchronize)(void) { return hipDeviceSynchronize(); }
-
-/* One context, always current. */
-API(hipCtxGetCurrent)(hipCtx_t *context) {
-    return answer(context && (*context = CONTEXT), hipErrorInvalidValue);
-}
-API(hipCtxSetCurrent)(hipCtx_t context) {
-    return answer(!context || context == CONTEXT, hipErrorInvalidValue);
-}
-API(hipCtxPushCurrent)(hipCtx_t context) { return hipCtxSetCurrent(context); }
-API(hipCtxPopCurrent)(hipCtx_t *context) { return context ? hipCtxGetCurrent(context) : hipSuccess; }
-API(hipCtxGetDevice)(hipDevice_t *device) { return hipGetDevice(device); }
-API(hipDevicePrimaryCtxRetain)(hipCtx_t *context, hipDevice_t device) {
-    return device ? answer(false, hipErrorInvalidDevice) : hipCtxGetCurrent(context);
-}
-API(hipDevicePrimaryCtxGetState)(hipDevice_t device, unsigned *flags, int *active) {
-    if (device || !flags || !active) return answer(false, hipErrorInvalidValue);
-    return *flags = 0, *active = 1, hipSuccess;
-}
-API(hipGetDeviceFlags)(unsigned *flags) {
-    if (flags) *flags = 0;
-    return answer(flags, hipErrorInvalidValue);
-}
-
-HINT(hipDevicePrimaryCtxRelease)(hipDevice_t device) { return (void)device, hipSuccess; }
-HINT(hipDevicePrimaryCtxSetFlags)(hipDevice_t device, unsigned flags) {
-    return (void)device, (void)flags, hipSuccess;
-}
-HINT(hipSetDeviceFlags)(unsigned flags) { return (void)flags, hipSuccess; }
 HINT(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
     return (void)limit, (void)value, hipSuccess;
 }
 HINT(hipDeviceSetCacheConfig)(hipFuncCache_t config) { return (void)config, hipSuccess; }
 HINT(hipDeviceSetSharedMemConfig)(hipSharedMemConfig config) { return (void)config, hipSuccess; }
+HINT(hipDeviceGraphMemTrim)(int device) { return (void)device, hipSuccess; }
 HINT(hipProfilerStart)(void) { return hipSuccess; }
 HINT(hipProfilerStop)(void) { return hipSuccess; }
 
 API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t flags,
                        hipDriverProcAddressQueryResult *result) {
     (void)version, (void)flags;
-    if (!name || !address) return answer(false, hipErrorInvalidValue);
+    ANSWER(name && address, hipErrorInvalidValue);
     Dl_info self;
     void *library = NULL;
     if (dladdr((void *)(uintptr_t)device_say, &self))
@@ -294,7 +246,8 @@ API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t f
     if (library) dlclose(library);
     if (result)
         *result = *address ? HIP_GET_PROC_ADDRESS_SUCCESS : HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return answer(*address, hipErrorNotFound);
+    ANSWER(*address, hipErrorNotFound);
+    return hipSuccess;
 }
 
 /* For entry points that nothing here serves, and those that AMD's runtime refuses as well (build.py

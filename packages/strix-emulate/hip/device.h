@@ -33,7 +33,17 @@ __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format
     } while (0)
 __attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
 
+/* For what needs no memory and no server: the error, remembered. */
+hipError_t device_answer(hipError_t error);
+#define ANSWER(condition, error)                         \
+    do {                                                 \
+        if (!(condition)) return device_answer(error);   \
+    } while (0)
+
+/* context.c */
+int device_count(void);
 bool device_exists(int device);
+int device_current(void);
 
 /* pool.c: device memory. map creates it at the first use. */
 hipError_t pool_map(void);
@@ -44,10 +54,22 @@ size_t pool_peak(void);
 hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind);
 /* Frees the allocation that starts at the address, if it is of one of the kinds (bits). */
 hipError_t pool_free(void *address, unsigned kinds);
+/* Maps memory of the process that has the pool `path` open; removes it. */
+hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size);
+void pool_drop(void *address);
 const struct pool_entry *pool_find(const void *address);
 /* Whether the bytes are host memory or lie in one allocation. */
 bool pool_holds(const void *address, size_t size);
 bool pool_is_device(const void *address);
+/* The allocation, or mapping, that an address is in. */
+void pool_range(const void *address, void **start, size_t *size);
+
+/* views.c */
+const struct pool_view *view_find(const void *address);
+bool view_holds(const void *address, size_t size);
+bool view_add(void *address, size_t size, uint64_t offset, unsigned access);
+void view_set(void *address, size_t size, unsigned access);
+void view_remove(void *address, size_t size);
 
 /* link.c: the emulator's process. Sends a request; *reply is to be freed. A failure's message goes
    to standard error. */
@@ -178,6 +200,7 @@ struct ihipStream_t {
     hipStream_t next;
     struct capture *capture;
     struct tail tail;
+    int device;
 };
 struct ihipEvent_t {
     unsigned flags;
@@ -195,5 +218,6 @@ hipError_t capture_wait(hipStream_t stream, hipEvent_t event);
 hipError_t capture_spoil(struct capture *capture);
 hipStream_t stream_first(void);
 bool stream_is_valid(hipStream_t stream);
+bool event_is_valid(hipEvent_t event);
 hipError_t event_record(hipEvent_t event);
 void event_forget(struct capture *capture);

@@ -152,9 +152,9 @@ API(hipMemGetInfo)(size_t *available, size_t *all) {
 
 static hipMemoryType type_of(const struct pool_entry *entry) {
     if (!entry) return hipMemoryTypeUnregistered;
-    return entry->kind == KIND_HOST      ? hipMemoryTypeHost
-           : entry->kind == KIND_MANAGED ? hipMemoryTypeManaged
-                                         : hipMemoryTypeDevice;
+    return entry->kind & (KIND_HOST | KIND_REGISTERED) ? hipMemoryTypeHost
+           : entry->kind == KIND_MANAGED               ? hipMemoryTypeManaged
+                                                       : hipMemoryTypeDevice;
 }
 
 API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
@@ -163,9 +163,10 @@ API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
     const struct pool_entry *entry = pool_find(p);
     memset(attributes, 0, sizeof *attributes);
     attributes->type = type_of(entry);
+    attributes->device = entry ? (int)entry->device : 0;
     if (entry) {
         attributes->devicePointer = (void *)p;
-        attributes->hostPointer = entry->kind & (KIND_HOST | KIND_MANAGED) ? (void *)p : NULL;
+        attributes->hostPointer = type_of(entry) != hipMemoryTypeDevice ? (void *)p : NULL;
         attributes->isManaged = entry->kind == KIND_MANAGED;
     } else {
         attributes->device = -2; /* as HIP names the device of memory that it does not know */
@@ -182,11 +183,11 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
     case HIP_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case HIP_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = p; break;
     case HIP_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = entry->kind == KIND_MANAGED; break;
-    case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = 0; break;
+    case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)entry->device; break;
     case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(void **)data = (void *)(POOL_BASE + entry->offset);
+        pool_range(p, data, NULL);
         break;
-    case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = entry->size; break;
+    case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: pool_range(p, NULL, data); break;
     case HIP_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
     default: LEAVE(device_lacks("attribute %d of pointers", (int)attribute));
     }
@@ -195,39 +196,27 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
 
 API(hipMemGetAddressRange)(hipDeviceptr_t *start, size_t *size, hipDeviceptr_t p) {
     ENTER();
-    const struct pool_entry *entry = pool_find(p);
-    REQUIRE(entry, hipErrorNotFound);
-    if (start) *start = (void *)(POOL_BASE + entry->offset);
-    if (size) *size = entry->size;
+    REQUIRE(pool_find(p), hipErrorNotFound);
+    pool_range(p, start, size);
     LEAVE(hipSuccess);
 }
 
 API(hipMemPtrGetInfo)(void *p, size_t *size) {
     ENTER();
-    const struct pool_entry *entry = pool_find(p);
-    REQUIRE(entry && size, hipErrorInvalidValue);
-    *size = entry->size;
-    LEAVE(hipSuccess);
-}
-
-API(hipHostGetDevicePointer)(void **device, void *host, unsigned flags) {
-    (void)flags;
-    ENTER();
-    REQUIRE(device && pool_find(host), hipErrorInvalidValue);
-    *device = host;
-    LEAVE(hipSuccess);
-}
-
-API(hipHostGetFlags)(unsigned *flags, void *host) {
-    ENTER();
-    const struct pool_entry *entry = pool_find(host);
-    REQUIRE(flags && entry && entry->kind == KIND_HOST, hipErrorInvalidValue);
-    *flags = 0;
+    REQUIRE(pool_find(p) && size, hipErrorInvalidValue);
+    pool_range(p, NULL, size);
     LEAVE(hipSuccess);
 }
 
 HINT(hipMemAdvise)(const void *p, size_t size, hipMemoryAdvise advice, int device) {
     return (void)p, (void)size, (void)advice, (void)device, hipSuccess;
+}
+HINT(hipMemAdvise_v2)(const void *p, size_t size, hipMemoryAdvise advice, hipMemLocation place) {
+    return (void)p, (void)size, (void)advice, (void)place, hipSuccess;
+}
+HINT(hipMemPrefetchAsync_v2)(const void *p, size_t size, hipMemLocation place, unsigned flags,
+                             hipStream_t s) {
+    return (void)p, (void)size, (void)place, (void)flags, (void)s, hipSuccess;
 }
 HINT(hipMemPrefetchAsync)(const void *p, size_t size, int device, hipStream_t s) {
     return (void)p, (void)size, (void)device, (void)s, hipSuccess;

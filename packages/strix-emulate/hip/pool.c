@@ -22,7 +22,7 @@
 
 static char *base;
 static int file = -1;
-static size_t total, used, peak;
+static size_t total, used, peak, reach;
 
 static struct pool_header *header(void) { return (struct pool_header *)base; }
 
@@ -68,6 +68,24 @@ hipError_t pool_map(void) {
     return hipSuccess;
 }
 
+static bool insert(uint64_t offset, size_t size, enum pool_kind kind) {
+    struct pool_header *table = header();
+    if (table->count >= POOL_ENTRIES) return false;
+    uint64_t at = table->count++;
+    for (; at && table->entries[at - 1].offset > offset; at--)
+        table->entries[at] = table->entries[at - 1];
+    table->entries[at] = (struct pool_entry){offset, size, kind, (uint32_t)device_current()};
+    return true;
+}
+
+static void take_out(const struct pool_entry *entry) {
+    struct pool_header *table = header();
+    size_t at = (size_t)(entry - table->entries);
+    table->count--;
+    memmove(table->entries + at, table->entries + at + 1,
+            (table->count - at) * sizeof *table->entries);
+}
+
 static size_t round_up(size_t value) { return (value + PAGE - 1) / PAGE * PAGE; }
 
 hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind) {
@@ -76,25 +94,28 @@ hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind) {
     hipError_t error = pool_map();
     if (error) return error;
     struct pool_header *table = header();
-    if (table->count >= POOL_ENTRIES || size > total) return hipErrorOutOfMemory;
+    if (size > total) return hipErrorOutOfMemory;
     uint64_t start = POOL_HEAP, at = 0;
     for (; at < table->count && table->entries[at].offset < start + size + PAGE; at++)
         start = round_up(table->entries[at].offset + table->entries[at].size) + PAGE;
-    if (start + size + PAGE > total) return hipErrorOutOfMemory;
-    memmove(table->entries + at + 1, table->entries + at,
-            (table->count - at) * sizeof *table->entries);
-    table->entries[at] = (struct pool_entry){start, size, kind, 0};
-    table->count++;
+    if (start + size + PAGE > total || !insert(start, size, kind)) return hipErrorOutOfMemory;
     used += size;
     peak = used > peak ? used : peak;
     *address = base + start;
-    if (kind != KIND_IMAGE && size <= POISON_LIMIT)
+    if (!(kind & (KIND_IMAGE | KIND_REGISTERED)) && size <= POISON_LIMIT)
         for (uint32_t *p = *address; p < (uint32_t *)(base + start + size / 4 * 4); p++) *p = POISON;
     return hipSuccess;
 }
 
+static bool in_pool(const void *address) {
+    return base && (const char *)address >= base && (const char *)address < base + total + reach;
+}
+
+/* What lies there in the pool, whichever address shows it. */
 const struct pool_entry *pool_find(const void *address) {
-    if (!pool_is_device(address)) return NULL;
+    const struct pool_view *view = view_find(address);
+    if (view) address = base + view->offset + ((uint64_t)address - view->address);
+    if (!in_pool(address)) return NULL;
     uint64_t offset = (uint64_t)((const char *)address - base), low = 0, high = header()->count;
     while (low < high) {
         uint64_t middle = (low + high) / 2;
@@ -106,26 +127,52 @@ const struct pool_entry *pool_find(const void *address) {
     return NULL;
 }
 
-bool pool_is_device(const void *address) {
-    return base && (const char *)address >= base && (const char *)address < base + total;
+bool pool_is_device(const void *address) { return in_pool(address) || view_find(address); }
+
+void pool_range(const void *address, void **start, size_t *size) {
+    const struct pool_view *view = view_find(address);
+    const struct pool_entry *entry = view ? NULL : pool_find(address);
+    if (start) *start = (void *)(view ? view->address : POOL_BASE + entry->offset);
+    if (size) *size = view ? view->size : entry->size;
 }
 
 bool pool_holds(const void *address, size_t size) {
     if (!pool_is_device(address)) return address != NULL;
+    if (!in_pool(address)) return view_holds(address, size);
     const struct pool_entry *entry = pool_find(address);
     return entry && size <= entry->offset + entry->size - (size_t)((const char *)address - base);
 }
 
 hipError_t pool_free(void *address, unsigned kinds) {
-    const struct pool_entry *entry = pool_find(address);
+    const struct pool_entry *entry = in_pool(address) ? pool_find(address) : NULL;
     if (!entry || base + entry->offset != address || !(entry->kind & kinds))
         return hipErrorInvalidValue;
     madvise(address, round_up(entry->size), MADV_REMOVE);
     used -= entry->size;
-    struct pool_header *table = header();
-    size_t at = (size_t)(entry - table->entries);
-    table->count--;
-    memmove(table->entries + at, table->entries + at + 1,
-            (table->count - at) * sizeof *table->entries);
+    take_out(entry);
     return hipSuccess;
+}
+
+/* An allocation of another process's pool, behind our own; places are not used again. */
+hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size) {
+    hipError_t error = pool_map();
+    if (error) return error;
+    size_t whole = round_up(size);
+    if (reach + whole + PAGE > POOL_ROOM) return hipErrorOutOfMemory;
+    int other = open(path, O_RDWR | O_CLOEXEC);
+    if (other < 0) return hipErrorInvalidHandle;
+    char *place = base + total + reach;
+    void *got = mmap(place, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, other,
+                     (off_t)offset);
+    close(other);
+    if (got != place || !insert(total + reach, size, KIND_FOREIGN)) return hipErrorOutOfMemory;
+    reach += whole + PAGE;
+    *address = place;
+    return hipSuccess;
+}
+
+void pool_drop(void *address) {
+    const struct pool_entry *entry = pool_find(address);
+    munmap(address, round_up(entry->size));
+    take_out(entry);
 }

@@ -4,26 +4,41 @@
 #pragma once
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 2
+#define PROTOCOL_VERSION 3
 /* Where the pool is in the client's address space: device addresses. */
 #define POOL_BASE 0x200000000000ull
 /* The pool: header and table, what a launch needs (arguments, packet), then allocations. */
 #define POOL_LAUNCH (1ull << 20)
 #define POOL_HEAP (2ull << 20)
+#define POOL_VIEWS (POOL_LAUNCH + (768ull << 10))
+#define POOL_VIEW_COUNT ((POOL_HEAP - POOL_VIEWS) / sizeof(struct pool_view))
 #define POOL_ENTRIES ((POOL_LAUNCH - 64) / sizeof(struct pool_entry))
 
-enum pool_kind { KIND_DEVICE = 1, KIND_HOST = 2, KIND_MANAGED = 4, KIND_IMAGE = 8 };
+/* PHYSICAL and REGISTERED are reached through views alone: memory that
+   hipMemCreate made, and the host's. FOREIGN is another process's. */
+enum pool_kind {
+    KIND_DEVICE = 1, KIND_HOST = 2, KIND_MANAGED = 4, KIND_IMAGE = 8, KIND_PHYSICAL = 16,
+    KIND_REGISTERED = 32, KIND_FOREIGN = 64,
+};
+/* Behind the pool: what processes map of other processes' pools. */
+#define POOL_ROOM (1ull << 40)
+/* Bytes of the pool that stand at another address as well; sorted by it. access: 0 none, 1 only
+   reading, 3 all (hipMemAccessFlags). */
+struct pool_view {
+    uint64_t address, size, offset;
+    uint32_t access, unused;
+};
 /* offset and size in bytes; the table is sorted by offset */
 struct pool_entry {
     uint64_t offset, size;
-    uint32_t kind, unused;
+    uint32_t kind, device;
 };
 struct pool_header {
-    uint64_t size, count, unused[6];
+    uint64_t size, count, views, unused[5];
     struct pool_entry entries[];
 };
 
-enum operation { OP_LOAD = 1, OP_PLACE, OP_UNLOAD, OP_FUNCTION, OP_SYMBOL, OP_LAUNCH };
+enum operation { OP_LOAD = 1, OP_PLACE, OP_UNLOAD, OP_FUNCTION, OP_SYMBOL, OP_LAUNCH, OP_IMPORT };
 struct request {
     uint32_t operation, unused;
     uint64_t size;
@@ -63,6 +78,10 @@ struct function_argument {
 };
 struct symbol_reply {
     uint64_t offset, size;
+};
+/* where in our pool, how much, from where in the other one; that one's path follows */
+struct import_request {
+    uint64_t offset, size, from;
 };
 /* the arguments' bytes follow */
 struct launch_request {

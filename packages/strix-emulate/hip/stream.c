@@ -10,7 +10,6 @@
 static hipStream_t streams;
 static hipEvent_t events;
 static unsigned long long numbers = 2;
-#define POOL ((hipMemPool_t)&streams)
 
 hipStream_t stream_first(void) { return streams; }
 
@@ -23,7 +22,11 @@ bool stream_is_valid(hipStream_t stream) {
 
 static bool is_ours(hipStream_t stream) { return (uintptr_t)stream > 2; }
 
-static bool event_is_valid(hipEvent_t event) {
+static int device_of(hipStream_t stream) {
+    return is_ours(stream) ? stream->device : device_current();
+}
+
+bool event_is_valid(hipEvent_t event) {
     hipEvent_t e = events;
     while (e && e != event) e = e->next;
     return event && e;
@@ -34,7 +37,8 @@ API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priori
     REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
     hipStream_t made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
-    *made = (struct ihipStream_t){flags, priority, numbers++, streams, NULL, {NULL, 0}};
+    *made = (struct ihipStream_t){flags, priority, numbers++, streams, NULL, {NULL, 0},
+                                  device_current()};
     *stream = streams = made;
     LEAVE(hipSuccess);
 }
@@ -42,6 +46,11 @@ API(hipStreamCreateWithFlags)(hipStream_t *stream, unsigned flags) {
     return hipStreamCreateWithPriority(stream, flags, 0);
 }
 API(hipStreamCreate)(hipStream_t *stream) { return hipStreamCreateWithPriority(stream, 0, 0); }
+/* All compute units are as busy as one here. */
+API(hipExtStreamCreateWithCUMask)(hipStream_t *stream, uint32_t count, const uint32_t *mask) {
+    if (!count || !mask) return device_answer(hipErrorInvalidValue);
+    return hipStreamCreateWithPriority(stream, 0, 0);
+}
 API(hipStreamDestroy)(hipStream_t stream) {
     ENTER();
     hipStream_t *at = &streams;
@@ -73,10 +82,12 @@ API(hipStreamGetPriority)(hipStream_t stream, int *priority) {
 API(hipStreamGetDevice)(hipStream_t stream, hipDevice_t *device) {
     ENTER();
     REQUIRE(device && stream_is_valid(stream), hipErrorInvalidValue);
-    *device = 0;
+    *device = device_of(stream);
     LEAVE(hipSuccess);
 }
-API_OF(int, hipGetStreamDeviceId)(hipStream_t stream) { return stream_is_valid(stream) ? 0 : -1; }
+API_OF(int, hipGetStreamDeviceId)(hipStream_t stream) {
+    return stream_is_valid(stream) ? device_of(stream) : -1;
+}
 API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
     ENTER();
     REQUIRE(number && stream_is_valid(stream), hipErrorInvalidValue);
@@ -174,45 +185,18 @@ API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop)
     LEAVE(hipSuccess);
 }
 
-/* One pool, the device's memory. */
-API(hipDeviceGetDefaultMemPool)(hipMemPool_t *pool, int device) {
+/* Values that streams write and wait for: work is in order, so one that is not there never comes. */
+static hipError_t write_value(hipStream_t stream, void *p, uint64_t value, size_t size) {
     ENTER();
-    REQUIRE(pool && !device, hipErrorInvalidValue);
-    *pool = POOL;
+    REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
+    REQUIRE(pool_is_device(p) && pool_holds(p, size), hipErrorInvalidValue);
+    if (capture_of(stream)) LEAVE(device_lacks("a value that a captured stream writes"));
+    memcpy(p, &value, size);
     LEAVE(hipSuccess);
 }
-API(hipDeviceGetMemPool)(hipMemPool_t *pool, int device) {
-    return hipDeviceGetDefaultMemPool(pool, device);
+API(hipStreamWriteValue32)(hipStream_t stream, void *p, uint32_t value, unsigned flags) {
+    return (void)flags, write_value(stream, p, value, 4);
 }
-API(hipMallocAsync)(void **p, size_t size, hipStream_t stream) {
-    ENTER();
-    REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
-    if (capture_of(stream)) LEAVE(device_lacks("an allocation in a captured stream"));
-    LEAVE(pool_allocate(p, size, KIND_DEVICE));
+API(hipStreamWriteValue64)(hipStream_t stream, void *p, uint64_t value, unsigned flags) {
+    return (void)flags, write_value(stream, p, value, 8);
 }
-API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
-    if (pool != POOL) return device_enter(), device_leave(hipErrorInvalidValue);
-    return hipMallocAsync(p, size, stream);
-}
-API(hipFreeAsync)(void *p, hipStream_t stream) {
-    ENTER();
-    REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
-    if (capture_of(stream)) LEAVE(device_lacks("freeing in a captured stream"));
-    LEAVE(pool_free(p, KIND_DEVICE));
-}
-API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
-    ENTER();
-    REQUIRE(pool == POOL && value, hipErrorInvalidValue);
-    switch ((int)attribute) {
-    case hipMemPoolAttrReservedMemCurrent:
-    case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_used(); break;
-    case hipMemPoolAttrReservedMemHigh:
-    case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool_peak(); break;
-    default: LEAVE(device_lacks("attribute %d of memory pools", (int)attribute));
-    }
-    LEAVE(hipSuccess);
-}
-HINT(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
-    return (void)pool, (void)attribute, (void)value, hipSuccess;
-}
-HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) { return (void)pool, (void)size, hipSuccess; }

@@ -87,3 +87,44 @@ def test_captured_streams_and_graphs(folder: Path) -> None:
         "not joined: hipErrorStreamCaptureUnjoined",
         "no capture: hipErrorIllegalState",
     ]
+
+
+def test_pinned_host_memory_and_virtual_memory(folder: Path) -> None:
+    done = on(folder, hip_program("memory", folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "again: hipErrorHostMemoryAlreadyRegistered",
+        "no more: hipErrorHostMemoryNotRegistered",
+        "twice: hipErrorInvalidValue",
+        "in use: hipErrorInvalidValue",
+        "gone: hipErrorInvalidValue",
+        "not mapped: hipErrorIllegalAddress",
+    ]
+    assert "do not lie in an allocation (lane 0 of wave 0 of workgroup 0)" in done.stderr
+
+
+def test_processes_share_memory_and_events(folder: Path) -> None:
+    done = on(folder, hip_program("share", folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "one process: hipErrorInvalidContext", "child 1063", "closed: hipErrorIllegalAddress",
+        "parent 2126",
+    ]  # fmt: skip
+
+
+def test_several_devices_and_peers(folder: Path) -> None:
+    program = hip_program("peers", folder)
+    done = on(folder, program, options=["--devices", "2"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "2 devices, thread 0, memory 1, stream 1, 0000:c6:00.0",
+        "hipDeviceDisablePeerAccess(0): hipErrorPeerAccessNotEnabled",
+        "hipDeviceEnablePeerAccess(0, 0): hipSuccess",
+        "hipDeviceEnablePeerAccess(0, 0): hipErrorPeerAccessAlreadyEnabled",
+        "hipDeviceEnablePeerAccess(1, 0): hipErrorInvalidDevice",
+        "hipMemcpyPeer(second, 2, first, 0, 128): hipErrorInvalidDevice",
+    ]
+    assert on(folder, program).stdout.splitlines() == [
+        "hipSetDevice(1): hipErrorInvalidDevice",
+        "hipDeviceEnablePeerAccess(0, 0): hipErrorInvalidDevice",
+    ]

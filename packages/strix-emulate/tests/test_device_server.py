@@ -256,7 +256,8 @@ def test_both_sides_have_the_same_numbers(tmp_path) -> None:
     expected |= {f"KIND_{x.name}": x.value for x in Kind}
     expected |= {
         "sizeof(struct pool_entry)": protocol.ENTRY.itemsize, "POOL_BASE": protocol.BASE,
-        "sizeof(struct pool_header)": protocol.HEADER, "POOL_LAUNCH": protocol.LAUNCH,
+        "sizeof(struct pool_header)": protocol.HEADER, "POOL_VIEWS": protocol.VIEWS,
+        "sizeof(struct pool_view)": protocol.VIEW.itemsize, "POOL_LAUNCH": protocol.LAUNCH,
         "POOL_HEAP": protocol.HEAP, "PROTOCOL_VERSION": protocol.VERSION,
     }  # fmt: skip
     lines = "\n".join(f'printf("%lld\\n", (long long)({name}));' for name in expected)

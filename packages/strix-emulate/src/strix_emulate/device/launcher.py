@@ -31,6 +31,7 @@ def environment(
     cores: int = 1,
     log: bool = False,
     strict: bool = False,
+    devices: int = 1,
 ) -> dict[str, str]:
     """The environment of a program on the device. See :func:`execute`.
 
@@ -52,7 +53,7 @@ def environment(
         "STRIX_EMULATE_STRICT": str(int(strict)),
         "STRIX_EMULATE_LOG": str(int(log)),
     }
-    numbers = {"MEMORY": memory, "BUDGET": budget, "CORES": cores}
+    numbers = {"DEVICES": devices, "MEMORY": memory, "BUDGET": budget, "CORES": cores}
     for name, number in numbers.items():
         if number is not None:
             found[f"STRIX_EMULATE_{name}"] = str(number)
@@ -62,7 +63,7 @@ def environment(
 def execute(command: list[str], **options) -> None:
     """Becomes the program. Options: off, checks that are not made; memory of the device in bytes;
     budget in wave-instructions of a launch; cores; log, a line for each launch; strict, what checks
-    find in AMD's libraries ends a launch as well.
+    find in AMD's libraries ends a launch as well; devices, how many the program sees.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

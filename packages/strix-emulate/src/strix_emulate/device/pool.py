@@ -1,34 +1,92 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The memory that client and server share, as the emulator's global memory."""
 
+import ctypes
 import fcntl
 import mmap
 import os
 
 import numpy as np
 
-from strix_emulate.device.protocol import BASE, ENTRY, HEADER, HEAP, LAUNCH, Kind, Refused, Status
+from strix_emulate.device.protocol import (
+    BASE,
+    ENTRY,
+    HEADER,
+    HEAP,
+    LAUNCH,
+    ROOM,
+    VIEW,
+    VIEWS,
+    Kind,
+    Refused,
+    Status,
+)
 from strix_emulate.errors import Trap
 from strix_emulate.memory import READ_ONLY, WRITABLE, Arena
 
-#: F_GET_SEALS and F_SEAL_SHRINK of Linux: a file that shrank would end this process.
+#: F_GET_SEALS and F_SEAL_SHRINK of Linux.
 _GET_SEALS, _SEAL_SHRINK = 1034, 2
 
 
+def _sealed(descriptor: int) -> bool:
+    """Whether a file cannot shrink, which would end this process."""
+    try:
+        return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_NONE, _FIXED, _NORESERVE = 0, 0x10, 0x4000
+
+
 class Pool:
-    """The shared file. Raises Refused if it is none that can be relied on."""
+    """The shared file, and behind it room for what other processes share. Raises Refused if it is
+    none that can be relied on."""
 
     def __init__(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        try:
-            sealed = fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK
-        except OSError:
-            sealed = 0
-        if size <= HEAP or not sealed:
+        self.size = size = os.fstat(descriptor).st_size
+        if size <= HEAP or not _sealed(descriptor):
             raise Refused(Status.INVALID_VALUE, "the pool is not a sealed file in memory")
-        self.bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+        self._foreign: list[tuple[int, int]] = []
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self._start = _LIBC.mmap(None, size + ROOM, _NONE, flags, -1, 0)
+        self._map(0, size, descriptor, 0)
+        whole = (size + ROOM) // 16 * 16
+        self.bytes = np.frombuffer((ctypes.c_ubyte * whole).from_address(self._start), np.uint8)
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)}
-        self.views[16] = self.bytes[: size // 16 * 16].view("c16")
+        self.views[16] = self.bytes.view("c16")
+
+    def _map(self, offset: int, size: int, descriptor: int, start: int) -> None:
+        rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
+        place = _LIBC.mmap(self._start + offset, size, rights, flags, descriptor, start)
+        if place != self._start + offset:
+            raise Refused(Status.OUT_OF_MEMORY, f"cannot map {size} bytes of shared memory")
+
+    def add(self, offset: int, size: int, path: str, start: int) -> None:
+        """Maps size bytes of another pool, from start on. Raises Refused."""
+        if offset < self.size or offset % 4096 or start % 4096 or offset + size > self.size + ROOM:
+            raise Refused(Status.INVALID_VALUE, "memory of another process where none can be")
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except (OSError, ValueError) as error:
+            raise Refused(Status.INVALID_VALUE, f"no memory of another process: {error}") from error
+        try:
+            if not _sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
+                raise Refused(Status.INVALID_VALUE, f"{path} is no pool")
+            self._map(offset, size, descriptor, start)
+            self._foreign.append((offset, offset + size))
+        finally:
+            os.close(descriptor)
+
+    def _is_mapped(self, start: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """Whether ranges of bytes lie in the pool, or in what was added to it."""
+        found = (start >= HEAP) & (start < self.size) & (size > 0) & (size <= self.size - start)
+        for first, end in self._foreign:
+            found |= (start >= first) & (start < end) & (size > 0) & (size <= end - start)
+        return found
 
     def entries(self) -> np.ndarray:
         """A copy of the table of allocations, by offset. Raises Refused if it makes no sense."""
@@ -37,11 +95,20 @@ class Pool:
             raise Refused(Status.INVALID_VALUE, f"the table of allocations has {count} entries")
         end = HEADER + count * ENTRY.itemsize
         table = self.bytes[HEADER:end].view(ENTRY).copy()
-        total = np.uint64(len(self.bytes))
         start, size = table["offset"], table["size"]
-        right = (start >= HEAP) & (start < total) & (size > 0) & (size <= total - start)
-        if not right.all() or (start[:-1] + size[:-1] > start[1:]).any():
+        if not self._is_mapped(start, size).all() or (start[:-1] + size[:-1] > start[1:]).any():
             raise Refused(Status.INVALID_VALUE, "the table of allocations is damaged")
+        return table
+
+    def pieces(self) -> np.ndarray:
+        """A copy of the table of views, by address. Raises Refused if it makes no sense."""
+        count = int(self.views[8][2])
+        if count > (HEAP - VIEWS) // VIEW.itemsize:
+            raise Refused(Status.INVALID_VALUE, f"the table of views has {count} entries")
+        table = self.bytes[VIEWS : VIEWS + count * VIEW.itemsize].view(VIEW).copy()
+        start, size, first = table["address"], table["size"], table["offset"]
+        if not self._is_mapped(first, size).all() or (start[:-1] + size[:-1] > start[1:]).any():
+            raise Refused(Status.INVALID_VALUE, "the table of views is damaged")
         return table
 
     def image(self, offset: int, size: int) -> np.ndarray:
@@ -62,18 +129,32 @@ class DeviceMemory(Arena):
 
     def __init__(self, pool: Pool, cell: int, checked: bool, whole_words: bool) -> None:
         table = pool.entries()
+        hidden = Kind.PHYSICAL | Kind.REGISTERED
+        end = int(table["offset"][-1] + table["size"][-1]) if len(table) else HEAP
+        table = table[table["kind"] & hidden == 0]
         self.starts = np.concatenate([[LAUNCH], table["offset"].astype(np.int64)])
         ends = self.starts + np.concatenate([[HEAP - LAUNCH], table["size"].astype(np.int64)])
-        super().__init__(int(ends[-1]), cell, checked, False)
+        super().__init__(end, cell, checked, False)
         self.bytes, self.views = pool.bytes, pool.views
         self.ends = ends
         self.whole_words = whole_words
+        views = pool.pieces()
+        views = views[views["access"] != 0]
+        self.seen = views["address"].astype(np.int64) - BASE
+        self.seen_end = self.seen + views["size"].astype(np.int64)
+        self.moved = views["offset"].astype(np.int64) - self.seen
+        self.seen_mode = np.where(views["access"] == 1, READ_ONLY, WRITABLE)
 
     def ranges(self) -> np.ndarray:
         """See :meth:`Arena.ranges`."""
         mode = np.where(np.arange(len(self.starts)) == 0, READ_ONLY, WRITABLE)
-        rows = [self.starts + BASE, self.ends - self.starts, self.starts, mode]
-        return np.ascontiguousarray(np.stack(rows, axis=1))
+        rows = np.stack([self.starts + BASE, self.ends - self.starts, self.starts, mode], axis=1)
+        if len(self.seen):
+            size = self.seen_end - self.seen
+            more = [self.seen + BASE, size, self.seen + self.moved, self.seen_mode]
+            rows = np.concatenate([rows, np.stack(more, axis=1)])
+            rows = rows[np.argsort(rows[:, 0])]
+        return np.ascontiguousarray(rows)
 
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
         at = (addresses - np.uint64(BASE)).view(np.int64)
@@ -84,6 +165,14 @@ class DeviceMemory(Arena):
         if self.whole_words and size == 4:
             ends = (ends + 3) // 4 * 4
         outside = (array < 0) | (at > ends - size)
+        if len(self.seen) and outside.any():
+            view = np.searchsorted(self.seen, at, "right") - 1
+            here = outside & (view >= 0) & (at <= self.seen_end[view] - size)
+            if write and (self.seen_mode[view[here]] == READ_ONLY).any():
+                raise Trap("readonly", "a store to memory that is mapped for reading")
+            at = np.where(here, at + self.moved[view], at)
+            array = np.where(here, 1, array)
+            outside &= ~here
         if outside.any():
             lane = int(np.flatnonzero(outside)[0])
             text = f"{size} bytes at {int(addresses[lane]):#x} do not lie in an allocation"

@@ -82,7 +82,7 @@ class Server:
         answers = {
             Operation.LOAD: self.load, Operation.PLACE: self.place, Operation.UNLOAD: self.unload,
             Operation.FUNCTION: self.function, Operation.SYMBOL: self.symbol,
-            Operation.LAUNCH: self.launch,
+            Operation.LAUNCH: self.launch, Operation.IMPORT: self.add_memory,
         }  # fmt: skip
         if operation not in answers:
             raise Refused(Status.INVALID_VALUE, f"no request has the number {operation}")
@@ -200,6 +200,13 @@ class Server:
             print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
                   f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
                   file=sys.stderr)  # fmt: skip
+        return b""
+
+    def add_memory(self, data: bytes) -> bytes:
+        """Maps memory of another process, as the client did."""
+        offset, size, start = unpack(protocol.IMPORTED, data)
+        path = data[protocol.IMPORTED.size :].decode(errors="replace")
+        self.pool.add(offset, size, path, start)
         return b""
 
     def _write_arguments(self, kernel: loader.Kernel, given: bytes, grid, block, lds: int) -> None:

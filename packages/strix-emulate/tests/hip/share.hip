@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Two processes and one array: the second one gets a handle, adds to the array with a kernel of its own,
+// and waits for an event. Exits 0 if all numbers are right.
+#include "hip.h"
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern "C" {
+struct handle { char bytes[64]; };
+hipError_t hipIpcGetMemHandle(handle *, void *);
+hipError_t hipIpcOpenMemHandle(void **, handle, unsigned);
+hipError_t hipIpcCloseMemHandle(void *);
+hipError_t hipIpcGetEventHandle(handle *, hipEvent_t);
+hipError_t hipIpcOpenEventHandle(hipEvent_t *, handle);
+hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
+}
+
+__global__ void add(int *data, const int *more) {
+    int t = __builtin_amdgcn_workitem_id_x();
+    data[t] += more[t];
+}
+
+static int child() {
+    handle memory, when;
+    int *shared, *mine, host[64];
+    hipEvent_t event;
+    if (read(0, &memory, sizeof memory) != 64 || read(0, &when, sizeof when) != 64) return 2;
+    CHECK(hipIpcOpenEventHandle(&event, when));
+    CHECK(hipStreamWaitEvent(NULL, event, 0));
+    CHECK(hipIpcOpenMemHandle((void **)&shared, memory, 1));
+    CHECK(hipMalloc((void **)&mine, sizeof host));
+    for (int i = 0; i < 64; i++) host[i] = 1000;
+    CHECK(hipMemcpy(mine, host, sizeof host, TO_DEVICE));
+    add<<<1, 64>>>(shared, mine);
+    CHECK(hipMemcpy(host, shared, sizeof host, TO_HOST));
+    printf("child %d\n", host[63]);
+    CHECK(hipIpcCloseMemHandle(shared));
+    add<<<1, 64>>>(shared, mine);
+    printf("closed: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    return 0;
+}
+
+int main(int count, char **names) {
+    int *data, host[64], ends[2], status;
+    handle memory, when;
+    hipEvent_t event;
+    if (count > 1) return child();
+    for (int i = 0; i < 64; i++) host[i] = i;
+    CHECK(hipMalloc((void **)&data, 4096 + sizeof host));
+    data += 1024;
+    CHECK(hipMemcpy(data, host, sizeof host, TO_DEVICE));
+    CHECK(hipEventCreateWithFlags(&event, 4 | 2));
+    CHECK(hipEventRecord(event, NULL));
+    CHECK(hipIpcGetMemHandle(&memory, data));
+    CHECK(hipIpcGetEventHandle(&when, event));
+    void *same;
+    printf("one process: %s\n", hipGetErrorName(hipIpcOpenMemHandle(&same, memory, 1)));
+    fflush(stdout);
+    if (pipe(ends)) return 2;
+    pid_t other = fork();
+    if (!other) {
+        dup2(ends[0], 0);
+        execl(names[0], names[0], "child", NULL);
+        _exit(2);
+    }
+    if (write(ends[1], &memory, 64) != 64 || write(ends[1], &when, 64) != 64) return 2;
+    waitpid(other, &status, 0);
+    add<<<1, 64>>>(data, data);
+    CHECK(hipMemcpy(host, data, sizeof host, TO_HOST));
+    printf("parent %d\n", host[63]);
+    return status || host[0] != 2000 || host[63] != 2126;
+}
