@@ -105,7 +105,7 @@ typedef struct hipChannelFormatDesc {
     enum hipChannelFormatKind f;
 } hipChannelFormatDesc;
 typedef int hipJitOption, hipMemoryAdvise, hipFuncCache_t, hipSharedMemConfig, hipFuncAttribute;
-enum hipLimit_t { hipLimitStackSize };
+enum hipLimit_t { hipLimitStackSize, hipLimitMallocHeapSize = 2 };
 
 #define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define HIP_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)

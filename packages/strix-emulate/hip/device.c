@@ -218,13 +218,22 @@ API(hipDeviceGetByPCIBusId)(int *device, const char *text) {
     ANSWER(read == 2 && !domain && device_exists((int)bus - BUS), hipErrorInvalidDevice);
     return *device = (int)bus - BUS, hipSuccess;
 }
+/* As in clr: at most what a wave's scratch can have; the heap's first size is 8 MiB. */
+static size_t stack = 1024, heap = 8 << 20;
+size_t device_stack(void) { return stack; }
+
 API(hipDeviceGetLimit)(size_t *value, enum hipLimit_t limit) {
     ANSWER(value, hipErrorInvalidValue);
-    ANSWER(limit == hipLimitStackSize, hipErrorUnsupportedLimit);
-    return *value = 1024, hipSuccess;
+    ANSWER(limit == hipLimitStackSize || limit == hipLimitMallocHeapSize, hipErrorUnsupportedLimit);
+    *value = limit == hipLimitStackSize ? stack : heap;
+    return hipSuccess;
 }
-HINT(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
-    return (void)limit, (void)value, hipSuccess;
+API(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
+    ANSWER(limit == hipLimitStackSize || limit == hipLimitMallocHeapSize, hipErrorUnsupportedLimit);
+    ANSWER(limit != hipLimitStackSize || value <= 131056, hipErrorInvalidValue);
+    if (limit == hipLimitStackSize) stack = (value + 15) / 16 * 16;
+    else heap = value;
+    return hipSuccess;
 }
 HINT(hipDeviceSetCacheConfig)(hipFuncCache_t config) { return (void)config, hipSuccess; }
 HINT(hipDeviceSetSharedMemConfig)(hipSharedMemConfig config) { return (void)config, hipSuccess; }

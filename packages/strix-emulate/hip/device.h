@@ -44,6 +44,8 @@ hipError_t device_answer(hipError_t error);
 int device_count(void);
 bool device_exists(int device);
 int device_current(void);
+/* Bytes of a lane's stack, for kernels that need an unknown amount. */
+size_t device_stack(void);
 
 /* pool.c: device memory. map creates it at the first use. */
 hipError_t pool_map(void);

@@ -160,7 +160,7 @@ hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim
     const struct function_reply *facts = &function->facts;
     struct launch_request launch = {
         facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, (uint32_t)lds,
-        cooperative, 0};
+        cooperative, (uint32_t)device_stack()};
     *work = (struct work){.kind = WORK_NOTHING};
     if (lds > UINT32_MAX || !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z)
         return hipErrorInvalidConfiguration;

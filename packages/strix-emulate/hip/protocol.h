@@ -85,5 +85,5 @@ struct import_request {
 };
 /* the arguments' bytes follow */
 struct launch_request {
-    uint32_t function, grid[3], block[3], lds, cooperative, unused;
+    uint32_t function, grid[3], block[3], lds, cooperative, stack;
 };

@@ -226,8 +226,11 @@ def test_unknown_instruction_traps_when_reached():
     body = LOAD + "s_branch 2\nimage_bvh_intersect_ray v[2:5], v[2:12], s[4:7]\n"
     with pytest.raises(Trap, match=r"unknown.*cannot execute"):
         execute(body.replace("s_branch 2\n", "") + "s_endpgm\n")
-    with pytest.raises(Trap, match="cannot execute `s_trap"):
+    with pytest.raises(Trap, match="cannot execute `s_trap 1"):
+        execute("s_trap 1\ns_endpgm\n")
+    with pytest.raises(Trap, match=r"`s_trap 2`: abort: the kernel called abort"):
         execute("s_trap 2\ns_endpgm\n")
+    execute("s_trap 3\ns_endpgm\n")
 
 
 def test_arguments_that_do_not_fit():

@@ -26,6 +26,8 @@ NOT_COMPARED = {
     "waits: without one a program traps, as test_checks.py and mutate.py show": {
         "s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"},
     "gives registers back, at the end of a program; other messages are refused": {"s_sendmsg"},
+    "clocks, aborts and the grid's barrier: test_device_features.py has programs with them": {
+        "s_sendmsg_rtn_b64", "s_trap", "ds_gws_barrier"},
 }  # fmt: skip
 
 

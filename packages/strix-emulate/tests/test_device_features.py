@@ -128,3 +128,22 @@ def test_several_devices_and_peers(folder: Path) -> None:
         "hipSetDevice(1): hipErrorInvalidDevice",
         "hipDeviceEnablePeerAccess(0, 0): hipErrorInvalidDevice",
     ]
+
+
+def test_what_kernels_ask_of_a_device(folder: Path) -> None:
+    program = hip_program("kernel", folder)
+    said = {}
+    for what, expected in (
+        ("stack", "stack 1024\ntoo small: hipErrorIllegalAddress\n"),
+        ("clocks", ""),
+        ("grid", "not cooperative: hipErrorIllegalAddress\n"),
+        ("abort", "aborted: hipErrorLaunchFailure\n"),
+        ("host", "host: hipErrorIllegalAddress\n"),
+    ):
+        done = on(folder, program, what)
+        assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
+        said[what] = done.stderr
+    assert "scratch offset" in said["stack"]
+    assert "grid.sync() in a launch that is not cooperative" in said["grid"]
+    assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
+    assert "not supported, and the kernel has an argument for it: printf" in said["host"]

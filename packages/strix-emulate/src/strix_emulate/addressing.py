@@ -24,6 +24,8 @@ class Spaces:
     scratch_size: int
     #: address of the kernel's first instruction
     code: int = 0
+    #: wave-instructions so far
+    clock: Callable[[], int] = lambda: 0
 
 
 def global_address(ins: Instruction, address: Operand, base: Operand) -> Callable:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from strix_emulate import hidden
 from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError
 from strix_emulate.findings import CHECKS, Note
-from strix_emulate.loader import LDS_LIMIT, Image, Kernel
+from strix_emulate.loader import LDS_LIMIT, STACK, Image, Kernel
 from strix_emulate.machine import Machine, Options, cell_size
 from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.program import Block, decode_kernel
@@ -84,6 +85,7 @@ def launch(
     """
     options = options or Options()
     instructions = decode_kernel(kernel) if instructions is None else instructions
+    kernel = kernel.with_stack(STACK)
     block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
     block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
     if min(grid) < 1 or min(block) < 1 or np.prod(block) > 1024:
@@ -150,33 +152,11 @@ def packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
     return np.frombuffer(raw.ljust(64, b"\0"), np.uint8)
 
 
-def write_hidden(raw: bytearray, kernel: Kernel, grid, block) -> None:
-    """Writes hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
-
-    Those for which there is nothing here, such as the heap and the hostcall buffer, stay.
-    """
-    sizes = {
-        f"hidden_{name}_{axis}": value
-        for name, values in (
-            ("block_count", grid),
-            ("group_size", block),
-            ("remainder", (0, 0, 0)),
-            ("global_offset", (0, 0, 0)),
-        )
-        for axis, value in zip("xyz", values, strict=True)
-    } | {"hidden_grid_dims": max([i + 1 for i in range(3) if grid[i] * block[i] > 1], default=1)}
-    for hidden in kernel.arguments:
-        if hidden.kind in sizes:
-            raw[hidden.offset : hidden.offset + hidden.size] = int(sizes[hidden.kind]).to_bytes(
-                hidden.size, "little"
-            )
-
-
 def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
     """The kernarg segment."""
     raw = bytearray(max(kernel.kernarg, 8))
     declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
-    write_hidden(raw, kernel, grid, block)
+    hidden.write(raw, kernel, grid, block)
     if len(arguments) > len(declared):
         raise EmulatorError(
             f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given"

@@ -24,10 +24,21 @@ _INTEGERS = {
     "row_mask", "bank_mask", "bound_ctrl", "fi", "mul", "div",
 }  # fmt: skip
 _LISTS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "quad_perm", "dpp8"}
-_FLAGS = {"clamp", "glc", "slc", "dlc", "offen", "idxen", "off", "row_mirror", "row_half_mirror"}
+_FLAGS = {
+    "gds",
+    "clamp",
+    "glc",
+    "slc",
+    "dlc",
+    "offen",
+    "idxen",
+    "off",
+    "row_mirror",
+    "row_half_mirror",
+}
 #: Instructions whose text after the mnemonic is no list of operands.
 _VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32",
-             "s_getreg_b32"}  # fmt: skip
+             "s_getreg_b32", "s_sendmsg_rtn_b64"}  # fmt: skip
 _REGISTER = re.compile(
     r"(?P<file>[vs])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])(?:\.(?P<half>[lh]))?$"
 )

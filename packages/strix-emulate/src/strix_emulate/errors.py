@@ -21,8 +21,9 @@ class DisassemblerError(EmulatorError):
 class Trap(EmulatorError):
     """A kernel did something that the machine forbids or this emulator does not support.
 
-    kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier,
-    budget, readonly, mode. The machine adds where it happened. position: which of an access's
+    kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier, abort,
+    budget, readonly, mode. The machine adds where it happened, and a hint at what is not supported.
+    position: which of an access's
     active lanes it was, where that is known.
     """
 
@@ -32,7 +33,8 @@ class Trap(EmulatorError):
         self.where = ""
         self.position = position
         self.lane = ""
+        self.hint = ""
         self.instruction = None
 
     def __str__(self) -> str:
-        return f"{self.where}{self.kind}: {super().__str__()}{self.lane}"
+        return f"{self.where}{self.kind}: {super().__str__()}{self.lane}{self.hint}"

@@ -11,7 +11,7 @@ import lzma
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgpack
@@ -30,6 +30,9 @@ LDS_LIMIT = 65536
 #: LLVM's guide, "Relocation Records"
 R_ABS64, R_RELATIVE64 = 3, 13
 IMAGE_LIMIT = 1 << 28
+#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount, and the most
+#: that hipDeviceSetLimit takes (clr's rocclr/device/device.cpp).
+STACK, STACK_LIMIT = 1024, 131056
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ class Kernel:
     finite_16: bool = False
     launch_lds: int = field(default=0, compare=False)
     image: Image | None = field(default=None, compare=False, repr=False)
+    dynamic_stack: bool = False
+
+    def with_stack(self, size: int) -> "Kernel":
+        """With scratch for recursion and functions that are called by a pointer, if it has them."""
+        return replace(self, scratch=max(self.scratch, size)) if self.dynamic_stack else self
 
 
 def load(path: Path) -> list[Kernel]:
@@ -345,6 +353,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
         finite_16=bool(rsrc1 >> 26 & 1),
         launch_lds=launch_lds,
         image=image,
+        dynamic_stack=bool(described.get(".uses_dynamic_stack", False)),
     )
 
 

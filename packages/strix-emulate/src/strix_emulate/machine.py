@@ -12,10 +12,12 @@ from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
 from strix_emulate.findings import Findings, Note
+from strix_emulate.hidden import missing
 from strix_emulate.loader import Kernel
+from strix_emulate.meeting import Barriers, join, select
 from strix_emulate.memory import Arena, Memory
-from strix_emulate.order import WORKGROUP, after_barrier, tags
-from strix_emulate.program import CALLS, Block, compile_blocks
+from strix_emulate.order import WORKGROUP, tags
+from strix_emulate.program import BARRIERS, CALLS, Block, compile_blocks
 from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
 from strix_emulate.vmem import access_size, polls
@@ -44,7 +46,7 @@ class Options:
     instruction are one operation; or, the naive way, each wave runs alone. budget:
     wave-instructions before a kernel counts as hung. native: in C, where libstrix-emulate is
     installed. cores: how many may be used, where workgroups do not wait for each other and there is
-    enough to do (:mod:`strix_emulate.parallel`).
+    enough to do (:mod:`strix_emulate.parallel`). cooperative: workgroups may wait for each other.
     """
 
     checks: bool = True
@@ -56,6 +58,7 @@ class Options:
     cores: int = 1
     off: frozenset[str] = frozenset()
     lenient: bool = False
+    cooperative: bool = False
 
 
 @dataclass
@@ -99,7 +102,7 @@ class Machine:
         """Executes all workgroups. Raises Trap, with the place in its message."""
         threads = block[0] * block[1] * block[2]
         waves, lanes = -(-threads // self.kernel.width), self.kernel.width
-        total = grid[0] * grid[1] * grid[2]
+        total = self.total = grid[0] * grid[1] * grid[2]
         library = native.loaded() if self.options.native else None
         in_c = library and not any(map(polls, self.instructions))
         batch = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
@@ -111,7 +114,7 @@ class Machine:
             self.arena,
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
             Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
-            self.code,
+            self.code, lambda: self.executed,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
         for memory in (self.arena, spaces.lds, spaces.scratch):
@@ -134,6 +137,7 @@ class Machine:
             try:
                 self._run_batch(blocks, start, waves)
             except Trap as trap:
+                trap.hint = trap.hint or missing(self.kernel, trap)
                 if not trap.where:
                     place = trap.instruction or self.where
                     text = f"{place.address:#x} `{place.text}`" if place else "start"
@@ -223,14 +227,12 @@ class Machine:
         return Waves(V, S, np.zeros((n, 1), bool), 0, identity, [[], [], []])
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
-        first = int(start.workgroup[0])
-        self.alive = np.full(int(start.workgroup[-1]) - first + 1, waves)
-        ready, waiting = self._scheduled(start), []
-        while ready or waiting:
+        whole = self.options.cooperative and start.n == self.total * waves
+        barriers = Barriers(start, waves, self.arena, self.findings, whole, self._shadows_anew)
+        ready = self._scheduled(start)
+        while ready or not barriers.empty:
             if not ready:
-                self._report_stuck(waiting)
-                passed, waiting = self._pass_barriers(waiting, first, False)
-                ready = [part for one in passed for part in self._scheduled(one)]
+                ready = self._one_by_one(barriers.stuck(self.where))
                 continue
             # the waves that are farthest behind go on, so that the others can meet them, unless
             # they only wait for what another one is to do
@@ -242,55 +244,20 @@ class Machine:
             self.alone = not ready
             event, gone = self._advance(blocks, g, limit)
             if event == "end":
-                np.subtract.at(self.alive, g.workgroup - first, 1)
-            elif event == "barrier":
-                for other in [x for x in waiting if x.pc == g.pc]:
-                    waiting.remove(other)
-                    g = join(g, other)
-                waiting.append(g)
+                ready += self._one_by_one(barriers.end(g))
+            elif event == "s_barrier":
+                ready += self._one_by_one(barriers.arrive(g))
+            elif event == "ds_gws_barrier":
+                ready += self._one_by_one(barriers.arrive_for_grid(g))
             else:
                 ready += gone
-                continue
-            same = self.findings is not None and self.findings.on("barrier")
-            passed, waiting = self._pass_barriers(waiting, first, same)
-            for part in passed:
-                ready += self._scheduled(part)
 
-    def _report_stuck(self, waiting: list[Waves]) -> None:
-        """Waves that wait at different barriers; hardware does not tell one from another."""
-        g = waiting[0]
-        places = sorted({hex(x.pc) for x in waiting})
-        self.findings.at = self.where
-        self.findings.found(
-            "barrier",
-            f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
-            f"(before {', '.join(places)}) that not all living waves of its workgroup reach",
-        )
+    def _shadows_anew(self) -> None:
+        if self.session:
+            self.session.start()
 
-    def _pass_barriers(
-        self, waiting: list[Waves], first: int, same: bool
-    ) -> tuple[list[Waves], list[Waves]]:
-        """Waves that go on, and those that still wait for others of their workgroup.
-
-        "If some waves in the work-group have already terminated, this waits on only the surviving
-        waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
-        """
-        here = [np.bincount(g.workgroup - first, minlength=len(self.alive)) for g in waiting]
-        if not same and here:
-            here = [sum(here)] * len(waiting)
-        passed, left = [], []
-        for g, count in zip(waiting, here, strict=True):
-            complete = (count == self.alive)[g.workgroup - first]
-            if not complete.all():
-                left.append(select(g, ~complete))
-            if complete.any():
-                part = select(g, complete)
-                part.epoch = after_barrier(part.epoch)
-                part.tags = tags(part.workgroup, part.epoch, part.wave)
-                if self.arena.order is not None:
-                    self.arena.order.barrier(part.tags)
-                passed.append(part)
-        return passed, left
+    def _one_by_one(self, sets: list[Waves]) -> list[Waves]:
+        return [part for g in sets for part in self._scheduled(g)]
 
     def _scheduled(self, g: Waves) -> list[Waves]:
         """How waves that stand together run: together, or one by one."""
@@ -318,10 +285,10 @@ class Machine:
                 g.pc = block.next
             elif end.name == "s_endpgm":
                 return "end", []
-            elif end.name == "s_barrier":
+            elif end.name in BARRIERS:
                 g.pc = block.next
                 waits.at_barrier(g)
-                return "barrier", []
+                return end.name, []
             elif end.name in CALLS:
                 gone = self._call(end, g)
                 if len(gone) > 1:
@@ -366,35 +333,3 @@ class Machine:
         if len(gone) == 1:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
         return gone
-
-
-def select(g: Waves, chosen) -> Waves:
-    """The waves for which `chosen` is True."""
-    if chosen.all():
-        g.tags = None
-        return g
-    index = np.flatnonzero(chosen)
-    part = Waves(
-        g.V[:, index], g.S[:, index], g.scc[index], g.pc, [x[index] for x in g.identity()],
-        waits.select(g.queues, index),
-    )  # fmt: skip
-    part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
-    waits.refresh(part)
-    return part
-
-
-def join(a: Waves, b: Waves) -> Waves:
-    """Two sets of waves at the same instruction as one, in the order of their numbers."""
-    order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
-    identity = [
-        np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)
-    ]
-    queues = waits.join(a.queues, a.n, b.queues, b.n)
-    joined = Waves(
-        np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],
-        np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
-    )  # fmt: skip
-    joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
-    joined.asks = a.asks or b.asks
-    waits.refresh(joined)
-    return joined

@@ -24,8 +24,10 @@ WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
 MODES = {"s_setreg_imm32_b32", "s_denorm_mode", "s_round_mode"}
 #: To where a register says: function calls. The first writes where to return to.
 CALLS = {"s_swappc_b64", "s_setpc_b64", "s_call_b64"}
+#: Of a workgroup, and of the whole grid.
+BARRIERS = {"s_barrier", "ds_gws_barrier"}
 CONTROL = {
-    "s_endpgm", "s_barrier", "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
+    "s_endpgm", *BARRIERS, "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
     "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz", *CALLS,
 }  # fmt: skip
 _CONDITIONS = {
@@ -60,7 +62,7 @@ def supported() -> set[str]:
     """Mnemonics that the machine executes, without the suffix of an encoding."""
     return {*operations.NAMES, *scalars.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
             *CONTROL, *MODES, *vmem.names(),
-            "s_getpc_b64", "s_getreg_b32", "s_sendmsg"}  # fmt: skip
+            "s_getpc_b64", "s_getreg_b32", "s_sendmsg", "s_sendmsg_rtn_b64", "s_trap"}  # fmt: skip
 
 
 class Blocks(dict[int, Block]):
@@ -226,7 +228,11 @@ def _compile(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> C
         modes.after(ins, mode)
         return executes(lambda _g: None)
     if name == "s_getreg_b32":
-        return salu.compile_getreg(ins, mode.bits)
+        return salu.compile_getreg(ins, mode.bits, spaces)
+    if name == "s_sendmsg_rtn_b64":
+        return salu.compile_message(ins)
+    if name == "s_trap":
+        return salu.compile_trap(ins)
     if name == "s_getpc_b64":
         return salu.compile_getpc(ins, spaces)
     if vmem.is_memory(name):

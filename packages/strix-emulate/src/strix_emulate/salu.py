@@ -2,6 +2,7 @@
 """Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction, Operand, Unknown, operand
+from strix_emulate.errors import Trap
 from strix_emulate.forms import Form, executes
 from strix_emulate.scalars import (
     CARRIES,
@@ -22,9 +24,12 @@ from strix_emulate.scalars import (
     WITH_SCC,
     WREXEC,
 )
+from strix_emulate.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.waves import Waves, reader, scalar_writer
 
 _SCC = Operand("scc")
+#: Bits of SHADER_CYCLES.
+_CYCLES = (1 << 20) - 1
 
 
 def simm16(text: str) -> int:
@@ -125,14 +130,45 @@ def _on_waves(form: Form) -> Callable:
     return run
 
 
-def compile_getreg(ins: Instruction, mode: int) -> Callable:
-    """S_GETREG_B32 of MODE."""
-    asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_MODE(?:, (\d+), (\d+))?\)", ins.raw)
+def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
+    """S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
+    asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_(MODE|SHADER_CYCLES)(?:, (\d+), (\d+))?\)", ins.raw)
     if not asked:
-        raise Unknown("a hardware register other than MODE")
-    first, size = int(asked[2] or 0), int(asked[3] or 32)
-    write = scalar_writer(operand(asked[1]))
-    return lambda g: write(g, U32(mode >> first & (1 << size) - 1))
+        raise Unknown("a hardware register other than MODE and SHADER_CYCLES")
+    first, size = int(asked[3] or 0), int(asked[4] or 32)
+    write, bits = scalar_writer(operand(asked[1])), (1 << size) - 1
+    if asked[2] == "MODE":
+        return lambda g: write(g, U32(mode >> first & bits))
+    return lambda g: write(g, U32((spaces.clock() & _CYCLES) >> first & bits))
+
+
+def compile_message(ins: Instruction) -> Callable:
+    """S_SENDMSG_RTN_B64 for the time, which HIP's wall_clock64 asks: the host's, at 100 MHz."""
+    asked = re.fullmatch(r"(\S+), sendmsg\(MSG_RTN_GET_REALTIME\)", ins.raw)
+    if not asked:
+        raise Unknown("a message other than MSG_RTN_GET_REALTIME")
+    target = operand(asked[1])
+    write = scalar_writer(target, "u64")
+    entry = Outstanding(registers("s", target.index, 2), False, ins.text)
+
+    def run(g: Waves):
+        write(g, np.full((g.n, 1), time.monotonic_ns() // 10, np.uint64))
+        issue(g, LGKM, entry)
+
+    return run
+
+
+def compile_trap(ins: Instruction) -> Callable:
+    """S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
+    number = int(ins.operands[0].text, 0)
+    if number not in (2, 3):
+        raise Unknown("a trap other than 2 and 3")
+
+    def run(_g: Waves):
+        if number == 2:
+            raise Trap("abort", "the kernel called abort(), or an assertion in it failed")
+
+    return run
 
 
 def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:

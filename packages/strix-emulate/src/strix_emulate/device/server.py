@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from strix_emulate import api, bundles, loader
+from strix_emulate import api, bundles, hidden, loader
 from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -89,7 +89,9 @@ class Server:
         try:
             return answers[Operation(operation)](data)
         except Trap as trap:
-            raise Refused(Status.ILLEGAL_ADDRESS, f"trap in {trap}", lasting=True) from trap
+            aborted = trap.kind == "abort"
+            status = Status.LAUNCH_FAILURE if aborted else Status.ILLEGAL_ADDRESS
+            raise Refused(status, f"trap in {trap}", lasting=True) from trap
         except Unsupported as error:
             raise Refused(Status.NOT_SUPPORTED, str(error), lasting=True) from error
         except LoadError as error:
@@ -159,11 +161,12 @@ class Server:
         return protocol.SYMBOL.pack(*found)
 
     def launch(self, data: bytes) -> bytes:
-        number, *sizes, lds, cooperative, _ = unpack(protocol.LAUNCHED, data)
+        number, *sizes, lds, cooperative, stack = unpack(protocol.LAUNCHED, data)
         function = self.functions.get(number)
         if function is None or not function.module.offset:
             raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
         kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
+        kernel = kernel.with_stack(min(stack, loader.STACK_LIMIT))
         threads = int(np.prod([int(x) for x in block], dtype=object))
         if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
@@ -182,7 +185,7 @@ class Server:
                 raise Refused(
                     Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
                 )
-            options = replace(options, batch=_RESIDENT, cores=1)
+            options = replace(options, batch=_RESIDENT, cores=1, cooperative=True)
         options = replace(options, lenient=function.module.lenient)
         function.prepare()
         self._write_arguments(kernel, data[protocol.LAUNCHED.size :], grid, block, lds)
@@ -214,7 +217,7 @@ class Server:
             raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")
         raw = bytearray(max(kernel.kernarg, len(given), 8))
         raw[: len(given)] = given
-        api.write_hidden(raw, kernel, grid, block)
+        hidden.write(raw, kernel, grid, block)
         packet = api.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
         for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
             self.pool.bytes[offset : offset + len(data)] = data

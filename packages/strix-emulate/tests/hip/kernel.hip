@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What kernels ask of a device: a stack for recursion and for functions behind pointers, clocks, barriers
+// of the whole grid, an end by abort(), the host's help. The argument says which; exits 0 if it is right.
+#include "hip.h"
+#include <string.h>
+
+extern "C" {
+hipError_t hipDeviceSetLimit(int, size_t);
+hipError_t hipDeviceGetLimit(size_t *, int);
+hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
+}
+__device__ int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
+__device__ int group_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
+
+/* 1 + 2 + ... + n, with what it adds on the stack */
+__device__ __attribute__((noinline)) int sum(int n) {
+    volatile int here[12];
+    here[n % 12] = n;
+    return n ? sum(n - 1) + here[n % 12] : 0;
+}
+__device__ __attribute__((noinline)) int twice(int x) { return 2 * x; }
+__device__ __attribute__((noinline)) int square(int x) { return x * x; }
+__device__ int (*volatile functions[])(int) = {sum, twice, square};
+
+__global__ void recursion(int *out, int n) { out[thread_index()] = sum(n + thread_index()); }
+__global__ void pointers(int *out) { out[thread_index()] = functions[thread_index() % 3](thread_index()); }
+
+__global__ void clocks(long *out) {
+    long start = __builtin_readsteadycounter(), cycles = __builtin_readcyclecounter();
+    while (__builtin_readsteadycounter() - start < 1000) {}
+    out[0] = __builtin_readsteadycounter() - start;
+    out[1] = __builtin_readcyclecounter() - cycles;
+}
+
+/* Each workgroup reads what the next one wrote, twice. */
+__global__ void grid(int *data, int *out, int groups) {
+    int i = group_index() * 64 + thread_index(), next = (i + 64) % (groups * 64);
+    for (int round = 0; round < 2; round++) {
+        data[i] = i + 1000 * round;
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+        __builtin_amdgcn_ds_gws_barrier(0, 0);
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+        out[i] = data[next];
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+        __builtin_amdgcn_ds_gws_barrier(0, 0);
+    }
+}
+
+__global__ void check(const int *in) {
+    if (in[thread_index()] == 5) __builtin_trap();
+}
+
+/* As the device libraries find the buffer through which kernels call the host (code object V5). */
+__global__ void host(int *out) {
+    char *implicit = (char *)__builtin_amdgcn_implicitarg_ptr();
+    long *buffer = *(long **)(implicit + 80);
+    out[0] = (int)buffer[5];
+}
+
+int main(int, char **names) {
+    int out[512];
+    long times[2], *when;
+    int *data, *got;
+    size_t limit;
+    const char *what = names[1];
+    CHECK(hipMalloc((void **)&data, sizeof out));
+    CHECK(hipMalloc((void **)&got, sizeof out));
+    if (!strcmp(what, "stack")) {
+        CHECK(hipDeviceGetLimit(&limit, 0));
+        printf("stack %zu\n", limit);
+        CHECK(hipDeviceSetLimit(0, 8192));
+        recursion<<<1, 32>>>(got, 20);
+        CHECK(hipMemcpy(out, got, 128, TO_HOST));
+        for (int i = 0; i < 32; i++)
+            if (out[i] != (20 + i) * (21 + i) / 2) return printf("sum %d\n", out[i]), 1;
+        pointers<<<1, 32>>>(got);
+        CHECK(hipMemcpy(out, got, 128, TO_HOST));
+        if (out[6] != 21 || out[7] != 14 || out[8] != 64) return printf("called %d\n", out[6]), 1;
+        CHECK(hipDeviceSetLimit(0, 1024));
+        recursion<<<1, 32>>>(got, 20);
+        printf("too small: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else if (!strcmp(what, "clocks")) {
+        CHECK(hipMalloc((void **)&when, 16));
+        clocks<<<1, 1>>>(when);
+        CHECK(hipMemcpy(times, when, 16, TO_HOST));
+        return times[0] < 1000 || times[1] <= 0;
+    } else if (!strcmp(what, "grid")) {
+        int groups = 6;
+        void *values[] = {&data, &got, &groups};
+        CHECK(hipLaunchCooperativeKernel((void *)grid, groups, 64, values, 0, NULL));
+        CHECK(hipMemcpy(out, got, 1536, TO_HOST));
+        for (int i = 0; i < 384; i++)
+            if (out[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, out[i]), 1;
+        grid<<<groups, 64>>>(data, got, groups);
+        printf("not cooperative: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else if (!strcmp(what, "abort")) {
+        CHECK(hipMemset(data, 0, 128));
+        check<<<1, 32>>>(data);
+        CHECK(hipDeviceSynchronize());
+        CHECK(hipMemset(data + 3, 5, 1));
+        check<<<1, 32>>>(data);
+        printf("aborted: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else {
+        host<<<1, 1>>>(got);
+        printf("host: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    }
+    return 0;
+}
