@@ -401,6 +401,44 @@ def test_what_upstream_builds_a_release_with(world: World, text: str, said: list
     ]
 
 
+def test_a_patch_that_upstream_has_taken(world: World) -> None:
+    world.release("toy-1.1.2.tar.gz", TEXT.replace("two", "zwei"))
+    (said,) = [line for line in world.bump(toy=None).to_do if "patches/toy: fails" in line]
+    assert said.endswith("0001-word.patch: upstream has it: drop this patch")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_next_set(world: World, lost: bool) -> None:
+    """What the newest release pairs, the same as ours or not; which patches wait for a release."""
+    source = f"  url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n  sha256: "
+    source += world.release("paired-1.0.tar.gz")
+    world.release("paired-2.0.tar.gz", STATED.format("1.1"))
+    if lost:
+        (world.hosts / "files/paired-2.0.tar.gz").unlink()
+    world.recipe("paired", '"1.0"', source, purls="pkg:pypi/paired@1.0?file_name=paired-1.0.tar.gz")
+    file = world.root / "recipes/paired/recipe.yaml"
+    pairs = "{ENGINE_VERSION: engine, WHEELS_TAG: wheels}"
+    file.write_text(f"{file.read_text()}  built_with: {{text: {pairs}}}\n")
+    patch = world.root / "patches/toy/0001-word.patch"
+    patch.write_text(
+        patch.read_text().replace("Inappropriate (a test)", "Backport https://a.invalid")
+    )
+    before, rows = world.texts(), [*world.rows().values()]
+    project, recipes = Project.at(world.root), world.recipes()
+    said = list(bump.next_set(project, recipes, rows, lambda *_: None))
+    falls, pairs = "patches/toy/0001-word.patch falls away when never", "text of paired 2.0 says"
+    assert falls in said and world.texts() == before
+    said.remove(falls)
+    if lost:
+        (line,) = said
+        assert line.startswith("paired 2.0: unreachable: ")
+    else:
+        assert said == [
+            f"{pairs} ENGINE_VERSION=1.1, but ours is engine 1.0",
+            f"{pairs} WHEELS_TAG=1.0, as ours is wheels 1.0",
+        ]
+
+
 def test_outdated(world: World) -> None:
     world.recipe("mine", '"1.0"', "  path: recipe.yaml")
     world.recipe("follower", "${{ engine }}", "  path: recipe.yaml")

@@ -127,7 +127,8 @@ def bump(forge: Context, package: Package, version: Version = None, together: Wi
 def outdated(forge: Context, packages: Maybe = None, as_json: Json = False) -> None:
     """List the newest release of every package, where upstream publishes a list.
 
-    Exit 1 if something is newer, 3 if nothing is but some upstreams were unreachable.
+    Then what upstream builds the newest releases with, and which patches wait for one. Exit 1 if
+    something is newer, 3 if nothing is but some upstreams were unreachable.
     """
     recipes = bumping.every_source(forge.project)
     wanted = forge.select(packages, recipes)
@@ -139,6 +140,10 @@ def outdated(forge: Context, packages: Maybe = None, as_json: Json = False) -> N
         out.print(f"{columns} {'newer' if row.outdated else '':6} {row.asked or row.note}")
         if row.asked and row.note:
             err.print(f"{row.name}: {row.note}")
+    if not as_json:
+        with Display(out) as display:
+            for line in bumping.next_set(forge.project, recipes, rows, display.download):
+                display.say(line)
     raise closing(1 if row.outdated else 3 if row.asked and not row.newest else 0 for row in rows)
 
 

@@ -64,5 +64,9 @@ def apply(tree: Path, files: list[Path]) -> str:
             command = ["git", "-C", folder, "apply", "-p1", str(path)]
             done = subprocess.run(command, text=True, capture_output=True, env=alone)
             if done.returncode:
-                return f"{path.name}: {done.stderr.strip():.1000}"
+                back = subprocess.run(
+                    [*command, "--reverse", "--check"], capture_output=True, env=alone
+                )
+                why = done.stderr.strip() if back.returncode else "upstream has it: drop this patch"
+                return f"{path.name}: {why:.1000}"
     return ""

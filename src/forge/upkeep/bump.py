@@ -216,8 +216,10 @@ def to_do(
         yield f"README.md, CHANGELOG.md: {name} is {recipe.version}"
 
 
-def pairings(project: Project, recipes: RecipeSet, recipe: Recipe) -> Iterator[str]:
-    """What upstream builds a release with, where ours is another version.
+def pairings(
+    project: Project, recipes: RecipeSet, recipe: Recipe, all_of_them: bool = False
+) -> Iterator[str]:
+    """What upstream builds a release with, where ours is another version, or everywhere.
 
     `extra.built_with` names a file of the first source, and our package for each ARG in it.
     """
@@ -229,9 +231,11 @@ def pairings(project: Project, recipes: RecipeSet, recipe: Recipe) -> Iterator[s
         stated = dict(re.findall(r'^ARG (\w+)="?v?([^\s"+]+)', text, re.M))
         for argument, package in packages.items():
             ours = recipes.recipes[recipes.owner[package]].version
-            if (theirs := stated.get(argument, "nothing")) != ours:
+            theirs, says = stated.get(argument, "nothing"), f"ours is {package} {ours}"
+            if theirs != ours or all_of_them:
                 where = f"{name} of {recipe.name} {recipe.version}"
-                yield f"{where} says {argument}={theirs}, but ours is {package} {ours}"
+                says = f"but {says}" if theirs != ours else f"as {says}"
+                yield f"{where} says {argument}={theirs}, {says}"
 
 
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
@@ -260,6 +264,31 @@ class Row:
     @property
     def outdated(self) -> bool:
         return bool(self.newest) and Version(self.newest) > Version(self.version)
+
+
+def next_set(
+    project: Project, recipes: RecipeSet, rows: list[Row], progress: Progress
+) -> Iterator[str]:
+    """What the newest releases pair, where a recipe says that upstream states it, and the patches
+    that are there until a newer release has them."""
+    for row in rows:
+        recipe = recipes.recipes[row.name]
+        if row.newest and recipe.extra.get("built_with"):
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    draft = _draft(project, Path(folder))
+                    set_version(draft, recipe, row.newest)
+                    newest = every_source(draft).recipes[row.name]
+                    _pin(SourceCache(project), recipe, newest, progress)
+                    newest = every_source(draft).recipes[row.name]
+                    yield from pairings(project, recipes, newest, all_of_them=True)
+            except NotAttempted as error:
+                yield f"{row.name} {row.newest}: unreachable: {error}"
+        for path in patches.all_patches(project) if row.outdated else ():
+            text = read_text(path)
+            if path.parent.name == row.name and "\nUpstream-Status: Backport " in text:
+                until = re.findall("^Remove-When: (.+)$", text, re.M)
+                yield f"{path.relative_to(project.root)} falls away when {until[0]}"
 
 
 def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
