@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.conda_forge import records_of_both
+import yaml
+from support.conda_forge import LACKS, records_of_both
 from support.lock_format import text_of
 from support.pixi import Pixi, fit
 from support.project import CHECKOUT, driver
@@ -66,3 +67,20 @@ def test_a_stack_locks_the_same(pixi: Pixi, tmp_path: Path, stack: str) -> None:
     text = (folder / "pixi.toml").read_text()
     (folder / "pixi.toml").write_text(text.replace('validate = "*"', 'validate = "<0.1"'))
     assert "is outdated" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at, code=1)
+
+
+def test_doctor_alone_is_small(pixi: Pixi, tmp_path: Path) -> None:
+    """What `pixi exec --spec strix-validate` solves: at most 25 packages beside Python's own."""
+    found = {}
+    for name, wanted in (("python", ""), ("doctor", 'strix-validate = "*"\n')):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "pixi.toml").write_text(
+            f'[workspace]\nname = "w"\nchannels = ["{PUBLISHED}", "conda-forge"]\n'
+            f'platforms = ["linux-64"]\n[dependencies]\npython = "3.12.*"\n{wanted}'
+        )
+        pixi("lock", cwd=folder)
+        lock = yaml.safe_load((folder / "pixi.lock").read_text())
+        found[name] = {entry["conda"] for entry in lock["packages"]}
+    # and those that no record here holds
+    assert 10 < len(found["doctor"] - found["python"]) + len(LACKS["strix-validate"]) <= 25

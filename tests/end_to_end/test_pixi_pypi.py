@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A PyPI package on top of ours: a real pixi takes our torch and triton for PyPI's, or does not."""
+"""PyPI packages on top of ours, in every order of commands: a real pixi takes PyPI's torch or not.
+
+What may happen: ours stays, or the solve fails and names what it would have taken.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.conda_forge import records_of_both
 from support.pixi import Pixi, fit
-from support.project import CHECKOUT
-from support.release import copy_stack
-from support.servers import QuietHandler, Revalidating, served
-from support.simple_index import needs_torch
+from support.project import CHECKOUT, driver
+from support.release import copy_stack, run
+from support.servers import Revalidating, served
+from support.simple_index import ADDED, SimpleIndex, popular
 from support.static_channel import Source
 
 from forge.bases import CONDA_FORGE, PUBLISHED
@@ -24,89 +28,231 @@ pytestmark = pytest.mark.pixi
 
 # the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
 MAPPING = "https://conda-mapping.prefix.dev"
-FROM_PYPI = re.compile(r"pypi: \S+/(torch|triton|needs_torch)-")
+NAMES = CHECKOUT / "recipes" / "pypi-names.json"
+STACK = CHECKOUT / "stacks" / "attention" / "pixi.toml"
+FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-[\d.]+-py3")
+OURS = {"torch", "triton", "torchvision", "torchaudio"}
+# the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
+ORDERS = {
+    "first": (["add python numpy pytorch triton"], []),
+    "after a lock": (["add python numpy pytorch triton", "lock"], []),
+    "after an install": (["add --no-install python numpy pytorch triton", "install"], []),
+    "then update": (["add python numpy pytorch triton"], ["update"]),
+    "then upgrade": (["add python numpy pytorch triton"], ["upgrade"]),
+    "then a conda package": (["add python numpy pytorch triton"], ["add safetensors", "lock"]),
+    "ours one by one": (["add python", "add pytorch", "add numpy", "add triton"], ["update"]),
+    "removed and added": (["add python numpy pytorch triton"], ["remove triton", "add triton"]),
+}
+# these write the lock alone: PyPI's files need a real Python
+LOCKS_ONLY = ("add", "remove", "update", "upgrade")
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("index")
-    needs_torch(folder)
-    with served(folder, QuietHandler) as url:
+    popular(folder)
+    with served(folder, SimpleIndex) as url:
         yield url
 
 
-@pytest.fixture(scope="module")
-def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    folder = records_of_both(tmp_path_factory.mktemp("records"))
+@dataclass
+class User:
+    """Somebody with a workspace, and what of PyPI it locks."""
+
+    pixi: Pixi
+    folder: Path
+
+    def __call__(self, line: str, code: int | None = 0) -> str:
+        word, *rest = line.split()
+        words = [word, *(["--no-install"] if word in LOCKS_ONLY else []), *rest]
+        return self.pixi(*dict.fromkeys(words), cwd=self.folder, code=code)
+
+    def write(self, index: str, *tables: str, channels: Sequence[str] = (PUBLISHED,)) -> None:
+        self.folder.mkdir()
+        (self.folder / "pixi.toml").write_text(
+            f'[workspace]\nname = "w"\nchannels = {json.dumps([*channels, "conda-forge"])}\n'
+            f'platforms = ["linux-64"]\n[pypi-options]\nindex-url = "{index}"\n' + "".join(tables)
+        )
+
+    def from_pypi(self) -> set[str]:
+        lock = self.folder / "pixi.lock"
+        return set(FROM_PYPI.findall(lock.read_text())) if lock.exists() else set()
+
+
+def table(name: str) -> str:
+    """A table of the attention stack, as people paste it."""
+    (text,) = re.findall(rf"(?ms)^\[{re.escape(name)}.*?(?=^\[|\Z)", STACK.read_text())
+    return text
+
+
+def conda_packages(folder: Path, *names: str) -> Source:
+    """Packages of one file that are called as ours and conda-forge's are."""
+    versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
+    source = Source(folder, NAMES)
+    for name in names:
+        needs = [] if name == "python" else ["python >=3.12"]
+        source.make(name, versions.get(name, "2.0"), "linux-64", depends=needs)
+    return source
+
+
+def without_purls(channel: Path) -> None:
+    """The index as another tool writes it."""
+    for file in channel.glob("*/repodata.json"):
+        data = json.loads(file.read_bytes())
+        for record in data["packages.conda"].values():
+            record.pop("purls", None)
+        file.write_text(json.dumps(data))
+        for other in {*file.parent.glob("repodata_*"), *file.parent.glob("*.zst")}:
+            other.unlink()
+
+
+# Who serves our channel: our own index says what our packages are called on PyPI, and of another
+# one the workspace has to know.
+SERVED = {"published": ["pypi-exclude-newer"]}
+SERVED["hosted"] = ["workspace.conda-pypi-map", *SERVED["published"]]
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def channels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
+    """A folder, the mirrors of a user, and the tables that the workspace needs."""
+    folder = tmp_path_factory.mktemp("channels")
+    ours = conda_packages(folder / "local" / "ours", "pytorch", "triton", "torchvision")
+    StaticChannel(folder / "ours").publish(ours)
+    # some of its records say what they are on PyPI, as those of the committed records do: pixi asks
+    # for no names where it finds one
+    conda_packages(folder / "theirs", "python", "numpy", "safetensors")
+    file = folder / "theirs/linux-64/repodata.json"
+    data = json.loads(file.read_bytes())
+    for record in data["packages.conda"].values():
+        record["purls"] = ["pkg:pypi/numpy"] if record["name"] == "numpy" else []
+    file.write_text(json.dumps(data))
+    if request.param == "hosted":
+        without_purls(folder / "ours")
+    yield from served_to_a_user(folder, SERVED[request.param])
+
+
+def served_to_a_user(
+    folder: Path, tables: list[str]
+) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
     service = folder / "mapping" / "compressed-v0" / "compressed_mapping.json"
     service.parent.mkdir(parents=True)
     service.write_text(json.dumps({"numpy": "numpy"}))
     with served(folder, Revalidating) as url:
         mirrors = {"theirs": CONDA_FORGE, "ours": PUBLISHED, "mapping": MAPPING}
-        yield Pixi(folder / "home", {name: f"{url}/{path}" for path, name in mirrors.items()})
+        yield folder, {name: f"{url}/{path}" for path, name in mirrors.items()}, tables
 
 
-def from_pypi(pixi: Pixi, folder: Path, index: str) -> set[str]:
-    """What pixi locks from the index when a package is added that requires torch and triton."""
-    manifest = folder / "pixi.toml"
-    added = f'\n[pypi-options]\nindex-url = "{index}"\n\n[pypi-dependencies]\nneeds-torch = "*"\n'
-    manifest.write_text(manifest.read_text() + added)
-    pixi("lock", cwd=folder)
-    return set(FROM_PYPI.findall((folder / "pixi.lock").read_text()))
+@pytest.mark.parametrize("added", ADDED)
+@pytest.mark.parametrize("order", ORDERS)
+def test_ours_stays_or_nothing_is_locked(
+    channels: tuple[Path, dict[str, str], list[str]],
+    index: str, tmp_path: Path, order: str, added: str,
+) -> None:  # fmt: skip
+    _, mirrors, tables = channels
+    user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "w")
+    user.write(index, *map(table, tables))
+    before, after = ORDERS[order]
+    for line in before:
+        user(line)
+    said = user(f"add --pypi {added}", code=None)
+    if user.from_pypi():
+        assert user.from_pypi() == {added}
+        for line in after:
+            user(line)
+            assert user.from_pypi() == {added}
+        assert added not in ("timm", "xformers")
+    else:  # what is missing is named, and the workspace is as it was
+        assert any(f"torch{rest}" in said for rest in (" ", "vision ", "==")), said
+        assert added not in (user.folder / "pixi.toml").read_text()
+        user("lock --check")
+    assert not OURS & user.from_pypi()
 
 
-@pytest.mark.parametrize("table", [True, False], ids=["with our names", "without"])
-def test_on_a_stack(pixi: Pixi, index: str, tmp_path: Path, table: bool) -> None:
-    """Without the table of names PyPI's torch comes over ours: so this test can fail."""
-    folder = copy_stack("attention", tmp_path)
-    manifest = fit(folder / "pixi.toml")
-    if not table:
-        text, there = re.subn(
-            r"(?ms)^\[workspace\.conda-pypi-map.*?(?=^\[)", "", manifest.read_text()
-        )
-        assert there == 1
-        manifest.write_text(text)
-    theirs = set() if table else {"torch", "triton"}
-    assert from_pypi(pixi, folder, index) == {"needs_torch"} | theirs
+def test_without_the_tables(tmp_path: Path, index: str) -> None:
+    """The tests above can fail: PyPI's torch comes over ours, and a lock before changes nothing."""
+    for number, first in enumerate((None, "lock")):
+        folder = tmp_path / str(number)
+        conda_packages(folder / "ours", "pytorch", "triton")
+        without_purls(folder / "ours")
+        conda_packages(folder / "theirs", "python", "numpy")
+        for _, mirrors, _ in served_to_a_user(folder, []):
+            user = User(Pixi(folder / "home", mirrors), folder / "w")
+            user.write(index)
+            user("add python numpy pytorch triton")
+            if first:
+                user(first)
+            user("add --pypi accelerate")
+            assert user.from_pypi() >= {"accelerate", "torch", "triton", "nvidia_cublas"}
 
 
-@pytest.fixture
-def packages(tmp_path: Path) -> Source:
-    """A local channel with packages that are called as ours are."""
-    source = Source(tmp_path / "local", CHECKOUT / "recipes" / "pypi-names.json")
-    source.make("pytorch", version="2.13.0", subdir="linux-64", depends=["python >=3.12"])
-    source.make("triton", version="3.7.1", subdir="linux-64", depends=["python >=3.12"])
-    return source
+def test_ours_where_there_is_one(
+    channels: tuple[Path, dict[str, str], list[str]], index: str, tmp_path: Path
+) -> None:
+    """timm wants torchvision: the failure names that or torch, and with ours it locks."""
+    _, mirrors, tables = channels
+    user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "w")
+    user.write(index, *map(table, tables))
+    user("add python numpy pytorch triton")
+    assert "torch" in user("add --pypi timm", code=1)
+    user("add torchvision")
+    (user.folder / "pixi.lock").unlink()  # as docs/pypi.md says
+    user("add --pypi timm")
+    assert user.from_pypi() == {"timm"}
 
 
-def workspace(folder: Path, channel: str) -> Path:
-    """A workspace of a user's own, with torch from `channel`."""
-    folder.mkdir()
-    (folder / "pixi.toml").write_text(
-        f'[workspace]\nname = "w"\nchannels = ["{channel}", "conda-forge"]\n'
-        'platforms = ["linux-64"]\n[dependencies]\npytorch = "*"\ntriton = "*"\n'
-    )
-    return folder
+@pytest.fixture(scope="module")
+def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
+    """With the committed records of conda-forge, and our recipes in an index without purls."""
+    folder = records_of_both(tmp_path_factory.mktemp("records"))
+    without_purls(folder / "ours")
+    for _, mirrors, _ in served_to_a_user(folder, []):
+        yield Pixi(folder / "home", mirrors)
 
 
-def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path, packages: Source) -> None:
-    folder = workspace(tmp_path / "w", packages.folder.as_uri())
-    assert from_pypi(pixi, folder, index) == {"needs_torch"}
+@pytest.mark.parametrize("locked_by", ["nobody", "pixi", "forge"])
+def test_on_a_stack(pixi: Pixi, index: str, tmp_path: Path, locked_by: str) -> None:
+    """The copied folder, from a hosted channel. forge's lock has the names, pixi's has not."""
+    for name in ("bases", "variants.yaml"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    user = User(pixi, copy_stack("attention", tmp_path / "stacks"))
+    manifest = fit(user.folder / "pixi.toml")
+    if locked_by == "pixi":
+        user("lock")
+    if locked_by == "forge":
+        own = {"FORGE_ROOT": str(tmp_path), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
+        words = driver(CHECKOUT, "lock", "attention", "--channel", PUBLISHED)
+        run(words, pixi.environment | own)
+        user("lock --check")
+    manifest.write_text(f'{manifest.read_text()}\n[pypi-options]\nindex-url = "{index}"\n')
+    said = user("add --pypi accelerate", code=None)
+    assert user.from_pypi() == {"accelerate"} or (locked_by == "pixi" and "torch" in said), said
+    assert "torch" in user("add --pypi timm", code=1)
+    assert user.from_pypi() <= {"accelerate"}
 
 
-def test_on_a_published_channel(pixi: Pixi, index: str, tmp_path: Path, packages: Source) -> None:
-    StaticChannel(tmp_path / "published").publish(packages)
-    with served(tmp_path / "published", Revalidating) as url:
-        folder = workspace(tmp_path / "w", url)
-        assert from_pypi(pixi, folder, index) == {"needs_torch"}
+def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
+    """channel/, a folder: its index says what our packages are on PyPI."""
+    source = conda_packages(tmp_path / "local", "pytorch", "triton")
+    user = User(pixi, tmp_path / "w")
+    user.write(index, channels=[source.folder.as_uri()])
+    user("add python numpy pytorch triton")
+    user("add --pypi accelerate")
+    assert user.from_pypi() == {"accelerate"}
 
 
-def test_without_purls(pixi: Pixi, index: str, tmp_path: Path, packages: Source) -> None:
-    """The same channel as another tool indexes it: PyPI's torch and triton, over ours."""
-    file = packages.folder / "linux-64" / "repodata.json"
-    data = json.loads(file.read_bytes())
-    for record in data["packages.conda"].values():
-        record.pop("purls", None)
-    file.write_text(json.dumps(data))
-    folder = workspace(tmp_path / "w", packages.folder.as_uri())
-    assert from_pypi(pixi, folder, index) == {"needs_torch", "torch", "triton"}
+def test_the_start_of_the_readme(pixi: Pixi, index: str, tmp_path: Path) -> None:
+    """A pixi.toml without this repository: PyPI's torch cannot be locked, whatever came before."""
+    (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "README.md").read_text())
+    for name, first in (("added", None), ("locked", "lock")):
+        user = User(pixi, tmp_path / name)
+        user.folder.mkdir()
+        manifest = user.folder / "pixi.toml"
+        manifest.write_text(f'{text}\n[pypi-options]\nindex-url = "{index}"\n')
+        if first:
+            user(first)
+        for package in ADDED:
+            user(f"add --pypi {package}", code=None)
+            assert user.from_pypi() <= set(ADDED) - {"timm", "xformers"}
+        assert "torchao" in user.from_pypi()
