@@ -22,6 +22,7 @@ struct symbol {
     struct fat_binary *binary;
     char *name;
     struct symbol *next;
+    void *managed; /* memory of host and device, to which the device's variable points */
 };
 /* by the host's address: libraries register thousands */
 #define BUCKETS 4096
@@ -39,15 +40,27 @@ static struct symbol **bucket(const void *host) {
     return symbols + ((uintptr_t)host >> 4) % BUCKETS;
 }
 
+static hipError_t load(struct fat_binary *binary) {
+    size_t size = binary->image ? module_image_size(binary->image) : 0;
+    if (!size) return hipErrorNoBinaryForGpu;
+    hipError_t error = module_load(&binary->module, binary->image, size, binary->image);
+    for (int i = 0; !error && i < BUCKETS; i++)
+        for (struct symbol *s = symbols[i]; !error && s; s = s->next) {
+            void *variable;
+            if (s->binary != binary || !s->managed) continue;
+            error = module_symbol(&variable, NULL, binary->module, s->name);
+            if (!error) memcpy(variable, &s->managed, sizeof s->managed);
+        }
+    return error;
+}
+
 static hipError_t find(struct symbol **found, const void *host) {
     struct symbol *s = *bucket(host);
     while (s && s->host != host) s = s->next;
     if (!s || !host) return hipErrorInvalidDeviceFunction;
     *found = s;
     struct fat_binary *binary = s->binary;
-    if (binary->module) return hipSuccess;
-    size_t size = binary->image ? module_image_size(binary->image) : 0;
-    return size ? module_load(&binary->module, binary->image, size, binary->image) : hipErrorNoBinaryForGpu;
+    return binary->module ? hipSuccess : load(binary);
 }
 
 hipError_t registered_function(hipFunction_t *function, const void *host) {
@@ -64,11 +77,11 @@ hipError_t registered_variable(void **address, size_t *size, const void *host) {
     return module_symbol(address, size, s->binary->module, s->name);
 }
 
-static void add(void **binary, const void *host, const char *name) {
+static void add(void **binary, const void *host, const char *name, void *managed) {
     struct symbol *made = malloc(sizeof *made);
     if (!made || !binary) return;
     device_enter();
-    *made = (struct symbol){host, (struct fat_binary *)binary, strdup(name), *bucket(host)};
+    *made = (struct symbol){host, (struct fat_binary *)binary, strdup(name), *bucket(host), managed};
     *bucket(host) = made;
     device_leave(hipSuccess);
 }
@@ -100,12 +113,24 @@ API_OF(void, __hipUnregisterFatBinary)(void **data) {
 API_OF(void, __hipRegisterFunction)(void **binary, const void *host, char *name, const char *device,
                                 unsigned limit, void *a, void *b, void *c, void *d, int *e) {
     (void)name, (void)limit, (void)a, (void)b, (void)c, (void)d, (void)e;
-    add(binary, host, device);
+    add(binary, host, device, NULL);
 }
 API_OF(void, __hipRegisterVar)(void **binary, void *host, char *name, char *device, int external,
                            size_t size, int constant, int global) {
     (void)name, (void)external, (void)size, (void)constant, (void)global;
-    add(binary, host, device);
+    add(binary, host, device, NULL);
+}
+
+/* The host reaches the memory through *pointer, from the program's start on. */
+API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initial, const char *name,
+                                  size_t size, unsigned alignment) {
+    (void)alignment;
+    device_enter();
+    if (!pool_allocate(pointer, size, KIND_MANAGED)) {
+        memcpy(*pointer, initial, size);
+        add(binary, pointer, name, *pointer);
+    }
+    device_leave(hipSuccess);
 }
 
 /* What <<<grid, block, lds, stream>>> compiles to, around the call of the kernel's stub. */

@@ -134,12 +134,12 @@ amdhsa.kernels:
 """
 
 
-def assembled(folder: Path, name: str, *kernels: tuple[str, str, str], wave: int = 32) -> Path:
-    """A code object of kernels with one pointer: (name, instructions, directives) of each."""
+def assembled(folder: Path, name: str, *kernels: tuple, directive: str = "") -> Path:
+    """A code object of kernels with one pointer: (name, instructions, lanes of a wave) of each."""
     objects = []
-    for kernel, body, directives in kernels:
+    for kernel, body, wave in kernels:
         source = folder / f"{kernel}.s"
-        directives = f"{directives}\n.amdhsa_wavefront_size32 {int(wave == 32)}"
+        directives = f"{directive}\n.amdhsa_wavefront_size32 {int(wave == 32)}"
         source.write_text(
             _ASSEMBLY.format(name=kernel, body=body, directives=directives, wave=wave)
         )

@@ -45,7 +45,8 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
     assert done.stderr == (
         "strix-emulate: hipCreateTextureObject is not supported; all later calls fail\n"
     )
-    made = assembled(folder, "rounds", ("rounds", "s_endpgm", ".amdhsa_float_round_mode_32 1"))
+    rounds = ".amdhsa_float_round_mode_32 1"
+    made = assembled(folder, "rounds", ("rounds", "s_endpgm", 32), directive=rounds)
     done = on(folder, program, made, "rounds")
     assert done.stdout == (
         "of no kernel: hipSuccess\nafter: hipErrorNotSupported, hipErrorNotSupported\n"
@@ -136,6 +137,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
     for what, expected in (
         ("stack", "stack 1024\ntoo small: hipErrorIllegalAddress\n"),
         ("clocks", ""),
+        ("managed", ""),
         ("grid", "not cooperative: hipErrorIllegalAddress\n"),
         ("abort", "aborted: hipErrorLaunchFailure\n"),
         ("host", "host: hipErrorIllegalAddress\n"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_support import (
     HIP_PROGRAMS,
-    clang,
+    assembled,
     compiler,
     device_code,
     host_program,
@@ -131,62 +131,21 @@ def test_pointers_without_an_address_space(tmp_path: Path, level: str, checks: b
     assert (out[64:].reshape(64, 4)[np.arange(64) % 3 != 2] == -1).all()
 
 
-ASSEMBLY = """
-.amdgcn_target "amdgcn-amd-amdhsa--gfx1151"
-.text
-.globl {name}
-.p2align 8
-.type {name},@function
-{name}:
-  s_load_b64 s[0:1], s[0:1], null
+STORE = """s_load_b64 s[0:1], s[0:1], null
   v_mov_b32 v1, {value}
   v_lshlrev_b32 v0, 2, v0
   s_waitcnt lgkmcnt(0)
   global_store_b32 v0, v1, s[0:1]
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel {name}
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 8
-  .amdhsa_wavefront_size32 {wave32}
-.end_amdhsa_kernel
-.amdgpu_metadata
----
-amdhsa.version: [1, 2]
-amdhsa.kernels:
-  - .name: {name}
-    .symbol: {name}.kd
-    .kernarg_segment_size: 8
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: {wave}
-    .sgpr_count: 8
-    .vgpr_count: 8
-    .max_flat_workgroup_size: 256
-    .args:
-      - {{ .offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global }}
-...
-.end_amdgpu_metadata
-"""
+  s_endpgm"""
 
 
 def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
     """Linked from assembly: a metadata note for each object, no sizes of functions, no size of
     arguments in descriptors, and a kernel of wave64 beside others."""
-    objects = []
-    for name, value, wave in (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64)):
-        source = tmp_path / f"{name}.s"
-        source.write_text(
-            ASSEMBLY.format(name=name, value=value, wave=wave, wave32=int(wave == 32))
-        )
-        objects.append(tmp_path / f"{name}.o")
-        run(clang(), "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1151", "-c", source,
-            "-o", objects[-1])  # fmt: skip
-    run(clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", tmp_path / "linked.hsaco")
-    module = loader.parse_module((tmp_path / "linked.hsaco").read_bytes(), "linked")
+    kernels = (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64))
+    stores = [(name, STORE.format(value=value), wave) for name, value, wave in kernels]
+    made = assembled(tmp_path, "linked", *stores)
+    module = loader.parse_module(made.read_bytes(), "linked")
     assert {name: kernel.width for name, kernel in module.kernels.items()} == {
         "one": 32, "two": 32, "wide": 64
     }  # fmt: skip

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of a device: a stack for recursion and for functions behind pointers, clocks, barriers
-// of the whole grid, an end by abort(), the host's help. The argument says which; exits 0 if it is right.
+// of the whole grid, managed variables, an end by abort(), the host's help. The argument says which; exits 0 if it is right.
 #include "hip.h"
 #include <string.h>
 
@@ -45,6 +45,10 @@ __global__ void grid(int *data, int *out, int groups) {
         __builtin_amdgcn_ds_gws_barrier(0, 0);
     }
 }
+
+/* Of host and device. */
+__attribute__((managed)) int shared_by_both[4] = {1, 2, 3, 4};
+__global__ void add_one() { shared_by_both[thread_index()] += 1; }
 
 __global__ void check(const int *in) {
     if (in[thread_index()] == 5) __builtin_trap();
@@ -93,6 +97,11 @@ int main(int, char **names) {
             if (out[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, out[i]), 1;
         grid<<<groups, 64>>>(data, got, groups);
         printf("not cooperative: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else if (!strcmp(what, "managed")) {
+        shared_by_both[1] = 20;
+        add_one<<<1, 4>>>();
+        CHECK(hipDeviceSynchronize());
+        return shared_by_both[1] != 21 || shared_by_both[3] != 5;
     } else if (!strcmp(what, "abort")) {
         CHECK(hipMemset(data, 0, 128));
         check<<<1, 32>>>(data);
