@@ -340,6 +340,15 @@ def test_plots_are_written(tmp_path):
     assert list(plots.figures(make(FAILED))) == []
 
 
+def test_a_server_under_load_is_drawn(tmp_path):
+    found = [{"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n}
+             for n in (1, 4)]  # fmt: skip
+    check = Check("serve/url-load-1", "t", "w")
+    loads = [Result(check, State.PASSED, "", measured) for measured in found]
+    (figure,) = plots.figures(make(*loads))
+    assert len(figure.axes) == 2 and len(plots.write(make(*loads), tmp_path)) == 2
+
+
 def test_without_matplotlib(tmp_path, monkeypatch):
     """The page is whole but for the plots; asking for plots is refused before any check."""
     monkeypatch.delitem(sys.modules, "strix_validate.report.plots", raising=False)

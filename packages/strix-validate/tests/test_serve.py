@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The serving tier's logic, with a stand-in for vLLM and each fault of it."""
 
+import importlib
 import json
 import math
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from strix_validate.skips import Machine
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
+#: What needs the server.
+SERVED = set(serve.BODIES) - ALL_MODELS - {"offline-repeats", "offline-logits"}
 FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 
@@ -25,26 +29,32 @@ def examine(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(serve.shutil, "which", lambda name, path: str(program))
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: True)
-    generate = serve._child
+    vllm, generate = importlib.import_module("vllm"), serve._child
 
     def child(task, folder, *model):
         if task == "generate":
             return generate(task, folder, *model)
+        if task == "score":
+            tokens = json.loads(model[0])
+            found = vllm.scores(tiny_llama.PROMPT, tokens)
+            own = [entry[str(t)]["logprob"] for t, entry in zip(tokens, found, strict=True)]
+            return {"logprobs": own, "best": [math.log(0.5)] * len(own)}
         folder.mkdir()
         logprobs = [math.log(0.5 / 511)] * 512
-        logprobs[sum(tiny_llama.PROMPT) % 512] = math.log(0.5)
+        logprobs[vllm.likeliest(tiny_llama.PROMPT)] = math.log(0.5)
         return {"logprobs": logprobs}
 
     monkeypatch.setattr(serve, "_child", child)
 
-    def run(fault):
+    def run(fault, names=tuple(serve.BODIES)):
         monkeypatch.setenv("FAKE_VLLM", fault)
         with serve.Session("cuda", start_limit=5, stop_limit=1) as session:
             bodies = {
                 f"serve/{name}": lambda options, body=body: body(session)
                 for name, body in serve.BODIES.items()
             }
-            results = list(run_each(serve.checks(), Options(device="cuda"), bodies))
+            wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
+            results = list(run_each(wanted, Options(device="cuda"), bodies))
         return {result.check.id.removeprefix("serve/"): result for result in results}
 
     return run
@@ -62,25 +72,39 @@ def test_a_right_server_passes(examine):
     [
         ("repeats", {"offline-repeats"} | ALL_MODELS, "different tokens"),
         ("logits", {"offline-logits"}, "off by 0.2"),
-        ("tokens", {"completion", "streaming"}, "offline"),
-        ("http", {"completion", "streaming"}, "HTTP 500"),
-        ("lost", {"streaming"}, "offline"),
+        ("tokens", {"completion", "decode", "prefill", "prefix", "together", "abort"}, ""),
+        ("http", SERVED - {"start", "graphs", "attention-backend", "stop"}, "HTTP 500"),
+        ("garbage", {"completion", "decode", "prefill", "prefix", "together", "abort",
+                     "finish-reason"}, ""),
+        ("decode-logprobs", {"decode", "prefill", "prefix", "together", "abort"}, "0.20"),
+        ("prefix", {"prefix"}, "less likely than another"),
+        ("cross-talk", {"together"}, "less likely than another"),
+        ("usage", {"usage"}, "'completion_tokens': 25"),
+        ("finish", {"finish-reason"}, "right is 'length'"),
+        ("stop-string", {"finish-reason"}, "right is 'stop'"),
+        ("probabilities", {"probabilities"}, "sum to 1.1"),
+        ("template", {"chat"}, "prompt [5, 7, 4, 11, 4]"),
+        ("abort", {"abort"}, "less likely than another"),
+        ("latency", {"latency"}, "s to the first token"),
+        ("doubled-text", {"streaming"}, "text of a stream"),
+        ("stream-usage", {"streaming"}, "usage of a stream"),
+        ("lost", {"streaming"}, "of a stream"),
         ("one-part", {"streaming"}, "one part"),
-        ("no-done", {"streaming"}, r"without [DONE]"),
+        ("no-done", {"streaming", "latency"}, r"without [DONE]"),
         ("slow-backend", {"attention-backend"}, "ROCM_ATTN"),
         ("silent", {"attention-backend"}, "names no attention backend"),
         ("stays", {"stop"}, "after SIGTERM"),
         ("orphan", {"stop"}, "left a process behind"),
         *((name, {f"model-{name}"}, "off by 0.4") for name in tiny_models.MODELS),
         ("no-graphs", {"graphs"}, "without graphs"),
-        ("dies", {"start", "graphs", "attention-backend", "completion", "streaming", "stop"},
-         "Engine core initialization failed"),
-        ("crash", {"offline-repeats", "offline-logits", "completion", "streaming"} | ALL_MODELS,
+        ("dies", SERVED, "Engine core initialization failed"),
+        ("crash", {"offline-repeats", "offline-logits", "completion"} | ALL_MODELS,
          "Failed to infer device type"),
     ],
 )  # fmt: skip
 def test_each_fault_is_caught(fault, failing, said, examine):
-    found = examine(fault)
+    # the models made on the spot take a process each, and have faults of their own
+    found = examine(fault, SERVED if failing < SERVED else tuple(serve.BODIES))
     assert {name for name, r in found.items() if r.state is not State.PASSED} == failing, found
     assert all(found[name].state is State.FAILED for name in failing)
     assert all(said in found[name].reason for name in failing), found
@@ -95,7 +119,8 @@ def test_a_start_that_hangs_is_waited_for_once(examine):
 @pytest.mark.parametrize("device, missing", [("cuda", "vllm"), ("cpu", None)])
 def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: name != missing or None)
-    results = list(serve.run(serve.checks(), Options(device=device)))
+    options = Options(device=device)
+    results = list(serve.run([c for c in serve.checks() if serve.applies(c, options)], options))
     assert {result.state for result in results} == {State.SKIPPED}
     for result in results:
         assert result.reason in ("vllm is not installed",
@@ -115,3 +140,51 @@ def test_the_server_captures_graphs(examine, monkeypatch):
     assert "--enforce-eager" not in command
     captured = json.loads(command[command.index("--compilation-config") + 1])
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """The stand-in as a server of the user's, with a fault; the results of --url by name."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    vllm = importlib.import_module("vllm")
+
+    def run(fault, model="any"):
+        monkeypatch.setattr(vllm, "FAULT", fault)
+        with vllm.ThreadingHTTPServer(("127.0.0.1", 0), vllm.Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            options = Options(url=f"http://127.0.0.1:{server.server_port}/v1", model=model)
+            wanted = [c for c in serve.checks() if serve.applies(c, options)]
+            results = list(serve.run(wanted, options))
+            server.shutdown()
+        return {result.check.id.removeprefix("serve/url-"): result for result in results}
+
+    return run
+
+
+def test_a_right_server_of_the_users_passes(running):
+    found = running("")
+    assert {r.state for r in found.values()} == {State.PASSED}, found
+    assert found["load-16"].measured["tokens_per_second"] > 0
+    assert found["load-4"].measured["requests"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "failing"),
+    [
+        ("garbage", {"prefill", "together", "abort"}),
+        ("decode-logprobs-of-users", {"prefill", "together", "abort"}),
+        ("cross-talk", {"together"}),
+        ("usage", {"usage"}),
+        ("probabilities", {"probabilities"}),
+        ("lost", {"streaming"}),
+    ],
+)
+def test_faults_of_a_server_of_the_users_are_caught(fault, failing, running):
+    found = running(fault)
+    assert {name for name, r in found.items() if r.state is State.FAILED} == failing, found
+
+
+def test_a_server_that_is_not_there_fails_with_its_address():
+    options = Options(url="http://127.0.0.1:9", model="any")
+    (result, *_) = serve.run([c for c in serve.checks() if serve.applies(c, options)], options)
+    assert result.state is State.FAILED and "http://127.0.0.1:9 does not answer" in result.reason

@@ -70,7 +70,8 @@ class Options:
 
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
     the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
-    vllm: a source folder of vLLM to take instead of the installed one.
+    vllm: a source folder of vLLM to take instead of the installed one. url, model: a server that
+    runs already, and what it calls its model.
     """
 
     device: str = "cpu"
@@ -78,6 +79,8 @@ class Options:
     root: Path = Path("/")
     weights: int = 0
     vllm: Path | None = None
+    url: str = ""
+    model: str = ""
 
 
 class CannotRun(Exception):

@@ -169,9 +169,36 @@ def bench(
 
 
 @app.command()
-def serve(as_json: Json = False, only: Only = None, skip: Skip = None) -> None:
-    """Generate and serve with vLLM and a small random model, made on the spot."""
-    _run(["serve"], as_json, only, skip)
+def serve(
+    as_json: Json = False,
+    only: Only = None,
+    skip: Skip = None,
+    url: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Look at this server of vLLM instead; needs no torch."),
+    ] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="What the server at --url calls its model.")
+    ] = "",
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Draw plots into this folder, as PNG and SVG; needs matplotlib."
+        ),
+    ] = None,
+) -> None:
+    """Generate and serve with vLLM and a small random model, made on the spot.
+
+    With --url and --model: whether that server agrees with itself, and how fast it is.
+    """
+    if bool(url) is not bool(model):
+        raise typer.BadParameter("--url and --model belong together")
+    device = DeviceName.CPU if url else DeviceName.AUTO
+    more = {"url": url, "model": model, "evidence": evidence, "plots": plots}
+    _run(["serve"], as_json, only, skip, device, **more)
 
 
 @app.command()
@@ -356,6 +383,8 @@ def _run(
     evidence: Path | None = None,
     plots: Path | None = None,
     vllm: Path | None = None,
+    url: str = "",
+    model: str = "",
 ) -> None:
     """Runs tiers, writes the record where requested, and exits with its status."""
     console = Console(stderr=True, highlight=False)
@@ -365,8 +394,8 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
         refuse_misspelt(names, [*(only or []), *(skip or [])])
-        where = "none" if names == ["doctor"] else host.device_for(device.value)
-        options = Options(device=where, size=size, root=root, weights=weights, vllm=vllm)
+        where = "none" if names == ["doctor"] or url else host.device_for(device.value)
+        options = Options(where, size, root, weights, vllm, url, model)
         with _progress(console) as bar:
             keep = _keep(bar, evidence)
             found = run(names, options, only or [], skip or [], bar.console.print, keep)

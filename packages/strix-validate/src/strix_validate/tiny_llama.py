@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A Llama with random weights, or one of tiny_models, made and run without a network:
--m ... make|generate FOLDER [MODEL].
+-m ... make|generate FOLDER [MODEL], or score FOLDER TOKENS.
 
 It runs in its own process, which frees its GPU memory before a server starts. The last line of its
 output is JSON.
@@ -11,10 +11,17 @@ import os
 import sys
 from pathlib import Path
 
-#: Token ids; no tokenizer is needed.
+#: Token ids.
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
 TOKENS = 24
 REPEATS = 3
+#: Other prompts, for requests at the same time: of several lengths, none the begin of another.
+OTHERS = [[29 + 31 * i, *PROMPT[i : 9 + 4 * i], 3 + i] for i in range(11)]
+#: Of a message the tokens 3, its words, 4.
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'user' %}w3 {% endif %}"
+    "{{ message.content }} w4 {% endfor %}"
+)
 
 
 def make(folder: str) -> dict:
@@ -31,11 +38,39 @@ def make(folder: str) -> dict:
         # larger than the default: with flat logits, any token would do
         initializer_range=0.08,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).half()
-    model.save_pretrained(folder)
+    LlamaForCausalLM(config).half().save_pretrained(folder)
+    make_tokenizer(Path(folder))
+    # read again: half() rounds the frequencies of rope as well, which no weight holds
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model.float().eval()(torch.tensor([PROMPT])).logits[0, -1]
+        logits = model(torch.tensor([PROMPT])).logits[0, -1]
     return {"logprobs": logits.log_softmax(-1).tolist()}
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer whose token 7 is the word w7."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(512)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w2")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def score(folder: str, tokens: list[int]) -> dict:
+    """The log probability of each of these tokens after the prompt and the ones before it, and that
+    of the likeliest one, from transformers in float32 on the CPU."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    found = logits.log_softmax(-1)
+    own = found.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return {"logprobs": own.tolist(), "best": found.amax(-1).tolist()}
 
 
 def generate(folder: str, dtype: str = "float16") -> dict:
@@ -70,7 +105,9 @@ def generate(folder: str, dtype: str = "float16") -> dict:
 
 if __name__ == "__main__":
     task, folder, *model = sys.argv[1:]
-    if not model:
+    if task == "score":
+        found = score(folder, json.loads(model[0]))
+    elif not model:
         found = {"make": make, "generate": generate}[task](folder)
     elif task == "make":
         from strix_validate import tiny_models

@@ -4,12 +4,14 @@
 Imported it is the offline engine; run as `vllm serve` it is the server.
 """
 
+import contextlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,8 +20,29 @@ from types import SimpleNamespace
 FAULT = os.environ.get("FAKE_VLLM", "")
 
 
+RIGHT, OTHER = math.log(0.5), math.log(0.5 / 511)
+
+
+def likeliest(prefix):
+    return (7 * sum(prefix) + len(prefix)) % 512
+
+
 def tokens_for(prompt, number):
-    return [(sum(prompt) + 7 * i) % 512 for i in range(number)]
+    found = list(prompt)
+    for _ in range(number):
+        found.append(likeliest(found))
+    return found[len(prompt) :]
+
+
+def scores(prefix, tokens):
+    """Of each token after the prefix, by id: its own log probability and the likeliest one's."""
+    found = []
+    for token in tokens:
+        entry = {str(likeliest(prefix)): {"logprob": RIGHT}}
+        entry.setdefault(str(token), {"logprob": OTHER})
+        found.append(entry)
+        prefix = [*prefix, token]
+    return found
 
 
 class SamplingParams(SimpleNamespace):
@@ -51,30 +74,103 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/health"
         self.answer(b"")
 
+    lock, waiting, busy = threading.Lock(), [], 0
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == "/v1/completions" and body["return_token_ids"]
-        tokens = tokens_for(body["prompt"], body["max_tokens"])
+        if FAULT == "latency":
+            time.sleep(2.1)
         if FAULT == "http":
             self.send_error(500, "EngineCore died")
             return
+        assert body["temperature"] == 0 and body["ignore_eos"] and body["return_token_ids"]
+        if self.path == "/v1/chat/completions":
+            prompt = self.templated(body["messages"])
+        else:
+            assert self.path == "/v1/completions"
+            prompt = body["prompt"]
+        if isinstance(prompt, str):
+            prompt = [ord(letter) for letter in prompt]
+        if body.get("prompt_logprobs"):
+            found = [None, *scores(prompt[:1], prompt[1:])]
+            self.answer(json.dumps({"choices": [{"prompt_logprobs": found}]}).encode())
+            return
+        with Handler.lock:
+            Handler.busy += 1
+            mixed = FAULT == "cross-talk" and Handler.busy > 1
+        time.sleep(0.05 if FAULT == "cross-talk" else 0)
+        self.complete(body, prompt, mixed)
+        with Handler.lock:
+            Handler.busy -= 1
+
+    def templated(self, messages):
+        """Of tiny_llama's template."""
+        found = []
+        for message in messages:
+            found += [3] * (message["role"] == "user" and FAULT != "template")
+            found += [*(int(word[1:]) for word in message["content"].split()), 4]
+        return found
+
+    def complete(self, body, prompt, mixed):
+        number = body["max_tokens"]
+        # the cross-talk: another request's tokens from the second one on
+        tokens = tokens_for(prompt, number)
+        logprobs = [RIGHT] * number
         if FAULT == "tokens":
             tokens[3] += 1
+        if FAULT == "garbage" or (FAULT == "abort" and Handler.aborted):
+            tokens[1:] = [7] * (number - 1)
+        if FAULT == "prefix":
+            tokens[1:] = [7] * (number - 1) if len(prompt) > 70 else tokens[1:]
+        if mixed:
+            tokens = [tokens[0], *tokens_for([1, *prompt], number)[1:]]
+        if FAULT.startswith("decode-logprobs"):
+            # a server of the user's may be off by more
+            logprobs[1:] = [RIGHT + (0.2 if FAULT == "decode-logprobs" else 0.4)] * (number - 1)
+        text, finish = "".join(f"w{token} " for token in tokens), "length"
+        for stop in body.get("stop", []):
+            if stop in text and FAULT != "stop-string":
+                text, finish = text[: text.index(stop)], "stop"
+        if FAULT == "finish":
+            finish = "stop" if finish == "length" else "length"
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": number + (FAULT == "usage"),
+                 "total_tokens": len(prompt) + number + (FAULT == "usage")}  # fmt: skip
+        top = {"token_id:1": 0.1 if FAULT == "probabilities" else RIGHT}
         if not body.get("stream"):
-            self.answer(json.dumps({"choices": [{"token_ids": tokens}]}).encode())
+            listed = {"token_logprobs": logprobs, "top_logprobs": [top] * number}
+            choice = {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
+                      "finish_reason": finish, "logprobs": listed}  # fmt: skip
+            whole = {"choices": [choice], "usage": usage, "prompt_token_ids": prompt}
+            self.answer(json.dumps(whole).encode())
             return
-        parts = [tokens] if FAULT == "one-part" else [tokens[:10], tokens[10:]]
+        cut = number if FAULT == "one-part" else number // 2
+        words = text.split(" ")
+        parts = [(tokens[:cut], " ".join(words[:cut]) + " " * (cut < number))]
+        parts += [(tokens[cut:], " ".join(words[cut:]))] * (cut < number)
+        if FAULT == "one-part":
+            parts = [(tokens, text)]
         if FAULT == "lost":
             parts.pop()
-        lines = [json.dumps({"choices": [{"token_ids": part}]}) for part in parts]
+        if FAULT == "doubled-text":
+            parts[-1] = (parts[-1][0], parts[-1][1] * 2)
+        lines = [{"choices": [{"token_ids": ids, "text": said}]} for ids, said in parts]
+        lines[-1]["choices"][0]["finish_reason"] = finish
+        if FAULT == "stream-usage":
+            usage["completion_tokens"] -= 1
+        lines = [json.dumps(line) for line in [*lines, {"choices": [], "usage": usage}]]
         lines += ["[DONE]"] * (FAULT != "no-done")
+        if body["max_tokens"] == 200:
+            Handler.aborted = True
         self.answer("".join(f"data: {line}\n\n" for line in lines).encode())
+
+    aborted = False
 
     def answer(self, data):
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(data)
 
     def log_message(self, *args):
         pass

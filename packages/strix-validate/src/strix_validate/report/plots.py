@@ -37,12 +37,19 @@ STYLE = {
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Rate by size and backend, forward and backward, and speed-up; none without benchmarks."""
+    """A server under load; rate by size and backend, forward and backward, and speed-up.
+
+    None of what was not measured.
+    """
     rates = {
         tuple(check.id.split("/")[1:]): check.measured
         for check in record.checks
         if "forward_tflops" in check.measured and check.measured.get("forward_ms")
     }
+    loads = [check.measured for check in record.checks if "tokens_per_second" in check.measured]
+    if loads:
+        with matplotlib.rc_context(STYLE):
+            yield _loads(loads)
     if not rates:
         return
     with matplotlib.rc_context(STYLE):
@@ -79,6 +86,20 @@ def write(record: Record, folder: Path) -> list[Path]:
                 files.append(folder / f"bench-{number}.{suffix}")
                 figure.savefig(files[-1], dpi=150, facecolor="white", metadata={})
     return files
+
+
+def _loads(loads: list[dict]) -> Figure:
+    """Of a server: tokens a second and time to the first one, by requests at a time."""
+    figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
+    requests = [str(load["requests"]) for load in loads]
+    for place, (name, words) in enumerate(
+        (("tokens_per_second", "tokens / s"), ("first_token_ms", "ms to the first token")), 1
+    ):
+        axes = figure.add_subplot(1, 2, place)
+        axes.bar(requests, [load[name] for load in loads], 0.6, color=COLOURS["vllm"])
+        axes.set_xlabel("requests at a time")
+        axes.set_ylabel(words)
+    return figure
 
 
 def _rates(rates: dict, direction: str) -> Figure:

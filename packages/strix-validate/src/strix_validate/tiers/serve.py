@@ -2,7 +2,8 @@
 """vLLM generates and serves with a small random model, without a network; for vLLM 0.26 to 0.33.
 
 First offline, then `vllm serve` on a free port. Each stage is one child process whose results the
-checks read. If a stage fails, so do its checks, with the end of its log.
+checks read. If a stage fails, so do its checks, with the end of its log. With --url, a server that
+runs already.
 """
 
 import contextlib
@@ -17,15 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from strix_validate import endpoint
 from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result, require
+from strix_validate.endpoint import Endpoint, Generation
 from strix_validate.tiers import run_each
-from strix_validate.tiny_llama import PROMPT, TOKENS
+from strix_validate.tiny_llama import OTHERS, PROMPT, TOKENS
 from strix_validate.tiny_models import MODELS
 
 #: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
@@ -33,6 +35,8 @@ LOGPROB_BOUND, MODEL_BOUND = 0.05, 0.3
 #: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
 START_LIMIT = 900
 STOP_LIMIT = 60
+#: Seconds to the first token of the tiny model, once it has answered.
+FIRST_TOKEN_LIMIT = 2.0
 NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 #: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
 GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
@@ -43,12 +47,25 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 def checks() -> list[Check]:
     return [
         Check(f"serve/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
-        for name, body in BODIES.items()
+        for name, body in (BODIES | URL_BODIES).items()
     ]
+
+
+def applies(check: Check, options: Options) -> bool:
+    """Of a server of the user's, other checks than of our own."""
+    return (check.id.removeprefix("serve/") in URL_BODIES) is bool(options.url)
 
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     """See strix_validate.tiers."""
+    if options.url:
+        server = Endpoint(options.url, options.model)
+        bodies = {
+            f"serve/{name}": lambda options, body=body: body(server)
+            for name, body in URL_BODIES.items()
+        }
+        yield from run_each(wanted, options, bodies)
+        return
     with Session(options.device) as session:
         bodies = {
             f"serve/{name}": lambda options, body=body: body(session)
@@ -127,6 +144,11 @@ class Session:
         return _child("make", folder, name)["logprobs"], _child("generate", folder, name)
 
     @once
+    def answer(self) -> Generation:
+        """What the server makes of the prompt."""
+        return self.server.endpoint.generate(PROMPT, TOKENS)
+
+    @once
     def server(self) -> "Server":
         self.make_model()
         server = Server(self.folder / "model", self.folder / "server.log")
@@ -143,6 +165,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        self.endpoint = Endpoint(f"http://127.0.0.1:{self.port}", "tiny")
         self.process: subprocess.Popen | None = None
         self.start_seconds = 0.0
 
@@ -151,7 +174,7 @@ class Server:
         program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
-            "--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float16",
+            "--served-model-name", "tiny", "--enable-prefix-caching", "--dtype", "float16",
             "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", GRAPHS,
             "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
         ]  # fmt: skip
@@ -176,34 +199,6 @@ class Server:
 
     def get(self, path: str):
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
-
-    def complete(self, **more) -> Iterator[dict]:
-        """The answer of /v1/completions; with stream=True its parts."""
-        body = {
-            "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, **more,
-        }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            answer = urllib.request.urlopen(request, timeout=300)
-        except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")[:300]
-            raise CheckFailed(f"HTTP {error.code}: {text}") from error
-        with answer:
-            if not more.get("stream"):
-                yield json.load(answer)
-                return
-            for line in answer:
-                data = line.decode().removeprefix("data:").strip()
-                if data == "[DONE]":
-                    return
-                if data:
-                    yield json.loads(data)
-        raise CheckFailed("the stream ended without [DONE]")
 
     def stop(self, limit: float) -> int:
         """The exit status after SIGTERM. Raises CheckFailed if it stays, or leaves a process."""
@@ -321,23 +316,120 @@ def completion(session: Session) -> dict:
     """/v1/completions gives the tokens of offline decoding: graph capture and scheduling change
     nothing. https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
-    (answer,) = session.server.complete()
-    tokens = answer["choices"][0]["token_ids"]
-    expected = session.offline["tokens"][0]
+    tokens, expected = session.answer.tokens, session.offline["tokens"][0]
     require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
     return {"tokens": len(tokens)}
 
 
-def streaming(session: Session) -> dict:
-    """Streaming gives the same tokens in several parts and ends with [DONE]; parts were lost or
-    doubled: https://github.com/vllm-project/vllm/issues/32180"""
+def decode(session: Session) -> dict:
+    """Each token that the server decodes is as likely as transformers finds it in float32 after the
+    ones before it, and the likeliest. A right first token, which prefill gives, hid garbage
+    behind it: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
     session.need_vllm()
-    parts = list(session.server.complete(stream=True))
-    tokens = [token for part in parts for token in part["choices"][0].get("token_ids") or []]
-    expected = session.offline["tokens"][0]
-    require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
-    require(len(parts) > 1, "all tokens came in one part")
-    return {"parts": len(parts)}
+    found = session.answer
+    scored = _child("score", session.folder / "model", json.dumps(found.tokens))
+    error = endpoint.largest_difference(found.logprobs, scored["logprobs"])
+    require(error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed")
+    short = endpoint.largest_difference(scored["best"], scored["logprobs"])
+    require(short <= LOGPROB_BOUND, f"a token is not the likeliest, by {short:.3f}")
+    return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
+
+
+def prefill(session: Session) -> dict:
+    """The server's prefill finds its own decoded tokens as likely: other kernels, the same model.
+    https://github.com/vllm-project/vllm/issues/56021"""
+    session.need_vllm()
+    return endpoint.judge_greedy(session.server.endpoint, session.answer, LOGPROB_BOUND)
+
+
+def prefix(session: Session) -> dict:
+    """A prompt whose beginning is cached gives the same log probabilities; blocks of another
+    prompt's would give others: https://github.com/vllm-project/vllm/issues/5543"""
+    session.need_vllm()
+    server, longer = session.server.endpoint, [*PROMPT, *OTHERS[0]]
+    found = [server.generate(longer, TOKENS) for _ in range(2)]
+    return endpoint.judge_greedy(server, found[0], LOGPROB_BOUND) | endpoint.judge_greedy(
+        server, found[1], LOGPROB_BOUND
+    )
+
+
+def together(session: Session) -> dict:
+    """Of eleven prompts at a time, four in a batch, each gets its own answer: rows of a batch or
+    blocks of the cache were mixed up: https://github.com/vllm-project/vllm/issues/15730"""
+    session.need_vllm()
+    server = session.server.endpoint
+    for load in (2, 11):
+        found = endpoint.judge_together(server, OTHERS[:load], load, TOKENS, LOGPROB_BOUND)
+    return found
+
+
+def usage(session: Session) -> dict:
+    """Tokens of the prompt and of the answer are counted; clients pay and cut by that:
+    https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
+    session.need_vllm()
+    return endpoint.judge_usage(session.answer, TOKENS)
+
+
+def finish_reason(session: Session) -> dict:
+    """An answer says why it ends: at the limit, or at a stop string, which it leaves out.
+    https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
+    session.need_vllm()
+    endpoint.judge_finish(session.answer, "length")
+    words = session.answer.text.split()
+    stop = next((word for word in words if words.index(word) >= 2), "")
+    require(stop, f"the answer repeats one or two words: {words[:8]}")
+    found = session.server.endpoint.generate(PROMPT, TOKENS, stop=[f"{stop} "])
+    endpoint.judge_finish(found, "stop")
+    right = words[: words.index(stop)]
+    require(found.text.split() == right, f"{found.text!r} before the stop string, right: {right}")
+    return {"stop": stop}
+
+
+def probabilities(session: Session) -> dict:
+    """Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong
+    length. https://github.com/vllm-project/vllm/issues/56021"""
+    session.need_vllm()
+    return endpoint.judge_probabilities(session.answer)
+
+
+def chat(session: Session) -> dict:
+    """/v1/chat/completions applies the model's chat template: it gives what the filled-in template
+    does. https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
+    session.need_vllm()
+    server = session.server.endpoint
+    messages = [{"role": "user", "content": "w5 w7"}, {"role": "assistant", "content": "w11"}]
+    body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    with server.post("/v1/chat/completions", body | {"return_token_ids": True}) as answer:
+        found = json.load(answer)
+    plain = server.generate([3, 5, 7, 4, 11, 4], TOKENS)
+    require(found["prompt_token_ids"] == plain.prompt, f"prompt {found['prompt_token_ids']}")
+    tokens = found["choices"][0]["token_ids"]
+    require(tokens == plain.tokens, f"{tokens[:8]}..., the template's {plain.tokens[:8]}...")
+    return {"tokens": len(tokens)}
+
+
+def abort(session: Session) -> dict:
+    """A client that leaves in the middle does not spoil or delay the next one's answer:
+    https://github.com/vllm-project/vllm/issues/24584"""
+    session.need_vllm()
+    return endpoint.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
+
+
+def latency(session: Session) -> dict:
+    """A warm server's first token comes within two seconds: a kernel compiled in each request, or a
+    wait for a timeout. https://github.com/vllm-project/vllm/issues/32180"""
+    session.need_vllm()
+    server = session.server.endpoint
+    first = min(server.stream(OTHERS[i], 4).seconds[0] for i in range(3))
+    require(first <= FIRST_TOKEN_LIMIT, f"{first:.1f} s to the first token")
+    return {"first_token_ms": 1e3 * first}
+
+
+def streaming(session: Session) -> dict:
+    """Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts
+    were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"""
+    session.need_vllm()
+    return endpoint.judge_stream(session.server.endpoint, PROMPT, TOKENS)
 
 
 def stop(session: Session) -> dict:
@@ -357,7 +449,58 @@ BODIES = {
     "graphs": graphs,
     "attention-backend": attention_backend,
     "completion": completion,
+    "decode": decode,
+    "prefill": prefill,
+    "prefix": prefix,
+    "together": together,
+    "usage": usage,
+    "finish-reason": finish_reason,
+    "probabilities": probabilities,
+    "chat": chat,
     "streaming": streaming,
+    "abort": abort,
+    "latency": latency,
     # last: it ends the server
     "stop": stop,
+}
+
+
+def _of_load(load: int) -> Callable[[Endpoint], dict]:
+    def body(server: Endpoint) -> dict:
+        return endpoint.measure(server, load, endpoint.PROMPTS)
+
+    body.__doc__ = (
+        f"Time to the first token and tokens a second, {load} requests at a time. A server that is "
+        "slower than published numbers: https://github.com/ROCm/vllm/issues/994"
+    )
+    return body
+
+
+def _described(judge: Callable[[Endpoint], dict], like: Callable) -> Callable[[Endpoint], dict]:
+    judge.__doc__ = f"The server given by --url: {like.__doc__}"
+    return judge
+
+
+#: Of a server that runs already, with any model.
+URL_BODIES = {
+    "url-prefill": _described(
+        lambda server: endpoint.judge_greedy(server, server.generate(endpoint.PROMPTS[0])), prefill
+    ),
+    "url-together": _described(
+        lambda server: endpoint.judge_together(server, endpoint.PROMPTS, 16), together
+    ),
+    "url-usage": _described(
+        lambda server: endpoint.judge_usage(server.generate(endpoint.PROMPTS[0]), 24), usage
+    ),
+    "url-probabilities": _described(
+        lambda server: endpoint.judge_probabilities(server.generate(endpoint.PROMPTS[0])),
+        probabilities,
+    ),
+    "url-streaming": _described(
+        lambda server: endpoint.judge_stream(server, endpoint.PROMPTS[0]), streaming
+    ),
+    "url-abort": _described(
+        lambda server: endpoint.judge_abort(server, endpoint.PROMPTS[0]), abort
+    ),
+    **{f"url-load-{load}": _of_load(load) for load in endpoint.LOADS},
 }
