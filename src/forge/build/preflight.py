@@ -2,10 +2,10 @@
 """Estimate what a build needs and check that this machine, and conda-forge, have it."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import tempfile
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,20 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
 
 
 def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CONDA_FORGE) -> str:
-    """What conda-forge lacks of what the steps require, else why it does not solve; or nothing.
+    """What conda-forge lacks of what the steps require, else what does not solve; or nothing.
 
-    In one line. Our packages are records without files that require what their recipe requires.
-    Raises what the bindings raise if conda-forge does not answer.
+    In one line. Each recipe is solved for each Python; our packages are records without files that
+    require what their recipe does. Raises what the bindings raise if conda-forge does not answer.
     """
-    required = chain(*(specs for step in steps for specs in step.recipe.requirements.values()))
+    required = itertools.chain(
+        *(specs for step in steps for specs in step.recipe.requirements.values())
+    )
     specs = {s: package_name(s) for s in required if not s.startswith("__")}
     specs = {spec: name for spec, name in sorted(specs.items()) if name not in recipes.owner}
     gateway = rattler.Gateway(client=network.client())
     query = gateway.query([theirs], SUBDIRS, set(specs.values()), recursive=False)
     found: dict[str, list[rattler.RepoDataRecord]] = {}
-    for record in chain(*asyncio.run(query)):
+    for record in itertools.chain(*asyncio.run(query)):
         found.setdefault(record.name.normalized, []).append(record)
     missing = [s for s, n in specs.items() if not any(map(MatchSpec(s).matches, found.get(n, ())))]
     if missing:
@@ -98,8 +100,8 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CO
             text = json.dumps({"packages": {}, "packages.conda": packages})
             write_text(Path(folder, subdir, "repodata.json"), text)
         ours = Records(PUBLISHED, Path(folder))
-    names = [output.name for step in steps for output in step.outputs]
-    for python in recipes.base.variants["python"]:
+    for step, python in itertools.product(steps, recipes.base.variants["python"]):
+        names = [output.name for output in step.outputs]
         solution = rattler.solve(
             [ours, theirs], [*names, f"python {python}"], gateway, platforms=SUBDIRS,
             virtual_packages=Platform("", ASSUMED).virtual_packages(),
@@ -107,5 +109,6 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CO
         try:
             asyncio.run(solution)
         except SolverError as error:
-            return f"for python {python}: {' '.join(str(error).split()):.800}"
+            why = " ".join(str(error).split())
+            return f"{step.recipe.name} does not solve with python {python}: {why:.800}"
     return ""
