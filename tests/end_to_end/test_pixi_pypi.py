@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.conda_forge import records_of_both
-from support.pixi import Pixi, fit
+from support.pixi import MAPPING, Pixi, fit, write_mapping
 from support.project import CHECKOUT, driver
 from support.release import copy_stack, run
 from support.servers import Revalidating, served
@@ -26,8 +26,6 @@ from forge.channel.publish import StaticChannel
 
 pytestmark = pytest.mark.pixi
 
-# the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
-MAPPING = "https://conda-mapping.prefix.dev"
 NAMES = CHECKOUT / "recipes" / "pypi-names.json"
 STACK = CHECKOUT / "stacks" / "attention" / "pixi.toml"
 FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-[\d.]+-py3")
@@ -136,9 +134,7 @@ def channels(
 def served_to_a_user(
     folder: Path, tables: list[str]
 ) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
-    service = folder / "mapping" / "compressed-v0" / "compressed_mapping.json"
-    service.parent.mkdir(parents=True)
-    service.write_text(json.dumps({"numpy": "numpy"}))
+    write_mapping(folder / "mapping", numpy="numpy")
     with served(folder, Revalidating) as url:
         mirrors = {"theirs": CONDA_FORGE, "ours": PUBLISHED, "mapping": MAPPING}
         yield folder, {name: f"{url}/{path}" for path, name in mirrors.items()}, tables

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.conda_forge import records_of_both
-from support.pixi import Pixi, fit
+from support.pixi import MAPPING, Pixi, fit, write_mapping
 from support.project import CHECKOUT
 from support.release import Release, copy_stack, run
 from support.servers import Revalidating, served
@@ -33,6 +33,7 @@ def instructions() -> list[list[str]]:
 def test_one_lock_for_every_machine(tmp_path: Path) -> None:
     """Ours for a Strix Halo alone, conda-forge's builds for the others, nothing of PyPI's torch."""
     folder = records_of_both(tmp_path / "records")
+    write_mapping(folder / "mapping", pytorch="torch")
     (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
     manifest = tmp_path / "pyproject.toml"
     manifest.write_text(text)
@@ -41,6 +42,7 @@ def test_one_lock_for_every_machine(tmp_path: Path) -> None:
     fit(manifest)
     with served(folder, Revalidating) as url:
         mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
+        mirrors |= {MAPPING: f"{url}/mapping"}
         Pixi(tmp_path / "home", mirrors)("lock", cwd=tmp_path)
     lock = yaml.safe_load((tmp_path / "pixi.lock").read_text())
     torch = {}

@@ -20,6 +20,8 @@ from packaging.version import Version
 from support.release import run
 from support.stand_in import PYTHON, clean_environment, write_mirrors
 
+# the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
+MAPPING = "https://conda-mapping.prefix.dev"
 REQUIRED = "FORGE_REQUIRE_PIXI"
 # a machine without the GPU is told that it has it; docs/stacks.md
 GPU = {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}
@@ -64,10 +66,19 @@ class Pixi:
         return json.loads(run([require("pixi"), *words], self.environment, cwd=cwd).stdout)
 
 
+def write_mapping(folder: Path, **names: str) -> None:
+    """What that service says, in a folder to serve."""
+    file = folder / "compressed-v0" / "compressed_mapping.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(names))
+
+
 def fit(manifest: Path) -> Path:
     """Take out of a manifest what this pixi, or this Python, is too old for; says what."""
     text = manifest.read_text()
-    wanted = tomllib.loads(text)["workspace"].get("requires-pixi", "")
+    data = tomllib.loads(text)
+    data = data["tool"]["pixi"] if manifest.name == "pyproject.toml" else data
+    wanted = data["workspace"].get("requires-pixi", "")
     if not SpecifierSet(wanted).contains(version()):
         old = '__amdgpu = "0", __amdgpu_arch = "11.5.1"'
         text = text.replace('amdgpu = "gfx1151"', old)
