@@ -12,7 +12,7 @@ from forge.files import sha256_file
 from forge.provenance.package import Package
 
 LICENSES = "licenses/"
-GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries that are
+GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries under it
 
 
 def admitted(
@@ -24,8 +24,8 @@ def admitted(
     """The packages of a channel by SUBDIR/FILE, all fit to be published beside those in `also`.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already; `largest` is how many
-    bytes of a file the server takes. Raises ForgeError for an
-    empty channel, and with every reason if any package is unfit.
+    bytes of a file the server takes. Raises ForgeError for an empty channel, and with every reason
+    if any package is unfit.
     """
     records = channel.records()
     if not records:
