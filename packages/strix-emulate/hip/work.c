@@ -2,6 +2,7 @@
 /* Work that a stream is given: kernels, copies, fills, calls of the host. It is done at once, or noted
    as a node of a graph while the stream is captured. */
 #include "device.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,7 +43,17 @@ static hipError_t launch(const struct work *w) {
     if (!module_knows(w->kernel.function)) return hipErrorInvalidHandle;
     struct part parts[] = {{&w->kernel.request, sizeof w->kernel.request},
                            {w->kernel.arguments, w->kernel.function->facts.kernarg}};
-    return link_request(OP_LAUNCH, parts, 2, NULL, NULL);
+    char *text;
+    size_t size;
+    hipError_t error = link_request(OP_LAUNCH, parts, 2, (void **)&text, &size);
+    if (error) return error;
+    if (size) {
+        /* what the kernel printed */
+        fwrite(text, 1, size, stdout);
+        fflush(stdout);
+    }
+    free(text);
+    return hipSuccess;
 }
 
 hipError_t work_do(const struct work *w) {

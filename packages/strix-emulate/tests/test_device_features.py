@@ -140,7 +140,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         ("managed", ""),
         ("grid", "not cooperative: hipErrorIllegalAddress\n"),
         ("abort", "aborted: hipErrorLaunchFailure\n"),
-        ("host", "host: hipErrorIllegalAddress\n"),
+        ("heap", "heap: hipErrorIllegalAddress\n"),
     ):
         done = on(folder, program, what)
         assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
@@ -148,4 +148,22 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
     assert "scratch offset" in said["stack"]
     assert "grid.sync() in a launch that is not cooperative" in said["grid"]
     assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
-    assert "not supported, and the kernel has an argument for it: printf" in said["host"]
+    assert "not supported, and the kernel has an argument for it: malloc" in said["heap"]
+
+
+def test_kernels_print_and_say_what_they_assert(folder: Path) -> None:
+    triton = pytest.importorskip("triton", reason="Triton brings the device libraries")
+    library_ = Path(triton.__file__).parent / "backends/amd/lib/ockl.bc"
+    linked = ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", str(library_)]
+    image = device_code(HIP_PROGRAMS / "print.hip", folder / "print.hsaco", *linked)
+    done = on(folder, host_program(HIP_PROGRAMS / "print.hip", image, folder, "print"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    # workgroups come in any order
+    assert sorted(done.stdout.splitlines()[1:4]) == [
+        "0 of kernel:   0.00, a,     0, 100%",
+        "100 of kernel:  50.00, c,   640, 100%",
+        "50 of kernel:  25.00, b,   320, 100%",
+    ]
+    assert done.stdout.splitlines()[4:] == ["after", "hipErrorLaunchFailure"]
+    assert "print.hip: Assertion `x != 5' failed.\n" in done.stderr
+    assert "abort: the kernel called abort(), or an assertion in it failed" in done.stderr

@@ -27,10 +27,11 @@ def missing(kernel: Kernel, trap: Trap) -> str:
     return f"; not supported, and the kernel has an argument for it: {'; '.join(wanted)}"
 
 
-def write(raw: bytearray, kernel: Kernel, grid, block) -> None:
+def write(raw: bytearray, kernel: Kernel, grid, block, hostcalls: int = 0) -> None:
     """Writes hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
-    Those for which there is nothing here, such as the heap and the hostcall buffer, stay.
+    hostcalls: the address of the buffer through which kernels call the host. Those for which there
+    is nothing here, such as the heap, stay.
     """
     sizes = {
         f"hidden_{name}_{axis}": value
@@ -41,7 +42,10 @@ def write(raw: bytearray, kernel: Kernel, grid, block) -> None:
             ("global_offset", (0, 0, 0)),
         )
         for axis, value in zip("xyz", values, strict=True)
-    } | {"hidden_grid_dims": max([i + 1 for i in range(3) if grid[i] * block[i] > 1], default=1)}
+    } | {
+        "hidden_hostcall_buffer": hostcalls,
+        "hidden_grid_dims": max([i + 1 for i in range(3) if grid[i] * block[i] > 1], default=1),
+    }
     for hidden in kernel.arguments:
         if hidden.kind in sizes:
             raw[hidden.offset : hidden.offset + hidden.size] = int(sizes[hidden.kind]).to_bytes(

@@ -96,6 +96,8 @@ class Machine:
         self.instructions = instructions
         self.executed = 0
         self.where = None
+        #: what the host does while waves wait for it
+        self.service: Callable[[], None] | None = None
         self.findings = Findings(options.off, options.lenient) if options.checks else None
 
     def run(self, kernarg: int, grid: tuple[int, int, int], block: tuple[int, int, int]) -> Outcome:
@@ -309,6 +311,8 @@ class Machine:
                 return "meet", [g]
             g.asks |= block.polls
             if g.asks and g.pc <= block.start:
+                if self.service:
+                    self.service()
                 g.asks, g.polls = False, g.polls + 1
                 if g.polls >= PATIENCE and not self.alone:
                     g.polls, g.turn = 0, g.turn + 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of a device: a stack for recursion and for functions behind pointers, clocks, barriers
-// of the whole grid, managed variables, an end by abort(), the host's help. The argument says which; exits 0 if it is right.
+// of the whole grid, managed variables, an end by abort(), a heap. The argument says which; exits 0 if it is right.
 #include "hip.h"
 #include <string.h>
 
@@ -54,11 +54,11 @@ __global__ void check(const int *in) {
     if (in[thread_index()] == 5) __builtin_trap();
 }
 
-/* As the device libraries find the buffer through which kernels call the host (code object V5). */
-__global__ void host(int *out) {
+/* As the device libraries find the heap of malloc (code object V5). */
+__global__ void heap(int *out) {
     char *implicit = (char *)__builtin_amdgcn_implicitarg_ptr();
-    long *buffer = *(long **)(implicit + 80);
-    out[0] = (int)buffer[5];
+    long *found = *(long **)(implicit + 96);
+    out[0] = (int)found[5];
 }
 
 int main(int, char **names) {
@@ -110,8 +110,8 @@ int main(int, char **names) {
         check<<<1, 32>>>(data);
         printf("aborted: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     } else {
-        host<<<1, 1>>>(got);
-        printf("host: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+        heap<<<1, 1>>>(got);
+        printf("heap: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     }
     return 0;
 }

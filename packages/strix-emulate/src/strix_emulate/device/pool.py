@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 
+from strix_emulate.device import hostcall
 from strix_emulate.device.protocol import (
     BASE,
     ENTRY,
@@ -132,8 +133,12 @@ class DeviceMemory(Arena):
         hidden = Kind.PHYSICAL | Kind.REGISTERED
         end = int(table["offset"][-1] + table["size"][-1]) if len(table) else HEAP
         table = table[table["kind"] & hidden == 0]
-        self.starts = np.concatenate([[LAUNCH], table["offset"].astype(np.int64)])
-        ends = self.starts + np.concatenate([[HEAP - LAUNCH], table["size"].astype(np.int64)])
+        # what a launch needs: arguments, calls of the host, the packet
+        self.starts = np.concatenate(
+            [[LAUNCH, hostcall.START, hostcall.END], table["offset"].astype(np.int64)]
+        )
+        table_ends = (table["offset"] + table["size"]).astype(np.int64)
+        ends = np.concatenate([[hostcall.START, hostcall.END, HEAP], table_ends])
         super().__init__(end, cell, checked, False)
         self.bytes, self.views = pool.bytes, pool.views
         self.ends = ends
@@ -147,7 +152,8 @@ class DeviceMemory(Arena):
 
     def ranges(self) -> np.ndarray:
         """See :meth:`Arena.ranges`."""
-        mode = np.where(np.arange(len(self.starts)) == 0, READ_ONLY, WRITABLE)
+        number = np.arange(len(self.starts))
+        mode = np.where((number == 0) | (number == 2), READ_ONLY, WRITABLE)
         rows = np.stack([self.starts + BASE, self.ends - self.starts, self.starts, mode], axis=1)
         if len(self.seen):
             size = self.seen_end - self.seen
@@ -171,13 +177,13 @@ class DeviceMemory(Arena):
             if write and (self.seen_mode[view[here]] == READ_ONLY).any():
                 raise Trap("readonly", "a store to memory that is mapped for reading")
             at = np.where(here, at + self.moved[view], at)
-            array = np.where(here, 1, array)
+            array = np.where(here, 3, array)
             outside &= ~here
         if outside.any():
             lane = int(np.flatnonzero(outside)[0])
             text = f"{size} bytes at {int(addresses[lane]):#x} do not lie in an allocation"
             raise Trap("bounds", text, lane)
-        arguments = array == 0
+        arguments = (array == 0) | (array == 2)
         if write and arguments.any():
             lane = int(np.flatnonzero(arguments)[0])
             raise Trap("readonly", "a store to the kernel's arguments", lane)

@@ -18,6 +18,7 @@ import numpy as np
 from strix_emulate import api, bundles, hidden, loader
 from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
+from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
 from strix_emulate.device.report import Tally, is_amds
@@ -196,14 +197,24 @@ class Server:
             BASE + _PACKET, BASE + _QUEUE,
         )  # fmt: skip
         started = time.process_time()
-        done = machine.run(BASE + LAUNCH, grid, block)
+        hostcalls = None
+        if any(a.kind == "hidden_hostcall_buffer" for a in kernel.arguments):
+            hostcalls = Hostcalls(self.pool.views[8])
+            machine.service = hostcalls.serve
+        try:
+            done = machine.run(BASE + LAUNCH, grid, block)
+        except Trap:
+            if hostcalls:
+                # no reply will have it
+                sys.stderr.buffer.write(hostcalls.text)
+            raise
         self.tally.add(kernel.name, done.notes)
         if self.log:
             seconds = time.process_time() - started + done.seconds
             print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
                   f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
                   file=sys.stderr)  # fmt: skip
-        return b""
+        return hostcalls.text if hostcalls else b""
 
     def add_memory(self, data: bytes) -> bytes:
         """Maps memory of another process, as the client did."""
@@ -217,7 +228,7 @@ class Server:
             raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")
         raw = bytearray(max(kernel.kernarg, len(given), 8))
         raw[: len(given)] = given
-        hidden.write(raw, kernel, grid, block)
+        hidden.write(raw, kernel, grid, block, Hostcalls.address)
         packet = api.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
         for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
             self.pool.bytes[offset : offset + len(data)] = data
