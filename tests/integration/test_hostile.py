@@ -11,6 +11,7 @@ import tarfile
 import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import zstandard
 from support.servers import served
 from support.small_channel import index, package, workspace
+from support.static_channel import findings
 
 from forge.envs import workspace as workspaces
 from forge.envs.workspace import Workspace
@@ -120,6 +122,48 @@ ALPHA, UPWARDS = "alpha-1.0-h1234567_0.conda", "../../alpha-1.0-0.conda"
 def good(channel: Path) -> None:
     package(channel, "alpha", "1.0")
     package(channel, "beta", "1.0")
+
+
+@pytest.mark.parametrize("where", ["../../../../X", "/tmp/strix-forge-test-x", "lib/../../x"])
+def test_where_python_looks_is_inside_the_prefix(tmp_path: Path, where: str) -> None:
+    """By python's record, in an index and in a lock, which decides where noarch files go."""
+
+    def prepare(channel: Path) -> None:
+        package(channel, "alpha", "1.0", depends=["python"])
+        package(channel, "beta", "1.0")
+        raw_package(channel, "python", {}, [])
+
+    chosen = app(tmp_path, prepare)
+    index_file = tmp_path / "www/channel/noarch/repodata.json"
+    honest, text = index_file.read_text(), chosen.lock_file.read_text()
+    data = json.loads(honest)
+    data["packages.conda"]["python-1.0-h1234567_0.conda"]["python_site_packages_path"] = where
+    index_file.write_text(json.dumps(data))
+    for other in index_file.parent.glob("repodata*[!n]"):
+        other.unlink()
+    before = outside(tmp_path)
+    with pytest.raises(ForgeError, match="outside a prefix"):
+        chosen.lock()
+    assert any("outside a prefix" in line for line in findings(tmp_path / "www/channel"))
+    at = text.index("sha256", text.index("python-1.0", text.index("packages:")))
+    chosen.lock_file.write_text(f"{text[:at]}python_site_packages_path: {where}\n  {text[at:]}")
+    with pytest.raises(ForgeError, match="outside a prefix"):
+        chosen.install("default", tmp_path / "cache")
+    assert outside(tmp_path) == before and not Path("/tmp/strix-forge-test-x").exists()
+
+
+def test_installers_that_share_a_cold_cache(tmp_path: Path) -> None:
+    """What one of them has unpacked is not replaced while another links from it."""
+    first = app(tmp_path, good)
+    for turn in range(6):
+        stacks = [replace(first, folder=tmp_path / f"home{turn}-{i}") for i in range(2)]
+        for stack in stacks:
+            stack.folder.mkdir()
+            shutil.copy(first.lock_file, stack.lock_file)
+        with ThreadPoolExecutor(2) as pool:
+            cache = tmp_path / f"cache{turn}"
+            counts = [pool.submit(stack.install, "default", cache) for stack in stacks]
+        assert [count.result() for count in counts] == [2, 2]
 
 
 @pytest.mark.parametrize("how", ["paths", "link", "more", "unmarked"])

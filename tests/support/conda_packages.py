@@ -37,6 +37,9 @@ def link(name: str, target: str) -> Member:
 
 def listed(members: Iterable[Member]) -> list[dict[str, Any]]:
     """The entries of an honest info/paths.json."""
+    members = list(members)
+    held = {info.name: content for info, content in members}
+    members = [(i, held.get(i.linkname, b"") if i.islnk() else content) for i, content in members]
     return [
         {
             "_path": info.name,

@@ -23,8 +23,18 @@ from forge.channel import verify
 from forge.channel.local import Channel
 from forge.channel.location import Location
 from forge.project import SUBDIRS
+from forge.provenance import records
 
 BUILD = "h1234567_0"
+# the least that rattler-build leaves in a package
+RENDERED = """\
+recipe: {}
+build_configuration:
+  packaging_settings: {archive_type: conda, compression_level: 1}
+  variant: {content_digest: conda-forge-0}
+  timestamp: 2026-01-01 00:00:00
+system_tools: {rattler-build: 0.73.0}
+"""
 
 
 class Source(Channel):
@@ -53,13 +63,19 @@ class Source(Channel):
             (work / "files/info").mkdir()
             (work / "files/info/run_exports.json").write_text(json.dumps(exports))
         (work / "LICENSE").write_text("Permission is hereby granted\n")
+        (work / "recipe").mkdir(exist_ok=True)
+        (work / "recipe" / "recipe.yaml").write_text(f"package: {name}\n")
+        (work / "recipe" / "rendered_recipe.yaml").write_text(RENDERED)
         about = {"license": "MIT", "license_files": [work / "LICENSE"]} if licensed else {}
         package = assemble_package(
             name, version, subdir, build, work / subdir, files_dir=work / "files",
-            noarch="generic" if subdir == "noarch" else None, **about | more,
+            noarch="generic" if subdir == "noarch" else None, recipe_dir=work / "recipe",
+            **about | more,
         )  # fmt: skip
         if exports:  # it lists them with the files to install, as no build does
             repacked(package.path, package.path, _unlisted)
+        recipe = work / "recipe" / "recipe.yaml"
+        records.write(self.folder, package.path, recipe, work, "conda-forge")
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"

@@ -251,7 +251,12 @@ def test_record(tmp_path: Path, record_property: Property) -> None:
         "predicateType": PREDICATE,
         "subject": [{"name": built.name, "digest": {"sha256": "0" * 64}}],
         "predicate": {
-            "buildDefinition": {"externalParameters": parameters, "resolvedDependencies": [entry]}
+            "buildDefinition": {
+                "buildType": "x",
+                "externalParameters": parameters,
+                "resolvedDependencies": [entry],
+            },
+            "runDetails": {"builder": {"id": "x", "version": {}}, "metadata": {"startedOn": "x"}},
         },
     }
     for mutant in [*map(dumps, trees(valid, 15, 100)), *texts(dumps(valid), 16, 50)]:

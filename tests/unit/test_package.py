@@ -71,12 +71,13 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
 def record(**parameters: Any) -> dict[str, Any]:
     """The least that a record has."""
     given = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {}} | parameters
-    definition = {"externalParameters": given, "resolvedDependencies": []}
+    definition = {"buildType": "x", "externalParameters": given, "resolvedDependencies": []}
+    details = {"builder": {"id": "x", "version": {}}, "metadata": {}}
     return {
         "_type": STATEMENT,
         "predicateType": PREDICATE,
         "subject": [{"name": "a-1-0.conda", "digest": {"sha256": "0" * 64}}],
-        "predicate": {"buildDefinition": definition},
+        "predicate": {"buildDefinition": definition, "runDetails": details},
     }
 
 

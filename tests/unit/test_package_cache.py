@@ -11,6 +11,7 @@ from support.conda_packages import file, package
 
 from forge.envs import cache
 from forge.files import sha256_file
+from forge.provenance.package import cache_folder
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_offered(made: Path) -> None:
     """In the place of another package of that name; with the mark by which rattler knows it."""
-    folder = cache.default() / "a-1-0"
+    folder = cache_folder() / "a-1-0"
     folder.mkdir(parents=True)
     (folder / "other").touch()
     cache.offer(made)
@@ -31,13 +32,13 @@ def test_offered(made: Path) -> None:
     assert (folder / "share" / "a").read_text() == "text"
     mark = folder.with_name("a-1-0.lock")
     assert mark.read_bytes() == bytes(8) + bytes.fromhex(sha256_file(made))
-    assert not list(cache.default().glob(".forge-*"))
+    assert not list(cache_folder().glob(".forge-*"))
 
 
 def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LARGE", made.stat().st_size + 1)
     cache.offer(made)
-    assert not cache.default().exists()
+    assert not cache_folder().exists()
 
 
 @pytest.mark.parametrize("fault", ["no room", "damaged"])
@@ -48,4 +49,4 @@ def test_what_cannot_be_offered(made: Path, fault: str) -> None:
     else:
         Path(os.environ["RATTLER_CACHE_DIR"]).write_text("a file")
     cache.offer(made)
-    assert not (cache.default() / "a-1-0").exists()
+    assert not (cache_folder() / "a-1-0").exists()

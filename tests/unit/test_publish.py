@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.static_channel import BUILD, Source, findings, lock_of, solve, tree, unzstd
@@ -15,13 +16,13 @@ from forge.channel import gate, uploads
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
 from forge.errors import BuildFailed, ForgeError
+from forge.provenance import records
 
 
 def test_folder(source: Source, target: Path) -> None:
     """All forms of the index, modes for a web server, revisions; no change makes no revision."""
     source.make("alpha")
     source.make("beta", subdir="linux-64", depends=["alpha"])
-    (source.folder / "forge" / f"alpha-1.0-{BUILD}.provenance.json").write_text("{}")
     before = os.umask(0o077)
     try:
         first = StaticChannel(target).publish(source)
@@ -34,6 +35,7 @@ def test_folder(source: Source, target: Path) -> None:
     assert findings(target) == []
     assert {p.name for p in (target / "forge").iterdir()} == {
         f"alpha-1.0-{BUILD}.provenance.json",
+        f"beta-1.0-{BUILD}.provenance.json",
     }  # fmt: skip
     unchanged = tree(target)
     assert StaticChannel(target).publish(source) is None and tree(target) == unchanged
@@ -290,3 +292,58 @@ def test_full_disk(
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ForgeError, match="cannot write"):
         StaticChannel(tmp_path / "file" / "out").publish(source)
+
+
+@pytest.mark.parametrize("record", ["none", "garbage", "another's", "two"])
+def test_only_what_has_its_own_record(source: Source, target: Path, record: str) -> None:
+    source.make("alpha")
+    source.make("beta")
+    folder, name = source.folder / "forge", f"-1.0-{BUILD}.provenance.json"
+    own = folder / f"alpha{name}"
+    says = "is not what a provenance record says"
+    if record == "none":
+        own.unlink()
+    elif record == "garbage":
+        own.write_text("[]")
+    elif record == "another's":
+        own.write_text((folder / f"beta{name}").read_text())
+    else:
+        (source.folder / "noarch" / own.name).write_text((folder / f"beta{name}").read_text())
+        says = "differ: delete the wrong one"
+    with pytest.raises(ForgeError, match=says) as error:
+        StaticChannel(target).publish(source)
+    assert "alpha-1.0" in str(error.value) and not list(target.glob("noarch/*"))
+
+
+def leaves(value: Any, at: tuple = ()) -> Iterator[tuple]:
+    """Where the values of a tree are that are no tables and no lists."""
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from leaves(inner, (*at, key))
+    else:
+        yield at
+
+
+def test_every_value_of_a_record_counts(source: Source) -> None:
+    """Edited, each makes the package differ, or is named as what only the record says."""
+    source.make("alpha")
+    (package,) = source.folder.glob("noarch/*.conda")
+    honest = records.of(package)
+    assert honest and records.verify(package, honest).wrong == []
+    named = set(records.verify(package, honest).unchecked)
+    assert named == {"recipe", "strix-forge"}
+    own = ["builder", "version", "strix-forge"]  # the recipe's name is that of its files as well
+    for at in leaves(honest):
+        edited = json.loads(json.dumps(honest))
+        inner = edited
+        for key in at[:-1]:
+            inner = inner[key]
+        inner[at[-1]] = "edited"
+        path = package.with_suffix(".json")
+        path.write_text(json.dumps(edited))
+        try:
+            wrong = records.verify(package, records.read(path)).wrong
+        except ForgeError as error:
+            wrong = [str(error)]
+        assert bool(wrong) != (list(at[-3:]) == own), (at, wrong)

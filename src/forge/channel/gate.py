@@ -9,6 +9,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from forge.channel.local import HOST_BOUND, Channel, Record
 from forge.errors import ForgeError
 from forge.files import sha256_file
+from forge.provenance import records as provenance
 from forge.provenance.package import Package
 
 LICENSES = "licenses/"
@@ -71,6 +72,14 @@ def refusals(
             "conda-forge base into an empty folder: --base conda-forge --output DIR"
         )
         return
+    try:
+        statement = provenance.of(path)
+        verdict = provenance.verify(path, statement, package) if statement else None
+        wrong = verdict.wrong if verdict else ["there is none"]
+    except ForgeError as error:
+        wrong = [str(error)]
+    if wrong:
+        yield f"is not what a provenance record says: {wrong[0]}; ./forge rebuild its recipe"
     tests = channel.tests_of(record)
     if tests is None:
         yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"

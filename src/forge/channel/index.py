@@ -10,6 +10,7 @@ import msgpack
 import zstandard
 
 from forge.channel.location import Location
+from forge.provenance.package import is_plain
 
 PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"
@@ -56,6 +57,8 @@ def fault(file: str, record: dict[str, Any]) -> str:
     sha256, size = record.get("sha256"), record.get("size")
     if not (isinstance(sha256, str) and SHA256.fullmatch(sha256) and type(size) is int):
         return "its record has no sha256 or no size, so it cannot be checked"
+    if not is_plain(str(record.get("python_site_packages_path") or "lib")):
+        return "its record puts Python's packages outside a prefix"
     parts = [record.get(key) for key in ("name", "version", "build")]
     says = "-".join(part if isinstance(part, str) else "?" for part in parts)
     stem, dot, _ = file.rpartition(".conda" if file.endswith(".conda") else ".tar.bz2")

@@ -126,12 +126,14 @@ def verify(forge: Context, files: Files, record: Own = None) -> None:
 
 def verify_one(file: Path, record: Path | None) -> int:
     """Print what was checked and every difference; returns the exit code."""
-    paths = [record] if record else [path for path in records.beside(file) if path.exists()]
-    verdict = records.verify(file, records.read(paths[0]) if paths else None)
+    known = records.read(record) if record else records.of(file)
+    verdict = records.verify(file, known)
     for line in verdict.wrong:
         out.print(f"{file.name}: {line}")
     says = "not as recorded" if verdict.wrong else "as recorded"
-    if not paths:
+    if not known:
         says = f"no record at {' or '.join(map(str, records.beside(file)))}"
     out.print(f"{file.name}: {says}; checked: {', '.join(verdict.checked) or 'nothing'}")
-    return 1 if verdict.wrong else 0 if paths else 3
+    if verdict.unchecked:
+        out.print(f"{file.name}: by the record's own word: {', '.join(verdict.unchecked)}")
+    return 1 if verdict.wrong else 0 if known else 3

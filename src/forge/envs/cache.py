@@ -7,24 +7,20 @@ lies in the cache is checked as well.
 """
 
 import fcntl
-import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from rattler import RepoDataRecord
-from rattler.package_streaming import extract
+from rattler import PackageRecord, RepoDataRecord
 
 from forge.channel.location import Location
 from forge.errors import BuildFailed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
-from forge.provenance.archive import Entry, stem
-from forge.provenance.package import Package
+from forge.provenance.package import Package, cache_folder, is_plain, stem, unpack
 
 AT_ONCE = 8
 TRIES = 3
@@ -35,39 +31,20 @@ REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the
 class Unpacked(Package):
     """A package as it lies in the cache."""
 
-    @cached_property
-    def info(self) -> dict[str, bytes]:
-        files = (self.path / "info" / name for name in ("index.json", "paths.json", "link.json"))
-        return {file.name: file.read_bytes() for file in files if file.is_file()}
-
-    @cached_property
-    def payload(self) -> dict[str, Entry]:
-        found = {}
-        for path in self.path.rglob("*"):
-            name, link = str(path.relative_to(self.path)), path.is_symlink()
-            if not link and not path.is_file() and not path.is_dir():
-                self._refuse(name, "is no file, folder or link")
-            if link or (path.is_file() and not name.startswith("info/")):
-                found[name] = Entry("", str(path.readlink()) if link else None, b"")
-        return found
-
-    def placed(self, python: Mapping[str, Any]) -> dict[str, str | None]:
+    def placed(self, python: PackageRecord | None) -> dict[str, str | None]:
         """Where its files are linked, and where each that is a link leads.
 
-        `python` is that package's index: files for every Python go where it looks for them.
+        `python` is the record of that package, by which the installer goes too: files for every
+        Python go where it says. Raises Refused if that is outside a prefix.
         """
-        version = ".".join(str(python.get("version", "3")).split(".")[:2])
-        site = python.get("python_site_packages_path") or f"lib/python{version}/site-packages"
-        moved = {"site-packages": str(site), "python-scripts": "bin"}
+        version = ".".join(str(python.version if python else "3").split(".")[:2])
+        site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
+        if not is_plain(site):
+            raise Refused(f"python's record puts packages at {site!a:.200}, outside a prefix")
+        moved = {"site-packages": site, "python-scripts": "bin"}
         moved = moved if self.index.get("noarch") == "python" else {}
-        parts = ((name.partition("/"), entry.link) for name, entry in self.payload.items())
+        parts = ((name.partition("/"), link) for name, link in self.payload.items())
         return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
-
-
-def default() -> Path:
-    """The package cache that rattler takes by itself."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RATTLER_CACHE_DIR") or Path(user, "rattler", "cache"), "pkgs")
 
 
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
@@ -90,7 +67,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
             packages = list(pool.map(have, records))
         finally:  # the first that fails ends it
             pool.shutdown(cancel_futures=True)
-    python = next((p.index for p in packages if p.index["name"] == "python"), {})
+    python = next((record for record in records if record.name.normalized == "python"), None)
     placed = [package.placed(python) for package in packages]
     links = {name: link for places in placed for name, link in places.items() if link is not None}
     for package, places in zip(packages, placed, strict=True):
@@ -105,44 +82,57 @@ def offer(archive: Path) -> None:
     """
     if archive.stat().st_size < LARGE:
         return
-    with suppress(OSError, RuntimeError):  # the bindings raise RuntimeError
-        default().mkdir(parents=True, exist_ok=True)
-        _unpack(archive, bytes.fromhex(sha256_file(archive)), default())
+    with suppress(OSError, ForgeError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        _put(archive, bytes.fromhex(sha256_file(archive)), cache_folder())
 
 
-def _unpack(archive: Path, sha256: bytes, cache: Path) -> None:
-    folder = cache / stem(archive)
+def _put(archive: Path, sha256: bytes, cache: Path) -> Unpacked:
+    """Unpack a package, judge it, and move it into the cache.
+
+    What is valid there is never replaced: another process may be linking from it.
+    """
     with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
-        extract(archive, Path(work, "package"))
+        made = Path(work, "package")
+        unpack(archive, made)
+        Unpacked(archive, made).require_safe()
         with (cache / ".cache.lock").open("a") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
+            if there := _valid(archive, sha256, cache):
+                return there
+            folder = cache / stem(archive)
             shutil.rmtree(folder, ignore_errors=True)
-            Path(work, "package").rename(folder)
+            made.rename(folder)
             Path(f"{folder}.lock").write_bytes(REVISION + sha256)
+    return Unpacked(archive, folder)
 
 
-def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
-    folder, sha256 = cache / stem(Path(record.file_name)), record.sha256 or b""
-    mark, source = Path(f"{folder}.lock"), Location(record.url.rpartition("/")[0])
-    if source.folder:
-        _require_same(source.folder / record.file_name, record)
-    package = Unpacked(folder)
+def _valid(archive: Path, sha256: bytes, cache: Path) -> Unpacked | None:
+    """The package in the cache, if it is that of this sha256 and holds what it lists."""
+    folder = cache / stem(archive)
+    mark = Path(f"{folder}.lock")
     # rattler takes a folder without a mark for the right one, and rattler-build leaves the script
     # of an import test in it
     if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
-        with suppress(Refused):
-            package.require_safe()
+        package = Unpacked(archive, folder)
+        with suppress(Refused, BuildFailed):
+            package.require_safe(contents=False)
             return package
+    return None
+
+
+def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
+    sha256, source = record.sha256 or b"", Location(record.url.rpartition("/")[0])
+    if source.folder:
+        _require_same(source.folder / record.file_name, record)
+    if there := _valid(Path(record.file_name), sha256, cache):
+        return there
     with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
         archive = Path(source.folder or work, record.file_name)
         if not source.folder:
             _download(source, record, archive)
             _require_same(archive, record)
-        Package(archive).require_safe()
-        _unpack(archive, sha256, cache)
-    package = Unpacked(folder)
-    package.require_safe()
-    return package
+        return _put(archive, sha256, cache)
 
 
 def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:

@@ -15,6 +15,7 @@ from forge.envs.manifest import ASSUMED, PLATFORM, Platform
 from forge.errors import ForgeError
 from forge.files import write_text
 from forge.project import SUBDIRS
+from forge.provenance.package import is_plain
 
 
 def _promised(lines: Iterable[str]) -> set[str]:
@@ -67,6 +68,8 @@ def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) ->
         url = record.url
         if not record.sha256 or record.size is None:
             raise ForgeError(f"{url} has no sha256 or no size, so nothing of it can be checked")
+        if not is_plain(record.python_site_packages_path or "lib"):
+            raise ForgeError(f"{url}: its record puts Python's packages outside a prefix")
         subdir, name = ["", *unquote(url).split("/")][-2:]
         fits = FILE.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
         if subdir not in SUBDIRS or not fits or not any(is_of(url, c) for c in channels):

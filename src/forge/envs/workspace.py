@@ -30,6 +30,7 @@ from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import read_text, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
+from forge.provenance.package import cache_folder
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Workspace:
         records, prefix = self.locked(environment), self.prefix(environment)
         require_machine(records)
         self._require_attested(records, anew=True)
-        packages = packages or cache.default()
+        packages = packages or cache_folder()
 
         with hold(self.folder / ".pixi", "installing into", self.say):
             cache.fill(packages, records)

@@ -1,57 +1,194 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a conda package says about itself, and where it would write."""
+"""A conda package as rattler unpacks it: what it says about itself, and where it would write.
+
+The folder that is judged is made by the code that an installation unpacks with, or is the very
+folder that is installed: so nothing is judged by one content and installed with another.
+"""
 
 import json
+import os
 import posixpath
+import struct
+import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from rattler import PathsJson
+from rattler import IndexJson, PathsJson
+from rattler.package_streaming import extract
 
 from forge.errors import BuildFailed, Refused
-from forge.provenance import archive
-from forge.provenance.archive import Entry
+from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
 LINKS_LIMIT = 40  # as many as Linux follows in one path
+INFO_LIMIT = 1 << 28  # bytes of `info`, which is kept in memory
+FILES_LIMIT = 1_000_000
+# what an index takes from info/index.json
+INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depends", "constrains",
+           "license", "python_site_packages_path")  # fmt: skip
+
+
+def stem(package: Path) -> str:
+    """NAME-VERSION-BUILD of a .conda or .tar.bz2 file."""
+    return package.name.removesuffix(".conda").removesuffix(".tar.bz2")
+
+
+def cache_folder() -> Path:
+    """Where rattler unpacks packages unless it is told otherwise."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("RATTLER_CACHE_DIR") or Path(user, "rattler", "cache"), "pkgs")
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name is a relative path in its shortest form that does not lead upwards."""
+    plain = posixpath.normpath(name) == name and "\0" not in name
+    return plain and name != "." and not f"{name}/".startswith(("/", "../"))
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a package with rattler into a new folder.
+
+    Raises BuildFailed if it is damaged, Refused if readers could differ in what it holds.
+    """
+    try:
+        if archive.name.endswith(".conda"):
+            _require_one_reading(archive)
+        extract(archive, folder)
+    except Refused as error:
+        raise Refused(f"{archive} holds {error}: install nothing of it") from None
+    except Exception as error:  # zipfile's, struct's, and what the bindings raise
+        says = "; ".join(str(error).splitlines()) or "truncated"
+        raise BuildFailed(f"{archive} cannot be read: {says:.500}") from None
+
+
+def _require_one_reading(archive: Path) -> None:
+    """Raise Refused unless a .conda is what its name says, stored, in order, and nothing else.
+
+    Some readers take the central directory, others the headers before each member.
+    """
+    names = ["metadata.json", *(f"{kind}-{stem(archive)}.tar.zst" for kind in ("info", "pkg"))]
+    with archive.open("rb") as file, zipfile.ZipFile(file) as listing:
+        members, end = listing.infolist(), 0
+        if sorted(member.filename for member in members) != sorted(names):
+            raise Refused("other members than metadata.json and two archives of its name")
+        for member in members:
+            file.seek(end)
+            header = struct.unpack("<4s2xHH4xIIIHH", file.read(30))
+            signature, flags, method, crc, packed, size, name, extra = header
+            says, more = file.read(name), file.read(extra)
+            if extra and size == packed == 0xFFFFFFFF:  # more than 32 bits of size
+                size, packed = struct.unpack("<4xQQ", more[:20])
+            fields = (signature, flags, method, crc, says.decode(), packed, size)
+            if (end, *fields) != (
+                member.header_offset, b"PK\3\4", member.flag_bits, member.compress_type, member.CRC,
+                member.filename, member.compress_size, member.file_size,
+            ) or (flags, method) != (0, zipfile.ZIP_STORED):  # fmt: skip
+                raise Refused("a member that is not stored, or headers that differ")
+            end += 30 + name + extra + size
+        if end != listing.start_dir or listing.comment or not _ends_there(file):
+            raise Refused("data beside the members of its zip archive")
+
+
+def _ends_there(file: Any) -> bool:
+    """Whether the last record of a zip archive is at the end of its file."""
+    file.seek(-22, os.SEEK_END)
+    return bool(file.read(4) == b"PK\5\6")
 
 
 class Package:
-    """A .conda or .tar.bz2 file, read without unpacking it to disk.
+    """A .conda or .tar.bz2 file, unpacked when it is first read into a folder that goes with this.
 
-    Reading raises BuildFailed if it is damaged, Refused if it holds what no package may.
+    `folder` is one that it was unpacked to already. Reading raises BuildFailed if the package is
+    damaged, Refused if it holds what no package may.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path
+        if folder:
+            self.folder = folder
 
     @cached_property
-    def payload(self) -> dict[str, Entry]:
-        """Name -> Entry of the files to install."""
-        return archive.read(self.path, "pkg")
+    def folder(self) -> Path:
+        """Its files, as they are linked into environments, and `info`."""
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        self._scratch = tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".forge-")
+        folder = Path(self._scratch.name, "package")
+        unpack(self.path, folder)
+        try:
+            found = (
+                IndexJson.from_package_archive(self.path),
+                IndexJson.from_path(self._index(folder)),
+            )
+        except Exception as error:
+            self._damaged("index.json", error)
+        first, second = ([getattr(i, key, None) for key in INDEXED] for i in found)
+        if list(map(str, first)) != list(map(str, second)):
+            self._refuse("info/index.json", "is there twice, with other contents")
+        return folder
+
+    @staticmethod
+    def _index(folder: Path) -> Path:
+        return folder / "info" / "index.json"
+
+    @cached_property
+    def payload(self) -> dict[str, str | None]:
+        """The files to install: name -> where a symbolic link leads, None for a file."""
+        found: dict[str, str | None] = {}
+        for place, folders, files in os.walk(self.folder):
+            for name in [*folders, *files]:
+                path = Path(place, name)
+                below = path.relative_to(self.folder).as_posix()
+                link = path.is_symlink()
+                if not link and not path.is_file() and not path.is_dir():
+                    self._refuse(below, "is no file, folder or link")
+                if below.split("/")[0] == "info":
+                    if link:
+                        self._refuse(below, "is a link")
+                elif link or path.is_file():
+                    found[below] = str(path.readlink()) if link else None
+            if len(found) > FILES_LIMIT:
+                self._refuse(place, f"is one of more than {FILES_LIMIT} files")
+        return found
+
+    @cached_property
+    def held(self) -> dict[str, str]:
+        """Name -> sha256 of each file to install, or "a link"."""
+        return {
+            name: sha256_file(self.folder / name) if link is None else "a link"
+            for name, link in self.payload.items()
+        }
 
     @cached_property
     def info(self) -> dict[str, bytes]:
         """Name -> content of the files in `info`, without that prefix."""
-        entries = archive.read(self.path, "info")
-        return {name.removeprefix("info/"): entry.content for name, entry in entries.items()}
+        _ = self.payload  # no links
+        files = [path for path in (self.folder / "info").rglob("*") if path.is_file()]
+        if sum(path.stat().st_size for path in files) > INFO_LIMIT:
+            self._refuse("info", f"has more than {INFO_LIMIT} bytes")
+        return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
+
+    def _read(self, name: str) -> bytes:
+        """A file of info. Raises KeyError without one."""
+        path = self.folder / "info" / name
+        if "info" in self.payload or not path.is_file() or path.is_symlink():
+            raise KeyError(name)
+        return path.read_bytes()
 
     def parsed(self, name: str) -> dict[str, Any]:
         """The content of info/NAME, a JSON or YAML file that holds a mapping."""
         try:
             if name.endswith(".json"):
-                data = json.loads(self.info[name])
+                data = json.loads(self._read(name))
             else:  # the C loader: a rendered recipe of hundreds of packages takes seconds otherwise
-                data = yaml.load(self.info[name], yaml.CSafeLoader)
+                data = yaml.load(self._read(name), yaml.CSafeLoader)
             if not isinstance(data, dict):
                 raise ValueError(f"it holds no mapping but {type(data).__name__}")
         except (KeyError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise BuildFailed(
-                f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}"
-            ) from None
+            self._damaged(name, error)
         return data
 
     @cached_property
@@ -62,7 +199,7 @@ class Package:
         """
         data = self.parsed("index.json")
         says = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
-        if says != archive.stem(self.path):
+        if says != stem(self.path):
             raise BuildFailed(f"{self.path} calls itself {says!a:.200}; was it renamed?")
         return data
 
@@ -78,36 +215,39 @@ class Package:
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
         try:
-            paths = PathsJson.from_str(self.info["paths.json"].decode()).paths
+            paths = PathsJson.from_str(self._read("paths.json").decode()).paths
         except Exception as error:
             raise BuildFailed(f"{self.path}: info/paths.json is no list: {error!a:.200}") from None
         files = {}
         for path in paths:
             name, kind = str(path.relative_path), path.path_type
-            if not archive.is_plain(name) or name.split("/")[0] == "info" or name in files:
+            if not is_plain(name) or name.split("/")[0] == "info" or name in files:
                 where = "twice" if name in files else "which is no plain path below a prefix"
                 raise Refused(f"{self.path} lists {name!a:.200}, {where}: install nothing of it")
             if not kind.directory:
                 files[name] = "a link" if kind.softlink else (path.sha256 or b"").hex()
         return files
 
-    def require_safe(self) -> None:
-        """Raise Refused if the package could write outside the prefix that it is installed in.
+    def require_safe(self, contents: bool = True) -> None:
+        """Raise Refused if it could write outside its prefix, or is not what it lists.
 
-        rattler links what info/paths.json names wherever that leads; see SECURITY.md.
+        rattler links what info/paths.json names wherever that leads; see SECURITY.md. Without
+        `contents` the files are not hashed.
         """
         _ = self.index
         if differs := sorted(self.payload.keys() ^ self.listed.keys()):
             which = "not in" if differs[0] in self.payload else "only in"
             self._refuse(differs[0], f"is {which} info/paths.json")
-        for name, entry in self.payload.items():
-            if (entry.link is not None) != (self.listed[name] == "a link"):
+        for name, link in self.payload.items():
+            if (link is not None) != (self.listed[name] == "a link"):
                 self._refuse(name, "is a link, or is listed as one, but not both")
-        links = {name: entry.link for name, entry in self.payload.items() if entry.link is not None}
+        links = {name: link for name, link in self.payload.items() if link is not None}
         self.require_inside(self.payload, links)
         for script in self._scripts():
             if posixpath.basename(script) != script or script in ("", ".", ".."):
                 self._refuse(script, "is a console script, but no plain file name")
+        if contents and (wrong := sorted(self.held.items() - self.listed.items())):
+            self._refuse(wrong[0][0], "has another sha256 than info/paths.json says")
 
     def require_inside(self, places: Iterable[str], links: Mapping[str, str]) -> None:
         """Raise Refused if one of its places is outside the prefix through one of `links`.
@@ -122,11 +262,16 @@ class Package:
 
     def _scripts(self) -> list[str]:
         """The names of the console scripts that an installer makes of a noarch Python package."""
-        if "link.json" not in self.info:
+        if not (self.folder / "info" / "link.json").exists():
             return []
         made = self.parsed("link.json").get("noarch")
         points = made.get("entry_points") if isinstance(made, dict) else None
         return [str(point).partition("=")[0].strip() for point in points or ()]
+
+    def _damaged(self, name: str, error: Exception) -> NoReturn:
+        raise BuildFailed(
+            f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}"
+        ) from None
 
     def _refuse(self, name: str, why: str) -> NoReturn:
         raise Refused(f"{self.path}: {name!a:.200} {why}: install nothing of it")

@@ -33,6 +33,8 @@ RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 CODE = Path(__file__).parents[1]
+# what a package does not hold: the repository says it, and whoever wrote the record
+FOREIGN = re.compile(r"recipe|strix-forge|repository .*|(patch|source) [^:]*( upstreamStatus)?")
 Descriptor = dict[str, Any]
 
 
@@ -179,6 +181,14 @@ def beside(package: Path) -> list[Path]:
     return [package.with_name(name), package.absolute().parent.parent / "forge" / name]
 
 
+def of(package: Path) -> dict[str, Any] | None:
+    """The record of a package, or None. Raises ForgeError for two that differ."""
+    found = {str(path): read(path) for path in beside(package) if path.exists()}
+    if len({json.dumps(data, sort_keys=True) for data in found.values()}) > 1:
+        raise ForgeError(f"{' and '.join(found)} differ: delete the wrong one")
+    return next(iter(found.values()), None)
+
+
 def read(path: Path) -> dict[str, Any]:
     """A record from its file. Raises ForgeError if it cannot be read or is not a record."""
     try:
@@ -196,30 +206,33 @@ def read(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Verdict:
-    """What was checked, and each difference in words (`wrong`)."""
+    """What was checked, what was not, and each difference in words (`wrong`)."""
 
     checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
-def verify(path: Path, known: dict[str, Any] | None) -> Verdict:
-    """Check a package against its own list of files, and against its record if there is one."""
-    verdict, package = Verdict(), Package(path)
+def verify(path: Path, known: dict[str, Any] | None, package: Package | None = None) -> Verdict:
+    """Check a package against its own list of files, and against its record if there is one.
+
+    `package` is that file, if it was read already.
+    """
+    verdict, package = Verdict(), package or Package(path)
     try:
         # for a link paths.json has the digest of its target, maybe in another package
-        held = {
-            name: entry.sha256 if entry.link is None else "a link"
-            for name, entry in package.payload.items()
-        }
         verdict.checked.append(f"{len(package.listed)} files")
-        verdict.wrong += differences(held, package.listed, "the package has", "info/paths.json")
+        found = differences(package.held, package.listed, "the package has", "info/paths.json")
+        verdict.wrong += found
         if not verdict.wrong:
             package.require_safe()
         if known:
-            recipe, recorded = _claims(known)
-            _, ours = _claims(described(package, recipe, base=""))
-            # a patch or local source has its digest from the record only
-            ours = {claim: value or recorded.get(claim, value) for claim, value in ours.items()}
+            recorded = _claims(known)
+            base = recorded["variant content_digest"].rpartition("-")[0]
+            ours = _claims(described(package, recorded["recipe"], base))
+            verdict.unchecked = [claim for claim in recorded if FOREIGN.fullmatch(claim)]
+            for claim in verdict.unchecked:
+                recorded.pop(claim), ours.pop(claim, None)
             counts = Counter(claim.split(" ")[0] for claim in ours)
             verdict.checked += [f"{count} x {kind}" for kind, count in sorted(counts.items())]
             verdict.wrong += differences(ours, recorded, "the package has", "its record")
@@ -241,14 +254,21 @@ def differences(
     ]
 
 
-def _claims(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The recipe, and what a statement says of its package: `KIND NAME` -> digest or value."""
+def _claims(data: dict[str, Any]) -> dict[str, Any]:
+    """All that a statement says of its package: a name for each value, `KIND NAME` for a digest."""
     (subject,) = data["subject"]
-    definition = data["predicate"]["buildDefinition"]
-    parameters = definition["externalParameters"]
+    definition, details = (data["predicate"][key] for key in ("buildDefinition", "runDetails"))
+    parameters = dict(definition["externalParameters"])
     claims = {"name": subject["name"], "sha256": subject["digest"]["sha256"]}
-    claims |= {f"variant {key}": value for key, value in parameters["variant"].items()}
+    claims |= {f"variant {key}": value for key, value in parameters.pop("variant").items()}
+    claims |= {"recipe": parameters.pop("recipe")["name"], **parameters}
+    claims |= details["builder"]["version"] | details["metadata"]
+    claims |= {"builder": details["builder"]["id"], "buildType": definition["buildType"]}
     for entry in definition["resolvedDependencies"]:
-        if (kind := entry["annotations"]["kind"]) != REPOSITORY:
-            claims[f"{kind} {entry.get('uri') or entry['name']}"] = entry["digest"]
-    return parameters["recipe"]["name"], claims
+        notes = dict(entry["annotations"])
+        claim = f"{notes.pop('kind')} {entry.get('uri') or entry['name']}"
+        claims[claim] = entry["digest"]
+        claims |= {f"{claim} {key}": value for key, value in notes.items()}
+        if entry.get("uri") and entry.get("name"):
+            claims[f"{claim} as"] = entry["name"]
+    return claims
