@@ -54,7 +54,8 @@ def undo_debian(library: Path) -> None:
     of its own there is nothing to protect, and rattler links packages into site-packages. site is
     frozen into the interpreter, so its dist-packages becomes another name for site-packages.
     """
-    sysconfig_file = library / "sysconfig.py"
+    # a module up to Python 3.12, then a package
+    sysconfig_file = library / Path(sysconfig.__file__).relative_to(sysconfig.get_path("stdlib"))
     text = sysconfig_file.read_text()
     if "DEB_PYTHON_INSTALL_LAYOUT" not in text:
         return

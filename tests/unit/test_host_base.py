@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from forge import bases
 from forge.build.jobs import run_job
 from forge.channel.local import Channel
 from forge.errors import BuildFailed, ForgeError, NotAttempted
-from forge.files import move_whole, sha256_file
+from forge.files import move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
 from forge.hostbase.base import HostBase, _resolved
@@ -142,6 +143,30 @@ def test_unpack_wheel(tmp_path: Path) -> None:
             [moved / "bin" / script], capture_output=True, text=True, check=True, env=environment
         )
         assert expected in done.stdout
+
+
+@pytest.mark.parametrize("name", ["sysconfig.py", "sysconfig/__init__.py"])
+def test_debians_python_installs_into_its_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its sysconfig is changed back, which is a package from Python 3.13 on; others stay."""
+    spec = importlib.util.spec_from_file_location(
+        "copy_interpreter", CHECKOUT / "bases/host/copy_interpreter.py"
+    )
+    copier = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copier)
+    stdlib = Path(copier.sysconfig.get_path("stdlib"))
+    monkeypatch.setattr(copier.sysconfig, "__file__", str(stdlib / name))
+    write_text(tmp_path / name, "")
+    copier.undo_debian(tmp_path)
+    assert not (tmp_path / "dist-packages").exists()
+    write_text(tmp_path / name, "# DEB_PYTHON_INSTALL_LAYOUT\nprefix_scheme = 'posix_local'\n")
+    copier.undo_debian(tmp_path)
+    assert "prefix_scheme = 'posix_prefix'" in (tmp_path / name).read_text()
+    assert (tmp_path / "dist-packages").readlink() == Path("site-packages")
+    write_text(tmp_path / name, "# DEB_PYTHON_INSTALL_LAYOUT\n")
+    with pytest.raises(SystemExit, match="is Debian's in a form that is not known here"):
+        copier.undo_debian(tmp_path)
 
 
 @pytest.fixture
