@@ -51,6 +51,12 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
     path.write_text(json.dumps(data))
 
 
+def repack(path: Path, change: Callable[[dict], object]) -> None:
+    data = msgpack.unpackb(unzstd(path.read_bytes()))
+    change(data)
+    path.write_bytes(zstandard.compress(msgpack.packb(data)))
+
+
 def shard_of(channel: Path) -> Path:
     """The shard of noarch that the index names."""
     index = msgpack.unpackb(unzstd((channel / "noarch" / verify.SHARDS).read_bytes()))
@@ -101,6 +107,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
             (c / "linux-64" / verify.SHARDS).read_bytes()
         ),
         "missing (shard of beta)",
+    ),
+    "shards elsewhere": (
+        lambda c: repack(
+            c / "noarch" / verify.SHARDS,
+            lambda d: d["info"].update(shards_base_url="https://other.invalid/x/"),
+        ),
+        f"noarch/{verify.SHARDS}: names files elsewhere, at",
     ),
     "shards of another time": (
         lambda c: (c / "noarch" / verify.SHARDS).write_bytes(

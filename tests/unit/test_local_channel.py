@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.conda_packages import file, package
 
 from forge.channel.local import Channel, Record
 from forge.errors import ForgeError
@@ -25,3 +26,11 @@ def test_damaged_note_of_a_digest_is_no_note(tmp_path: Path) -> None:
     (tmp_path / "forge").mkdir()
     (tmp_path / "forge" / f"{record.dist}.json").write_text("{")
     assert Channel(tmp_path).digest_of(record) is None
+
+
+def test_what_is_added_can_be_served(tmp_path: Path) -> None:
+    """Made by rattler-build with mode 0600; a web server runs as another user."""
+    made = package(tmp_path / "noarch", [file("share/a")])
+    made.chmod(0o600)
+    Channel(tmp_path / "channel").add({made: 1}, {})
+    assert (tmp_path / "channel/noarch" / made.name).stat().st_mode & 0o777 == 0o644

@@ -38,6 +38,8 @@ def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
     assert dir_hash(tmp_path) == done.stdout.split()[0]
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "x.pyc").touch()
+    (tmp_path / "x.egg-info").mkdir()
+    (tmp_path / "x.egg-info" / "PKG-INFO").touch()
     assert dir_hash(tmp_path) == done.stdout.split()[0]
 
 

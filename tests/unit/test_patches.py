@@ -159,6 +159,17 @@ def test_fuzz_is_refused(patched: Patched) -> None:
     assert found.state == "fails" and "0001-word.patch" in found.detail
 
 
+@pytest.mark.parametrize(("first", "applies"), [("a", True), ("x", False)])
+def test_every_line_of_context_counts(first: str, applies: bool, tmp_path: Path) -> None:
+    """git would take two lines less, and with them another place."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "text").write_text("a\nb\nc\nd\ne\nf\ng\n")
+    hunk = f"@@ -1,7 +1,7 @@\n {first}\n b\n c\n-d\n+D\n e\n f\n g\n"
+    (tmp_path / "0001-x.patch").write_text(f"--- a/text\n+++ b/text\n{hunk}")
+    wrong = patching.apply(tmp_path / "source", [tmp_path / "0001-x.patch"])
+    assert (wrong == "") is applies
+
+
 def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
     script = "git init -q . && git add . && git -c user.name=x -c user.email=x@example.com"
     script += " commit -q -m x && git rev-parse HEAD"
@@ -205,6 +216,7 @@ HOSTILE = {
     "copy": "diff --git a/text b/out\nsimilarity index 100%\ncopy from text\ncopy to /tmp/out\n",
     "git head": "diff --git a/../out b/../out\ndeleted file mode 100644\nindex 1..0\n",
     "made link": "diff --git a/l b/l\nnew file mode 120000\nindex 0000000..1\n" + NEW.format("b/l"),
+    "deleted link": "diff --git a/l b/l\ndeleted file mode 120000\nindex 1..0\n",
     "turned link": "diff --git a/l b/l\nindex 1234567..89abcde 120000\n--- a/l\n+++ b/l\n",
     "in a hunk": GOOD + "--- a/x\n+++ b/../x\n",
 }

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from forge.processes import SESSION, kill_leftovers, left_behind
+from forge import processes
+from forge.build import jobs
+from forge.errors import BuildFailed
+from forge.processes import SESSION, kill_leftovers, left_behind, max_jobs
+from forge.project import Project
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -70,3 +74,31 @@ def test_a_script_that_runs_is_left_alone() -> None:
         time.sleep(0.05)
     assert left_behind(job.pid) == set()
     assert job.wait(30) == 0
+
+
+@pytest.mark.parametrize(("gib", "most"), [(64, 8), (7, 3), (1, 1)])
+def test_compilers_share_the_memory(gib: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 GiB for each, one at least, and MAX_JOBS over all."""
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(processes, "memory_gib", lambda: gib)
+    assert max_jobs() == most
+    monkeypatch.setenv("MAX_JOBS", "5")
+    assert max_jobs() == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_job_that_a_signal_ends_has_failed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package test that the kernel kills for its memory must not count as passed."""
+    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
+    dies = f"import os; os.kill(os.getpid(), {int(number)})"
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        jobs.subprocess,
+        "Popen",
+        lambda _, **options: start([sys.executable, "-c", dies], **options),
+    )
+    with pytest.raises(BuildFailed, match=f"test failed .killed by signal {int(number)};"):
+        jobs.run_job(project, 1, lambda _: None, {"action": "test"}, tmp_path / "log")
