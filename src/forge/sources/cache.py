@@ -109,8 +109,9 @@ class SourceCache:
                 return ((link.hash_option or {}).get("sha256") or [""])[0]
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
-        hint = f"get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
-        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}); {hint}")
+        hint = f"; get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
+        hint = hint if source.digest else ""  # a new release's, whose hash nobody knows yet
+        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}){hint}")
 
     def add(self, file: Path, sources: list[Source]) -> Source:
         """Take a file or a repository obtained elsewhere, of which only the commit is kept.
