@@ -134,7 +134,7 @@ def test_lds_addresses_wrap_at_32_bits():
     body = EXCHANGE.replace("v_xor_b32 v3, 0x80, v1", "v_sub_nc_u32 v3, 0, v1")
     found = execute(body.replace("ds_load_b32 v2, v3", "ds_load_b32 v2, v3 offset:252"))
     assert (found == 63 - np.arange(64)).all()
-    with pytest.raises(Trap, match="bounds: LDS address 4294967"):
+    with pytest.raises(Trap, match="lds: LDS address 4294967"):
         execute(body)
 
 
@@ -253,6 +253,9 @@ FOUND = {
     "race": (LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, v0\n" + STORE, "global memory"),
     "uninitialised": (
         LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE, "LDS is read before"),
+    "lds": (
+        LOAD + "v_add_nc_u32 v3, 0x400, v1\nds_store_b32 v3, v0\nds_load_b32 v2, v3\n"
+        "s_waitcnt lgkmcnt(0)\n" + STORE, "LDS address 1276 of 1024 bytes"),
     "barrier": (
         "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 2\ns_barrier\ns_endpgm\n"
         "s_barrier\ns_endpgm\n", "not all living waves"),
@@ -275,11 +278,16 @@ def test_each_check_can_be_off_alone(check):
 def test_findings_can_be_notes_with_a_place(check):
     notes = []
     execute(FOUND[check][0], notes=notes, lenient=True)
-    assert [note.check for note in notes] == [check]
+    assert {note.check for note in notes} == {check}
     assert "`" in notes[0].place and FOUND[check][1] in notes[0].message and notes[0].count >= 1
     # what cannot be executed is no finding
     with pytest.raises(Trap, match="bounds"):
         execute(GOOD, size=63, lenient=True)
+
+
+def test_hardware_reads_zero_outside_of_lds():
+    body = LOAD + "v_mov_b32 v2, 7\n" + FOUND["lds"][0].removeprefix(LOAD)
+    assert (execute(body, checks=False) == 0).all()
 
 
 def test_names_of_checks():

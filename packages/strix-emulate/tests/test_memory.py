@@ -98,5 +98,5 @@ def test_append_counts_the_lanes_of_every_wave():
     """ + STORE  # fmt: skip
     found = launch(body).reshape(2, 32)
     assert (found == found[:, :1]).all() and sorted(found[:, 0]) == [100, 132]
-    with pytest.raises(Trap, match="modifier gds"):
+    with pytest.raises(Trap, match=r"modifiers \['gds'\]"):
         run("ds_append v2 gds")

@@ -147,9 +147,14 @@ def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Call
     def locate(g: Waves):
         # 32 bits, as LLVM counts on: -4 * i with an offset is how it writes s[63 - i]
         inside = g.active(index(g) + np.uint32(offset)).astype(np.int64)
-        if len(inside) and inside.max() + size > limit:
-            raise Trap("bounds", f"LDS address {int(inside.max())} of {limit} bytes")
         at = inside + g.lane_array(g.lds_slot * spaces.lds_stride)
-        return at, None, g.lane_array(g.tags) if len(at) else None
+        marks = g.lane_array(g.tags) if len(at) else None
+        if not len(inside) or inside.max() + size <= limit:
+            return at, None, marks
+        text = f"LDS address {int(inside.max())} of {limit} bytes"
+        spaces.lds.findings.found("lds", text)
+        # hardware: out of range, reads give 0 and writes are discarded (ISA, chapter on LDS)
+        right = inside + size <= limit
+        return at[right], right, marks[right]
 
     return locate

@@ -11,6 +11,7 @@ import numpy as np
 
 from strix_emulate import addressing
 from strix_emulate.decode import M0, Instruction, Operand, Unknown
+from strix_emulate.errors import Trap
 from strix_emulate.waits import (
     LGKM,
     STORE,
@@ -165,7 +166,9 @@ def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     issued = Outstanding(registers("v", target), True, ins.text)
 
     def run(g: Waves):
-        at, _, _ = locate(g)
+        at, right, _ = locate(g)
+        if right is not None:
+            raise Trap("bounds", "a counter outside of LDS")
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
         # one wave after the other: its first lane does it, all get what that found

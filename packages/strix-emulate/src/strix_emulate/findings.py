@@ -7,7 +7,7 @@ from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError, Trap
 
 #: What may be right on hardware, or look so. All else that traps cannot be executed.
-CHECKS = ("pending", "race", "uninitialised", "barrier")
+CHECKS = ("pending", "race", "uninitialised", "barrier", "lds")
 
 
 @dataclass(frozen=True)

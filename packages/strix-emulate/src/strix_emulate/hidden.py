@@ -11,7 +11,7 @@ _ABSENT = {
     "hidden_hostcall_buffer": "printf, assert's text and other calls of the host from a kernel",
     "hidden_printf_buffer": "printf from a kernel",
     "hidden_heap_v1": "malloc and free in a kernel",
-    "hidden_multigrid_sync_arg": "multi_grid.sync()",
+    "hidden_multigrid_sync_arg": "grid.sync() in a launch that is not cooperative",
     "hidden_default_queue": "launches from a kernel",
 }
 #: Addresses that come of a null pointer.
@@ -24,14 +24,16 @@ def missing(kernel: Kernel, trap: Trap) -> str:
     wanted = [_ABSENT[a.kind] for a in kernel.arguments if a.kind in _ABSENT]
     if not at or int(at[1], 16) >= _NEAR_NULL or not wanted:
         return ""
-    return f"; not supported, and the kernel has an argument for it: {'; '.join(wanted)}"
+    return f"; the kernel has an argument for what is not there: {'; '.join(wanted)}"
 
 
-def write(raw: bytearray, kernel: Kernel, grid, block, hostcalls: int = 0) -> None:
+def write(
+    raw: bytearray, kernel: Kernel, grid, block, pointers: dict[str, int] | None = None
+) -> None:
     """Writes hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
-    hostcalls: the address of the buffer through which kernels call the host. Those for which there
-    is nothing here, such as the heap, stay.
+    pointers: addresses by kind of the argument. Those for which there is nothing here, such as the
+    heap, stay.
     """
     sizes = {
         f"hidden_{name}_{axis}": value
@@ -43,7 +45,7 @@ def write(raw: bytearray, kernel: Kernel, grid, block, hostcalls: int = 0) -> No
         )
         for axis, value in zip("xyz", values, strict=True)
     } | {
-        "hidden_hostcall_buffer": hostcalls,
+        **(pointers or {}),
         "hidden_grid_dims": max([i + 1 for i in range(3) if grid[i] * block[i] > 1], default=1),
     }
     for hidden in kernel.arguments:

@@ -11,7 +11,7 @@ from strix_emulate import native, parallel, waits
 from strix_emulate.addressing import Spaces
 from strix_emulate.decode import EXEC, Instruction
 from strix_emulate.errors import Trap
-from strix_emulate.findings import Findings, Note
+from strix_emulate.findings import CHECKS, Findings, Note
 from strix_emulate.hidden import missing
 from strix_emulate.loader import Kernel
 from strix_emulate.meeting import Barriers, join, select
@@ -120,7 +120,7 @@ class Machine:
         )  # fmt: skip
         spaces.lds.order = self.arena.order
         for memory in (self.arena, spaces.lds, spaces.scratch):
-            memory.findings = self.findings or memory.findings
+            memory.findings = self.findings or Findings(frozenset(CHECKS))
         blocks = compile_blocks(self.instructions, self.kernel, spaces)
         self.session = (
             Session(library, spaces, groups * waves * lanes, self._registers(), checks)

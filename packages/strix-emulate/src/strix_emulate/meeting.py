@@ -72,7 +72,7 @@ class Barriers:
     def _pass(self, same: bool = True) -> list[Waves]:
         """Waves that go on; the others are kept.
 
-        "If some waves in the work-group have already terminated, this waits on only the surviving
+        "If some waves in the threadgroup have already terminated, this waits on only the surviving
         waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
         """
         same &= self._findings is not None and self._findings.on("barrier")

@@ -77,9 +77,9 @@ def check(g: Waves, touched: int, target: int, counter: int, findings: Findings)
 
     target: registers that a load will write itself, by way of counter. Loads that one counter
     keeps in order may have the same target, or halves of it, since each writes what it loads and
-    nothing else: of LDS operations "completion is reported to a wavefront in execution order", of
-    VMEM's "in execution order of other load/store/sample operations" (LLVM's guide, "Memory Model
-    GFX10-GFX11"). LLVM places no wait there for VMEM, hipBLASLt's generator none for LDS.
+    nothing else, and "completion is reported to a wavefront in execution order" (LLVM's guide,
+    "Memory Model", of LDS operations; of VMEM loads among themselves it says the same). LLVM places
+    no wait there for VMEM, hipBLASLt's generator none for LDS.
     """
     for number, queue in enumerate(g.queues):
         for entry in queue:

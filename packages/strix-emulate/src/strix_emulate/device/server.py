@@ -189,7 +189,13 @@ class Server:
             options = replace(options, batch=_RESIDENT, cores=1, cooperative=True)
         options = replace(options, lenient=function.module.lenient)
         function.prepare()
-        self._write_arguments(kernel, data[protocol.LAUNCHED.size :], grid, block, lds)
+        hostcalls = Hostcalls(self.pool.views[8])
+        pointers = {"hidden_hostcall_buffer": hostcalls.address}
+        if cooperative:
+            groups = int(np.prod(grid))
+            pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(groups, groups * threads)
+        given = data[protocol.LAUNCHED.size :]
+        self._write_arguments(kernel, given, grid, block, lds, pointers)
         memory = DeviceMemory(self.pool, function.cell, options.checks, function.whole_words)
         code = BASE + function.module.offset + (kernel.image.entry if kernel.image else 0)
         machine = Machine(
@@ -197,16 +203,13 @@ class Server:
             BASE + _PACKET, BASE + _QUEUE,
         )  # fmt: skip
         started = time.process_time()
-        hostcalls = None
         if any(a.kind == "hidden_hostcall_buffer" for a in kernel.arguments):
-            hostcalls = Hostcalls(self.pool.views[8])
             machine.service = hostcalls.serve
         try:
             done = machine.run(BASE + LAUNCH, grid, block)
         except Trap:
-            if hostcalls:
-                # no reply will have it
-                sys.stderr.buffer.write(hostcalls.text)
+            # no reply will have it
+            sys.stderr.buffer.write(hostcalls.text)
             raise
         self.tally.add(kernel.name, done.notes)
         if self.log:
@@ -214,7 +217,7 @@ class Server:
             print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
                   f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
                   file=sys.stderr)  # fmt: skip
-        return hostcalls.text if hostcalls else b""
+        return hostcalls.text
 
     def add_memory(self, data: bytes) -> bytes:
         """Maps memory of another process, as the client did."""
@@ -223,12 +226,14 @@ class Server:
         self.pool.add(offset, size, path, start)
         return b""
 
-    def _write_arguments(self, kernel: loader.Kernel, given: bytes, grid, block, lds: int) -> None:
+    def _write_arguments(
+        self, kernel: loader.Kernel, given: bytes, grid, block, lds: int, pointers: dict[str, int]
+    ) -> None:
         if max(kernel.kernarg, len(given)) > _ARGUMENTS:
             raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")
         raw = bytearray(max(kernel.kernarg, len(given), 8))
         raw[: len(given)] = given
-        hidden.write(raw, kernel, grid, block, Hostcalls.address)
+        hidden.write(raw, kernel, grid, block, pointers)
         packet = api.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
         for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
             self.pool.bytes[offset : offset + len(data)] = data

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// printf and a failed assertion in kernels, with the device libraries' own code (ockl.bc).
+// What kernels do through the device libraries (ockl.bc): print, say what they assert, wait for the whole
+// grid.
 #include "hip.h"
 
 // What ROCm's small libraries beside it say of the target.
@@ -9,7 +10,9 @@ CONSTANT int __oclc_ISA_version = 11501;
 CONSTANT bool __oclc_wavefrontsize64 = 0;
 CONSTANT int __oclc_wavefrontsize_log2 = 5;
 extern "C" {
+hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 __device__ int printf(const char *, ...);
+__device__ void __ockl_grid_sync();
 __device__ unsigned long __ockl_fprintf_stderr_begin();
 __device__ unsigned long __ockl_fprintf_append_string_n(unsigned long, const char *, unsigned long,
                                                         unsigned);
@@ -22,21 +25,42 @@ __global__ void say(const int *x) {
 }
 __global__ void check(const int *x) {
     if (x[__builtin_amdgcn_workitem_id_x()] == 5) {
-        const char text[] = "print.hip: Assertion `x != 5' failed.\n";
+        const char text[] = "ockl.hip: Assertion `x != 5' failed.\n";
         __ockl_fprintf_append_string_n(__ockl_fprintf_stderr_begin(), text, sizeof text, 1);
         __builtin_trap();
     }
 }
 
+/* Each workgroup reads what the next one wrote, twice. */
+__global__ void grid(int *data, int *out, int groups) {
+    int i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+    int next = (i + 64) % (groups * 64);
+    for (int round = 0; round < 2; round++) {
+        data[i] = i + 1000 * round;
+        __ockl_grid_sync();
+        out[i] = data[next];
+        __ockl_grid_sync();
+    }
+}
+
 int main() {
-    int host[128], *data;
-    for (int i = 0; i < 128; i++) host[i] = i;
+    int host[384], *data, *got, groups = 6;
+    void *values[] = {&data, &got, &groups};
+    CHECK(hipMalloc((void **)&got, sizeof host));
+    for (int i = 0; i < 384; i++) host[i] = i;
     CHECK(hipMalloc((void **)&data, sizeof host));
     CHECK(hipMemcpy(data, host, sizeof host, TO_DEVICE));
     printf("before\n");
     say<<<2, 64>>>(data);
     CHECK(hipDeviceSynchronize());
     printf("after\n");
+    int *other;
+    CHECK(hipMalloc((void **)&other, sizeof host));
+    values[0] = &other;
+    CHECK(hipLaunchCooperativeKernel((void *)grid, groups, 64, values, 0, NULL));
+    CHECK(hipMemcpy(host, got, sizeof host, TO_HOST));
+    for (int i = 0; i < 384; i++)
+        if (host[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, host[i]), 1;
     check<<<1, 32>>>(data);
     printf("%s\n", hipGetErrorName(hipDeviceSynchronize()));
     return 0;
