@@ -15,8 +15,8 @@ from packaging.version import Version
 from support import stand_in
 from support.conda_forge import LACKS, Rendered, Solver
 from support.pixi import Pixi, require
-from support.project import CHECKOUT
-from support.release import Release, run
+from support.project import CHECKOUT, copy_checkout
+from support.release import Release, one_python, run
 from support.servers import Revalidating, served
 
 from forge.bases import CONDA_FORGE, PUBLISHED
@@ -27,6 +27,16 @@ pytestmark = pytest.mark.pixi
 BACKEND = "pixi-build-rattler-build"
 # One package of each recipe; the others are outputs of the same.
 OUTPUTS = {"rocm-sdk": "rocm-sdk-core", "pytorch": "libtorch"}
+# What this machine builds without torch: each package, and its recipe. The rest is rendered as pixi
+# renders it for a build, in tests/unit/test_plain_rendering.py.
+BUILT = {
+    "model-hosting-container-standards": "model-hosting-container-standards",
+    "strix-emulate": "strix-emulate",
+    "strix-emulate-hip": "strix-emulate",
+    "strix-emulate-native": "strix-emulate",
+    "strix-validate": "strix-validate",
+    "triton": "triton",
+}
 RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
 
 
@@ -87,7 +97,7 @@ class Workspace(Pixi):
             f"build-variants-files = {json.dumps(files)}", "[dependencies]",
         ]  # fmt: skip
         for recipe in recipes:
-            path = json.dumps(str(root / "recipes" / recipe))
+            path = json.dumps(str(root / "recipes" / BUILT.get(recipe, recipe)))
             lines.append(f"{OUTPUTS.get(recipe, recipe)} = {{ path = {path} }}")
         (folder / "pixi.toml").write_text("\n".join([*lines, ""]))
 
@@ -129,3 +139,28 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
     assert done.stdout.startswith("strix-validate 0.")
     line = "import flash_attn; print(flash_attn.__version__)"
     assert run([prefix / "bin" / "python", "-c", line], workspace.environment).stdout.strip()
+
+
+def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
+    """Of recipes with several outputs too, each built with the variant keys of its own alone."""
+    root, sources, mine = (tmp_path / name for name in ("checkout", "pypi-sources", "mine"))
+    for folder in (root, sources, mine):
+        folder.mkdir()
+    copy_checkout(root, packages=False)
+    one_python(root)
+    for file in CHECKOUT.glob("build/sources/*/*"):
+        if file.suffix in (".whl", ".gz"):
+            (sources / file.name).symlink_to(file.resolve())
+    (tmp_path / "ours").mkdir()
+    for subdir in SUBDIRS:
+        stand_in.write_repodata(tmp_path / "ours", subdir, {})
+    with served(tmp_path / "ours", Revalidating) as url:
+        workspace = Workspace(mine, {CONDA_FORGE: conda_forge, PUBLISHED: url}, root, *BUILT)
+        workspace("install", cwd=mine, PYPI_SOURCES=sources.as_uri())
+    prefix = mine / ".pixi" / "envs" / "default"
+    for name in BUILT:
+        assert len(list(prefix.glob(f"conda-meta/{name}-[0-9]*.json"))) == 1, name
+    done = run([prefix / "bin" / "strix-emulate", "--version"], workspace.environment)
+    assert "executes with libstrix-emulate" in done.stdout
+    done = run([prefix / "bin" / "strix-validate", "--version"], workspace.environment)
+    assert done.stdout.startswith("strix-validate 0.")

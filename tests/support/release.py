@@ -46,10 +46,7 @@ class Release:
         write_mirrors(self.home, self.mirrors)
         self.checkout.mkdir()
         copy_checkout(self.checkout, packages=False)
-        # two Pythons in the committed file; the stand-in has the one that runs this
-        variants = yaml.safe_load((self.checkout / VARIANTS).read_text())
-        variants |= {"python": [f"{PYTHON}.* *_cpython"], "python_min": [PYTHON]}
-        (self.checkout / VARIANTS).write_text(yaml.safe_dump(variants))
+        one_python(self.checkout)
         for folder in (self.checkout / "recipes").iterdir():
             if folder.is_dir() and folder.name not in (*RECIPES, "checks"):
                 shutil.rmtree(folder)
@@ -98,6 +95,13 @@ class Release:
     def packages(self) -> dict[str, Path]:
         """The files that are published, by name."""
         return {str(Package(f).index["name"]): f for f in self.published.glob("*/*.conda")}
+
+
+def one_python(checkout: Path) -> None:
+    """Two Pythons are in the committed file; the stand-in has the one that runs this."""
+    variants = yaml.safe_load((checkout / VARIANTS).read_text())
+    variants |= {"python": [f"{PYTHON}.* *_cpython"], "python_min": [PYTHON]}
+    (checkout / VARIANTS).write_text(yaml.safe_dump(variants))
 
 
 def shortened(test: dict[str, Any]) -> dict[str, Any]:
