@@ -49,6 +49,16 @@ FAULTS = {
     "sinks ignored": ("decode-sinks", {"sinks": False}),
     "scale of fp8 ignored": ("prefill-fp8-kv", {"fp8": False}),
     "neighbours for halves": ("rope", {"neox": False}),
+    "softmax_scale ignored": ("prefill-scale", {"scale": None}),
+    "softmax_scale ignored in decoding": ("decode-scale", {"scale": None}),
+    "ALiBi ignored": ("prefill-alibi", {"alibi": False}),
+    "ALiBi ignored in decoding": ("decode-alibi", {"alibi": False}),
+    "scales of fp8 ignored in decoding": ("decode-fp8-kv", {"fp8": False}),
+    "window of 512 at most": ("prefill-window-600", {"window": 512}),
+    "softcap of large scores left out": ("prefill-softcap-large", {"softcap": 0.0}),
+    "another eps": ("rms-norm-eps", {"eps": 1e-6}),
+    "sections one after the other": ("rope-interleaved", {"interleaved": False}),
+    "routed twice": ("moe-unrouted", {"routed": True}),
 }
 
 
@@ -71,6 +81,23 @@ SPOILT = {
     "the next slot": ("reshape-and-cache", "key_cache", lambda cache: cache.roll(1, 1)),
     "another expert": ("moe", "out", lambda out: out.roll(1, 1)),
     "another token's norm": ("rms-norm", "out", lambda out: out.roll(1, 0)),
+    "keys behind the 2048th": ("decode-2100", "out", lambda out: out * 1.01),
+    "the group of four": ("prefill-gqa3", "out", lambda out: out[:, [0, 1, 2, 2, 4, 5]]),
+    "the group of four in decoding": ("decode-gqa3", "out", lambda out: out[:, [0, 1, 2, 2, 4, 5]]),
+    "the fifth sequence": ("decode-batch6", "out", lambda out: out[[0, 1, 2, 3, 3, 5]]),
+    "a block's sequence": ("prefill-batch6", "out", lambda out: out.roll(3, 0)),
+    "lanes behind the 128th": ("prefill-d256", "out", lambda out: out.roll(128, -1)),
+    "a tile of the widest head": (
+        "decode-d512",
+        "out",
+        lambda out: out.index_fill(-1, torch.arange(256, 512), 0),
+    ),
+    "a block of another sequence": ("prefill-block-33000", "out", lambda out: out.roll(1, 0)),
+    "all lanes turned": ("rope-partial", "q", lambda q: q.roll(64, -1)),
+    "NaN of large scores": ("prefill-softcap-large", "out", lambda out: out / 0 * 0),
+    "the last tile of columns": ("moe-ragged", "out", lambda out: out * 104 / 128),
+    "an expert's bias": ("moe-bias", "out", lambda out: out - 0.1),
+    "zero points": ("moe-int4-zeros", "out", lambda out: out + out.mean()),
     "a group's scale": ("moe-int4", "out", lambda out: out * 1.02),
 }
 
@@ -115,6 +142,19 @@ def test_without_conch_its_checks_are_skipped(monkeypatch):
     monkeypatch.setattr(conch_kernels.importlib.util, "find_spec", lambda name: None)
     (check,) = run(["kernels"], Options(), ["kernels/conch-w8a16-decode"]).checks
     assert check.state is State.SKIPPED and check.measured == {"said": "conch is not installed"}
+
+
+def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
+    """A kernel that takes one for the other is caught, in prefill and decoding."""
+    for name in ("prefill-fp8-kv", "decode-fp8-kv"):
+        case = vllm_checks.COMPUTED[name]
+        call, expected = vllm_kernels.make("seed", case, Path())
+        with monkeypatch.context() as patch:
+            swapped = dict(zip("vk", vllm_kernels.FP8_SCALES.values(), strict=True))
+            patch.setattr(vllm_kernels, "FP8_SCALES", {n: swapped[n] for n in "kv"})
+            _, wrong = vllm_kernels.make("seed", case, Path())
+        found = answer(wrong(torch.float16))
+        assert attention._judge_vllm(CHECK, call, expected, found).state is State.FAILED
 
 
 def test_sinks_are_one_more_key():
@@ -262,6 +302,19 @@ REAL_FAULTS = {
     "another expert": (
         "vllm/model_executor/layers/fused_moe/fused_moe.py", "tl.load(expert_ids_ptr + pid_m)",
         "tl.load(expert_ids_ptr)", "emulated", "moe",
+    ),
+    "zero points of the neighbour": (
+        "vllm/model_executor/layers/fused_moe/fused_moe.py",
+        "b_zp_shifter = (offs_bn[None, :] % 2) * 4", "b_zp_shifter = (offs_bn[None, :] % 1) * 4",
+        "attention", "moe-int4-zeros",
+    ),
+    "slopes of the first head": (
+        f"{OPS}/triton_unified_attention.py", "alibi_slopes_ptr + query_offset_1, mask",
+        "alibi_slopes_ptr + query_offset_1 * 0, mask", "attention", "decode-alibi",
+    ),
+    "eps of another model": (
+        "vllm/model_executor/determinism/batch_invariant.py", "        n_cols,\n        eps,",
+        "        n_cols,\n        1e-6,", "attention", "rms-norm-eps",
     ),
 }  # fmt: skip
 

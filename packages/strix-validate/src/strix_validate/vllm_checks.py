@@ -84,6 +84,11 @@ _CAP = "tanh's softcap that overflows or is left out (Gemma)"
 _PAD = "padding of the head dim to a power of two that leaks into the result"
 _PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
 _GROUP = "a query head that reads another group's keys, where groups are no power of two"
+_SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
+_ALIBI = "slopes ignored, or of another head (Bloom, MPT)"
+_FP8 = "a scale of keys or values left out, or one taken for the other"
+_FAR = "keys or segments behind a limit of 512 or 2048 left out"
+_WIDE = "tiles of head dims above 128, which are smaller, executed (Gemma)"
 _EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
 _INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
 
@@ -109,8 +114,47 @@ COMPUTED = {
     "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
     "prefill-gqa7": _attend(_GROUP, (40, 40), heads=14),
     "decode-gqa7": _attend(_GROUP, (1, 40), heads=14),
-    "prefill-fp8-kv": _attend("a scale of keys or values left out", (40, 60), fp8=True),
+    "prefill-fp8-kv": _attend(_FP8, (40, 60), fp8=True),
+    "prefill-scale": _attend(_SCALE, (40, 40), scale=0.3, head_dim=64),
+    "decode-scale": _attend(_SCALE, (1, 70), scale=0.3, head_dim=64),
+    "prefill-alibi": _attend(_ALIBI, (40, 70), alibi=True, head_dim=64),
+    "decode-alibi": _attend(_ALIBI, (1, 70), alibi=True, head_dim=64),
+    "decode-fp8-kv": _attend(_FP8, (1, 70), fp8=True),
+    "prefill-window-600": _attend(_FAR, (20, 700), window=600, head_dim=64, heads=2, kv_heads=1),
+    "decode-2100": _attend(_FAR, (1, 2100), head_dim=64, heads=2, kv_heads=1),
+    "prefill-gqa3": _attend(_GROUP, (40, 40), heads=6, head_dim=64),
+    "decode-gqa3": _attend(_GROUP, (1, 40), heads=6, head_dim=64),
+    "decode-batch6": _attend(
+        "sequences behind the fourth left out", *((1, 9 + 7 * i) for i in range(6)), head_dim=64
+    ),
+    "prefill-batch6": _attend(
+        "the sequence of a block of queries searched wrongly",
+        *((3, 9 + 7 * i) for i in range(6)),
+        head_dim=64,
+    ),
+    "prefill-d256": _attend(_WIDE, (20, 40), head_dim=256, heads=2, kv_heads=1),
+    "decode-d256": _attend(_WIDE, (1, 40), head_dim=256, heads=2, kv_heads=1),
+    "prefill-d512": _attend(_WIDE, (20, 40), head_dim=512, heads=2, kv_heads=1),
+    "decode-d512": _attend(_WIDE, (1, 40), head_dim=512, heads=2, kv_heads=1),
+    "prefill-softcap-large": _attend(_CAP, (20, 40), softcap=3.0, gain=100.0, head_dim=64),
+    "prefill-block-33000": _attend(
+        "ids of blocks in 16 bits, or offsets in 32",
+        (20, 40),
+        head_dim=64,
+        heads=2,
+        kv_heads=1,
+        first_block=33000,
+    ),
     "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
+    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "another eps than the model's"),
+    "rope-partial": Case(partial(rope, rotary=64), "lanes turned that are not to be (GLM, Phi)"),
+    "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
+    "moe-ragged": Case(
+        partial(moe, columns=104), "the last tile of columns counted whole (GLM-4.5-Air: 1408)"
+    ),
+    "moe-unrouted": Case(partial(moe, routed=False), "the router's weights applied twice"),
+    "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
+    "moe-int4-zeros": Case(partial(moe, bits=4, zeros=True), "zero points of the wrong row (AWQ)"),
     "rms-norm": Case(rms_norm, "the last block, which is not full, counted as full"),
     "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
     "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),

@@ -22,7 +22,9 @@ Expected = Callable[[Precision], dict[str, Tensor]]
 _ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
-FP8, FP8_SCALE = torch.float8_e4m3fn, 0.5
+FP8 = torch.float8_e4m3fn
+#: Of keys and of values: one for both would hide that they are swapped.
+FP8_SCALES = {"k": 0.5, "v": 0.125}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: bool = False,
     fp8: bool = False,
+    scale: float | None = None,
+    alibi: bool = False,
+    gain: float = 1.0,
+    first_block: int = 2,
 ) -> tuple[Call, Expected]:
     """Causal attention over a paged cache: unified_attention of vLLM.
 
@@ -69,16 +75,20 @@ def paged_attention(
     Args:
         lengths: (queries, keys) of each sequence. With one query each, keys are split: 3d.
         window: keys that a query sees, its own included; 0 is all.
-        fp8: keys and values are stored as fp8 e4m3 with a scale.
+        fp8: keys and values are stored as fp8 e4m3 with a scale each.
+        scale: None is 1 / sqrt(head_dim). gain: q times this. first_block: the least in use.
     """
     queries, keys = zip(*lengths, strict=True)
-    q = randn(sum(queries), heads, head_dim)
+    q = randn(sum(queries), heads, head_dim) * gain
     blocks = [-(-n // block) for n in keys]
-    k, v = (torch.full((sum(blocks) + 2, block, kv_heads, head_dim), float("nan")) for _ in "kv")
+    k, v = (
+        torch.full((sum(blocks) + first_block, block, kv_heads, head_dim), float("nan"))
+        for _ in "kv"
+    )
     k, v = k.to(q.dtype), v.to(q.dtype)
     # vLLM's tables are wider than needed, and 0 there
     table = torch.zeros(len(lengths), max(blocks) + 2, dtype=torch.int32)
-    order = iter(range(sum(blocks) + 1, 1, -1))  # not in sequence
+    order = iter(range(sum(blocks) + first_block - 1, first_block - 1, -1))  # not in sequence
     kept = []
     for i, n in enumerate(keys):
         own = torch.tensor([next(order) for _ in range(blocks[i])], dtype=torch.int32)
@@ -98,14 +108,21 @@ def paged_attention(
     }
     if sinks:
         tensors["sinks"] = randn(heads).float()
+    if alibi:
+        tensors["alibi_slopes"] = torch.exp2(-torch.arange(1.0, heads + 1))
     if fp8:
-        kept = [tuple(x.to(FP8).to(q.dtype) * FP8_SCALE for x in pair) for pair in kept]
+        scales = FP8_SCALES.values()
+        kept = [
+            tuple(x.to(FP8).to(q.dtype) * s for x, s in zip(pair, scales, strict=True))
+            for pair in kept
+        ]
     options = {
         "max_seqlen_q": max(queries),
         "max_seqlen_k": max(keys),
         "window_size": (window - 1, 0) if window else (-1, -1),
         "softcap": softcap,
         "fp8": fp8,
+        "softmax_scale": head_dim**-0.5 if scale is None else scale,
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -113,9 +130,16 @@ def paged_attention(
         for part, pair in zip(q.split(queries), kept, strict=True):
             # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
             rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
+            bias = None
+            if alibi:
+                own = torch.arange(len(part))[:, None] + len(pair[0]) - len(part)
+                behind = own - torch.arange(len(pair[0]))
+                bias = -tensors["alibi_slopes"][:, None, None].double() * behind
             found = reference.attention(
                 *rows,
                 causal="bottom-right",
+                attn_mask=bias,
+                scale=scale,
                 window=(window - 1, 0) if window else (-1, -1),
                 softcap=softcap,
                 sinks=tensors.get("sinks"),
@@ -130,10 +154,10 @@ def paged_attention(
 def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
     module = importlib.import_module(_ATTENTION)
     modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
-    q, scale = tensors["q"], None
+    q, scales = tensors["q"], dict.fromkeys("kv")
     if fp8:  # only here: tensors of fp8 cannot be pickled
         tensors |= {name: tensors[name].to(FP8) for name in "kv"}
-        scale = torch.tensor([FP8_SCALE], device=q.device)
+        scales = {n: torch.tensor([value], device=q.device) for n, value in FP8_SCALES.items()}
     out = torch.full_like(q, float("nan"))
     if options["max_seqlen_q"] == 1:
         shape = (*q.shape[:2], SEGMENTS)
@@ -146,9 +170,8 @@ def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict
         **tensors,
         out=out,
         q_descale=None,
-        k_descale=scale,
-        v_descale=scale,
-        softmax_scale=q.shape[2] ** -0.5,
+        k_descale=scales["k"],
+        v_descale=scales["v"],
         causal=True,
         kv_quant_mode=modes.FP8_PER_TENSOR if fp8 else modes.NONE,
         **options,
@@ -183,29 +206,36 @@ def _reshape_and_cache(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name] for name in ("key_cache", "value_cache")}
 
 
-def rms_norm(randn: Randn, *, rows=3, columns=1500) -> tuple[Call, Expected]:
+def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[Call, Expected]:
     """rms_norm_batch_invariant, with a last block that is not full."""
     x, weight = randn(rows, columns), randn(columns)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
         a, w = x.to(work), weight.to(work)
-        out = a * (a.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w
+        out = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return Call("rms_norm", {"input": x, "weight": weight}), expected
+    return Call("rms_norm", {"input": x, "weight": weight}, {"eps": eps}), expected
 
 
-def _rms_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(**tensors)}
+def _rms_norm(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
+    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(**tensors, eps=eps)}
 
 
-def rope(randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True):
-    """triton_mrope: positions in time, height and width, each for its section of the angles."""
-    sections = (head_dim // 8, head_dim // 16 * 3, head_dim // 16 * 3)
-    sections = (head_dim // 2 - 2 * sections[1], *sections[1:])
+def rope(
+    randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
+    interleaved=False,
+) -> tuple[Call, Expected]:  # fmt: skip
+    """triton_mrope: positions in time, height and width, each for its section of the angles.
+
+    rotary: lanes that are turned, 0 is all. interleaved: the sections take turns.
+    """
+    lanes = rotary or head_dim
+    sections = (lanes // 8, lanes // 16 * 3, lanes // 16 * 3)
+    sections = (lanes // 2 - 2 * sections[1], *sections[1:])
     q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
-    angle = randn(3, tokens, head_dim // 2).float() * 3
+    angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
     call = Call(
         "rope",
@@ -213,26 +243,35 @@ def rope(randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True
         {
             "mrope_section": list(sections),
             "head_size": head_dim,
-            "rotary_dim": head_dim,
-            "mrope_interleaved": False,
+            "rotary_dim": lanes,
+            "mrope_interleaved": interleaved,
             "is_neox_style": neox,
         },
     )
+    # which of the three positions each angle is of; interleaved as Qwen3-VL has it
+    owner = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    if interleaved:
+        place = torch.arange(lanes // 2)
+        owner = torch.zeros(lanes // 2, dtype=torch.long)
+        owner[(place % 3 == 1) & (place < 3 * sections[1])] = 1
+        owner[(place % 3 == 2) & (place < 3 * sections[2])] = 2
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        parts = [x.to(work).split(sections, -1) for x in (cos, sin)]
-        c, s = (torch.cat([p[i][i] for i in range(3)], -1)[:, None] for p in parts)
+        index = owner.expand(1, tokens, -1)
+        c, s = (x.to(work).gather(0, index)[0][:, None] for x in (cos, sin))
         found = {}
         for name, x in (("q", q), ("k", k)):
-            x = x.to(work).view(tokens, -1, head_dim)
-            first, second = x.chunk(2, -1) if neox else (x[..., ::2], x[..., 1::2])
+            turned, rest = (
+                x.to(work).view(tokens, -1, head_dim).split([lanes, head_dim - lanes], -1)
+            )
+            first, second = turned.chunk(2, -1) if neox else (turned[..., ::2], turned[..., 1::2])
             if dtype == reference.TERMS:
-                first, second, c, s = (t.abs() for t in (first, second, c, s))
+                first, second, c, s, rest = (t.abs() for t in (first, second, c, s, rest))
             sign = 1.0 if dtype == reference.TERMS else -1.0
             turned = (first * c + sign * second * s, second * c + first * s)
             both = torch.cat(turned, -1) if neox else torch.stack(turned, -1).flatten(-2)
-            found[name] = reference.stored(both.flatten(1), dtype)
+            found[name] = reference.stored(torch.cat([both, rest], -1).flatten(1), dtype)
         return found
 
     return call, expected
@@ -244,11 +283,13 @@ def _rope(tensors: dict[str, Tensor], **options) -> dict[str, Tensor]:
 
 
 def moe(
-    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16
-) -> tuple[Call, Expected]:
+    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
+    bias=False, routed=True,
+) -> tuple[Call, Expected]:  # fmt: skip
     """invoke_fused_moe_triton_kernel with the default tiles: each token times its experts.
 
-    bits: 16, or 4 for int4 weights in groups of 32 with a scale each.
+    bits: 16, or 4 for int4 weights in groups of 32 with a scale each, and with zeros a zero point.
+    bias: of each expert's rows, in 16 bits. routed: the router's weights are applied.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
@@ -257,10 +298,18 @@ def moe(
     if bits == 4:
         codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
         scales = (randn(experts, rows, columns // 32).abs() + 0.5).to(x.dtype)
-        weights = (codes.to(x.dtype) - 8) * scales.repeat_interleave(32, -1)
+        points = torch.full(scales.shape, 8, dtype=torch.uint8)
+        if zeros:
+            points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
+            # two rows to a byte
+            tensors["zeros"] = points[:, ::2] | points[:, 1::2] << 4
+        shifted = codes.to(x.dtype) - points.repeat_interleave(32, -1).to(x.dtype)
+        weights = shifted * scales.repeat_interleave(32, -1)
         tensors |= {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
     else:
         tensors["weights"] = weights
+    if bias:
+        tensors["bias"] = randn(experts, rows)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         parts = [
@@ -268,15 +317,18 @@ def moe(
             for i in range(tokens)
             for j in range(top_k)
         ]
-        routed = tensors["routed"].to(reference.working(dtype))
-        routed = routed.abs() if dtype == reference.TERMS else routed
-        out = torch.cat(parts).view(tokens, top_k, rows) * routed[..., None]
-        return {"out": reference.stored(out, dtype)}
+        out = torch.cat(parts).view(tokens, top_k, rows)
+        shares = tensors["routed"] if routed else torch.ones(tokens, top_k)
+        more = tensors["bias"][chosen[:, :top_k].long()] if bias else torch.zeros(1)
+        shares, more = (x.to(reference.working(dtype)) for x in (shares, more))
+        if dtype == reference.TERMS:
+            shares, more = shares.abs(), more.abs()
+        return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    return Call("moe", tensors, {"bits": bits}), expected
+    return Call("moe", tensors, {"bits": bits, "routed": routed}), expected
 
 
-def _moe(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
+def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str, Tensor]:
     module = importlib.import_module(_MOE)
     x, chosen = tensors["x"], tensors["experts"]
     weights = tensors["codes" if bits == 4 else "weights"]
@@ -298,18 +350,18 @@ def _moe(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
     common = {
         "A": x, "B": weights, "C": out, "topk_weights": tensors["routed"],
         "sorted_token_ids": torch.tensor(ids, **place), "expert_ids": torch.tensor(owners, **place),
-        "num_tokens_post_padded": torch.tensor([len(ids)], **place), "mul_routed_weight": True,
+        "num_tokens_post_padded": torch.tensor([len(ids)], **place), "mul_routed_weight": routed,
         "top_k": top_k, "config": config, "use_int8_w8a16": False, "use_int4_w4a16": bits == 4,
         "compute_type": getattr(module.tl, str(x.dtype).removeprefix("torch.")),
     }  # fmt: skip
     if bits == 4:
         module.invoke_fused_moe_wna16_triton_kernel(
-            **common, B_scale=tensors["scales"], B_zp=None, block_shape=[0, 32]
+            **common, B_scale=tensors["scales"], B_zp=tensors.get("zeros"), block_shape=[0, 32]
         )
     else:
         module.invoke_fused_moe_triton_kernel(
             **common, A_scale=None, B_scale=None, use_fp8_w8a8=False, use_int8_w8a8=False,
-            per_channel_quant=False,
+            per_channel_quant=False, B_bias=tensors.get("bias"),
         )  # fmt: skip
     return {"out": out}
 
