@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import cli, kernel_lists, kernel_packages, warm, workload
+from strix_validate import cli, kernel_calls, kernel_lists, kernel_packages, warm, workload
 from strix_validate.gpu_free import Answer
 from strix_validate.triton_device import Lookup
 from strix_validate.vllm_calls import Attention
@@ -146,6 +146,18 @@ def test_no_model(tmp_path: Path, config: str) -> None:
     file.write_text(config)
     told = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
     assert told.exit_code == 2 and "Traceback" not in told.output
+
+
+def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral's first call with flash-attn compiled its window's kernels."""
+    monkeypatch.setattr(warm.kernel_packages, "has", lambda name: True)
+    monkeypatch.setattr(kernel_calls, "has_aiter", lambda: True)
+    file = tmp_path / "config.json"
+    for window, expected in ((4096, {"(4095, 4095)", "(4096, 4096)"}), (None, set())):
+        file.write_text(json.dumps({**LLAMA, "sliding_window": window}))
+        names = [call.name for call in warm.calls(file, None)["flash-attn"]]
+        found = [name.split("window=")[1].split(" causal")[0] for name in names if "window" in name]
+        assert set(found) == expected
 
 
 def test_the_workload() -> None:
