@@ -78,6 +78,7 @@ s_and_saveexec_b32 s4, s5
 s_or_saveexec_b32 s4, vcc_lo
 s_and_not1_saveexec_b32 null, s4
 s_mov_b32 exec_lo, s4
+s_mov_b32 exec_hi, s4
 s_mov_b64 exec, s[4:5]
 s_and_saveexec_b64 s[4:5], s[6:7]
 s_or_saveexec_b64 s[4:5], vcc

@@ -34,7 +34,7 @@ def execute(
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     done = launch(
         kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
-        threads=threads, options=Options(budget=10_000, **options),
+        threads=threads, options=Options(**{"budget": 10_000} | options),
     )  # fmt: skip
     if notes is not None:
         notes += done.notes

@@ -40,8 +40,8 @@ def test_every_operation_gives_what_numpy_gives(width):
             and not name.startswith(("v_pk_", "v_dot4", "v_dot8"))} <= {
         f"{cmp}_{test}_{kind}{bits}" for cmp in ("v_cmp", "v_cmpx") for test in "ft"
         for kind in "fiu" for bits in (16, 32, 64)
-    } | {"s_addk_i32", "s_mulk_i32", "s_cmov_b32", "s_bitset0_b32", "s_bitset1_b32",
-         "s_and_not1_wrexec_b32", "v_mbcnt_lo_u32_b32"}  # fmt: skip
+    } | {f"s_{name}_{kind}" for kind in ("b32", "b64") for name in (
+        "cmov", "bitset0", "bitset1", "and_not0_wrexec", "and_not1_wrexec")}  # fmt: skip
 
 
 def test_a_wrong_operation_is_seen(library):

@@ -13,9 +13,9 @@ from strix_emulate.decode import Instruction
 from strix_emulate.errors import EmulatorError
 from strix_emulate.findings import CHECKS, Note
 from strix_emulate.loader import LDS_LIMIT, STACK, Image, Kernel
-from strix_emulate.machine import Machine, Options, cell_size
+from strix_emulate.machine import Machine, Options
 from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
-from strix_emulate.program import Block, decode_kernel
+from strix_emulate.program import Block, Program, decode_kernel
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def launch(
     arrays = {id(a.data): a for a in given}
     image = b"" if kernel.image is None or not _reads_code(instructions) else kernel.image.data
     size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + len(image) + 2048
-    arena = Arena(size, cell_size(instructions), options.checks, options.checks, options.cores > 1)
-    # atomics of 16 bits are compare-and-swap of the word around them
-    arena.whole_words = any("cmpswap_b32" in ins.name for ins in instructions)
+    program = Program(instructions)
+    arena = Arena(size, program.cell, options.checks, options.checks, options.cores > 1)
+    arena.whole_words = program.whole_words
     modes: dict[int, set[str]] = {}
     for a in given:
         modes.setdefault(id(a.data), set()).add(a.mode)
@@ -115,7 +115,7 @@ def launch(
     code = _place_image(arena, kernel.image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
     dispatch = arena.place(packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
-    machine = Machine(kernel, instructions, arena, options, total_lds, code, dispatch, queue)
+    machine = Machine(kernel, program, arena, options, total_lds, code, dispatch, queue)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
     seconds = time.process_time() - started + outcome.seconds

@@ -125,6 +125,9 @@ def device(
     budget: Annotated[
         int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds before a launch counts as hung. Default: 1800.")
+    ] = None,
     devices: Annotated[
         int, typer.Option(min=1, max=16, help="Devices that the program sees, with one memory.")
     ] = 1,
@@ -138,7 +141,7 @@ def device(
     size = None if memory is None else int(memory * 2**30)
     launcher.execute(
         command, off=parse(no_checks), memory=size, budget=budget, cores=cores or _all_cores(),
-        log=log, strict=strict, devices=devices,
+        log=log, strict=strict, devices=devices, seconds=seconds,
     )  # fmt: skip
 
 

@@ -186,7 +186,15 @@ def _guarded(function: Callable, origin: str, *arguments):
         return function(*arguments)
     except LoadError:
         raise
-    except (ELFError, ValueError, KeyError, TypeError, struct.error, AttributeError) as error:
+    except (
+        ELFError,
+        ValueError,
+        OverflowError,
+        KeyError,
+        TypeError,
+        struct.error,
+        AttributeError,
+    ) as error:
         raise LoadError(f"{origin}: no whole AMDGPU code object ({error or 'cut off'})") from error
 
 

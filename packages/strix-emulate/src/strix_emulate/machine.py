@@ -17,10 +17,9 @@ from strix_emulate.loader import Kernel
 from strix_emulate.meeting import Barriers, join, select
 from strix_emulate.memory import Arena, Memory
 from strix_emulate.order import WORKGROUP, tags
-from strix_emulate.program import BARRIERS, CALLS, Block, compile_blocks
+from strix_emulate.program import BARRIERS, CALLS, Block, Program
 from strix_emulate.runs import Session, parts
 from strix_emulate.salu import simm16
-from strix_emulate.vmem import access_size, polls
 from strix_emulate.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
 
 #: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
@@ -44,15 +43,17 @@ class Options:
     batch: waves at a time, at most, but at least one workgroup; by default 128, or for C, if no
     wave waits for others, 32, whose registers its caches hold. lockstep: waves at the same
     instruction are one operation; or, the naive way, each wave runs alone. budget:
-    wave-instructions before a kernel counts as hung. native: in C, where libstrix-emulate is
-    installed. cores: how many may be used, where workgroups do not wait for each other and there is
-    enough to do (:mod:`strix_emulate.parallel`). cooperative: workgroups may wait for each other.
+    wave-instructions before a kernel counts as hung; seconds: of the clock. native: in C, where
+    libstrix-emulate is installed. cores: how many may be used, where workgroups do not wait for
+    each other and there is enough to do (:mod:`strix_emulate.parallel`). cooperative: workgroups
+    may wait for each other.
     """
 
     checks: bool = True
     batch: int | None = None
     lockstep: bool = True
     budget: int = 200_000_000
+    seconds: float = 1800
     poison: int = POISON
     native: bool = True
     cores: int = 1
@@ -77,24 +78,19 @@ class Outcome:
     notes: list[Note] = field(default_factory=list)
 
 
-def cell_size(instructions: list[Instruction]) -> int:
-    """Bytes of a shadow cell: the smallest access of the kernel."""
-    sizes = [size for ins in instructions if (size := access_size(ins))]
-    return min([4, *sizes])
-
-
 class Machine:
     """One launch: kernel, its arguments' address, grid and block as (x, y, z)."""
 
     def __init__(
-        self, kernel: Kernel, instructions, arena: Arena, options: Options, lds: int,
+        self, kernel: Kernel, program: Program, arena: Arena, options: Options, lds: int,
         code: int = 0, packet: int = 0, queue: int = 0,
     ):  # fmt: skip
         """code, packet, queue: addresses of the kernel's code, dispatch packet and queue."""
         self.kernel, self.arena, self.options, self.lds = kernel, arena, options, lds
         self.code, self.pointers = code, {"dispatch": packet, "queue": queue}
-        self.instructions = instructions
+        self.program = program
         self.executed = 0
+        self.deadline = time.monotonic() + options.seconds
         self.where = None
         #: what the host does while waves wait for it
         self.service: Callable[[], None] | None = None
@@ -106,10 +102,10 @@ class Machine:
         waves, lanes = -(-threads // self.kernel.width), self.kernel.width
         total = self.total = grid[0] * grid[1] * grid[2]
         library = native.loaded() if self.options.native else None
-        in_c = library and not any(map(polls, self.instructions))
+        in_c = library and not self.program.polls
         batch = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
         groups = max(1, min(total, batch // waves))
-        cell, checks = cell_size(self.instructions), self.options.checks
+        cell, checks = self.program.cell, self.options.checks
         stride = (self.lds + 15) // 16 * 16
         scratch = self.kernel.scratch
         spaces = Spaces(
@@ -121,12 +117,12 @@ class Machine:
         spaces.lds.order = self.arena.order
         for memory in (self.arena, spaces.lds, spaces.scratch):
             memory.findings = self.findings or Findings(frozenset(CHECKS))
-        blocks = compile_blocks(self.instructions, self.kernel, spaces)
         self.session = (
             Session(library, spaces, groups * waves * lanes, self._registers(), checks)
             if library
             else None
         )
+        blocks = self.program.blocks(self.kernel, spaces, self.session)
 
         def batch(first: int, end: int) -> None:
             """Workgroups from the first up to the end."""
@@ -147,18 +143,23 @@ class Machine:
                 raise
 
         outcome = Outcome(0, blocks)
-        with np.errstate(all="ignore"):
-            batch(0, groups)
-            if self.options.cores == 1 or not self._spread(batch, groups, total, outcome):
-                for first in range(groups, total, groups):
-                    batch(first, min(first + groups, total))
+        try:
+            with np.errstate(all="ignore"):
+                batch(0, groups)
+                if self.options.cores == 1 or not self._spread(batch, groups, total, outcome):
+                    for first in range(groups, total, groups):
+                        batch(first, min(first + groups, total))
+        finally:
+            # whoever keeps the program keeps no memory with it
+            self.program.release()
+            self.session = None
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
 
     def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
         """Runs workgroups from the first on on several cores; False: they are still to be run."""
-        outcome.one_core = parallel.one_core(self.instructions)
+        outcome.one_core = parallel.one_core(self.program.communicates)
         left = self.executed / first * (total - first)
         if outcome.one_core or not parallel.worth(left, self.arena):
             return False
@@ -276,7 +277,9 @@ class Machine:
             block.entered += g.n
             self.executed += g.n * (len(block.steps) + 1)
             if self.executed > self.options.budget:
-                raise Trap("budget", f"more than {self.options.budget} wave-instructions")
+                raise self._hung(f"{self.options.budget} wave-instructions", g)
+            if time.monotonic() > self.deadline:
+                raise self._hung(f"{self.options.seconds:g} seconds", g)
             if block.parts is None:
                 block.parts = parts(block.steps, self.session)
             for part in block.parts:
@@ -317,6 +320,12 @@ class Machine:
                 if g.polls >= PATIENCE and not self.alone:
                     g.polls, g.turn = 0, g.turn + 1
                     return "meet", [g]
+
+    def _hung(self, what: str, g: Waves) -> Trap:
+        return Trap(
+            "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "
+            f"is at {g.pc:#x}",
+        )  # fmt: skip
 
     def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
         """S_SETPC, S_SWAPPC, S_CALL: waves by where they go."""

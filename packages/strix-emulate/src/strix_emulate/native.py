@@ -199,7 +199,7 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
     if form.flag is not None:
         op.flag = COperand(file=FILES[form.flag.kind], index=form.flag.index, bits=32)
         written += [form.flag.index] * (form.flag.kind == "s")
-    op.write_exec = EXEC in written or form.shape == "saveexec"
+    op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or form.shape == "saveexec"
     if form.dpp is not None:
         source, valid, lanes = dpp_lanes(form.dpp)
         op.dpp, op.zero_bound = 1, bool(form.dpp.get("bound_ctrl"))

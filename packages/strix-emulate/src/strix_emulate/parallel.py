@@ -17,10 +17,8 @@ from multiprocessing.connection import wait
 
 import numpy as np
 
-from strix_emulate.decode import Instruction
 from strix_emulate.errors import Trap
 from strix_emulate.memory import READ_ONLY, Arena, shared_zeros
-from strix_emulate.vmem import communicates
 
 #: Wave-instructions, and those for a byte that may change, below which processes cost more than
 #: they save.
@@ -39,11 +37,13 @@ class Answer:
     seconds: float
 
 
-def one_core(instructions: list[Instruction]) -> str:
-    """Why the workgroups of a kernel have to stay on one core; empty if they need not."""
+def one_core(names: list[str]) -> str:
+    """Why the workgroups of a kernel have to stay on one core; empty if they need not.
+
+    names: of instructions by which they may wait for each other.
+    """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return "no processes can be forked here"
-    names = sorted({ins.name for ins in instructions if communicates(ins)})
     return f"workgroups may wait for each other: {', '.join(names)}" if names else ""
 
 

@@ -3,13 +3,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from strix_emulate import addressing, crosslane, modes, operations, salu, scalars, valu, vmem, waits
 from strix_emulate.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.errors import Trap
 from strix_emulate.forms import executable, executes
 from strix_emulate.loader import Kernel
-from strix_emulate.runs import Known, Run, Step
+from strix_emulate.runs import Known, Run, Session, Step
 from strix_emulate.salu import simm16
 
 #: Hints, and waits for hazards that do not exist on a machine without timing.
@@ -66,7 +67,23 @@ def supported() -> set[str]:
 
 
 class Blocks(dict[int, Block]):
-    """Blocks by address; what is jumped to inside of one becomes a block of its own."""
+    """Blocks by address; what is jumped to inside of one becomes a block of its own.
+
+    spaces: the memories of the launch; made: functions of its steps on them.
+    """
+
+    def __init__(self, spaces: addressing.Spaces):
+        super().__init__()
+        self.attach(spaces, None)
+
+    def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
+        """To the memories of another launch, or None: what was compiled stays."""
+        self.spaces = spaces
+        self.made: dict[Step, Callable] = {}
+        for block in self.values():
+            for part in block.parts or ():
+                if isinstance(part, Run):
+                    part.session = session
 
     def __missing__(self, address: int) -> Block:
         for block in list(self.values()):
@@ -93,7 +110,7 @@ def compile_blocks(
             starts.add(ins.address + ins.size)
             if "branch" in ins.name:
                 starts.add(_target(ins))
-    found, lines = Blocks(), {}
+    found, lines = Blocks(spaces), {}
     block = None
     for ins in instructions:
         if block is None or block.end is not None or ins.address in starts:
@@ -111,10 +128,55 @@ def compile_blocks(
     for start, block in found.items():
         mode = entry.get(start, modes.initial(kernel))
         for ins in lines[start]:
-            block.steps.append(_step(ins, mode, spaces))
+            block.steps.append(_step(ins, mode, found))
             block.polls |= vmem.polls(ins)
             mode = _mode_after(ins, mode)
     return found
+
+
+class Program:
+    """A kernel's instructions, and what stays known of them from launch to launch."""
+
+    def __init__(self, instructions: list[Instruction]):
+        self.instructions = instructions
+        self._blocks: Blocks | None = None
+
+    @cached_property
+    def cell(self) -> int:
+        """Bytes of a shadow cell: the smallest access of the kernel."""
+        sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
+        return min([4, *sizes])
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether it asks for memory that other waves change."""
+        return any(map(vmem.polls, self.instructions))
+
+    @cached_property
+    def communicates(self) -> list[str]:
+        """By what its workgroups may wait for each other."""
+        return sorted({ins.name for ins in self.instructions if vmem.communicates(ins)})
+
+    @cached_property
+    def whole_words(self) -> bool:
+        """Whether words may reach past an array's end: atomics of 16 bits are compare-and-swap of
+        the word around them."""
+        return any("cmpswap_b32" in ins.name for ins in self.instructions)
+
+    def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
+        """For one launch, up to :meth:`release`."""
+        if self._blocks is None:
+            self._blocks = compile_blocks(self.instructions, kernel, spaces)
+        else:
+            self._blocks.attach(spaces, session)
+            for block in self._blocks.values():
+                block.entered = 0
+        return self._blocks
+
+    def release(self) -> None:
+        """Lets the memories of the launch go."""
+        if self._blocks is not None:
+            self._blocks.attach(None, None)
 
 
 def _modes_at(blocks: Blocks, lines: dict, start: modes.Mode) -> dict[int, modes.Mode | None]:
@@ -164,11 +226,11 @@ def _target(ins: Instruction) -> int:
     return ins.address + ins.size + 4 * simm16(ins.operands[0].text)
 
 
-def _step(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Step:
+def _step(ins: Instruction, mode: modes.Mode, home: Blocks) -> Step:
     known = _KNOWN.get((ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode))
     if known is not None:
-        return Step(ins, known, lambda: _compiled(ins, mode, spaces))
-    run = _compiled(ins, mode, spaces)
+        return Step(ins, known, partial(_compiled, ins, mode), home)
+    run = _compiled(ins, mode, home.spaces)
     reads = target = 0
     counter = -1
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
@@ -182,7 +244,7 @@ def _step(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Step
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
     _KNOWN[ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode] = known
-    return Step(ins, known, lambda: run)
+    return Step(ins, known, partial(_compiled, ins, mode), home)
 
 
 #: what is known of instructions, by their text and mode: kernels are launched more than once

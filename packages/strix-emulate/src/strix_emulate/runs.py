@@ -8,7 +8,6 @@ the wait counters in which waves come to a run.
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,15 +37,20 @@ class Known:
 
 
 class Step:
-    """One instruction; numpy's function for it is made when it is needed."""
+    """One instruction of a kernel; home: its blocks, which know the memories of the launch."""
 
-    def __init__(self, instruction: Instruction, known: Known, make: Callable[[], Callable]):
-        self.instruction, self.known, self._make = instruction, known, make
+    def __init__(
+        self, instruction: Instruction, known: Known, make: Callable[[Spaces], Callable], home
+    ):
+        self.instruction, self.known, self._make, self._home = instruction, known, make, home
 
-    @cached_property
+    @property
     def run(self) -> Callable:
-        """numpy's function on Waves."""
-        return self._make()
+        """numpy's function on Waves; made when a launch needs it."""
+        run = self._home.made.get(self)
+        if run is None:
+            run = self._home.made[self] = self._make(self._home.spaces)
+        return run
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
         """By numpy. A trap knows the instruction."""
@@ -183,7 +187,8 @@ class Run:
     """Steps in a row that C executes."""
 
     def __init__(self, session: Session, steps: list[Step], ops: list[list[native.COp]]):
-        self.session, self.steps = session, steps
+        self.session: Session | None = session
+        self.steps = steps
         flat = [op for part in ops for op in part]
         self.ops = (native.COp * len(flat))(*flat)
         self._first = ctypes.addressof(self.ops)
@@ -226,7 +231,8 @@ class Run:
         return self._plans[key]
 
     def _make(self, g: Waves, first: int, checks: Findings) -> Plan | None:
-        queues = [[e.at((True, i)) for i, e in enumerate(queue)] for queue in g.queues]
+        # without what they touched: plans outlive the launch and its memory
+        queues = [[e.touching(()).at((True, i)) for i, e in enumerate(queue)] for queue in g.queues]
         ghost = SimpleNamespace(queues=queues, pending=g.pending, n=g.n)
         try:
             for number in range(first, len(self.steps)):

@@ -32,6 +32,7 @@ def environment(
     log: bool = False,
     strict: bool = False,
     devices: int = 1,
+    seconds: float | None = None,
 ) -> dict[str, str]:
     """The environment of a program on the device. See :func:`execute`.
 
@@ -53,7 +54,8 @@ def environment(
         "STRIX_EMULATE_STRICT": str(int(strict)),
         "STRIX_EMULATE_LOG": str(int(log)),
     }
-    numbers = {"DEVICES": devices, "MEMORY": memory, "BUDGET": budget, "CORES": cores}
+    numbers = {"DEVICES": devices, "MEMORY": memory, "BUDGET": budget, "CORES": cores,
+               "SECONDS": seconds}  # fmt: skip
     for name, number in numbers.items():
         if number is not None:
             found[f"STRIX_EMULATE_{name}"] = str(number)
@@ -62,8 +64,9 @@ def environment(
 
 def execute(command: list[str], **options) -> None:
     """Becomes the program. Options: off, checks that are not made; memory of the device in bytes;
-    budget in wave-instructions of a launch; cores; log, a line for each launch; strict, what checks
-    find in AMD's libraries ends a launch as well; devices, how many the program sees.
+    budget of a launch in wave-instructions, seconds of the clock for it; cores; log, a line for
+    each launch; strict, what checks find in AMD's libraries ends a launch as well; devices, how
+    many the program sees.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

@@ -11,12 +11,12 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from strix_emulate import api, bundles, hidden, loader
-from strix_emulate.decode import Instruction
 from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -29,8 +29,8 @@ from strix_emulate.errors import (
     Unsupported,
 )
 from strix_emulate.findings import CHECKS, parse
-from strix_emulate.machine import Machine, Options, cell_size
-from strix_emulate.program import decode_kernel
+from strix_emulate.machine import Machine, Options
+from strix_emulate.program import Program, decode_kernel
 from strix_emulate.statistics import occupancy
 
 #: Offsets of what a launch needs, and the most bytes of arguments.
@@ -50,29 +50,25 @@ class _Module:
 class _Function:
     kernel: loader.Kernel
     module: _Module
-    instructions: list[Instruction] = field(default_factory=list)
-    cell: int = 4
-    whole_words: bool = False
 
-    def prepare(self) -> None:
-        """Decodes the kernel, before its first launch."""
-        if not self.instructions:
-            self.instructions = decode_kernel(self.kernel)
-            self.cell = cell_size(self.instructions)
-            self.whole_words = any("cmpswap_b32" in ins.name for ins in self.instructions)
+    @cached_property
+    def program(self) -> Program:
+        """Decoded before the first launch."""
+        return Program(decode_kernel(self.kernel))
 
 
 class Server:
-    """Answers requests. off, budget, cores: see :class:`strix_emulate.machine.Options`."""
+    """Answers requests. off, budget, cores, seconds: see :class:`strix_emulate.machine.Options`."""
 
     def __init__(
         self, pool: Pool, off: frozenset[str] = frozenset(), budget: int = 0, log: bool = False,
-        cores: int = 1, strict: bool = False,
+        cores: int = 1, strict: bool = False, seconds: float = 0,
     ) -> None:  # fmt: skip
         self.pool, self.log, self.strict = pool, log, strict
         self.options = Options(
-            checks=off != set(CHECKS), off=off, budget=budget or Options.budget, cores=cores
-        )
+            checks=off != set(CHECKS), off=off, budget=budget or Options.budget, cores=cores,
+            seconds=seconds or Options.seconds,
+        )  # fmt: skip
         self.tally = Tally(off)
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
@@ -188,7 +184,7 @@ class Server:
                 )
             options = replace(options, batch=_RESIDENT, cores=1, cooperative=True)
         options = replace(options, lenient=function.module.lenient)
-        function.prepare()
+        program = function.program
         hostcalls = Hostcalls(self.pool.views[8])
         pointers = {"hidden_hostcall_buffer": hostcalls.address}
         if cooperative:
@@ -196,10 +192,10 @@ class Server:
             pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(groups, groups * threads)
         given = data[protocol.LAUNCHED.size :]
         self._write_arguments(kernel, given, grid, block, lds, pointers)
-        memory = DeviceMemory(self.pool, function.cell, options.checks, function.whole_words)
+        memory = DeviceMemory(self.pool, program.cell, options.checks, program.whole_words)
         code = BASE + function.module.offset + (kernel.image.entry if kernel.image else 0)
         machine = Machine(
-            kernel, function.instructions, memory, options, kernel.lds + lds, code,
+            kernel, program, memory, options, kernel.lds + lds, code,
             BASE + _PACKET, BASE + _QUEUE,
         )  # fmt: skip
         started = time.process_time()
@@ -300,6 +296,7 @@ def main() -> int:
             environment("STRIX_EMULATE_LOG", "0") != "0",
             int(environment("STRIX_EMULATE_CORES") or 1),
             environment("STRIX_EMULATE_STRICT", "0") != "0",
+            float(environment("STRIX_EMULATE_SECONDS") or 0),
         )
         decode_check()
     except (Refused, ValueError, EmulatorError) as error:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launches of one program after another, and those that do not end."""
+
+import io
+import weakref
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+from strix_emulate import llvm, program
+from strix_emulate.decode import decode
+from strix_emulate.errors import Trap
+from strix_emulate.loader import Kernel
+from strix_emulate.machine import Machine, Options
+from strix_emulate.memory import READ_ONLY, WRITABLE, Arena
+from strix_emulate.program import Program
+from test_checks import LOAD, STORE, execute
+
+#: the atomic is numpy's where C is installed, too
+BODY = (
+    LOAD
+    + """
+global_load_b32 v3, v1, s[4:5]
+s_waitcnt vmcnt(0)
+v_lshlrev_b32 v2, 1, v3
+v_mov_b32 v4, 1
+global_atomic_add_u32 v1, v4, s[4:5]
+"""
+    + STORE
+)
+
+
+def launch(shared: Program, data: np.ndarray, length: int, **options):
+    """What the 64 threads store; the arena as a weak reference."""
+    kernel = Kernel("twice", b"", kernarg=16)
+    arena = Arena(8192, shared.cell, True, False)
+    source = arena.place(data.astype(np.uint32).view(np.uint8), WRITABLE)
+    target = arena.place(np.zeros(4 * length, np.uint8), WRITABLE)
+    pointers = np.array([source, target], np.uint64).view(np.uint8)
+    machine = Machine(kernel, shared, arena, Options(**options), 0)
+    machine.run(arena.place(pointers, READ_ONLY), (1, 1, 1), (64, 1, 1))
+    return arena.fetch(target, 4 * length).view(np.uint32), weakref.ref(arena)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_program_is_compiled_once(monkeypatch, native):
+    steps = []
+    monkeypatch.setattr(
+        program, "_step", lambda *x, made=program._step: steps.append(x) or made(*x)
+    )
+    text = ELFFile(io.BytesIO(llvm.assemble(BODY))).get_section_by_name(".text")
+    shared = Program(decode(text.data()))
+    for start in range(3):
+        got, arena = launch(shared, np.arange(64) + start, 64, native=native)
+        assert (got == 2 * (np.arange(64) + start)).all()
+        assert arena() is None, "a program that is kept keeps the memory of its last launch"
+    assert len(steps) == len(shared.instructions) - 1  # s_endpgm ends a block
+    # nor does a launch that traps leave anything behind
+    with pytest.raises(Trap, match="bounds"):
+        launch(shared, np.arange(64), 60, native=native)
+    assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
+
+
+def test_a_launch_that_hangs_is_ended_by_the_clock():
+    forever = LOAD + "again:\ns_nop 0\ns_branch again\n" + STORE
+    with pytest.raises(Trap) as trap:
+        execute(forever, threads=64, seconds=0.05, budget=10**12)
+    assert trap.value.kind == "budget"
+    # kernel, program counter, wave
+    assert "test at 0x" in str(trap.value)
+    assert "more than 0.05 seconds; wave 0 of workgroup 0 is at 0x" in str(trap.value)
