@@ -104,11 +104,11 @@ def test_every_truncation_is_one_message(elf):
         assert kernels == loader.parse(elf, "whole")
 
 
-def test_wave64_is_refused(elf):
+def test_metadata_for_another_wave_is_refused(elf):
     key = b".wavefront_size"
     at = elf.index(key) + len(key)
     assert elf[at] == 32
-    with pytest.raises(LoadError, match="wave64"):
+    with pytest.raises(LoadError, match="its descriptor is for waves of 32 lanes"):
         loader.parse(elf[:at] + b"\x40" + elf[at + 1 :], "file")
 
 
