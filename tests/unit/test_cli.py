@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from forge.bases import BaseName
 from forge.build.display import Display
+from forge.channel.location import Location
 from forge.cli import main
 from forge.cli.context import Context, Maybe, command, takes_context
 from forge.errors import ForgeError
@@ -205,3 +206,31 @@ def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: st
     display.say("said")
     display.line("a line of a build")
     assert console.file.getvalue() == shown
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("x" * 70_000), type("PanicException", (BaseException,), {})("y")]
+)
+def test_what_nobody_foresaw_is_one_line_and_a_log(
+    fault: BaseException, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def app(**_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(main, "app", app)
+    assert main.run() == 1
+    said = capfd.readouterr().err.strip()
+    assert said.startswith(f"error: {type(fault).__name__}: ") and "\n" not in said
+    assert len(said) < 1000
+    log = Path(said.rsplit(" ", 1)[1])
+    assert "Traceback" in log.read_text()
+    log.unlink()
+
+
+@pytest.mark.parametrize("host", [":80", "a b", "%zz", "[::1]]", "[::1", "h:x", ""])
+def test_a_malformed_url_is_one_message(host: str) -> None:
+    for scheme in ("http", "https"):
+        with pytest.raises(ForgeError, match="malformed channel URL"):
+            Location(f"{scheme}://{host}/c")
+    for good in ("h", "a-b.example:8080", "[::1]:80", "127.0.0.1"):
+        assert Location(f"https://{good}/c").url.endswith("/c")

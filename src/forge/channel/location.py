@@ -13,6 +13,7 @@ from forge.errors import ForgeError, NotAttempted
 
 # rattler puts a stored token into the URL, and some hosts redirect to a signed one
 SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"))
+HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?")
 
 
 class Location:
@@ -82,6 +83,8 @@ def refuse_credentials(channel: str) -> None:
             "command lines, logs and locks would expose. Give the plain URL, and store the "
             "credential with pixi auth login or in the file that RATTLER_AUTH_FILE names"
         )
+    if parts.scheme in ("http", "https") and not HOST.fullmatch(parts.netloc):
+        raise ForgeError(f"malformed channel URL: {parts.netloc!a:.80} is not HOST or HOST:PORT")
 
 
 def redacted(error: object) -> str:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from typing import Annotated
 
 import typer
@@ -18,9 +19,10 @@ from typer import Option
 from typer.core import TyperArgument
 
 from forge.build.display import Display
+from forge.channel.location import redacted
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, takes_context
-from forge.errors import ForgeError
+from forge.errors import ForgeError, one_line
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
@@ -73,6 +75,12 @@ def run() -> int:
         err.print(
             f"error: {where}{error.strerror or error}; fix that and run the same command again"
         )
+        return 1
+    except BaseException as error:  # what nobody foresaw; a panic of Rust is no Exception
+        with tempfile.NamedTemporaryFile("w", prefix="forge-", suffix=".log", delete=False) as log:
+            log.write(traceback.format_exc())
+        says = one_line(f"{type(error).__name__}: {redacted(error)}")
+        err.print(f"error: {says}; a fault of forge: report it with {log.name}")
         return 1
     return 0
 
