@@ -182,7 +182,7 @@ def test_lds_two_addresses_halves_and_inactive_lanes():
         v2=LANE,
     )
     assert (g.V[3][0][:31] == LANE[:31]).all() and g.V[3][0][31] == 0xDEADBEEF
-    with pytest.raises(Trap, match="bounds"):
+    with pytest.raises(Trap, match="lds: LDS address 5000 of 4096 bytes"):
         run("ds_load_b32 v3, v1", v1=LANE * 0 + 5000)
 
 
