@@ -148,7 +148,8 @@ def test_commands(app: MiniProject, package: Path) -> None:
     assert json.loads(printed)["subject"][0]["name"] == package.name
     said = app.forge("verify", *map(str, app.channel.glob("*/*.conda"))).stdout
     assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as recorded") == 2
-    assert "3 files" in said and "1 x patch" in said and "2 x source" in said
+    assert "3 files" in said and "2 x recipe" in said and "2 x source" in said
+    assert "by the record's own word: " in said and "patch patches/alpha/0001-more.patch" in said
     assert "there are: alpha, beta" in app.forge("provenance", "gamma", code=2).stderr
     (record,) = (app.channel / "forge").glob("beta-*.provenance.json")
     record.unlink()

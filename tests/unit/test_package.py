@@ -107,5 +107,6 @@ def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     whole = bytearray(built.read_bytes())
     whole[len(whole) // 2] ^= 0xFF
     built.write_bytes(whole)
-    with pytest.raises(BuildFailed, match="cannot be read"):
-        _ = Package(built).payload
+    # zip's and zstd's checksums are not looked at by every rattler; those of the files are by us
+    with pytest.raises(ForgeError, match="cannot be read|has another sha256"):
+        Package(built).require_safe()
