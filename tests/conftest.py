@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from forge.recipes.plan import RecipeSet
 
 # the workers share the cores, and threads of torch that wait for one spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# of all mutants of this run (support/mutants.py); workers inherit it
+os.environ.setdefault("FORGE_SEED", str(secrets.randbelow(10**6)))
+
+
+def pytest_report_header() -> str:
+    return f"mutants: FORGE_SEED={os.environ['FORGE_SEED']} repeats those of this run"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the markers

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.project import driver, driver_environment
+from support.project import FILTER, driver, driver_environment
 
 #: Tier, its checks here, and how many kernels or comparisons they come to at least.
 TIERS = {
@@ -31,7 +31,7 @@ def source(attention_stack: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     root = f"vllm-{version}"
     with tarfile.open(found[0]) as archive:
         read = [m for m in archive if m.name.startswith((f"{root}/vllm/", f"{root}/PKG-INFO"))]
-        archive.extractall(folder, read, filter="data")
+        archive.extractall(folder, read, **FILTER)
     return folder / root
 
 

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, FILTER, MiniProject
 
 from forge import bases
 from forge.errors import NotAttempted
@@ -66,7 +66,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     parts = tuple(f"vllm-{recipe.version}/{part}" for part in touched)
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(parts)]
-        tar.extractall(folder, wanted, filter="data")
+        tar.extractall(folder, wanted, **FILTER)
     upstream, patched = folder / f"vllm-{recipe.version}", folder / "patched"
     # links: git writes another file in the place of one that it changes
     shutil.copytree(upstream, patched, copy_function=os.link)

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Seeded mutations of foreign data, and the tally of what a reader made of them.
+"""Mutations of foreign data by a drawn seed, and the tally of what a reader made of them.
 
 A test takes valid data, mutates it, and gives each mutant to the reader. Two outcomes are allowed:
 success with the right content, or one ForgeError whose message is short. The closing lines of a
 run add up what every such test recorded (tests/conftest.py).
+
+Each run draws its seed, because mutants of one seed prove that seed alone. It stands in the head of the
+report; FORGE_SEED=N repeats it.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from forge.errors import ForgeError
 
+# tests/conftest.py draws it before the workers start
+SEED = os.environ.get("FORGE_SEED", "0")
 # What stands in for a value: other types, other sizes, and texts that mean something to a path.
 STRANGE: tuple[Any, ...] = (
     None, True, 0, -1, 2**63, 1e308, "", "\x00", "..", "../../x", "/etc/passwd", "a" * 70_000,
@@ -25,9 +31,12 @@ TREE_DEPTH, TEXT_DEPTH = 150, 20_000
 LONGEST = 2_000  # characters of a message; a reader must not repeat what it was given
 
 
-def trees(valid: Any, seed: int, count: int) -> Iterator[Any]:
-    """`count` copies of a JSON-like value, each with one to three places changed."""
-    rng = random.Random(seed)
+def trees(valid: Any, stream: int, count: int) -> Iterator[Any]:
+    """`count` copies of a JSON-like value, each with one to three places changed.
+
+    `stream` is a number that tells the mutants of one test from those of another.
+    """
+    rng = random.Random(f"{SEED} {stream}")
     for _ in range(count):
         mutant = [copy.deepcopy(valid)]
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -35,9 +44,9 @@ def trees(valid: Any, seed: int, count: int) -> Iterator[Any]:
         yield mutant[0]
 
 
-def texts(valid: bytes, seed: int, count: int) -> Iterator[bytes]:
+def texts(valid: bytes, stream: int, count: int) -> Iterator[bytes]:
     """`count` copies of a file, cut, flipped, repeated, with lines lost or with foreign bytes."""
-    rng = random.Random(seed)
+    rng = random.Random(f"{SEED} {stream}")
     for _ in range(count):
         yield rng.choice((_cut, _flip, _repeat, _drop_line, _insert))(valid, rng)
 
@@ -121,7 +130,7 @@ class Tally:
     def give(self, read: Callable[[], Any], right: Callable[[Any], bool], what: object) -> None:
         """Read one mutant. `right` says whether the result of a success has the right content.
 
-        Raises AssertionError for any other outcome; `what` describes the mutant.
+        Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
         """
         try:
             result = read()
@@ -131,6 +140,9 @@ class Tally:
                 raise AssertionError(f"{self.reader}: a bad message for {what!r:.500}") from error
             self.outcomes["refused"] += 1
             return
+        except BaseException as error:
+            error.add_note(f"{self.reader}, FORGE_SEED={SEED}: {what!r:.500}")
+            raise
         if not right(result):
             raise AssertionError(f"{self.reader}: wrong content accepted: {what!r:.500}")
         self.outcomes["accepted"] += 1

@@ -12,7 +12,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +38,8 @@ SCRIPT = """\
 mkdir -p "$PREFIX/share/{name}"
 echo {name} > "$PREFIX/share/{name}/text"
 """
+# tarfile's, which CPython 3.11 has since 3.11.4
+FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 class MiniProject:

@@ -4,13 +4,25 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
-from support.mutants import Tally, texts, trees
+from support import mutants
+from support.mutants import SEED, Tally, texts, trees
 
 from forge.errors import ForgeError
 
 VALID = {"name": "x", "list": [1, 2, {"deep": "y"}]}
+
+
+def test_a_run_has_one_seed() -> None:
+    assert os.environ["FORGE_SEED"] == SEED and SEED.isdigit()
+
+
+def test_another_seed_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(texts(b"a\nb\n", 1, 50))
+    monkeypatch.setattr(mutants, "SEED", f"{SEED}1")
+    assert list(texts(b"a\nb\n", 1, 50)) != before
 
 
 def test_the_same_seed_gives_the_same_mutants() -> None:
@@ -26,8 +38,9 @@ def test_mutants_differ_from_what_is_valid() -> None:
 
 def test_a_traceback_is_no_outcome() -> None:
     tally = Tally("json", lambda *_: None)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError) as raised:
         tally.give(lambda: json.loads("{"), bool, "{")
+    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], "nobody could repeat it"
 
 
 def test_wrong_content_and_endless_messages_are_found() -> None:

@@ -14,6 +14,7 @@ from forge.provenance.package import is_plain
 
 PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"
+LIMIT = 1 << 31  # bytes of an index, unpacked; conda-forge's has a tenth of it
 SHA256 = re.compile("[0-9a-f]{64}")
 FILE = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
 
@@ -28,12 +29,12 @@ def parse(name: str, raw: bytes) -> dict[str, Any]:
     """An index, a shard, or a list of shards; {} for anything of another shape."""
     try:
         if name.endswith(".zst"):
-            raw = zstandard.ZstdDecompressor().decompressobj().decompress(raw)
+            raw = zstandard.ZstdDecompressor().stream_reader(raw).read(LIMIT)
         data = msgpack.unpackb(raw, timestamp=3) if ".msgpack" in name else json.loads(raw)
         packages = [data.get(key, {}) for key in ("packages", "packages.conda")]
         tables = [*packages, data.get("info", {}), data.get("shards", {})]
         whole = (
-            all(isinstance(key, str) for table in tables for key in dict(table))
+            all(isinstance(key, str) for table in tables for key in table.keys())
             and all(isinstance(record, dict) for table in packages for record in table.values())
             and all(isinstance(digest, bytes) for digest in tables[3].values())
             and {str} >= {type(file) for file in list(data.get("removed", []))}

@@ -114,6 +114,8 @@ def _forms(location: Location, subdir: str, data: dict, required: bool) -> Itera
 
 def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterator[str]:
     merged: dict[str, Any] = {"packages.conda": {}, "removed": []}
+    if index.get("info", {}).get("subdir") != subdir:
+        yield f"{subdir}/{SHARDS}: does not say that it is of {subdir}"
     for package, digest in index.get("shards", {}).items():
         name = f"{subdir}/shards/{digest.hex()}.msgpack.zst"
         raw = location.read(name)

@@ -50,7 +50,7 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
     if len(same) != 1:
         there = "; ".join(f"{p.subdir} {' '.join(p.virtual_packages)}" for p in locked.platforms())
         raise ForgeError(
-            f"locked for {there or 'no platform'}, but not for what pixi.toml declares"
+            f"locked for {there or 'no platform':.300}, but not for what pixi.toml declares"
         )
     found = []
     for package in locked.packages(same[0]) or []:

@@ -49,7 +49,7 @@ PUBLISHER = {"identity", "issuer", "target", "trusted-root"}
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's own; it is a folder's name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 AMD_GPU = re.compile(r"gfx([1-9]\d?)([0-9a-f])([0-9a-f])")
-VIRTUAL_PACKAGE = re.compile(r"(__\w+)=([\w.]+(=[\w.]+)?)")
+VIRTUAL_PACKAGE = re.compile(r"(__\w+)=(\d{1,9}(\.[0-9A-Za-z]{1,9})*(=[\w.]+)?)", re.ASCII)
 
 
 @dataclass(frozen=True)

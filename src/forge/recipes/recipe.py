@@ -61,7 +61,7 @@ class Recipe:
             name, build = data["package"]["name"], data["build"]["string"]
             if not (CONTENT_HASH.search(build) and build.startswith(base.build_prefix)):
                 form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
-                raise ForgeError(f"{path}: {name}'s build string {build!r} is not {form}")
+                raise ForgeError(f"{path}: {name}'s build string {build!r:.200} is not {form}")
         built_with = itertools.chain(*self.requirements.values())
         self.needs = set(map(package_name, built_with)) - self.output_names
         self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
@@ -150,10 +150,10 @@ def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
     """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
     if "git" in data:
         if not re.fullmatch("[0-9a-f]{40}", str(data.get("rev", ""))):
-            raise ForgeError(f"{recipe.path}: a git source needs rev, a full commit: {data}")
+            raise ForgeError(f"{recipe.path}: a git source needs rev, a full commit: {data!s:.200}")
         return Source(data["git"], "", commit=data["rev"])
     if "url" not in data or "sha256" not in data:
-        raise ForgeError(f"{recipe.path}: a source needs url and sha256: {data}")
+        raise ForgeError(f"{recipe.path}: a source needs url and sha256: {data!s:.200}")
     url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
     by_file = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
     source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]), tuple(mirrors))
