@@ -5,8 +5,8 @@ A test takes valid data, mutates it, and gives each mutant to the reader. Two ou
 success with the right content, or one ForgeError whose message is short. The closing lines of a
 run add up what every such test recorded (tests/conftest.py).
 
-Each run draws its seed, because mutants of one seed prove that seed alone. It stands in the head of the
-report; FORGE_SEED=N repeats it.
+Each run draws its seed, because mutants of one seed prove that seed alone. It stands in the head of
+the report; FORGE_SEED=N repeats it.
 """
 
 from __future__ import annotations

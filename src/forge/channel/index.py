@@ -34,7 +34,7 @@ def parse(name: str, raw: bytes) -> dict[str, Any]:
         packages = [data.get(key, {}) for key in ("packages", "packages.conda")]
         tables = [*packages, data.get("info", {}), data.get("shards", {})]
         whole = (
-            all(isinstance(key, str) for table in tables for key in table.keys())
+            all(isinstance(key, str) for table in tables for key in {**table})
             and all(isinstance(record, dict) for table in packages for record in table.values())
             and all(isinstance(digest, bytes) for digest in tables[3].values())
             and {str} >= {type(file) for file in list(data.get("removed", []))}
