@@ -12,6 +12,8 @@ import pytest
 import torch
 from strix_validate import behaviour, flash_cases, gpu_free, reference, sdpa
 from strix_validate.checks import Check, Options, Size, State
+from strix_validate.sdpa_problem import Problem
+from strix_validate.sdpa_shapes import SHAPES
 from strix_validate.tiers import attention, run_each
 
 right = torch.nn.functional.scaled_dot_product_attention
@@ -116,16 +118,16 @@ def plant(name, result):
 @pytest.mark.parametrize("name", NUMERICS)
 def test_wrong_numbers_are_caught(name):
     broken, shape_name, dtype = NUMERICS[name]
-    shape = next(shape for shape in sdpa.SHAPES if shape.name == shape_name)
-    problem = sdpa.Problem(shape, dtype, "cpu")
+    shape = next(shape for shape in SHAPES if shape.name == shape_name)
+    problem = Problem(shape, dtype, "cpu")
     check = Check("sdpa/default/x", "", "")
     plant(name, sdpa.run_one(check, broken, problem))
 
 
-@pytest.mark.parametrize("shape", sdpa.SHAPES[:16], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", SHAPES[:16], ids=lambda shape: shape.name)
 def test_right_numbers_pass(shape):
     """The written-out attention, which the faults are variations of, is right."""
-    problem = sdpa.Problem(shape, torch.bfloat16, "cpu")
+    problem = Problem(shape, torch.bfloat16, "cpu")
     check = Check("sdpa/default/x", "", "")
     assert sdpa.run_one(check, attend, problem).state is State.PASSED
 
@@ -197,7 +199,7 @@ def test_right_dropout_passes(monkeypatch):
 
 
 def test_silent_fall_back_to_math_is_caught():
-    problem = sdpa.Problem(sdpa.SHAPES[0], torch.bfloat16, "cpu")
+    problem = Problem(SHAPES[0], torch.bfloat16, "cpu")
     check = Check("sdpa/flash/full-bfloat16", "", "")
     result = sdpa.run_one(check, sdpa.ROUTES["math"], problem)
     plant("silent fall-back to math", result)

@@ -17,6 +17,8 @@ import tiled
 import torch
 from strix_validate import behaviour, flash_cases, gpu_free, sdpa
 from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.sdpa_problem import Problem
+from strix_validate.sdpa_shapes import SHAPES
 from strix_validate.tiers import attention, run_each
 
 HALF = torch.float16  # for a field that only asks whether sums are kept in 16 bits
@@ -314,9 +316,9 @@ def flash_attn(kernel: tiled.Kernel, call) -> gpu_free.Answer:
 
 
 @cache
-def problems(size: Size) -> list[sdpa.Problem]:
-    shapes = [x for x in sdpa.SHAPES if size.holds(x.size) and not x.on_device]
-    return [sdpa.Problem(x, dtype, "cpu") for x in shapes for dtype in x.dtypes]
+def problems(size: Size) -> list[Problem]:
+    shapes = [x for x in SHAPES if size.holds(x.size) and not x.on_device]
+    return [Problem(x, dtype, "cpu") for x in shapes for dtype in x.dtypes]
 
 
 @cache

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from strix_validate import reference, sdpa
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
+from strix_validate.sdpa_problem import Problem
+from strix_validate.sdpa_shapes import Shape
 
 HALF = torch.float16
 #: Placeholder for a comparison whose result becomes another check's.
@@ -226,8 +228,8 @@ def compiled(route: sdpa.Route, options: Options) -> dict | Result:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if options.size.holds(Size.FULL) and options.device == "cpu" and not compiler:
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
-    shape = sdpa.Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
-    problem = sdpa.Problem(shape, HALF, options.device)
+    shape = Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = Problem(shape, HALF, options.device)
     backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
