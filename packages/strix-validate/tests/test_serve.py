@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from strix_validate import skips, tiny_llama, tiny_models
+from strix_validate import skips, tiny_llama, tiny_models, vllm_server
 from strix_validate.checks import Options, State
 from strix_validate.skips import Machine
 from strix_validate.tiers import run_each, serve
@@ -27,9 +27,9 @@ def examine(monkeypatch, tmp_path):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE / "vllm.py"} "$@"\n')
     program.chmod(0o755)
     monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.setattr(serve.shutil, "which", lambda name, path: str(program))
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: True)
-    vllm, generate = importlib.import_module("vllm"), serve._child
+    monkeypatch.setattr(vllm_server.shutil, "which", lambda name, path: str(program))
+    monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: True)
+    vllm, generate = importlib.import_module("vllm"), vllm_server._child
 
     def child(task, folder, *model):
         if task == "generate":
@@ -44,11 +44,11 @@ def examine(monkeypatch, tmp_path):
         logprobs[vllm.likeliest(tiny_llama.PROMPT)] = math.log(0.5)
         return {"logprobs": logprobs}
 
-    monkeypatch.setattr(serve, "_child", child)
+    monkeypatch.setattr(vllm_server, "_child", child)
 
     def run(fault, names=tuple(serve.BODIES)):
         monkeypatch.setenv("FAKE_VLLM", fault)
-        with serve.Session("cuda", start_limit=5, stop_limit=1) as session:
+        with vllm_server.Session("cuda", start_limit=5, stop_limit=1) as session:
             bodies = {
                 f"serve/{name}": lambda options, body=body: body(session)
                 for name, body in serve.BODIES.items()
@@ -118,7 +118,9 @@ def test_a_start_that_hangs_is_waited_for_once(examine):
 
 @pytest.mark.parametrize("device, missing", [("cuda", "vllm"), ("cpu", None)])
 def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monkeypatch):
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: name != missing or None)
+    monkeypatch.setattr(
+        vllm_server.importlib.util, "find_spec", lambda name: name != missing or None
+    )
     options = Options(device=device)
     results = list(serve.run([c for c in serve.checks() if serve.applies(c, options)], options))
     assert {result.state for result in results} == {State.SKIPPED}
@@ -131,9 +133,9 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
 def test_the_server_captures_graphs(examine, monkeypatch):
     """So that "completion" compares graphs with the eager decoding of "offline"."""
     started = []
-    popen = serve.subprocess.Popen
+    popen = vllm_server.subprocess.Popen
     monkeypatch.setattr(
-        serve.subprocess, "Popen", lambda *a, **o: started.append(a[0]) or popen(*a, **o)
+        vllm_server.subprocess, "Popen", lambda *a, **o: started.append(a[0]) or popen(*a, **o)
     )
     examine("")
     (command,) = [words for words in started if "serve" in words]
