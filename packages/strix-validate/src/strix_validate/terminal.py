@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A run on the terminal: its options, its progress, the record as it grows, the exit status."""
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from strix_validate import host
+from strix_validate.checks import Options, Size, exit_code
+from strix_validate.record import Record
+from strix_validate.run import NoSuchCheck, refuse_misspelt, run
+from strix_validate.table import show
+
+#: A record has megabytes, and a killed run loses no more than this.
+SECONDS_BETWEEN_WRITES = 5.0
+
+
+class DeviceName(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Write only the record, as JSON.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="ID",
+        help="Run only these checks: a tier, an id, its prefix or a pattern, such as libraries, "
+        "sdpa/flash or 'kernels/vllm-*'. Repeatable.",
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="ID", help="Skip these checks, named likewise."),
+]
+DeviceOption = Annotated[
+    DeviceName, typer.Option(help="Where checks run. As in torch, cuda includes ROCm GPUs.")
+]
+VllmOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--vllm-source",
+        metavar="DIR",
+        help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
+    ),
+]
+SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
+
+
+def run_and_exit(
+    names: list[str],
+    as_json: bool,
+    only: list[str] | None,
+    skip: list[str] | None,
+    device: DeviceName = DeviceName.AUTO,
+    size: Size = Size.QUICK,
+    root: Path = Path("/"),
+    weights: int = 0,
+    evidence: Path | None = None,
+    plots: Path | None = None,
+    vllm: Path | None = None,
+    url: str = "",
+    model: str = "",
+) -> None:
+    """Run tiers, write the record where requested, and exit with its status."""
+    console = Console(stderr=True, highlight=False)
+    if plots and not find_spec("matplotlib"):
+        raise typer.BadParameter("--plots needs matplotlib: pixi add matplotlib-base")
+    for folder in filter(None, (evidence, plots)):
+        folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
+    try:
+        refuse_misspelt(names, [*(only or []), *(skip or [])])
+        where = "none" if names == ["doctor"] or url else host.device_for(device.value)
+        options = Options(where, size, root, weights, vllm, url, model)
+        with _progress(console) as bar:
+            keep = _keep(bar, evidence)
+            found = run(names, options, only or [], skip or [], bar.console.print, keep)
+    except NoSuchCheck as error:
+        raise typer.BadParameter(str(error)) from error
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0].replace("_", "-")
+        fix = f"pixi add {'pytorch' if name == 'torch' else name}"
+        console.print(f"{escape(str(error))}: nothing could be checked; {fix}")
+        raise typer.Exit(3) from error
+    if evidence:
+        file = evidence / evidence_name(found)
+        found.write(file)
+        console.print(f"wrote {file}")
+    if plots:
+        from strix_validate.report.plots import write
+
+        for file in write(found, plots):
+            console.print(f"wrote {file}")
+    if as_json:
+        typer.echo(found.dump())
+    else:
+        show(found, Console())
+    if found.unfinished:
+        raise typer.Exit(130)
+    raise typer.Exit(exit_code(check.state for check in found.checks))
+
+
+def _progress(console: Console) -> Progress:
+    """How many checks are done; nothing where nobody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
+    """Shows how far the run is, and writes the record as it grows, every few seconds at most."""
+    task, written = bar.add_task("checks", total=None), monotonic()
+
+    def keep(found: Record) -> None:
+        nonlocal written
+        done = len(found.checks)
+        last = found.checks[-1].id if done else "checks"
+        bar.update(task, description=last, completed=done, total=done + found.unfinished)
+        if evidence and (not done or monotonic() - written > SECONDS_BETWEEN_WRITES):
+            found.write(evidence / evidence_name(found))
+            written = monotonic()
+
+    return keep
+
+
+def evidence_name(found: Record) -> str:
+    """DATE-ARCHITECTURE-SUBJECT.json"""
+    arch = re.sub(r"[^\w]", "-", found.device.architecture.split(":")[0])
+    return f"{found.created:%Y-%m-%d}-{arch}-{found.subject}.json"
