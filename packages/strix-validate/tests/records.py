@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Made-up results and records, for the tests of records and reports."""
+
+from datetime import UTC, datetime
+
+from strix_validate import record
+from strix_validate.checks import Check, Result, State
+from strix_validate.record import Device, Host, Package, Record
+from strix_validate.report import plots
+from strix_validate.tiers import bench
+
+
+def make(*results, subject="harness", tier="bench", **device):
+    checks = [record.of_result(tier, result) for result in results]
+    return Record(
+        created=datetime(2026, 11, 21, 12, tzinfo=UTC),
+        command=[tier],
+        size="full",
+        subject=subject,
+        versions={"torch": "2.13.0", "vllm": None},
+        packages=[Package(name="torch", version="2.13.0", build="h1_0", sha256="ab" * 32)],
+        host=Host(
+            kernel="6.18.9",
+            distribution="Fedora",
+            glibc="2.42",
+            cpu="a <processor>",
+            cores=32,
+            memory_gib=125,
+            python="3.12.1",
+        ),
+        device=Device(**{"type": "gpu", "architecture": "gfx1151", "build": "rocm"} | device),
+        checks=checks,
+        summary=record.summarise(checks),
+        seconds=12.5,
+    )
+
+
+def timing(route, size, mask, rate):
+    measured = {
+        f"{direction}_{name}": value
+        for direction in ("forward", "backward")
+        for name, value in (("ms", 1.0), ("low_ms", 0.9), ("high_ms", 1.1), ("tflops", rate))
+    }
+    return Result(Check(f"bench/{route}/{size}-{mask}", "t", "w"), State.PASSED, "", measured)
+
+
+PAIR = {"out": {"error": 0.5, "bound": 2.0}, "dq": {"error": None, "bound": 1.0}}
+FAILED = Result(Check("sdpa/flash/x", "a title", "why https://example.org/1"), State.FAILED,
+                "wrong: <dq>", PAIR)  # fmt: skip
+
+
+def benchmarks(rate=3.0):
+    cases = [(r, s, m) for r in plots.COLOURS for s in ("tiny", "large") for m in bench.MASKS]
+    return [timing(*case, rate) for case in cases]

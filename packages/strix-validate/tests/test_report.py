@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The report as a page and on the terminal, and its plots."""
+
+import sys
+
+from records import FAILED, PAIR, benchmarks, make
+from rich.console import Console
+from strix_validate import cli, terminal
+from strix_validate.checks import Check, Result, Severity, State
+from strix_validate.report import plots, render
+from strix_validate.table import show, summary
+from typer.testing import CliRunner
+
+
+def test_report_is_one_page_with_everything():
+    ratio = Result(Check("bench/speedup/tiny-causal", "t", "w"), State.PASSED, "",
+                   {"forward": 9.0, "backward": 4.0})  # fmt: skip
+    warned = Result(Check("doctor/gtt", "t", "w"), State.PASSED, "half", {}, Severity.WARNING,
+                    "echo 1 | sudo tee x")  # fmt: skip
+    page = render([make(*benchmarks(), ratio, FAILED, warned)], ["mine"])
+    assert page.count("<svg") == 3 and "currentColor" in page
+    for text in ("mine", "gfx1151", "a &lt;processor&gt;", "wrong: &lt;dq&gt;", "ab" * 32,
+                 "echo 1 | sudo tee x", 'href="https://example.org/1"', "not finite"):  # fmt: skip
+        assert text in page, text
+    assert "<script" not in page and "proves nothing about the packages" in page
+    assert 'src="' not in page, "something is loaded from elsewhere"
+    assert 'rel="stylesheet"' not in page and "@import" not in page
+
+
+def test_report_sets_two_records_side_by_side():
+    fast, slow = make(*benchmarks(9.0)), make(*benchmarks(3.0), subject="packages")
+    page = render([fast, slow], ["fast", "slow"])
+    assert "Side by side" in page and "20 rows" in page
+    assert "it says something about the packages" in page
+    assert page.count("<h2>Overview") == page.count("<h2>Packages") == page.count("ab" * 32) == 1
+    assert 'href="#run-2">slow' in page and 'id="run-2"' in page
+
+
+def test_report_says_what_a_failed_check_catches_and_gives_units():
+    page = render([make(*benchmarks(), FAILED)], ["mine"])
+    assert page.count("catches:") == 1 and "catches: why <a href" in page
+    assert "forward 1 ms, forward 3 TFLOP/s" in page
+
+
+def test_plots_are_written(tmp_path):
+    files = plots.write(make(*benchmarks()), tmp_path)
+    assert {file.name for file in files} == {
+        f"bench-{i}.{s}" for i in (1, 2) for s in ("svg", "png")
+    }
+    assert all(file.stat().st_size > 1000 for file in files)
+    assert list(plots.figures(make(FAILED))) == []
+
+
+def test_a_server_under_load_is_drawn(tmp_path):
+    found = [{"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n}
+             for n in (1, 4)]  # fmt: skip
+    check = Check("serve/url-load-1", "t", "w")
+    loads = [Result(check, State.PASSED, "", measured) for measured in found]
+    (figure,) = plots.figures(make(*loads))
+    assert len(figure.axes) == 2 and len(plots.write(make(*loads), tmp_path)) == 2
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    """The page is whole but for the plots; asking for plots is refused before any check."""
+    monkeypatch.delitem(sys.modules, "strix_validate.report.plots", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = render([make(*benchmarks(), FAILED)], ["mine"])
+    assert "<svg" not in page and "matplotlib is not installed" in page and "<h3>Checks" in page
+    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    done = CliRunner().invoke(cli.app, ["bench", "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 2 and "pixi add matplotlib-base" in done.output
+    assert not (tmp_path / "plots").exists()
+
+
+def test_summary_of_what_was_measured():
+    assert summary(PAIR) == "not finite"
+    pair = {"error": 0.5, "bound": 2.0}
+    assert summary({"out": pair}) == "error 0.25 of the bound"
+    assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
+    assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
+    assert summary({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
+    measured = {"forward_ms": 1.5, "forward_low_ms": 1.2, "forward_tflops": 9.0, "gtt_gib": 62.5,
+                "forward_of_peak": 0.25}  # fmt: skip
+    assert summary(measured) == (
+        "forward 1.5 ms, forward 9 TFLOP/s, gtt 62.5 GiB, forward of peak 25.0%"
+    )
+
+
+def test_a_warning_does_not_look_like_a_pass(capsys):
+    kinds = (Severity.WARNING, Severity.INFO, None)
+    found = [Result(Check(f"doctor/{i}", "t", "w"), State.PASSED, f"said {i}" * bool(kind),
+                    {}, kind) for i, kind in enumerate(kinds)]  # fmt: skip
+    show(make(*found), Console())
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[1] for line in lines if line.startswith("doctor/")] == [
+        "warning", "info", "passed",
+    ]  # fmt: skip
+    assert "1 warning: said 0" in lines and "1 info: said 1" in lines
