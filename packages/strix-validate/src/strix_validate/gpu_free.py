@@ -26,7 +26,8 @@ from strix_validate.checks import CannotRun
 #: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
 #: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
 #: look up: like compile, with every candidate of an autotuner, and where each kernel came from.
-Mode = Literal["interpret", "compile", "emulate", "native", "look up"]
+#: ask: which kernels those are, and none is compiled.
+Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
 #: Seconds for all calls together.
 LIMIT = 1800
 
@@ -68,7 +69,8 @@ class Answer:
     """The outcome of a call: its tensors, or the exception's type name and message.
 
     Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
-    lookups: what Triton looked for, where kernels were compiled.
+    lookups: what Triton looked for, where kernels were compiled. asked: in mode "ask", the keys of
+    the kernels.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Answer:
     kernels: tuple[Kernel, ...] = ()
     executed: tuple[Executed, ...] = ()
     lookups: tuple[triton_device.Lookup, ...] = ()
+    asked: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -151,11 +154,14 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     kernels: list[Kernel] = []
     executed: list[Executed] = []
     lookups: list[triton_device.Lookup] = []
+    asked_for: list[str] = []
     if mode != "native":
-        triton_device.install(all_candidates=mode == "look up")
+        triton_device.install(all_candidates=mode in ("look up", "ask"))
         triton_device.watch(lookups.append)
-    if mode == "look up":
+    if mode in ("look up", "ask"):
         triton_device.intercept(lambda launch: None)
+    if mode == "ask":
+        triton_device.ask(asked_for.append)
     if mode == "compile":
         triton_device.intercept(lambda launch: kernels.append(_kernel(launch)))
     if mode == "emulate":
@@ -179,8 +185,9 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
         kernels.clear()
         executed.clear()
         lookups.clear()
+        asked_for.clear()
         found = answer(call, "cuda" if mode == "native" else "cpu")
-        kept = {"kernels": kernels, "executed": executed, "lookups": lookups}
+        kept = {"kernels": kernels, "executed": executed, "lookups": lookups, "asked": asked_for}
         answers.append(replace(found, **{name: tuple(what) for name, what in kept.items()}))
     return Answers(backend, answers)
 

@@ -196,6 +196,17 @@ def watch(on_lookup: Callable[[Lookup], None]) -> None:
     triton.knobs.compilation.listener = listen
 
 
+def ask(on_key: Callable[[str], None]) -> None:
+    """Reports the key of each kernel that a launch needs, and has none compiled."""
+    import triton
+
+    def refuse(*, key, fn, **about) -> bool:
+        on_key(f"{fn.module}.{fn.name} {key}")
+        return True
+
+    triton.knobs.runtime.jit_cache_hook = refuse
+
+
 def accept_cpu_tensors() -> None:
     """Registers flash-attn's ops for CPU tensors; upstream registers them for GPU tensors only,
     although their bodies take either."""

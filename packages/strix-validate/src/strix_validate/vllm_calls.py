@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's attention as its server launches it: the cache's layout, its scales and its padding.
 
-vLLM's kernels are compiled for the numbers of heads, so there is a set for each layer of a model.
-Follows vllm/v1/attention/backends/triton_attn.py.
+With the recipe's patches, vLLM's kernels are compiled for what a layer's LAYERS row has but the
+numbers of heads, of which only their ratio counts. Follows
+vllm/v1/attention/backends/triton_attn.py.
 """
 
 import importlib
@@ -22,7 +23,7 @@ from strix_validate.vllm_kernels import SEGMENTS
 
 #: Beyond this, Triton addresses a cache with 64 bits, in another kernel.
 _GIB_2 = 2**31
-#: Of sequences in a batch: one, a multiple of 16, and neither.
+#: Of sequences in a batch, for the kernels that are compiled anew for one and for multiples of 16.
 BATCHES = (1, 2, 16)
 
 
@@ -37,6 +38,7 @@ class Attention:
     softcap: float = 0.0
     sinks: bool = False
     block: int = 16
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ class Batch:
             seqused_k=torch.full((self.sequences,), self.keys, dtype=torch.int32, **place),
             max_seqlen_k=self.keys,
             softmax_scale=layer.head_dim**-0.5,
-            causal=True,
+            causal=layer.causal,
             window_size=(layer.window - 1, 0) if layer.window else (-1, -1),
             # as wide as for the longest context: a multiple of 16
             block_table=torch.zeros(self.sequences, 256, dtype=torch.int32, **place),
-            softcap=layer.softcap,
+            softcap=layer.softcap or 0,  # an integer where there is none: another type for Triton
             q_descale=None,
             k_descale=scale,
             v_descale=scale,
@@ -114,22 +116,42 @@ class Batch:
         )
 
 
-#: Attention layers of common models, by a model that has them.
+#: Attention layers of common models, by a model that has them. The blocks of hybrid models are as
+#: large as vLLM makes them for the state of the other layers, in float32.
 LAYERS = {
-    "Llama-3.1-8B": Attention(32, 8, 128),  # Qwen3-8B, Mistral-7B
+    "Llama-3.1-8B": Attention(32, 8, 128),  # Qwen3-8B, Mistral-Small, Phi-4
     "Llama-3.2-1B": Attention(32, 8, 64),
+    "Llama-3.2-3B": Attention(24, 8, 128),
     "Llama-3.3-70B": Attention(64, 8, 128),  # Qwen3-32B
+    "Llama-4-Scout": Attention(40, 8, 128),
     "Qwen2.5-0.5B": Attention(14, 2, 64),
-    "Qwen2.5-7B": Attention(28, 4, 128),
+    "Qwen2.5-7B": Attention(28, 4, 128),  # Qwen2.5-VL
     "Qwen3-0.6B": Attention(16, 8, 128),
     "Qwen3-14B": Attention(40, 8, 128),
     "Qwen3-30B-A3B": Attention(32, 4, 128),
+    "Qwen3-235B-A22B": Attention(64, 4, 128),
     "Qwen3-Next-80B-A3B": Attention(16, 2, 256, block=1056),
+    "Qwen3.6-27B": Attention(24, 4, 256, block=784),
     "gpt-oss": Attention(64, 8, 64, sinks=True),
     "gpt-oss, windows": Attention(64, 8, 64, sinks=True, window=128),
+    "Gemma-2-9B": Attention(16, 8, 256, softcap=50.0),
+    "Gemma-2-9B, windows": Attention(16, 8, 256, softcap=50.0, window=4096),
+    "Gemma-3-4B": Attention(8, 4, 256),
+    "Gemma-3-4B, windows": Attention(8, 4, 256, window=1024),
     "Gemma-3-12B": Attention(16, 8, 256),
     "Gemma-3-12B, windows": Attention(16, 8, 256, window=1024),
+    "Gemma-3-27B": Attention(32, 16, 128),
+    "Gemma-3-27B, windows": Attention(32, 16, 128, window=1024),
+    "Gemma-4-31B": Attention(32, 4, 512, block=32),
+    "Mistral-7B": Attention(32, 8, 128, window=4096),
     "Phi-3-mini": Attention(32, 32, 96),
+    "Phi-3-mini, windows": Attention(32, 32, 96, window=2047),
+    "Phi-4-mini": Attention(24, 8, 128, window=262144),
+    "GLM-4.5-Air": Attention(96, 8, 128),
+    "Seed-OSS-36B": Attention(80, 8, 128),
+    "MiniMax-M2": Attention(48, 8, 128),
+    "Whisper-large-v3": Attention(20, 20, 64),
+    "Whisper-large-v3, across": Attention(20, 20, 64, causal=False),
 }
 _SET_LAYERS = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-1B")}
 
@@ -138,10 +160,9 @@ def attention_calls(
     source: Path, layers: Iterable[Attention], dtypes: Iterable[torch.dtype],
     *, fp8: Iterable[bool] = (False, True), huge: Iterable[bool] = (False, True),
 ) -> Iterator["ServedCall"]:  # fmt: skip
-    """Prefill and decoding of these layers, for every kind of batch."""
-    for layer, *kind, count, queries in product(layers, dtypes, fp8, huge, BATCHES, (1, 100)):
-        dtype, is_fp8, is_huge = kind
-        batch = Batch(layer, dtype, count, queries, fp8=is_fp8, huge=is_huge, source=source)
+    """Prefill and decoding of these layers."""
+    for layer, dtype, is_fp8, is_huge, queries in product(layers, dtypes, fp8, huge, (1, 100)):
+        batch = Batch(layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
         yield ServedCall(str(batch), batch)
 
 

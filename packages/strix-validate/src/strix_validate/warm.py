@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +22,11 @@ from strix_validate.kernel_calls import FLASH_SETS, Named, flash_calls
 from strix_validate.vllm_calls import Attention
 from strix_validate.vllm_experts import Experts, experts_calls
 
+#: What transformers assumes where gemma-3-4b's own file is silent.
+_DEFAULTS = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+}
+
 
 class NoModel(ValueError):
     """A file that does not describe the attention of a model."""
@@ -32,23 +38,62 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
     Raises:
         NoModel: a number is missing or none.
     """
-    text = config.get("text_config", config)
     try:
-        heads = int(text["num_attention_heads"])
-        size = int(text.get("head_dim") or text["hidden_size"] // heads)
+        text = config.get("text_config", config)
+        kind = str(text.get("model_type"))
+        text = _DEFAULTS.get(kind, {}) | text
+        heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
+        size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
         kv_heads = int(text.get("num_key_value_heads") or heads)
         window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
-        kinds = text.get("layer_types") or ["sliding_attention" if window else "full_attention"]
+        # gemma's own files name no kinds of layers: some see all
+        both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
+        kinds = text.get("layer_types") or both or {"sliding_attention"}
         softcap = float(text.get("attn_logit_softcapping") or 0)
         name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
-        windows = [0] * ("full_attention" in kinds)
-        windows += [window] * ("sliding_attention" in kinds)
-        sinks = text.get("model_type") == "gpt_oss"
+        layer = Attention(
+            heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
+        )
+        layers = []
+        if not window or set(kinds) - {"sliding_attention"}:
+            layers.append(_global(text, layer))
+        if window and "sliding_attention" in kinds:
+            layers.append(replace(layer, window=window))
+        if config.get("is_encoder_decoder"):
+            layers.append(replace(layer, causal=False))
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise NoModel(f"no attention can be read from it: {error!r}") from error
     dtype = getattr(torch, name.removeprefix("torch."), None)
     dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-    return [Attention(heads, kv_heads, size, w, softcap, sinks) for w in windows], dtype
+    return layers, dtype
+
+
+def _global(text: dict, layer: Attention) -> Attention:
+    """The layers without a window, which in gemma4 have wider heads, and fewer of them.
+
+    Their blocks take as many bytes as those of the other layers.
+    """
+    if not (size := int(text.get("global_head_dim") or 0)):
+        return layer
+    kv_heads = int(text.get("num_global_key_value_heads") or layer.kv_heads)
+    block = layer.block * layer.kv_heads * layer.head_dim // (kv_heads * size)
+    return replace(layer, kv_heads=kv_heads, head_dim=size, block=max(block, layer.block))
+
+
+def _block(text: dict, kv_heads: int, size: int) -> int:
+    """Tokens of a block of the cache, in 16 bits.
+
+    Beside layers of linear attention it takes at least the bytes of their state: of the
+    convolution in 16 bits, and in float32 of each value head. Follows _align_hybrid_block_size of
+    vllm/platforms/interface.py.
+    """
+    if not (values := int(text.get("linear_num_value_heads") or 0)):
+        return 16
+    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+    wide, steps = int(text["linear_value_head_dim"]), int(text["linear_conv_kernel_dim"]) - 1
+    state = 2 * steps * (2 * keys + values * wide)
+    state += 4 * values * wide * int(text["linear_key_head_dim"])
+    return 16 * -(-state // (16 * 4 * kv_heads * size))
 
 
 def experts_of(config: dict) -> list[Experts]:
@@ -62,7 +107,8 @@ def experts_of(config: dict) -> list[Experts]:
     text = config.get("text_config", config)
     quantized = config.get("quantization_config") or {}
     try:
-        experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = next((int(text[name]) for name in names if text.get(name)), 0)
         bits = int(quantized.get("bits") or 0)
         if not experts or bits != (4 if quantized else 0):
             return []

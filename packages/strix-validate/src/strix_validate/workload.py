@@ -63,7 +63,7 @@ def flash_calls() -> Iterator[tuple[str, Named]]:
 
 def vllm_calls(source: Path) -> Iterator[tuple[str, Named]]:
     """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20."""
-    for model in ("Llama-3.1-8B", "Qwen3-14B"):
+    for model in LAYERS:
         for i, n in enumerate(LENGTHS):
             for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
                 batch = Batch(LAYERS[model], BF16, count, queries, keys=n, source=source)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a model's first call asks Triton for: nothing that the full set of kernels lacks.
+
+Triton's hook before compilation refuses each kernel, so that all are counted and none is compiled.
+Set VLLM_SOURCE to a folder of vLLM's source, with the recipe's patches.
+"""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from models import CONFIGS
+from strix_validate import gpu_free, vllm_calls, warm
+from strix_validate.vllm_calls import LAYERS, Attention, Batch
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
+needs_vllm = pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+#: Of a server's steps: sequences, new tokens of each, and tokens cached before.
+STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
+
+
+def asked(calls: Sequence[gpu_free.Call]) -> list[set[str]]:
+    """The kernels that each call needs: Triton asks again for one that it was refused."""
+    answers = gpu_free.run(calls, "ask").calls
+    assert not (wrong := [found.error for found in answers if found.error]), wrong
+    return [set(found.asked) for found in answers]
+
+
+def needs(calls: Sequence[gpu_free.Call]) -> set[str]:
+    return set().union(*asked(calls))
+
+
+def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[Batch]:
+    return [
+        Batch(layer, dtype, n, new, keys=new + cached, source=SOURCE)
+        for layer in layers
+        for n, new, cached in STEPS
+    ]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> set[str]:
+    return needs(vllm_calls.vllm_set("full", SOURCE))
+
+
+@needs_vllm
+def test_vllm_compiles_nothing(shipped: set[str]) -> None:
+    pairs = [
+        (model, call)
+        for model, config in CONFIGS.items()
+        for call in first_calls(*warm.layers_of(config))
+    ]
+    found = asked([call for _, call in pairs])
+    assert all(found)
+    lacking = {model for (model, _), keys in zip(pairs, found, strict=True) if keys - shipped}
+    assert not lacking
+
+
+@needs_vllm
+def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
+    """Nine query heads for a key head: prefill and decoding."""
+    found = needs(first_calls([replace(LAYERS["Llama-3.1-8B"], heads=72)], torch.bfloat16))
+    assert len(found - shipped) == 2
+
+
+@needs_vllm
+def test_one_kernel_for_all_heads_windows_and_batches() -> None:
+    """What the recipe's patch is for; upstream's source fails here."""
+    layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
+    calls = [Batch(x, torch.float16, n, 9, 64, source=SOURCE) for x in layers for n in (1, 5, 16)]
+    ours = {key for key in needs(calls) if "reshape_and_cache" not in key}
+    assert len(ours) == 1
+
+
+#: Of a model in the table that config.json describes under another name.
+SAME = {
+    "Qwen3-8B": ["Llama-3.1-8B"],
+    "Gemma-4-31B": ["Gemma-4-31B", Attention(32, 16, 256, window=1024)],
+    "Mistral-Small": ["Llama-3.1-8B"],
+    "Phi-4": [Attention(40, 10, 128)],
+    "gpt-oss-20b": ["gpt-oss", "gpt-oss, windows"],
+    "Qwen2.5-VL-7B": ["Qwen2.5-7B"],
+}
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_the_table_is_what_config_says(model: str) -> None:
+    own = [name for name in LAYERS if name.partition(",")[0] == model]
+    rows = [LAYERS.get(x, x) for x in SAME.get(model, own)]
+    assert rows == warm.layers_of(CONFIGS[model])[0]
