@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from support.mutants import SEED, Tally
 from support.project import CHECKOUT, MiniProject, copy_checkout, forge
 
 from forge import bases
+from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
 # the workers share the cores, and threads of torch that wait for one spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# of all mutants of this run (support/mutants.py); workers inherit it
-os.environ.setdefault("FORGE_SEED", str(secrets.randbelow(10**6)))
+Tally.refusal = ForgeError
 
 
 def pytest_report_header() -> str:
-    return f"mutants: FORGE_SEED={os.environ['FORGE_SEED']} repeats those of this run"
+    return f"mutants: FORGE_SEED={SEED} repeats those of this run"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the markers

@@ -2,8 +2,9 @@
 """Mutations of foreign data by a drawn seed, and the tally of what a reader made of them.
 
 A test takes valid data, mutates it, and gives each mutant to the reader. Two outcomes are allowed:
-success with the right content, or one ForgeError whose message is short. The closing lines of a
-run add up what every such test recorded (tests/conftest.py).
+success with the right content, or one error of the kind that the reader raises (`Tally.refusal`)
+whose message is short; both soon. The closing lines of a run add up what every such test recorded
+(tests/conftest.py). The tests inside our packages use this file as well.
 
 Each run draws its seed, because mutants of one seed prove that seed alone. It stands in the head of
 the report; FORGE_SEED=N repeats it.
@@ -14,20 +15,21 @@ from __future__ import annotations
 import copy
 import os
 import random
+import secrets
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from forge.errors import ForgeError
-
-# tests/conftest.py draws it before the workers start
-SEED = os.environ.get("FORGE_SEED", "0")
+# workers inherit it where this is imported before they start
+SEED = os.environ.setdefault("FORGE_SEED", str(secrets.randbelow(10**6)))
 # What stands in for a value: other types, other sizes, and texts that mean something to a path.
 STRANGE: tuple[Any, ...] = (
     None, True, 0, -1, 2**63, 1e308, "", "\x00", "..", "../../x", "/etc/passwd", "a" * 70_000,
     "\ud800", "\u202e", [], {}, [[]], {"": None}, ["../x"], {"../x": {}},
 )  # fmt: skip
 # of nesting: as much as json.dumps and deepcopy take, and more than a parser of texts takes
-TREE_DEPTH, TEXT_DEPTH = 150, 20_000
+TREE_DEPTH, TEXT_DEPTH = 60, 20_000
+SLOWEST = 20  # seconds for one mutant: beyond it a reader hangs
 LONGEST = 2_000  # characters of a message; a reader must not repeat what it was given
 
 
@@ -123,6 +125,8 @@ def _insert(data: bytes, rng: random.Random) -> bytes:
 class Tally:
     """Outcomes of one reader's mutants. `record` is pytest's record_property."""
 
+    refusal: type[Exception]  # what readers raise for bad input, set in a conftest.py
+
     def __init__(self, reader: str, record: Callable[[str, object], None]) -> None:
         self.reader, self.outcomes = reader, {"accepted": 0, "refused": 0}
         record("mutants", (reader, self.outcomes))  # of plain types: it passes between workers
@@ -132,9 +136,12 @@ class Tally:
 
         Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
         """
+        start = time.monotonic()
         try:
             result = read()
-        except ForgeError as error:
+            if time.monotonic() - start > SLOWEST:
+                raise AssertionError(f"more than {SLOWEST} s")
+        except self.refusal as error:
             message = str(error)
             if not message or len(message) > LONGEST or "Traceback" in message:
                 raise AssertionError(f"{self.reader}: a bad message for {what!r:.500}") from error

@@ -74,9 +74,12 @@ class Recipe:
 
     def local_files(self) -> list[Path]:
         """The patches and local sources that it names."""
-        patches = [file for source in self.sources for file in patches_of(self, source)]
         named = [source["path"] for source in self.sources if "path" in source]
-        return [*patches, *((self.path.parent / name).resolve() for name in named)]
+        try:
+            patches = [file for source in self.sources for file in patches_of(self, source)]
+            return [*patches, *((self.path.parent / name).resolve() for name in named)]
+        except ValueError as error:  # a NUL in a name
+            raise ForgeError(f"{self.path}: a patch or path: {error}") from None
 
 
 def packages_in(path: Path) -> set[str]:

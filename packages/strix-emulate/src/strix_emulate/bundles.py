@@ -11,6 +11,16 @@ from strix_emulate.errors import LoadError
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
+#: What is packed shrinks to a tenth, so one that grows beyond both is made to fill the memory.
+RATIO, ALLOWED = 200, 1 << 28
+
+
+def require_modest(size: int, packed: bytes, origin: str) -> None:
+    """Raises LoadError if data would grow to that many bytes out of all proportion."""
+    if size > max(ALLOWED, RATIO * len(packed)):
+        raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
+
+
 def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
     """(name, code object) for gfx1151 in clang's bundle, plain or compressed.
 
@@ -22,6 +32,7 @@ def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
             header = {1: 20, 2: 24, 3: 32}[version]
             size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
                                       version < 3 else header - 16)[0]  # fmt: skip
+            require_modest(size, data, origin)
             data = _inflate(data[header:], size, method)
         (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
         at, found, targets = len(BUNDLE) + 8, [], []
@@ -32,19 +43,20 @@ def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
             targets.append(target)
             if f"-{llvm.CPU.decode()}" in target:
                 if len(data) < offset + size:
-                    raise LoadError(f"{origin}: cut off, {target} is not in the file")
-                found.append((f"{origin}:{target}", data[offset : offset + size]))
+                    raise LoadError(f"{origin}: cut off, {target:.80} is not in the file")
+                found.append((f"{origin}:{target:.80}", data[offset : offset + size]))
     except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
         raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
     if not found:
-        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {', '.join(targets)}")
+        there = ", ".join(targets)
+        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {there!a:.300}")
     return found
 
 
 def _inflate(data: bytes, size: int, method: int) -> bytes:
     """Method 0 is zlib, 1 zstd, whose library libLLVM depends on."""
     if method == 0:
-        return zlib.decompress(data)
+        return zlib.decompressobj().decompress(data, size)
     name = ctypes.util.find_library("zstd") or "libzstd.so.1"
     try:
         library = ctypes.CDLL(name)

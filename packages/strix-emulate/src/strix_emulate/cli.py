@@ -176,8 +176,10 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
             path, array = rest, np.load(rest, allow_pickle=False)
         else:
             raise ValueError(f"unknown mode {mode}; use in, inout or out")
-    except (ValueError, TypeError, OSError) as error:
-        raise EmulatorError(f"--arg {text}: {error}") from error
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            raise ValueError("it is not one array of numbers, as numpy.save writes it")
+    except Exception as error:  # numpy raises a dozen kinds for damaged files
+        raise EmulatorError(f"--arg {text}: {error!s:.200}") from error
     if mode != "in":
         arrays[Path(path)] = array
     return Buffer(array, mode)

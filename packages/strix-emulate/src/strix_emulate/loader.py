@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgpack
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from strix_emulate.bundles import BUNDLE, unbundle
+from strix_emulate.bundles import BUNDLE, require_modest, unbundle
 from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
@@ -119,23 +118,29 @@ def load(path: Path) -> list[Kernel]:
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
     """All kernels in the bytes of a code object, a pack or a zip. Raises LoadError."""
+    return _guarded(_parse, origin, data, origin)
+
+
+def _parse(data: bytes, origin: str) -> list[Kernel]:
     if data[:4] == b"AKS2":
         return [
             kernel
             for name, lds, blob in unpack_aks2(data, origin)
-            for kernel in parse_elf(blob, f"{origin}:{name}", lds)
+            for kernel in parse_elf(blob, f"{origin}:{name:.200}", lds)
         ]
     if data[:4] == b"CCOB" or data.startswith(BUNDLE):
         return [k for name, blob in unbundle(data, origin) for k in parse_elf(blob, name)]
     if data[:4] == b"PK\x03\x04":
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                members = [name for name in archive.namelist() if not name.endswith("/")]
-                return [
-                    k for name in members for k in parse(archive.read(name), f"{origin}:{name}")
-                ]
-        except zipfile.BadZipFile as error:
-            raise LoadError(f"{origin}: damaged zip file ({error})") from error
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            require_modest(sum(member.file_size for member in members), data, origin)
+            found = []
+            for member in members:
+                content, where = archive.read(member), f"{origin}:{member.filename:.200}"
+                if content[:2] == b"PK":
+                    raise LoadError(f"{where}: zip files nested in another are not read")
+                found += _parse(content, where)
+            return found
     return parse_elf(data, origin)
 
 
@@ -143,7 +148,8 @@ def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
     """(name, LDS bytes at launch, code object) of each entry of a pack. Raises LoadError."""
     try:
         magic, total, count, directory = struct.unpack_from("<4s3I", data)
-        raw = lzma.decompress(data[16:])
+        require_modest(total, data, origin)
+        raw = lzma.LZMADecompressor().decompress(data[16:], total + 1)
     except (struct.error, lzma.LZMAError) as error:
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
@@ -158,7 +164,7 @@ def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
         at += 20 + length
         blob = raw[directory + offset : directory + offset + size]
         if len(blob) != size:
-            raise LoadError(f"{origin}: AKS2 entry {name!r} lies outside of the pack")
+            raise LoadError(f"{origin}: AKS2 entry {name!r:.200} lies outside of the pack")
         # AOTriton leaves an empty entry where a kernel did not compile
         if size:
             entries.append((name, lds, blob))
@@ -181,21 +187,17 @@ def _opened(data: bytes, origin: str) -> ELFFile:
 
 
 def _guarded(function: Callable, origin: str, *arguments):
-    """What the function returns; what pyelftools raises for damaged files, as a LoadError."""
+    """What the function returns; whatever a reader raises for a damaged file, as a LoadError.
+
+    pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions for that.
+    """
     try:
         return function(*arguments)
     except LoadError:
         raise
-    except (
-        ELFError,
-        ValueError,
-        OverflowError,
-        KeyError,
-        TypeError,
-        struct.error,
-        AttributeError,
-    ) as error:
-        raise LoadError(f"{origin}: no whole AMDGPU code object ({error or 'cut off'})") from error
+    except Exception as error:
+        says = f"{type(error).__name__}: {error}"[:200] if str(error) else "cut off"
+        raise LoadError(f"{origin}: no whole AMDGPU code object ({says})") from error
 
 
 @dataclass(frozen=True)
@@ -219,12 +221,16 @@ def parse_module(data: bytes, origin: str) -> Module:
     refused: dict[str, str] = {}
     kernels = {x.name: x for x in _guarded(_parse_elf, origin, elf, origin, 0, refused)}
     raw, executable, pointers = _guarded(_image, origin, elf, origin)
-    variables = {
+    variables = _guarded(_variables, origin, elf)
+    return Module(kernels, refused, Image(raw, 0, executable, pointers), variables)
+
+
+def _variables(elf: ELFFile) -> dict[str, tuple[int, int]]:
+    return {
         symbol.name: (symbol["st_value"], symbol["st_size"])
         for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
         if symbol["st_info"]["type"] == "STT_OBJECT" and not symbol.name.endswith(".kd")
     }
-    return Module(kernels, refused, Image(raw, 0, executable, pointers), variables)
 
 
 def _parse_elf(
@@ -393,5 +399,8 @@ def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:
 def _with_triton_note(file: Path) -> list[Kernel]:
     """Kernels of a file of Triton's cache; the LDS that a launch asks for is in the JSON beside."""
     note = file.with_suffix(".json")
-    lds = json.loads(note.read_text()).get("shared", 0) if note.exists() else 0
+    lds = _guarded(json.loads, str(note), note.read_bytes()) if note.exists() else {}
+    lds = lds.get("shared", 0) if isinstance(lds, dict) else None
+    if type(lds) is not int or not 0 <= lds <= LDS_LIMIT:
+        raise LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
     return parse_elf(file.read_bytes(), str(file), lds)

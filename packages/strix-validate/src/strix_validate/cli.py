@@ -264,10 +264,13 @@ def report(
     from strix_validate.report import render
 
     try:
-        loaded = [record.load(file) for file in records]
+        page = render([record.load(file) for file in records], [file.stem for file in records])
     except record.BadRecord as error:
         raise typer.BadParameter(str(error)) from error
-    output.write_text(render(loaded, [file.stem for file in records]))
+    except Exception as error:  # the schema leaves open what a check measures
+        says = f"measured values that no check writes ({error!r:.200})"
+        raise typer.BadParameter(f"{', '.join(map(str, records))}: {says}") from error
+    output.write_text(page, errors="backslashreplace")
     typer.echo(f"wrote {output}", err=True)
 
 

@@ -128,7 +128,7 @@ def _requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
         try:
             record = json.loads(file.read_text())
             specs = [*record.get("depends", ()), *record.get("constrains", ())]
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             continue
         for spec in map(str, specs):
             exact = re.fullmatch(r"(?!__)([\w.-]+) ==([\w.]+)(?: (\S+))?", spec)

@@ -31,12 +31,18 @@ def versions() -> dict[str, str | None]:
 
 
 def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
-    """The environment's conda packages, by name; empty outside a conda environment."""
+    """The environment's conda packages, by name; empty outside a conda environment.
+
+    One whose entry cannot be read is named after its file, of the version "unreadable".
+    """
     found = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
-        entry = json.loads(file.read_text())
-        keys = ("name", "version", "build", "sha256")
-        found.append(Package(**{key: entry.get(key) for key in keys}))
+        try:
+            entry = json.loads(file.read_bytes())
+            keys = ("name", "version", "build", "sha256")
+            found.append(Package(**{key: entry.get(key) for key in keys}))
+        except (OSError, ValueError, AttributeError, RecursionError):
+            found.append(Package(name=file.stem, version="unreadable", build="unreadable"))
     return found
 
 

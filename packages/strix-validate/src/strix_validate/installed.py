@@ -31,7 +31,7 @@ def installed(prefix: Path) -> list[Installed]:
         for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
             try:
                 record = json.loads(_read(file))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if not isinstance(record, dict) or record.get("name") != package:
                 continue

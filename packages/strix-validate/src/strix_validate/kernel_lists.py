@@ -5,12 +5,26 @@ The channel's triton looks into share/triton-kernels/PACKAGE after the user's ca
 each kernel, named by its key, and kernels.json, which lists them with the sha256 of their files.
 """
 
-import json
 from pathlib import Path
+
+from pydantic import BaseModel
 
 #: In an environment; recipes/triton patches Triton to look here.
 FOLDER = Path("share", "triton-kernels")
 LIST = "kernels.json"
+
+
+class Listed(BaseModel, extra="allow"):
+    """A kernel of a list: its name; types of arguments, constants and options by name."""
+
+    name: str
+    types: dict[str, str]
+    constants: dict[str, str]
+    options: dict[str, int]
+
+
+class List(BaseModel):
+    kernels: dict[str, Listed]
 
 
 def installed(prefix: Path) -> dict[str, dict[str, dict]]:
@@ -21,8 +35,9 @@ def installed(prefix: Path) -> dict[str, dict[str, dict]]:
     lists = {}
     for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):
         try:
-            lists[file.parent.name] = dict(json.loads(file.read_text())["kernels"])
-        except (OSError, ValueError, TypeError, KeyError):
+            found = List.model_validate_json(file.read_bytes(), strict=True)
+            lists[file.parent.name] = found.model_dump()["kernels"]
+        except (OSError, ValueError):
             continue
     return lists
 

@@ -26,6 +26,8 @@ from strix_validate.vllm_experts import Experts, experts_calls
 _DEFAULTS = {
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
 }
+#: Heads of a layer, and numbers of a head: more is no model.
+MOST = 4096
 
 
 class NoModel(ValueError):
@@ -51,6 +53,8 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
         kinds = text.get("layer_types") or both or {"sliding_attention"}
         softcap = float(text.get("attn_logit_softcapping") or 0)
         name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        if not (0 < kv_heads <= heads <= MOST and 0 < size <= MOST and 0 <= window < 1 << 31):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
         layer = Attention(
             heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
         )
@@ -62,7 +66,7 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
         if config.get("is_encoder_decoder"):
             layers.append(replace(layer, causal=False))
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise NoModel(f"no attention can be read from it: {error!r}") from error
+        raise NoModel(f"no attention can be read from it: {error!r:.200}") from error
     dtype = getattr(torch, name.removeprefix("torch."), None)
     dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
     return layers, dtype
@@ -123,15 +127,15 @@ def experts_of(config: dict) -> list[Experts]:
             )
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoModel(f"no experts can be read from it: {error!r}") from error
+        raise NoModel(f"no experts can be read from it: {error!r:.200}") from error
 
 
 def read_model(file: Path) -> tuple[list[Attention], list[Experts], torch.dtype]:
     """Of a file: layers_of and experts_of. Raises NoModel."""
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise NoModel(f"{file}: {error}") from error
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoModel(f"{file}: {error!s:.200}") from error
     if not isinstance(config, dict):
         raise NoModel(f"{file}: not a config.json")
     layers, dtype = layers_of(config)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every file that the emulator reads, damaged by a drawn seed: one error of ours, and soon."""
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from mutants import Tally, texts, trees
+from strix_emulate import cli, loader
+from strix_emulate.bundles import BUNDLE
+from strix_emulate.errors import EmulatorError
+from test_loader import elf, pack_aks2  # noqa: F401
+
+Tally.refusal = EmulatorError
+TARGET = b"hipv4-amdgcn-amd-amdhsa--gfx1151"
+
+
+def zipped(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/add.hsaco", data)
+    return file.getvalue()
+
+
+def bundled(data: bytes) -> bytes:
+    at = len(BUNDLE) + 8 + 24 + len(TARGET)
+    head = struct.pack("<4Q", 1, at, len(data), len(TARGET))
+    return BUNDLE + head + TARGET + data
+
+
+def compressed(data: bytes) -> bytes:
+    data = bundled(data)
+    packed = zlib.compress(data)
+    return b"CCOB" + struct.pack("<2H3I", 2, 0, 24 + len(packed), len(data), 0) + bytes(4) + packed
+
+
+FORMS: dict[str, Callable[[bytes], bytes]] = {
+    "code object": bytes,
+    "AKS2 pack": lambda data: pack_aks2([("a", 0, data), ("b", 512, data)]),
+    "zip": zipped,
+    "offload bundle": bundled,
+    "compressed bundle": compressed,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_code_objects(form: str, elf: bytes, record_property) -> None:  # noqa: F811
+    valid, tally = FORMS[form](elf), Tally(form, record_property)
+    assert loader.parse(valid, "x")
+    for mutant in texts(valid, list(FORMS).index(form), 400):
+        tally.give(lambda m=mutant: loader.parse(m, "x"), lambda found: found is not None, mutant)
+
+
+def test_modules(elf: bytes, record_property) -> None:  # noqa: F811
+    tally = Tally("module", record_property)
+    for mutant in texts(elf, 10, 400):
+        tally.give(lambda m=mutant: loader.parse_module(m, "x"), bool, mutant)
+
+
+def test_notes_of_triton(elf: bytes, tmp_path, record_property) -> None:  # noqa: F811
+    tally, note = Tally("Triton's note", record_property), {"shared": 96, "name": "add"}
+    (tmp_path / "add.hsaco").write_bytes(elf)
+    file = tmp_path / "add.json"
+    whole = json.dumps(note).encode()
+    for mutant in [*(json.dumps(t).encode() for t in trees(note, 11, 100)), *texts(whole, 12, 100)]:
+        file.write_bytes(mutant)
+        tally.give(lambda: loader.load(tmp_path), bool, mutant)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_arrays(kind: str, tmp_path, record_property) -> None:
+    tally, file = Tally(f"array {kind}", record_property), tmp_path / f"a.{kind}"
+    if kind == "npy":
+        np.save(file, np.arange(24, dtype=np.float32))
+    else:
+        np.savez_compressed(file, a=np.arange(24))
+    for mutant in texts(file.read_bytes(), 13, 300):
+        file.write_bytes(mutant)
+        tally.give(lambda: cli._argument(f"in={file}", {}), bool, mutant)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["out=x:f4:99999999x99999999", "out=x:f4:-1", "out=x:O:4", "out=x:f4:2x2x2x2x", "in=", "1.2.3"],
+)
+def test_arguments(text: str) -> None:
+    with pytest.raises(EmulatorError, match="--arg"):
+        cli._argument(text, {})
+
+
+def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811
+    """Each of a few kilobytes would take gigabytes of memory."""
+    zeros = zlib.compress(bytes(1 << 20), 9)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file, file.open("a", "w") as out:
+        for _ in range(1 << 10):
+            out.write(bytes(1 << 20))
+    sizes = struct.pack("<2H3Q", 3, 1, 0, 1 << 45, 0)
+    nested = elf
+    for _ in range(60):
+        nested = zipped(nested)
+    for bomb in (archive.getvalue(), b"CCOB" + sizes + zeros, nested):
+        with pytest.raises(EmulatorError, match="bytes|nested"):
+            loader.parse(bomb, "bomb")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every file that the validator reads, damaged by a drawn seed: one message, or left out."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from mutants import Tally, texts, trees
+from strix_validate import environment, host, installed, kernel_lists, record, warm
+from strix_validate.cli import app
+from typer.testing import CliRunner
+
+COMPARED = {"error": 1e-3, "bound": 4e-3, "rms": 1e-4, "rms_bound": 1e-3}
+SPEED = {f"{way}_{part}": 1.5 for way in ("forward", "backward")
+         for part in ("ms", "low_ms", "high_ms", "tflops")}  # fmt: skip
+CHECK = {"tier": "attention", "title": "t", "why": "w"}
+RECORD = record.Record(
+    created=datetime(2026, 1, 1, tzinfo=UTC),
+    command=["strix-validate", "run"],
+    subject="harness",
+    versions={"torch": "2.13.0", "triton": None},
+    packages=[record.Package(name="pytorch", version="2.13.0", build="h1_0", sha256="00")],
+    host=record.Host(kernel="6.18", distribution="d", glibc="2.36", cpu="c", cores=2,
+                     memory_gib=24, python="3.12.0"),
+    device=record.Device(type="none", architecture=""),
+    checks=[
+        record.CheckRecord(id="a/b", state="passed", measured={"out": COMPARED}, **CHECK),
+        record.CheckRecord(id="bench/flash/tiny-full", state="passed", measured=SPEED, **CHECK),
+        record.CheckRecord(id="a/c", state="skipped", reason="[/] [bold]not here", **CHECK),
+    ],
+    summary={"passed": 2, "failed": 0, "skipped": 1, "comparisons": 1},
+    seconds=1.0,
+)  # fmt: skip
+CONFIG = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
+          "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4096,
+          "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768,
+          "torch_dtype": "bfloat16",
+          "quantization_config": {"bits": 4, "group_size": 128}}  # fmt: skip
+META = {"name": "pytorch", "version": "2.13.0", "build": "h1_0", "sha256": "00",
+        "channel": "https://conda.anaconda.org/conda-forge/linux-64",
+        "depends": ["python >=3.12", "triton ==3.7.1 h2_0"]}  # fmt: skip
+KERNELS = {"kernels": {"AB": {"name": "k", "types": {"x": "*fp32"}, "constants": {"B": "64"},
+                              "options": {"num_warps": 4}, "files": {"k.json": "00"}}}}  # fmt: skip
+
+
+class Refused(Exception):
+    """One message, and exit code 2."""
+
+
+Tally.refusal = Refused
+
+
+def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
+    whole = json.dumps(valid, indent=1).encode()
+    changed = [json.dumps(tree).encode() for tree in trees(valid, stream, count)]
+    return [whole, *changed, *texts(whole, stream + 100, count)]
+
+
+def test_records(tmp_path: Path, record_property) -> None:
+    tally, file = Tally("record", record_property), tmp_path / "a.json"
+
+    def report() -> bool:
+        done = CliRunner().invoke(app, ["report", str(file), "-o", str(tmp_path / "a.html")])
+        if done.exit_code == 2 and isinstance(done.exception, SystemExit):
+            raise Refused(done.output)
+        assert done.exit_code == 0, done.exception
+        return "<html" in (tmp_path / "a.html").read_text()
+
+    for mutant in mutants(json.loads(RECORD.dump()), 1, 60):
+        file.write_bytes(mutant)
+        tally.give(report, bool, mutant)
+    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+
+
+def test_models(tmp_path: Path, record_property) -> None:
+    tally, file = Tally("config.json", record_property), tmp_path / "config.json"
+
+    def read() -> tuple:
+        try:
+            return warm.read_model(file)
+        except warm.NoModel as error:
+            raise Refused(str(error)) from error
+
+    for mutant in mutants(CONFIG, 2, 300):
+        file.write_bytes(mutant)
+        tally.give(read, bool, mutant)
+    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+
+
+def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
+    tally, file = Tally("kernels.json", record_property), tmp_path / kernel_lists.FOLDER / "a"
+    file.mkdir(parents=True)
+
+    def read() -> list[str]:
+        lists = kernel_lists.installed(tmp_path)
+        return [
+            kernel_lists.describe(kernel) for found in lists.values() for kernel in found.values()
+        ]
+
+    for mutant in mutants(KERNELS, 3, 300):
+        (file / kernel_lists.LIST).write_bytes(mutant)
+        tally.give(read, lambda found: isinstance(found, list), mutant)
+    (file / kernel_lists.LIST).write_text(json.dumps(KERNELS))
+    assert read() == ["k(*fp32) B=64 num_warps=4"]
+
+
+@pytest.mark.parametrize("reader", [
+    host.packages,
+    installed.installed,
+    lambda prefix: list(environment._requirements(prefix, "pytorch")),
+], ids=["packages", "installed", "requirements"])  # fmt: skip
+def test_conda_meta(reader, tmp_path: Path, record_property) -> None:
+    tally, file = (
+        Tally("conda-meta", record_property),
+        tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json",
+    )
+    file.parent.mkdir()
+    for mutant in mutants(META, 4, 200):
+        file.write_bytes(mutant)
+        tally.give(lambda: reader(tmp_path), lambda found: isinstance(found, list), mutant)
+    file.write_text(json.dumps(META))
+    assert reader(tmp_path)
+
+
+def test_a_package_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / "conda-meta" / "torch-1-0.json").write_text("[")
+    assert [(p.name, p.version) for p in host.packages(tmp_path)] == [("torch-1-0", "unreadable")]
