@@ -16,8 +16,8 @@ from rattler_build import VariantConfig
 
 from forge import network
 from forge.channel.local import HOST_BOUND
-from forge.channel.location import redacted, refuse_credentials
-from forge.errors import ForgeError
+from forge.channel.location import refuse_credentials
+from forge.errors import ForgeError, redacted
 from forge.project import Project
 
 CONDA_FORGE = "https://conda.anaconda.org/conda-forge"

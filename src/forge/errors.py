@@ -1,11 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What goes wrong, and the exit code of each."""
 
+import re
+
+# credentials in URLs: rattler puts a stored token there, some hosts redirect to a signed one, and
+# people write passwords into manifests
+SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
+           (r";\w*(token|key|auth)\w*=[^\s/)]+", ""))  # fmt: skip
+
+
+def redacted(error: object) -> str:
+    """A text without the credentials in its URLs."""
+    text = str(error)
+    for pattern, public in SECRETS:
+        text = re.sub(pattern, public, text)
+    return text
+
 
 class ForgeError(Exception):
-    """A usage or configuration error. The message says what, where and what to do."""
+    """A usage or configuration error. The message says what, where and what to do.
+
+    It may be printed, logged and kept, so it never has the credentials of a URL.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: object) -> None:
+        super().__init__(redacted(message))
 
 
 class BuildFailed(ForgeError):
@@ -28,4 +49,4 @@ class NotAttempted(ForgeError):
 
 def one_line(text: str) -> str:
     """Foreign text as one short line that every terminal and log takes."""
-    return " ".join(ascii(text)[1:-1].split())[:600]
+    return " ".join(ascii(redacted(text))[1:-1].split())[:600]

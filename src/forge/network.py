@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The network as pixi's configuration has it: mirrors, and where credentials are kept."""
+"""The network as pixi's configuration has it, mirrors and credentials, and how long it may take.
+
+A server that says nothing, or a byte a second, would otherwise hold a command for ever.
+"""
 
 import asyncio
 import os
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,33 @@ from forge.files import read_text
 from forge.project import Project
 
 AUTH_FILE = "RATTLER_AUTH_FILE"
+LOWEST = 1000  # bytes a second
+
+
+def patience() -> int:
+    """Seconds that a server may take for an index, or send a file at less than LOWEST."""
+    text = os.environ.get("FORGE_TIMEOUT") or "60"
+    if not text.isdigit() or not int(text):
+        raise ForgeError(f"FORGE_TIMEOUT={text:.40} is not a number of seconds")
+    return int(text)
+
+
+class Pace:
+    """Counts what a server sends; `behind` says in words if it takes too long."""
+
+    def __init__(self, url: str) -> None:
+        self.host, self.start, self.bytes = urlsplit(url).netloc, time.monotonic(), 0
+
+    def behind(self) -> str:
+        """Called often: it looks at the last `patience()` seconds."""
+        passed, seconds = time.monotonic() - self.start, patience()
+        if passed < seconds:
+            return ""
+        if self.bytes < LOWEST * passed:
+            says = f"{self.host} sent {self.bytes} bytes in {passed:.0f} s"
+            return f"{says}; FORGE_TIMEOUT={seconds} may be too short"
+        self.start, self.bytes = time.monotonic(), 0
+        return ""
 
 
 def _mirrors() -> dict[str, list[str]]:
@@ -45,12 +76,17 @@ def _slashed(url: str) -> str:
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     """What every request is made with, in the order of pixi's own: a retry takes another mirror.
 
-    Raises ForgeError for a pixi configuration that cannot be read.
+    `seconds` bound each request. Raises ForgeError for a pixi configuration that cannot be read.
     """
     retry = networking.RetryMiddleware(retries)
     mirrors = networking.MirrorMiddleware(_mirrors())  # first: it may say where credentials are
     rest = networking.AuthenticationMiddleware(), networking.OciMiddleware()
     return networking.Client([retry, mirrors, *rest], timeout=seconds)
+
+
+def for_indexes() -> networking.Client:
+    """The client of solvers, which tell nobody how far a download is."""
+    return client(1, patience())
 
 
 def mirrored(url: str) -> str:
@@ -67,9 +103,21 @@ def download(client: networking.Client, url: str, out: Any) -> None:
 
     The bindings have an OSError for what breaks off in the middle, which lacks a number.
     """
+    pace = Pace(url)
+
+    class Counted:
+        @staticmethod
+        def write(data: bytes) -> None:
+            pace.bytes += len(data)
+            out.write(data)
 
     async def run() -> None:  # the bindings need a running loop
-        await download_to_writer(client, url, out)
+        task = asyncio.ensure_future(download_to_writer(client, url, Counted))
+        while not (await asyncio.wait([task], timeout=1))[0]:
+            if why := pace.behind():
+                task.cancel()
+                raise RuntimeError(why)
+        await task
 
     try:
         asyncio.run(run())

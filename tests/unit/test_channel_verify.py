@@ -16,9 +16,9 @@ from support.static_channel import BUILD, Source, findings, flip, tree, unzstd
 
 from forge.channel import revisions, verify
 from forge.channel.local import write_index
-from forge.channel.location import Location, redacted
+from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import BuildFailed, ForgeError, redacted
 
 
 @pytest.fixture(scope="module")

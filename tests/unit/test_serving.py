@@ -223,3 +223,24 @@ def test_headers_name_what_is_below_the_address() -> None:
     assert "/a/channel/linux-64/shards/*\n  Cache-Control: public, max-age=31536000, imm" in text
     paths = [line for line in text.splitlines() if line.startswith("/")]
     assert len(paths) == len(set(paths)) and not any("*" in path[:-1] for path in paths)
+
+
+def test_a_mirror_is_asked_how_long_it_is_kept(
+    source: Source, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same findings as directly; clients see the mirror's answers."""
+
+    class Kept(QuietHandler):
+        def end_headers(self) -> None:
+            self.send_header("Cache-Control", "max-age=600")
+            super().end_headers()
+
+    StaticChannel(target).publish(source)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with served(target, Kept) as url:
+        directly = verify.channel(Location(url), [])[1]
+        configuration = tmp_path / ".pixi/config.toml"
+        configuration.parent.mkdir()
+        configuration.write_text(f'[mirrors]\n"https://channel.invalid/c" = ["{url}"]\n')
+        mirrored = verify.channel(Location("https://channel.invalid/c"), [])[1]
+    assert len(directly) == 6 and mirrored == directly

@@ -59,7 +59,7 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
         specs += ["pip", f"python {python}"]
     machine = [found.into_generic() for found in rattler.VirtualPackage.detect()]
     try:
-        gateway = rattler.Gateway(client=network.client())
+        gateway = rattler.Gateway(client=network.for_indexes())
         asyncio.run(
             rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
         )

@@ -79,7 +79,7 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CO
     )
     specs = {s: package_name(s) for s in required if not s.startswith("__")}
     specs = {spec: name for spec, name in sorted(specs.items()) if name not in recipes.owner}
-    gateway = rattler.Gateway(client=network.client())
+    gateway = rattler.Gateway(client=network.for_indexes())
     query = gateway.query([theirs], SUBDIRS, set(specs.values()), recursive=False)
     found: dict[str, list[rattler.RepoDataRecord]] = {}
     for record in itertools.chain(*asyncio.run(query)):

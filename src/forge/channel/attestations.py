@@ -58,7 +58,8 @@ class Publisher:
 
         async def check(package: RepoDataRecord) -> None:
             try:
-                found = await rattler.verify_attestation(package, policy, network.client(), root)
+                client = network.for_indexes()
+                found = await rattler.verify_attestation(package, policy, client, root)
                 target = (found.attestation and found.attestation.target_channel) or "no channel"
                 if target.rstrip("/") != self.target.rstrip("/"):
                     raise ForgeError(f"attested for {target}, not for {self.target}")

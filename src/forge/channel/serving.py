@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How a channel is served: what hosts are asked to tell clients, and what a server tells them."""
 
-import http.client
 import re
-import urllib.request
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+from forge import network
 from forge.channel.location import Location
 from forge.channel.pypi import FILE
 from forge.channel.revisions import LOG
+from forge.errors import NotAttempted
 from forge.project import SUBDIRS
+from forge.sources.download import Downloader, HTTPError
 
 HEADERS = "_headers"
 INDEXES = (
@@ -50,11 +51,13 @@ def kept_for(answer: Mapping[str, str]) -> int:
 
 def kept(location: Location) -> Iterator[tuple[str, int]]:
     """Each index of a served channel that answers, and the seconds that clients keep it."""
+    client = Downloader().client
     for subdir in SUBDIRS:
         for file in INDEXES[:3]:
-            request = urllib.request.Request(f"{location.url}/{subdir}/{file}", method="HEAD")
+            name = f"{subdir}/{file}"
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
-                    yield f"{subdir}/{file}", kept_for(answer.headers)
-            except (OSError, http.client.HTTPException):
-                continue  # it is missing, which is found elsewhere, or needs a credential
+                with client.stream("GET", network.mirrored(f"{location.url}/{name}")) as answer:
+                    if answer.is_success:  # else missing, found elsewhere
+                        yield name, kept_for(answer.headers)
+            except HTTPError as error:
+                raise NotAttempted(f"{location.url}/{name}: {error}") from None

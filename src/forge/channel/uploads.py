@@ -16,7 +16,7 @@ from rattler_build import upload_package_to_anaconda, upload_package_to_prefix
 
 from forge.channel import gate, verify
 from forge.channel.local import Channel
-from forge.channel.location import Location, redacted, refuse_credentials
+from forge.channel.location import Location, refuse_credentials
 from forge.errors import BuildFailed, ForgeError
 
 FORMS = "a folder, https://prefix.dev/CHANNEL or https://anaconda.org/OWNER"
@@ -55,7 +55,7 @@ class ServerChannel:
                 self._upload(source.path(packages[name]), os.environ.get(variable) or None)
         except Exception as error:  # RattlerBuildError, and what its client raises
             raise BuildFailed(
-                f"{name} was not uploaded: {redacted(error)}. Check {variable} or pixi auth "
+                f"{name} was not uploaded: {error}. Check {variable} or pixi auth "
                 "login, then publish again to upload the rest"
             ) from None
         finally:

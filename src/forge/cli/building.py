@@ -14,9 +14,8 @@ from forge.build import runner
 from forge.build.preflight import preflight, unsolvable
 from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel.local import Record
-from forge.channel.location import redacted
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import ForgeError, NotAttempted, redacted
 from forge.files import sha256_file
 from forge.recipes.plan import BUILD, SKIPPED, Step
 from forge.recipes.recipe import sources_of

@@ -19,10 +19,9 @@ from typer import Option
 from typer.core import TyperArgument
 
 from forge.build.display import Display
-from forge.channel.location import redacted
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, takes_context
-from forge.errors import ForgeError, one_line
+from forge.errors import ForgeError, one_line, redacted
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
@@ -78,8 +77,8 @@ def run() -> int:
         return 1
     except BaseException as error:  # what nobody foresaw; a panic of Rust is no Exception
         with tempfile.NamedTemporaryFile("w", prefix="forge-", suffix=".log", delete=False) as log:
-            log.write(traceback.format_exc())
-        says = one_line(f"{type(error).__name__}: {redacted(error)}")
+            log.write(redacted(traceback.format_exc()))
+        says = one_line(f"{type(error).__name__}: {error}")
         err.print(f"error: {says}; a fault of forge: report it with {log.name}")
         return 1
     return 0

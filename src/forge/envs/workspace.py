@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,11 @@ from forge.bases import CONDA_FORGE
 from forge.channel import pypi
 from forge.channel.index import is_of
 from forge.channel.local import HOST_BOUND
-from forge.channel.location import redacted
 from forge.envs import cache, lockfile
 from forge.envs.bindings import CHECKED, BuildString
 from forge.envs.manifest import PLATFORM, Manifest
 from forge.envs.records import Records, purls_of, with_purls
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import BuildFailed, ForgeError, NotAttempted, redacted
 from forge.files import read_text, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
@@ -135,7 +135,7 @@ class Workspace:
         # index (shards), and Python's own web server answers so. Only conda-forge's index is large.
         whole = SourceConfig(sharded_enabled=False)
         config = dict.fromkeys((url for url in self.channels() if url != CONDA_FORGE), whole)
-        return rattler.Gateway(per_channel_config=config, client=network.client())
+        return rattler.Gateway(per_channel_config=config, client=network.for_indexes())
 
     def _solve(
         self, sources: Sequence[Any], specs: list[str], kept: list[RepoDataRecord]
@@ -218,7 +218,7 @@ class Workspace:
                 continue
             unneeded = sorted(r.name.normalized for r in records if r.url not in needed)
             problems += [f"{name}: {n} is locked, but nothing requires it" for n in unneeded]
-        return [f"{problem:.1500}" for problem in problems]
+        return [f"{redacted(problem):.1500}" for problem in problems]
 
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install from the lock, checking every package; returns their number.
@@ -296,11 +296,11 @@ def require_machine(records: list[RepoDataRecord]) -> None:
 
 def _failure(what: str, error: Exception) -> ForgeError:
     """NotAttempted for a server that does not answer, or not as it should; else BuildFailed."""
-    if "error sending request" in str(error) or "HTTP status" in str(error):
+    if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
         return NotAttempted(f"{what}, a channel does not answer: {_one_line(error)}")
     return BuildFailed(f"{what}: {error}".strip())
 
 
 def _one_line(error: Exception) -> str:
-    lines = (line.removeprefix("Caused by: ") for line in redacted(error).splitlines())
+    lines = (line.removeprefix("Caused by: ") for line in str(error).splitlines())
     return "; ".join(lines)

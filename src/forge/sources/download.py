@@ -13,7 +13,7 @@ import re
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,37 @@ from unearth import Link, Package, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
+from forge import network
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 10  # to connect, and between two bytes
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
-HTTPError: type[Exception] = importlib.import_module(PyPIClient.__base__.__module__).HTTPError
+HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
+HTTPError: type[Exception] = HTTPX.HTTPError
 # what is no page of an index
 UNREADABLE = (HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 # called with file name, bytes so far, and bytes in all if known
 Progress = Callable[[str, int, int | None], None]
+
+
+class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
+    """The body of an answer, as long as it comes fast enough."""
+
+    def __init__(self, response: Any) -> None:
+        self.stream, self.pace = response.stream, network.Pace(str(response.url))
+        response.stream = self
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self.stream:
+            self.pace.bytes += len(data)
+            yield data
+            if why := self.pace.behind():
+                raise HTTPX.ReadTimeout(why)
+
+    def close(self) -> None:
+        self.stream.close()
 
 
 @functools.cache
@@ -68,6 +88,7 @@ class Downloader:
             auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index, *extra]),
             timeout=TIMEOUT_SECONDS,
             follow_redirects=True,
+            event_hooks={"response": [Paced]},
         )
         # without an index, unearth takes PyPI
         self._finder = PackageFinder(self.client, index_urls=index, ignore_compatibility=True)

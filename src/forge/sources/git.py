@@ -13,7 +13,7 @@ from forge.errors import ForgeError, NotAttempted
 
 BRANCH = "refs/heads/source"
 # fail instead of asking for a password, or of waiting for a server that sends nothing
-GIT = ["git", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=10", "-C"]
+GIT = ["git", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30", "-C"]
 
 
 def _git(folder: Path, *words: str) -> str:

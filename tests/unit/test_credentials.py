@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A credential in a URL, wherever that stands, is in no message and no file of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+from support.small_channel import index, package, workspace
+from typer.testing import CliRunner
+
+from forge import network
+from forge.channel import verify
+from forge.channel.location import Location
+from forge.cli.main import app
+from forge.envs.manifest import Manifest
+from forge.errors import ForgeError, one_line, redacted
+from forge.project import Project
+from forge.sources.cache import Source, SourceCache
+
+SECRET = "s3cr3t"
+URLS = [
+    f"http://user:{SECRET}@127.0.0.1:9/channel", f"http://{SECRET}@127.0.0.1:9/channel",
+    f"http://127.0.0.1:9/t/{SECRET}/channel", f"http://127.0.0.1:9/channel;token={SECRET}",
+    f"http://127.0.0.1:9/channel?api_key={SECRET}",
+]  # fmt: skip
+
+
+def told(run: Callable[[], object]) -> str:
+    """What a user would read of a failure, or of a result."""
+    try:
+        result = run()
+    except ForgeError as error:
+        return str(error)
+    return "\n".join(map(str, result)) if isinstance(result, list | tuple) else str(result)
+
+
+def command(words: str) -> str:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code and done.exception
+    return f"{done.output} {done.exception}"
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+@pytest.mark.parametrize(
+    "words",
+    ["lock attention --base conda-forge --channel URL", "channel verify URL", "channel log URL",
+     "install attention --base conda-forge --channel URL", "publish --base host --to URL",
+     "run attention --base conda-forge --channel URL -- true"],
+)  # fmt: skip
+def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORGE_ROOT", str(CHECKOUT))
+    said = command(words.replace("URL", url))
+    assert SECRET not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+def test_manifests(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_text(f'[workspace]\nname = "a"\nchannels = ["{url}"]\nplatforms = ["linux-64"]\n')
+    assert SECRET not in (said := told(lambda: Manifest.load(file))) and "pixi.toml" in said
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Path:
+    folder = tmp_path / "channel"
+    (folder / "noarch").mkdir(parents=True)
+    package(folder, "alpha", "1.0")
+    package(folder, "beta", "1.0")
+    index(folder)
+    return folder
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+def test_locks(url: str, channel: Path, tmp_path: Path) -> None:
+    """Of every command that reads one; a lock with credentials is somebody else's."""
+    app_ = workspace(tmp_path / "app", channel.as_uri())
+    app_.folder.joinpath("pixi.lock").unlink(missing_ok=True)
+    home = workspace(tmp_path / "app", channel.as_uri(), home=tmp_path / "local")
+    home.lock()
+    text = home.lock_file.read_text()
+    home.lock_file.write_text(text.replace(channel.as_uri(), url))
+    for run in (lambda: home.locked("default"), home.outdated, lambda: home.install("default"),
+                lambda: verify.channel(Location(channel), [home.lock_file])[1]):  # fmt: skip
+        said = told(run)
+        assert said and SECRET not in said, said
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+def test_sources_that_do_not_answer(url: str, tmp_path: Path) -> None:
+    cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    said = told(lambda: cache.fetch(Source(f"{url}/a.tar.gz", "0" * 64), lambda *_: None))
+    assert SECRET not in said and "127.0.0.1" in said
+    said = told(lambda: cache.fetch(Source(url, "", commit="0" * 40), lambda *_: None))
+    assert SECRET not in said and said
+
+
+def test_a_mirror_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
+    (tmp_path / ".pixi").mkdir()
+    (tmp_path / ".pixi/config.toml").write_text(
+        f'[mirrors]\n"https://conda.invalid" = ["{URLS[0]}"]\n'
+    )
+    said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
+    assert SECRET not in said and said
+    assert SECRET not in redacted(network.unanswered("https://conda.invalid/x", 1))
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+def test_the_rule_itself(url: str) -> None:
+    for text in (url, f"see {url}/noarch/a.conda (404)", f"'{url}', and {url}"):
+        for shown in (str(ForgeError(text)), one_line(text), redacted(text)):
+            assert SECRET not in shown and "127.0.0.1:9" in shown
+    assert SECRET in url, "or nothing was tested"
+
+
+def test_what_is_no_credential_stays() -> None:
+    for text in ("https://a.invalid/b/noarch/x-1-0.conda", "a@b.c wrote /t/x", "1/t/ 2; token"):
+        assert redacted(text).startswith(text[:10])
+    assert redacted("https://a.invalid/b/noarch/x-1-0.conda: 404").endswith("x-1-0.conda: 404")

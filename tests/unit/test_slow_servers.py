@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Servers that accept and say nothing, or send a byte a second: each request has an end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from packageurl import PackageURL
+from support.small_channel import workspace
+from typer.testing import CliRunner
+
+from forge import network
+from forge.channel import serving
+from forge.channel.location import Location
+from forge.cli.main import app
+from forge.errors import ForgeError, NotAttempted
+from forge.project import Project
+from forge.sources.cache import Source, SourceCache
+from forge.sources.download import Downloader
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000000\r\n\r\n"
+SECONDS = 2  # of patience; the limits below are for a loaded machine
+SOON = 20
+
+
+@pytest.fixture(params=["silent", "slow"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("FORGE_TIMEOUT", str(SECONDS))
+    stop = threading.Event()
+
+    def answer(client: socket.socket) -> None:
+        with client:
+            if request.param == "slow":
+                client.sendall(HEAD)
+            while not stop.wait(0.3):
+                if request.param == "slow":
+                    client.sendall(b"x")
+
+    def accept(server: socket.socket) -> None:
+        while not stop.is_set():
+            try:
+                client = server.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=_quietly, args=(answer, client), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/channel"
+        stop.set()
+
+
+def _quietly(answer: Callable[[socket.socket], None], client: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side gave up, which is what is tested
+        answer(client)
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < SOON
+
+
+def source(tmp_path: Path, url: str) -> None:
+    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
+    SourceCache(project).fetch(Source(f"{url}/a.tar.gz", "0" * 64, None), lambda *_: None)
+
+
+def page(tmp_path: Path, url: str) -> None:
+    downloader = Downloader()
+    downloader._indexes = [{"type": "index", "url": url}]
+    downloader.locate("a.whl", PackageURL("pypi", None, "alpha", "1"))
+
+
+REQUESTS: dict[str, Callable[[Path, str], object]] = {
+    "a file of a channel": lambda _, url: Location(url).read("noarch/repodata.json"),
+    "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
+    "the names in a channel": lambda tmp_path, url: workspace(tmp_path, url).package_names(url),
+    "how long an index is kept": lambda _, url: list(serving.kept(Location(url))),
+    "a source": source,
+    "a page of pip's index": page,
+}
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_each_request_ends(
+    request_: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("forge.sources.download.TIMEOUT_SECONDS", SECONDS)
+    if request_ == "how long an index is kept" and "slow" in request.node.name:
+        assert REQUESTS[request_](tmp_path, url), "the head of the answer has all that is asked"
+        return
+    with pytest.raises(NotAttempted, match=r"127\.0\.0\.1|timed out|pip's index") as raised:
+        REQUESTS[request_](tmp_path, url)
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("words", ["channel verify URL", "channel log URL"])
+def test_each_command_ends_with_3(words: str, url: str) -> None:
+    with pytest.raises(NotAttempted):
+        CliRunner().invoke(app, words.replace("URL", url).split(), catch_exceptions=False)
+
+
+def test_a_file_that_comes_fast_enough_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
+    pace = network.Pace("https://host.invalid/x")
+    for _ in range(30):
+        pace.bytes += network.LOWEST * 11
+        assert not pace.behind()
+    assert "host.invalid sent 0 bytes" in [pace.behind() for _ in range(10)][-1]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "1.5"])
+def test_patience_is_a_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_TIMEOUT", text)
+    with pytest.raises(ForgeError, match="FORGE_TIMEOUT"):
+        network.patience()
