@@ -5,23 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct capture {
-    hipGraph_t graph;
-    hipStream_t origin;
-    unsigned long long number;
-    bool invalid;
-};
 static unsigned long long numbers = 1;
-
-struct capture *capture_of(hipStream_t stream) {
-    return (uintptr_t)stream > 2 ? stream->capture : NULL;
-}
-
-hipError_t capture_spoil(struct capture *capture) {
-    if (!capture) return hipSuccess;
-    capture->invalid = true;
-    return hipErrorStreamCaptureUnsupported;
-}
 
 /* Replaces what the next node of a stream depends on, or adds to it. */
 static bool follow(struct tail *tail, const hipGraphNode_t *nodes, size_t count, bool add) {
@@ -55,7 +39,7 @@ hipError_t capture_record(hipEvent_t event, hipStream_t stream) {
     return right ? hipSuccess : hipErrorOutOfMemory;
 }
 
-hipError_t capture_wait(hipStream_t stream, hipEvent_t event) {
+static hipError_t capture_wait(hipStream_t stream, hipEvent_t event) {
     if ((uintptr_t)stream <= 2) return hipErrorStreamCaptureImplicit;
     if (stream->capture && stream->capture != event->capture) {
         stream->capture->invalid = event->capture->invalid = true;
@@ -64,6 +48,13 @@ hipError_t capture_wait(hipStream_t stream, hipEvent_t event) {
     stream->capture = event->capture;
     bool right = follow(&stream->tail, event->tail.nodes, event->tail.count, true);
     return right ? hipSuccess : hipErrorOutOfMemory;
+}
+
+API(hipStreamWaitEvent)(hipStream_t stream, hipEvent_t event, unsigned flags) {
+    (void)flags;
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && event_is_valid(event), hipErrorInvalidHandle);
+    LEAVE(event->capture ? capture_wait(stream, event) : hipSuccess);
 }
 
 API(hipStreamBeginCapture)(hipStream_t stream, hipStreamCaptureMode mode) {

@@ -1,51 +1,23 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the files of the library share. Every entry point holds one lock from ENTER to LEAVE. */
+/* What the files of the library share, each of which uses only those above it here. */
 #pragma once
-#include "abi.h"
+#include "errors.h"
 #include "protocol.h"
 #include <stdbool.h>
 #include <time.h>
-
-/* Entry points by state (build.py reads these words): API does what HIP does; HINT is accepted
-   and has no effect here. */
-#define API_OF(type, name) __attribute__((visibility("default"))) type name
-#define API(name) API_OF(hipError_t, name)
-#define HINT(name) API(name)
-
-/* Takes the lock; the error of a device that can no longer be used, if any. */
-hipError_t device_enter(void);
-/* Releases the lock, remembers an error for hipGetLastError, and returns it. */
-hipError_t device_leave(hipError_t error);
-/* Makes all later calls fail with this error. */
-void device_fail(hipError_t error);
-/* Refuses what a GPU would do: says so, and no later call succeeds, so that a caller who ignores
-   the error does not compute with what was not done. */
-__attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format, ...);
-#define ENTER()                                          \
-    do {                                                 \
-        hipError_t error_ = device_enter();              \
-        if (error_) return device_leave(error_);         \
-    } while (0)
-#define LEAVE(error) return device_leave(error)
-#define REQUIRE(condition, error)                        \
-    do {                                                 \
-        if (!(condition)) return device_leave(error);    \
-    } while (0)
-__attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
-
-/* For what needs no memory and no server: the error, remembered. */
-hipError_t device_answer(hipError_t error);
-#define ANSWER(condition, error)                         \
-    do {                                                 \
-        if (!(condition)) return device_answer(error);   \
-    } while (0)
 
 /* context.c */
 int device_count(void);
 bool device_exists(int device);
 int device_current(void);
-/* Bytes of a lane's stack, for kernels that need an unknown amount. */
-size_t device_stack(void);
+
+/* views.c: where else the pool's bytes stand, once it is mapped */
+void views_begin(struct pool_header *pool);
+const struct pool_view *view_find(const void *address);
+bool view_holds(const void *address, size_t size);
+bool view_add(void *address, size_t size, uint64_t offset, unsigned access);
+void view_set(void *address, size_t size, unsigned access);
+void view_remove(void *address, size_t size);
 
 /* pool.c: device memory. map creates it at the first use. */
 hipError_t pool_map(void);
@@ -66,12 +38,9 @@ bool pool_is_device(const void *address);
 /* The allocation, or mapping, that an address is in. */
 void pool_range(const void *address, void **start, size_t *size);
 
-/* views.c */
-const struct pool_view *view_find(const void *address);
-bool view_holds(const void *address, size_t size);
-bool view_add(void *address, size_t size, uint64_t offset, unsigned access);
-void view_set(void *address, size_t size, unsigned access);
-void view_remove(void *address, size_t size);
+/* properties.c */
+/* Bytes of a lane's stack, for kernels that need an unknown amount. */
+size_t device_stack(void);
 
 /* link.c: the emulator's process. Sends a request; *reply is to be freed. A failure's message goes
    to standard error. */
@@ -82,37 +51,45 @@ struct part {
 hipError_t link_request(uint32_t operation, const struct part *parts, int count, void **reply,
                         size_t *reply_size);
 
-/* module.c */
-struct ihipModuleSymbol_t {
-    hipModule_t module;
-    struct function_reply facts;
-    struct function_argument *arguments;
-    char *name;
-    hipFunction_t next;
+/* stream.c */
+struct capture {
+    hipGraph_t graph;
+    hipStream_t origin;
+    unsigned long long number;
+    bool invalid;
 };
-/* owner: an address in the library or program that has the image */
-hipError_t module_load(hipModule_t *module, const void *image, size_t size, const void *owner);
-size_t module_image_size(const void *image);
-hipError_t module_unload(hipModule_t module);
-hipError_t module_function(hipFunction_t *function, hipModule_t module, const char *name);
-hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const char *name);
-struct work;
-/* Packs a launch. */
-hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim3 block, size_t lds,
-                       void **values, void **extra, bool cooperative);
-const char *module_name(hipFunction_t function);
-bool module_knows(hipFunction_t function);
+struct tail {
+    hipGraphNode_t *nodes;
+    size_t count;
+};
+/* capture, tail: while it is captured, what its next node depends on */
+struct ihipStream_t {
+    unsigned flags;
+    int priority;
+    unsigned long long number;
+    hipStream_t next;
+    struct capture *capture;
+    struct tail tail;
+    int device;
+};
+struct ihipEvent_t {
+    unsigned flags;
+    bool recorded;
+    struct timespec time;
+    hipEvent_t next;
+    struct capture *capture;
+    struct tail tail;
+};
+hipStream_t stream_first(void);
+bool stream_is_valid(hipStream_t stream);
+bool event_is_valid(hipEvent_t event);
+hipError_t event_record(hipEvent_t event);
+void event_forget(struct capture *capture);
+struct capture *capture_of(hipStream_t stream);
+/* Ends a capture, if there is one, in which the host asks for results; the error for that. */
+hipError_t capture_spoil(struct capture *capture);
 
-/* registered.c: the kernel or variable behind a symbol of the host program. */
-hipError_t registered_function(hipFunction_t *function, const void *host);
-hipError_t registered_variable(void **address, size_t *size, const void *host);
-
-/* launch.c: sizes in threads, as one kind of launch has them */
-hipError_t hipExtModuleLaunchKernel(hipFunction_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                                    uint32_t, size_t, hipStream_t, void **, void **, hipEvent_t,
-                                    hipEvent_t, uint32_t);
-
-/* work.c: what a stream is given to do */
+/* What a stream is given to do. */
 enum work_kind {
     WORK_NOTHING, WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_CALL, WORK_RECORD, WORK_GRAPH,
 };
@@ -146,13 +123,31 @@ struct work {
         hipGraph_t graph;
     };
 };
-/* Does the work, or adds it to the capture of the stream; takes over what it points to. */
-hipError_t work_submit(hipStream_t stream, struct work *work);
-hipError_t work_do(const struct work *work);
-bool work_copy(struct work *to, const struct work *from);
-void work_free(struct work *work);
+/* module.c */
+struct ihipModuleSymbol_t {
+    hipModule_t module;
+    struct function_reply facts;
+    struct function_argument *arguments;
+    char *name;
+    hipFunction_t next;
+};
+/* owner: an address in the library or program that has the image */
+hipError_t module_load(hipModule_t *module, const void *image, size_t size, const void *owner);
+size_t module_image_size(const void *image);
+hipError_t module_unload(hipModule_t module);
+hipError_t module_function(hipFunction_t *function, hipModule_t module, const char *name);
+hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const char *name);
+/* Packs a launch. */
+hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim3 block, size_t lds,
+                       void **values, void **extra, bool cooperative);
+const char *module_name(hipFunction_t function);
+bool module_knows(hipFunction_t function);
 
-/* graph.c, graph_query.c */
+/* registered.c: the kernel or variable behind a symbol of the host program. */
+hipError_t registered_function(hipFunction_t *function, const void *host);
+hipError_t registered_variable(void **address, size_t *size, const void *host);
+
+/* graph.c */
 struct hipGraphNode {
     struct work work;
     hipGraphNode_t *dependencies;
@@ -182,44 +177,32 @@ bool graph_is_valid(hipGraph_t graph);
 /* The graph of a node; NULL: there is no such node. */
 hipGraph_t graph_of(hipGraphNode_t node);
 bool graph_depends(hipGraphNode_t node, hipGraphNode_t on);
+bool graph_depend(hipGraphNode_t node, hipGraphNode_t on);
+/* The node's place in the graph; their number: it is not there. */
+size_t graph_index(hipGraph_t graph, hipGraphNode_t node);
+/* Puts nodes behind those that they depend on, and else leaves them as they were; false: a circle. */
+bool graph_sort(hipGraph_t graph);
 hipError_t graph_add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *dependencies,
                      size_t count, struct work *work);
 void graph_drop_node(hipGraphNode_t node);
-hipError_t graph_do(hipGraph_t graph);
+bool work_copy(struct work *to, const struct work *from);
+void work_free(struct work *work);
 void graph_release(hipUserObject_t object, unsigned count);
-hipError_t hipGraphRetainUserObject(hipGraph_t, hipUserObject_t, unsigned, unsigned);
+bool graph_retain(hipGraph_t graph, hipUserObject_t object, unsigned count);
 
-/* capture.c, stream.c */
-struct tail {
-    hipGraphNode_t *nodes;
-    size_t count;
-};
-/* capture, tail: while it is captured, what its next node depends on */
-struct ihipStream_t {
-    unsigned flags;
-    int priority;
-    unsigned long long number;
-    hipStream_t next;
-    struct capture *capture;
-    struct tail tail;
-    int device;
-};
-struct ihipEvent_t {
-    unsigned flags;
-    bool recorded;
-    struct timespec time;
-    hipEvent_t next;
-    struct capture *capture;
-    struct tail tail;
-};
-struct capture *capture_of(hipStream_t stream);
+/* capture.c */
 hipError_t capture_add(struct capture *capture, hipStream_t stream, struct work *work);
 hipError_t capture_record(hipEvent_t event, hipStream_t stream);
-hipError_t capture_wait(hipStream_t stream, hipEvent_t event);
-/* Ends a capture, if there is one, in which the host asks for results; the error for that. */
-hipError_t capture_spoil(struct capture *capture);
-hipStream_t stream_first(void);
-bool stream_is_valid(hipStream_t stream);
-bool event_is_valid(hipEvent_t event);
-hipError_t event_record(hipEvent_t event);
-void event_forget(struct capture *capture);
+
+/* work.c */
+/* Does the work, or adds it to the capture of the stream; takes over what it points to. */
+hipError_t work_submit(hipStream_t stream, struct work *work);
+hipError_t work_do(const struct work *work);
+
+/* graph_build.c */
+hipError_t graph_set_kernel(hipGraphNode_t node, const hipKernelNodeParams *params);
+
+/* launch.c: sizes in threads, as one kind of launch has them */
+hipError_t hipExtModuleLaunchKernel(hipFunction_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
+                                    uint32_t, size_t, hipStream_t, void **, void **, hipEvent_t,
+                                    hipEvent_t, uint32_t);

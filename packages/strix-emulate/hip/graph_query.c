@@ -163,12 +163,6 @@ API(hipUserObjectRetain)(hipUserObject_t object, unsigned count) {
     object->count += count;
     LEAVE(hipSuccess);
 }
-void graph_release(hipUserObject_t object, unsigned count) {
-    object->count -= count < object->count ? count : object->count;
-    if (object->count) return;
-    object->destroy(object->data);
-    free(object);
-}
 API(hipUserObjectRelease)(hipUserObject_t object, unsigned count) {
     ENTER();
     REQUIRE(object && count, hipErrorInvalidValue);
@@ -180,11 +174,7 @@ API(hipGraphRetainUserObject)(hipGraph_t graph, hipUserObject_t object, unsigned
                               unsigned flags) {
     ENTER();
     REQUIRE(object && count && graph_is_valid(graph), hipErrorInvalidValue);
-    size_t size = (graph->reference_count + 1) * sizeof *graph->references;
-    struct reference *more = realloc(graph->references, size);
-    REQUIRE(more, hipErrorOutOfMemory);
-    graph->references = more;
-    more[graph->reference_count++] = (struct reference){object, count};
+    REQUIRE(graph_retain(graph, object, count), hipErrorOutOfMemory);
     if (!(flags & 1)) object->count += count;
     LEAVE(hipSuccess);
 }

@@ -65,6 +65,7 @@ hipError_t pool_map(void) {
     }
     base = got;
     header()->size = total;
+    views_begin(header());
     return hipSuccess;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Streams, events, memory pools. Work is done when its call returns, so everything is in order:
+/* Streams and events. Work is done when its call returns, so everything is in order:
    a stream is always idle, an event that was recorded has happened. */
 #define _GNU_SOURCE
 #include "device.h"
@@ -30,6 +30,16 @@ bool event_is_valid(hipEvent_t event) {
     hipEvent_t e = events;
     while (e && e != event) e = e->next;
     return event && e;
+}
+
+struct capture *capture_of(hipStream_t stream) {
+    return (uintptr_t)stream > 2 ? stream->capture : NULL;
+}
+
+hipError_t capture_spoil(struct capture *capture) {
+    if (!capture) return hipSuccess;
+    capture->invalid = true;
+    return hipErrorStreamCaptureUnsupported;
 }
 
 API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priority) {
@@ -94,19 +104,6 @@ API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
     *number = is_ours(stream) ? stream->number : (uintptr_t)stream;
     LEAVE(hipSuccess);
 }
-API(hipStreamWaitEvent)(hipStream_t stream, hipEvent_t event, unsigned flags) {
-    (void)flags;
-    ENTER();
-    REQUIRE(stream_is_valid(stream) && event_is_valid(event), hipErrorInvalidHandle);
-    LEAVE(event->capture ? capture_wait(stream, event) : hipSuccess);
-}
-
-API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
-    ENTER();
-    REQUIRE(stream_is_valid(stream) && call, hipErrorInvalidValue);
-    struct work work = {.kind = WORK_CALL, .call = {call, data}};
-    LEAVE(work_submit(stream, &work));
-}
 API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *data,
                           unsigned flags) {
     ENTER();
@@ -157,17 +154,6 @@ void event_forget(struct capture *capture) {
         if (e->capture == capture) e->capture = NULL;
 }
 
-/* flags 1: in a capture, an event outside of the graph */
-API(hipEventRecordWithFlags)(hipEvent_t event, hipStream_t stream, unsigned flags) {
-    ENTER();
-    REQUIRE(event_is_valid(event) && stream_is_valid(stream), hipErrorInvalidHandle);
-    if (capture_of(stream) && !(flags & 1)) LEAVE(capture_record(event, stream));
-    struct work work = {.kind = WORK_RECORD, .event = event};
-    LEAVE(work_submit(stream, &work));
-}
-API(hipEventRecord)(hipEvent_t event, hipStream_t stream) {
-    return hipEventRecordWithFlags(event, stream, 0);
-}
 API(hipEventSynchronize)(hipEvent_t event) {
     ENTER();
     REQUIRE(event_is_valid(event), hipErrorInvalidHandle);

@@ -5,11 +5,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static struct pool_view *table(void) { return (struct pool_view *)(POOL_BASE + POOL_VIEWS); }
-static uint64_t *count(void) { return &((struct pool_header *)POOL_BASE)->views; }
+static struct pool_header *header; /* of the pool, once it is mapped */
+
+void views_begin(struct pool_header *pool) { header = pool; }
+
+static struct pool_view *table(void) { return (struct pool_view *)((char *)header + POOL_VIEWS); }
+static uint64_t *count(void) { return &header->views; }
 
 const struct pool_view *view_find(const void *address) {
-    if (pool_file() < 0) return NULL;
+    if (!header) return NULL;
     uint64_t at = (uint64_t)address, low = 0, high = *count();
     while (low < high) {
         uint64_t middle = (low + high) / 2;

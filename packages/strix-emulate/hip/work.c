@@ -67,7 +67,12 @@ hipError_t work_do(const struct work *w) {
         w->call.function(w->call.data);
         return device_enter();
     case WORK_RECORD: return event_record(w->event);
-    case WORK_GRAPH: return graph_do(w->graph);
+    case WORK_GRAPH:
+        for (size_t i = 0; i < w->graph->count; i++) {
+            hipError_t error = work_do(&w->graph->nodes[i]->work);
+            if (error) return error;
+        }
+        break;
     case WORK_NOTHING: break;
     }
     return hipSuccess;
@@ -80,17 +85,21 @@ hipError_t work_submit(hipStream_t stream, struct work *w) {
     return error;
 }
 
-bool work_copy(struct work *to, const struct work *from) {
-    *to = *from;
-    if (from->kind == WORK_GRAPH) return (to->graph = graph_clone(from->graph)) != NULL;
-    if (from->kind != WORK_KERNEL) return true;
-    size_t size = from->kernel.function->facts.kernarg + 1u;
-    to->kernel.arguments = malloc(size);
-    return to->kernel.arguments && memcpy(to->kernel.arguments, from->kernel.arguments, size);
+API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
+    ENTER();
+    REQUIRE(stream_is_valid(stream) && call, hipErrorInvalidValue);
+    struct work work = {.kind = WORK_CALL, .call = {call, data}};
+    LEAVE(work_submit(stream, &work));
 }
 
-void work_free(struct work *w) {
-    if (w->kind == WORK_KERNEL) free(w->kernel.arguments);
-    if (w->kind == WORK_GRAPH) graph_destroy(w->graph);
-    w->kind = WORK_NOTHING;
+/* flags 1: in a capture, an event outside of the graph */
+API(hipEventRecordWithFlags)(hipEvent_t event, hipStream_t stream, unsigned flags) {
+    ENTER();
+    REQUIRE(event_is_valid(event) && stream_is_valid(stream), hipErrorInvalidHandle);
+    if (capture_of(stream) && !(flags & 1)) LEAVE(capture_record(event, stream));
+    struct work work = {.kind = WORK_RECORD, .event = event};
+    LEAVE(work_submit(stream, &work));
+}
+API(hipEventRecord)(hipEvent_t event, hipStream_t stream) {
+    return hipEventRecordWithFlags(event, stream, 0);
 }

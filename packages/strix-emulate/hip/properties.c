@@ -1,103 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The one device: what it says of itself, errors, versions, contexts. */
+/* What the device says of itself: versions, properties, limits, and where its entry points are. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* HIP 7.2: major * 10^7 + minor * 10^5 + patch */
 #define VERSION 70200000
 /* of the first device; the next ones are its neighbours */
 #define BUS 0xc5
-
-static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-static hipError_t broken;
-static pid_t owner;
-static _Thread_local hipError_t last;
-
-hipError_t device_enter(void) {
-    pthread_mutex_lock(&lock);
-    if (!owner) owner = getpid();
-    /* a forked child shares the memory and the socket, and would corrupt both */
-    return owner == getpid() ? broken : hipErrorNotInitialized;
-}
-
-hipError_t device_leave(hipError_t error) {
-    pthread_mutex_unlock(&lock);
-    if (error && error != hipErrorNotReady) last = error;
-    return error;
-}
-
-void device_fail(hipError_t error) { broken = error; }
-
-static const struct { hipError_t error; const char *name, *text; } errors[] = {
-#define NAMED(name, text) {name, #name, text}
-    NAMED(hipSuccess, "no error"),
-    NAMED(hipErrorInvalidValue, "invalid argument"),
-    NAMED(hipErrorOutOfMemory, "out of memory"),
-    NAMED(hipErrorNotInitialized, "initialization error"),
-    NAMED(hipErrorInvalidConfiguration, "invalid configuration argument"),
-    NAMED(hipErrorInvalidSymbol, "invalid device symbol"),
-    NAMED(hipErrorInvalidDeviceFunction, "invalid device function"),
-    NAMED(hipErrorNoDevice, "no ROCm-capable device is detected"),
-    NAMED(hipErrorInvalidDevice, "invalid device ordinal"),
-    NAMED(hipErrorInvalidImage, "device kernel image is invalid"),
-    NAMED(hipErrorInvalidContext, "invalid device context"),
-    NAMED(hipErrorNoBinaryForGpu, "no kernel image is available for execution on the device"),
-    NAMED(hipErrorFileNotFound, "file not found"),
-    NAMED(hipErrorInvalidHandle, "invalid resource handle"),
-    NAMED(hipErrorNotFound, "named symbol not found"),
-    NAMED(hipErrorNotReady, "device not ready"),
-    NAMED(hipErrorIllegalAddress, "an illegal memory access was encountered"),
-    NAMED(hipErrorUnsupportedLimit, "limit is not supported on this architecture"),
-    NAMED(hipErrorIllegalState, "the operation cannot be performed in the present state"),
-    NAMED(hipErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
-    NAMED(hipErrorPeerAccessNotEnabled, "peer access has not been enabled"),
-    NAMED(hipErrorAssert, "device-side assert triggered"),
-    NAMED(hipErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"),
-    NAMED(hipErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
-    NAMED(hipErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
-    NAMED(hipErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences"),
-    NAMED(hipErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
-    NAMED(hipErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
-    NAMED(hipErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream"),
-    NAMED(hipErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
-    NAMED(hipErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"),
-    NAMED(hipErrorLaunchFailure, "unspecified launch failure"),
-    NAMED(hipErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
-    NAMED(hipErrorNotSupported, "operation not supported"),
-    NAMED(hipErrorUnknown, "unknown error"),
-};
-
-API_OF(const char *, hipGetErrorName)(hipError_t error) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (errors[i].error == error) return errors[i].name;
-    return "hipErrorUnknown";
-}
-API_OF(const char *, hipGetErrorString)(hipError_t error) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (errors[i].error == error) return errors[i].text;
-    return "unknown error";
-}
-API(hipDrvGetErrorName)(hipError_t error, const char **name) {
-    return name ? (*name = hipGetErrorName(error), hipSuccess) : hipErrorInvalidValue;
-}
-API(hipDrvGetErrorString)(hipError_t error, const char **text) {
-    return text ? (*text = hipGetErrorString(error), hipSuccess) : hipErrorInvalidValue;
-}
-API(hipGetLastError)(void) {
-    hipError_t error = last;
-    last = hipSuccess;
-    return error;
-}
-API(hipExtGetLastError)(void) { return hipGetLastError(); }
-API(hipPeekAtLastError)(void) { return last; }
-
-hipError_t device_answer(hipError_t error) { return last = error; }
 
 API(hipInit)(unsigned flags) {
     ANSWER(!flags, hipErrorInvalidValue);
@@ -267,4 +179,4 @@ hipError_t device_refuse(const char *name) {
     LEAVE(device_lacks("%s", name));
 }
 hipError_t device_without(void);
-hipError_t device_without(void) { return last = hipErrorNotSupported; }
+hipError_t device_without(void) { return device_answer(hipErrorNotSupported); }
