@@ -42,8 +42,16 @@ def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
     return total.hexdigest()
 
 
+def require_file(path: Path) -> Path:
+    """The path. Raises ForgeError for a pipe or a device, which would be read for ever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ForgeError(f"{path} is no file, but a pipe or a device")
+    return path
+
+
 def read_text(path: Path) -> str:
     """A small text file. Raises ForgeError for one that is not UTF-8."""
+    require_file(path)
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:

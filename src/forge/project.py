@@ -14,6 +14,7 @@ from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
+LONGEST = 128  # of 255 characters; the rest is build/staging/NAME/bld/rattler-build_NAME_TIME/...
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"
@@ -42,6 +43,12 @@ class Project:
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
             raise ForgeError(f"{root} is not a strix-forge checkout: it has no variants.yaml")
+        if strange := set(str(root)) & set(':`$"\\\n'):
+            why = f"its path has a {min(strange)!a}, which shells or PATH take for something else"
+            raise ForgeError(f"{root}: {why}: move the checkout")
+        if len(str(root)) > LONGEST:
+            why = f"its path has more than {LONGEST} characters, and conda's prefixes end at 255"
+            raise ForgeError(f"{root}: {why}: move the checkout")
         return cls(root, output.resolve() if output else root / "channel", root / "build")
 
     @contextlib.contextmanager

@@ -182,8 +182,8 @@ class Channel:
     def tests_of(self, record: Record) -> int | None:
         """How many tests these very bytes passed before they came in, if that is known."""
         note = self._note(record)
-        known = note.get("sha256") == record.sha256 and isinstance(note.get("tests"), int)
-        return note["tests"] if known else None
+        tests = note.get("tests") if note.get("sha256") == record.sha256 else None
+        return tests if type(tests) is int and tests >= 0 else None
 
     def _note(self, record: Record) -> dict[str, Any]:
         path = self.folder / "forge" / f"{record.dist}.json"

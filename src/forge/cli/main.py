@@ -59,6 +59,7 @@ def run() -> int:
     try:
         # one that exists: unlike Python, rattler fails where TMPDIR names none
         os.environ["TMPDIR"] = tempfile.gettempdir()
+        os.environ.setdefault("RUST_BACKTRACE", "0")  # a panic is a line of ours
         app(prog_name="forge")
     except SystemExit as stop:
         closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it

@@ -13,7 +13,7 @@ from forge.channel.index import FILE, is_of
 from forge.envs.bindings import Subdir
 from forge.envs.manifest import ASSUMED, PLATFORM, Platform
 from forge.errors import ForgeError
-from forge.files import write_text
+from forge.files import require_file, write_text
 from forge.project import SUBDIRS
 from forge.provenance.package import is_plain
 
@@ -29,6 +29,7 @@ def _promised(lines: Iterable[str]) -> set[str]:
 
 def read(path: Path) -> dict[str, rattler.Environment]:
     """The locked environments by name. Raises ForgeError for anything but a lock file."""
+    require_file(path)
     try:
         return dict(LockFile.from_path(path).environments())
     except Exception as error:  # for example marks of a merge

@@ -286,7 +286,7 @@ def require_machine(records: list[RepoDataRecord]) -> None:
         for p in machine
     ]
     for record in records:
-        for spec in (MatchSpec(d) for d in record.depends if d.split()[0] in CHECKED):
+        for spec in (MatchSpec(d) for d in record.depends if d.split(" ")[0] in CHECKED):
             if not any(spec.matches(package) for package in here):
                 raise ForgeError(
                     f"{record.file_name} requires {spec}, and this machine has "
@@ -298,6 +298,9 @@ def _failure(what: str, error: Exception) -> ForgeError:
     """NotAttempted for a server that does not answer, or not as it should; else BuildFailed."""
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
         return NotAttempted(f"{what}, a channel does not answer: {_one_line(error)}")
+    if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304
+        why = "a channel answers what rattler cannot read; forge channel verify says what"
+        return NotAttempted(f"{what}: {why}")
     return BuildFailed(f"{what}: {error}".strip())
 
 

@@ -13,7 +13,8 @@ from packageurl import PackageURL
 from forge.bases import DIGEST_KEY, Base
 from forge.channel.local import CONTENT_HASH
 from forge.errors import ForgeError
-from forge.files import digest_tree, read_text
+from forge.files import digest_tree, read_text, require_file
+from forge.provenance.package import is_plain
 from forge.recipes.render import render
 from forge.sources import patching
 from forge.sources.archives import unpack
@@ -38,6 +39,7 @@ class Recipe:
 
     def __init__(self, path: Path, base: Base) -> None:
         self.name, self.path = path.parent.name, path
+        require_file(path)
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]
         if not outputs:
             raise NoPackage(f"{path} yields no package on the {base.name} base")
@@ -65,6 +67,9 @@ class Recipe:
         built_with = itertools.chain(*self.requirements.values())
         self.needs = set(map(package_name, built_with)) - self.output_names
         self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
+        for source in self.sources:
+            if not is_plain(target := str(source.get("target_directory") or "here")):
+                raise ForgeError(f"{path}: target_directory {target!a:.80} leads out of the source")
         for file in self.local_files():
             if not file.exists():
                 raise ForgeError(f"{path} names {file}, which does not exist")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Odd surroundings: paths of a checkout, pipes for files, Ctrl-C at once, foreign modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import CHECKOUT, MiniProject
+from support.servers import QuietHandler, served
+from support.small_channel import index, package, workspace
+
+from forge import bases
+from forge.channel import verify
+from forge.channel.location import Location
+from forge.envs import lockfile
+from forge.envs.workspace import Workspace, require_machine
+from forge.errors import ForgeError, NotAttempted
+from forge.files import read_text
+from forge.project import Project
+from forge.recipes.plan import RecipeSet
+
+
+@pytest.mark.parametrize("name", ["a:b", "a`id`b", "a$HOME", 'a"b', "a\\b", "a\nb", "x" * 210])
+def test_a_checkout_that_no_build_can_be_in(name: str, tmp_path: Path) -> None:
+    root = tmp_path / name
+    root.mkdir()
+    (root / "variants.yaml").touch()
+    with pytest.raises(ForgeError, match="move the checkout"):
+        Project.at(root)
+
+
+def test_the_launcher_says_so_too(tmp_path: Path) -> None:
+    root = tmp_path / "a:b"
+    root.mkdir()
+    shutil.copy(CHECKOUT / "forge", root)
+    done = subprocess.run([root / "forge", "plan"], capture_output=True, text=True)
+    assert done.returncode == 2 and "move the checkout" in done.stderr and not done.stdout
+
+
+def test_a_pipe_is_not_read_for_ever(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read in (read_text, lockfile.read):
+        with pytest.raises(ForgeError, match="a pipe or a device"):
+            read(pipe)
+    mini = MiniProject(tmp_path)
+    mini.recipe("alpha")
+    (mini.root / "recipes/beta").mkdir()
+    os.mkfifo(mini.root / "recipes/beta/recipe.yaml")
+    project = Project.at(mini.root)
+    with pytest.raises(ForgeError, match=r"beta/recipe\.yaml is no file"):
+        RecipeSet(project, bases.load(project, "conda-forge"))
+
+
+@pytest.mark.parametrize("target", ["../x", "/etc", "a/../../b"])
+def test_a_source_stays_in_its_work_folder(target: str, tmp_path: Path) -> None:
+    mini = MiniProject(tmp_path)
+    (mini.root / "local").mkdir()
+    mini.recipe("alpha", source=f'[{{path: ../../local, target_directory: "{target}"}}]')
+    project = Project.at(mini.root)
+    with pytest.raises(ForgeError, match="leads out of the source"):
+        RecipeSet(project, bases.load(project, "conda-forge"))
+
+
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
+def test_ctrl_c_at_once_is_silent(after: float) -> None:
+    child = subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "src/forge"), "plan", "--base", "host"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(after)
+    child.send_signal(signal.SIGINT)
+    said = "".join(child.communicate())
+    # before Python has set anything up, the kernel ends it
+    assert child.returncode in (130, -signal.SIGINT), said
+    assert "Traceback" not in said and len(said.splitlines()) <= 2
+
+
+def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
+    other = tmp_path / "forge"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise SystemExit('the wrong forge')")
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"action": "test", "packages": [], "channel": []}))
+    print_path = "import os; print(os.environ['PYTHONPATH'])"
+    main = CHECKOUT / "src/forge/__main__.py"
+    text = main.read_text().partition("from forge.cli.main")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", f"__file__ = {str(main)!r}\n{text}\n{print_path}"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    path = done.stdout.strip()
+    child = subprocess.run(
+        [sys.executable, "-P", "-m", "forge.build.engine", str(job)],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+
+
+def test_no_tracked_file_is_ignored() -> None:
+    """What .gitignore lists does not trigger a build; so nothing that git keeps may be in it."""
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-per-directory", ".gitignore"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"not a git checkout: {done.stderr.strip()}")
+    assert done.stdout == ""
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Path:
+    folder = tmp_path / "channel"
+    (folder / "noarch").mkdir(parents=True)
+    package(folder, "alpha", "1.0")
+    package(folder, "beta", "1.0")
+    index(folder)
+    return folder
+
+
+def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
+    path = channel / "noarch/repodata.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"info": data["info"] | info}))
+    return workspace(tmp_path / "app", channel.as_uri(), home=tmp_path / "local")
+
+
+def test_an_address_that_is_none_is_one_message(channel: Path, tmp_path: Path) -> None:
+    """rattler panics on it."""
+    with pytest.raises(ForgeError, match="forge channel verify says what") as raised:
+        edited(channel, tmp_path, base_url="http://[::1").lock()
+    assert len(str(raised.value)) < 400
+
+
+def test_an_empty_requirement_in_a_lock(channel: Path, tmp_path: Path) -> None:
+    app = edited(channel, tmp_path)
+    app.lock()
+    text = app.lock_file.read_text()
+    app.lock_file.write_text(text.replace("  license: MIT", '  depends:\n  - ""\n  license: MIT'))
+    try:
+        require_machine(app.locked("default"))
+    except ForgeError as error:
+        assert "pixi.lock" in str(error)
+    app.lock_file.write_text(f"{text}- conda: ./x.conda\n")
+    with pytest.raises(ForgeError, match="is not a lock file"):
+        app.locked("default")
+
+
+def test_an_index_that_is_said_not_to_have_changed(channel: Path, tmp_path: Path) -> None:
+    class Unchanged(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(304)
+            self.end_headers()
+
+    with (
+        served(channel, Unchanged) as url,
+        pytest.raises(NotAttempted, match="forge channel verify") as raised,
+    ):
+        workspace(tmp_path / "app", url).lock()
+    assert raised.value.exit_code == 3
+    with served(channel, Unchanged) as url, pytest.raises(ForgeError, match="damaged"):
+        verify.channel(Location(url, retries=0), [])
