@@ -8,6 +8,8 @@ import re
 SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
            (r";\w*(token|key|auth)\w*=[^\s/)]+", ""))  # fmt: skip
 
+LONG = re.compile(r"(\S{300})\S{100,}")
+
 
 def redacted(error: object) -> str:
     """A text without the credentials in its URLs."""
@@ -20,13 +22,13 @@ def redacted(error: object) -> str:
 class ForgeError(Exception):
     """A usage or configuration error. The message says what, where and what to do.
 
-    It may be printed, logged and kept, so it never has the credentials of a URL.
+    It may be printed, logged and kept, so it has no credentials of a URL, and no endless words.
     """
 
     exit_code = 2
 
     def __init__(self, message: object) -> None:
-        super().__init__(redacted(message))
+        super().__init__(LONG.sub(r"\1...", redacted(message)))
 
 
 class BuildFailed(ForgeError):

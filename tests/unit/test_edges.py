@@ -20,6 +20,7 @@ from support.small_channel import index, package, workspace
 
 from forge import bases
 from forge.channel import verify
+from forge.channel.local import Channel, Record
 from forge.channel.location import Location
 from forge.envs import lockfile
 from forge.envs.workspace import Workspace, require_machine
@@ -105,6 +106,23 @@ def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.parametrize(
+    ("tests", "known"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None)]
+)
+def test_numbers_of_tests_in_a_note(tests: Any, known: int | None, tmp_path: Path) -> None:
+    channel = Channel(tmp_path)
+    record = Record("alpha", "1.0", "h1234567_0", "noarch", "0" * 64, 1)
+    (tmp_path / "forge").mkdir()
+    note = {"sha256": record.sha256, "tests": tests}
+    (tmp_path / "forge/alpha-1.0-h1234567_0.json").write_text(json.dumps(note))
+    assert channel.tests_of(record) == known
+
+
+def test_a_message_does_not_repeat_long_names() -> None:
+    said = str(ForgeError(f"no recipe {'x' * 70_000}; there are: alpha"))
+    assert len(said) < 400 and said.startswith("no recipe xxx") and said.endswith("are: alpha")
 
 
 def test_no_tracked_file_is_ignored() -> None:
