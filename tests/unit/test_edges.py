@@ -72,17 +72,19 @@ def test_a_source_stays_in_its_work_folder(target: str, tmp_path: Path) -> None:
         RecipeSet(project, bases.load(project, "conda-forge"))
 
 
-@pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("after", [0, 0.1, 0.3])
 def test_ctrl_c_at_once_is_silent(after: float) -> None:
     child = subprocess.Popen(
         [sys.executable, str(CHECKOUT / "src/forge"), "plan", "--base", "host"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    # in the midst of its imports: before the first of them Python has a way of its own
+    while "rattler" not in Path(f"/proc/{child.pid}/maps").read_text() and child.poll() is None:
+        time.sleep(0.01)
     time.sleep(after)
     child.send_signal(signal.SIGINT)
     said = "".join(child.communicate())
-    # before Python has set anything up, the kernel ends it
-    assert child.returncode in (130, -signal.SIGINT), said
+    assert child.returncode == 130, said
     assert "Traceback" not in said and len(said.splitlines()) <= 2
 
 
