@@ -59,6 +59,11 @@ def test_exec(user: User, tmp_path: Path) -> None:
     assert re.search(
         r"doctor/gpu +(passed|failed)", user(*words, "doctor", cwd=tmp_path, code=None)
     )
+    (installed,) = Path(user.cache).glob("cached-envs-*/*/conda-meta")
+    names = {file.stem.rsplit("-", 2)[0] for file in installed.glob("*.json")}
+    # with Python's own in one package here; test_pixi_locks.py counts conda-forge's
+    assert "strix-validate" in names and "strix-emulate" not in names
+    assert 10 < len(names - {"python"}) <= 25
 
 
 def test_global_install(user: User, tmp_path: Path) -> None:

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from support.conda_forge import records_of_both
-from support.pixi import MAPPING, Pixi, fit, write_mapping
-from support.project import CHECKOUT
+from support.lock_format import text_of
+from support.pixi import MAPPING, Pixi, fit, require, write_mapping
+from support.project import CHECKOUT, driver
 from support.release import Release, copy_stack, run
 from support.servers import Revalidating, served
 
@@ -29,21 +35,27 @@ def instructions() -> list[list[str]]:
     return [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.pixi
-def test_one_lock_for_every_machine(tmp_path: Path) -> None:
-    """Ours for a Strix Halo alone, conda-forge's builds for the others, nothing of PyPI's torch."""
-    folder = records_of_both(tmp_path / "records")
+(EXAMPLE,) = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
+
+
+@pytest.fixture(scope="module")
+def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
+    folder = records_of_both(tmp_path_factory.mktemp("records"))
     write_mapping(folder / "mapping", pytorch="torch")
-    (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
+    with served(folder, Revalidating) as url:
+        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
+        yield Pixi(folder / "home", mirrors | {MAPPING: f"{url}/mapping"})
+
+
+@pytest.mark.pixi
+def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
+    """Ours for a Strix Halo alone, conda-forge's builds for the others, nothing of PyPI's torch."""
     manifest = tmp_path / "pyproject.toml"
-    manifest.write_text(text)
+    manifest.write_text(EXAMPLE)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").touch()
     fit(manifest)
-    with served(folder, Revalidating) as url:
-        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
-        mirrors |= {MAPPING: f"{url}/mapping"}
-        Pixi(tmp_path / "home", mirrors)("lock", cwd=tmp_path)
+    pixi("lock", cwd=tmp_path)
     lock = yaml.safe_load((tmp_path / "pixi.lock").read_text())
     torch = {}
     for name, environment in lock["environments"].items():
@@ -54,6 +66,34 @@ def test_one_lock_for_every_machine(tmp_path: Path) -> None:
     assert torch["strix-halo"].startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
     assert torch["default"].startswith(f"{CONDA_FORGE}/linux-64/") and "cpu" in torch["default"]
     assert torch["nvidia"].startswith(f"{CONDA_FORGE}/linux-64/") and "cuda" in torch["nvidia"]
+
+
+@pytest.mark.pixi
+def test_forge_locks_it_as_pixi_does(pixi: Pixi, tmp_path: Path) -> None:
+    """A stack of those platforms, features and channels: the same bytes."""
+    for name in ("bases", "variants.yaml"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    folder = tmp_path / "stacks" / "several"
+    folder.mkdir(parents=True)
+    text = EXAMPLE[EXAMPLE.index("[tool.pixi.workspace]") :].replace("[tool.pixi.", "[")
+    text = re.sub(r"(?ms)^\[pypi-dependencies\].*?^(?=\[)", "", text)
+    (folder / "pixi.toml").write_text(
+        text.replace("[workspace]", '[workspace]\nname = "several"', 1)
+    )
+    fit(folder / "pixi.toml")
+    forge_lock(pixi, tmp_path, "several")
+    lock = folder / "pixi.lock"
+    written = text_of(lock)
+    pixi("lock", "--check", cwd=folder)
+    lock.unlink()
+    pixi("lock", cwd=folder)
+    assert text_of(lock) == written
+
+
+def forge_lock(pixi: Pixi, root: Path, stack: str) -> None:
+    """With the configuration that pixi reads."""
+    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
+    run(driver(CHECKOUT, "lock", stack, "--channel", PUBLISHED), pixi.environment | own)
 
 
 def test_the_dockerfile_is_well_formed() -> None:
@@ -71,15 +111,28 @@ def test_the_dockerfile_is_well_formed() -> None:
 
 
 @pytest.mark.pixi
+def test_hadolint_has_no_finding(tmp_path: Path) -> None:
+    hadolint = require("hadolint")
+    run([hadolint, DOCKERFILE], dict(os.environ))
+    untagged = tmp_path / "Dockerfile"
+    untagged.write_text(DOCKERFILE.read_text().replace(":24.04", ""))
+    assert "DL3006" in run([hadolint, untagged], dict(os.environ), code=1).stdout
+
+
+def without_large(folder: Path) -> Path:
+    """A copy of the stack without what is gigabytes, and no other case."""
+    manifest = fit(copy_stack("attention", folder) / "pixi.toml")
+    large = r"(?m)^(pytorch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
+    manifest.write_text(re.sub(large, "", manifest.read_text()))
+    return manifest.parent
+
+
+@pytest.mark.pixi
 def test_its_commands_make_an_environment_that_needs_no_pixi(
     release: Release, tmp_path: Path
 ) -> None:
     """What its first stage runs, in a copy of the stack; then its entry point, without pixi."""
-    folder = copy_stack("attention", tmp_path)
-    manifest = fit(folder / "pixi.toml")
-    # gigabytes, and no other case
-    large = r"(?m)^(pytorch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
-    manifest.write_text(re.sub(large, "", manifest.read_text()))
+    folder = without_large(tmp_path)
     pixi = Pixi(tmp_path / "home", release.mirrors)
     for instruction, rest in instructions():
         if instruction == "RUN":
@@ -89,16 +142,65 @@ def test_its_commands_make_an_environment_that_needs_no_pixi(
     assert done.stdout.startswith("strix-validate 0.")
 
 
-def test_the_image_is_built(tmp_path: Path) -> None:
-    """Where a builder runs, its base images can be had, and our channel is published."""
-    builder = next(filter(shutil.which, ("docker", "podman", "buildah")), None)
-    if not builder:
-        pytest.skip("no docker, podman or buildah on PATH")
-    if subprocess.run([builder, "info"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{builder} does not run here")
-    folder = copy_stack("attention", tmp_path)
-    done = subprocess.run([builder, "build", folder], capture_output=True, text=True, check=False)
-    for needed in ("ghcr.io", "ubuntu:24.04", PUBLISHED):
-        if done.returncode and re.search(rf"(?m)^.*(rror|ailed).*{needed}", done.stderr):
-            pytest.skip(f"{needed} cannot be reached: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stdout + done.stderr
+def builder() -> str:
+    """A program that builds images here; without one the test is skipped."""
+    for name in ("docker", "podman", "buildah"):
+        words = [name, "info"]
+        if shutil.which(name) and not subprocess.run(words, capture_output=True).returncode:
+            return name
+    pytest.skip("no docker, podman or buildah that runs")
+
+
+def base_image(folder: Path, home: Path, *programs: str) -> None:
+    """Files for an image: programs of this machine, what they load, and somebody's home folder."""
+    python = [sys._base_executable, *Path(sysconfig.get_path("platstdlib")).rglob("*.so")]
+    files = {Path(require(name)) for name in ("bash", "sh", *programs)}
+    listed = subprocess.run(["ldd", *files, *python], capture_output=True, text=True).stdout
+    for file in {*files, *map(Path, re.findall(r"\s(/\S+) \(0x", listed))}:
+        target = folder / file.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    shutil.copytree(home / ".pixi", folder / "root" / ".pixi")
+    (folder / "tmp").mkdir()
+    path = f"/bin:/usr/bin:{Path(require('pixi')).parent}"
+    (folder / "Dockerfile").write_text(f"FROM scratch\nCOPY . /\nENV HOME=/root PATH={path}\n")
+
+
+@pytest.mark.pixi
+def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
+    """Where a builder runs: all of the Dockerfile but the images that it begins with.
+
+    These have the programs of this machine, and nothing else. The last image has no pixi.
+    """
+    build = [builder(), "build", "--network", "host", "--pull=false"]
+    folder, made = without_large(tmp_path), []
+    Pixi(tmp_path / "home", release.mirrors)
+    text = (folder / "Dockerfile").read_text()
+
+    def image(name: str, context: Path) -> str:
+        made.append(f"localhost/strix-forge-test-{name}")
+        own = {"BUILDAH_ISOLATION": "chroot"}  # which needs no rights on control groups
+        run([*build, "-t", made[-1], context], os.environ | own, cwd=tmp_path)
+        return made[-1]
+
+    try:
+        for _, rest in (words for words in instructions() if words[0] == "FROM"):
+            name = re.sub(r"\W", "-", rest.split()[0])
+            programs = ["pixi", "cat", "uname"] if "pixi" in name else ["cat", "uname"]
+            base_image(tmp_path / name, tmp_path / "home", *programs)
+            text = text.replace(rest.split()[0], image(name, tmp_path / name))
+        (folder / "Dockerfile").write_text(text)
+        done = tmp_path / "done"
+        done.mkdir()
+        entry = json.loads(dict(instructions())["ENTRYPOINT"])
+        says = [*entry, "strix-validate", "--version"]
+        (done / "Dockerfile").write_text(
+            f"FROM {image('stack', folder)}\nRUN {json.dumps(says)}\n"
+            'RUN ["bash", "-c", "! type pixi"]\n'
+        )
+        image("done", done)
+        (done / "Dockerfile").write_text(f"FROM {made[-2]}\nRUN {json.dumps([*says, '--wrong'])}\n")
+        with pytest.raises(AssertionError):
+            image("wrong", done)
+    finally:
+        subprocess.run([build[0], "rmi", "--force", *made], capture_output=True, check=False)

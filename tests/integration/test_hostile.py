@@ -350,7 +350,7 @@ def test_the_local_workspace_is_complete(tmp_path: Path) -> None:
     chosen.lock()
     beside = Workspace("app", chosen.manifest.load(chosen.folder / "pixi.toml"), chosen.folder, {})
     assert beside.channels() == chosen.channels()
-    assert beside.manifest.environments() == {"default": ["alpha *"]}
+    assert beside.manifest.environments()["default"].specs == ["alpha *"]
     # what is locked satisfies it, as `pixi install --locked` asks
     same = Workspace("app", beside.manifest, chosen.folder, {}, chosen.records)
     assert same.outdated() == []

@@ -67,12 +67,16 @@ def manifests() -> Iterator[bytes]:
 def believable(manifest: Manifest) -> bool:
     """What solving and installing rely on."""
     environments = manifest.environments()
-    specs = [spec for specs in environments.values() for spec in specs]
+    specs = [spec for e in environments.values() for spec in e.specs]
     return (
         all(re.fullmatch(r"[a-z0-9-]+", name) for name in environments)
         and all(isinstance(spec, str) and "\n" not in spec for spec in specs)
-        and all(isinstance(url, str) and "@" not in url for url in manifest.channels())
-        and len(manifest.platform().virtual_packages()) >= 4
+        and all(isinstance(url, str) and "@" not in url for url in manifest.channels)
+        and all(
+            p.name and len(p.virtual_packages()) >= 4
+            for e in environments.values()
+            for p in e.platforms
+        )
     )
 
 

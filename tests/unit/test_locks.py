@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_change_that_is_not_locked_is_seen(
 
 def test_a_lock_of_more_platforms_is_outdated(tmp_path: Path) -> None:
     chosen = root(tmp_path)
-    lines = chosen.manifest.platform().lines
+    lines = chosen.manifest.platforms()["linux-64"].lines
     two = [LockPlatform(PLATFORM, None, lines), LockPlatform("linux-aarch64")]
     lock, record = LockFile(two), chosen.locked("default")[0]
     lock.set_channels("default", [LockChannel(f"{CONDA_FORGE}/")])
@@ -232,9 +233,10 @@ ONE = f"platforms = [{GPU}]"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('platforms = ["linux-64", "linux-aarch64"]', "needs exactly one entry"),
-        ("platforms = []", "needs exactly one entry"),
-        ('platforms = "linux-64"', "needs exactly one entry"),
+        ('platforms = ["linux-64", "linux-aarch64"]', "is not for linux-64"),
+        ('platforms = ["linux-64", "linux-64"]', "needs another name"),
+        ("platforms = []", "platforms is no list of entries for linux-64"),
+        ('platforms = "linux-64"', "platforms is no list of entries for linux-64"),
         ('platforms = ["linux-aarch64"]', "is not for linux-64"),
         ('platforms = [{ name = "linux-64", platform = "osx-64" }]', "is not for linux-64"),
         ('platforms = [{ name = "linux-64", __x = "1" }]', "needs another name"),
@@ -255,7 +257,9 @@ ONE = f"platforms = [{GPU}]"
         ('platforms = ["linux-64"]\n[system-requirements]', "system-requirements is not supported"),
         ('platforms = ["linux-64"]\n[build-dependencies]', "build-dependencies is not supported"),
         ('platforms = ["linux-64"]\n[activation.env]\nX = "1"', "activation is not supported"),
-        ('platforms = ["linux-64"]\n[feature.x]\nchannels = []', "[feature.x] channels is not"),
+        ('platforms = ["linux-64"]\n[feature.x]\nchannels = "y"', "[feature.x] channels is not"),
+        ('platforms = ["linux-64"]\n[feature.x]\nplatforms = ["y"]', "platforms: y is not defined"),
+        ('platforms = ["linux-64"]\n[feature.x]\nsolve-group = "y"', "solve-group is not"),
         ('platforms = ["linux-64"]\n[feature.x.target.unix]', "[feature.x] target is not"),
         ('platforms = ["linux-64"]\n[feature.default]', "[feature.default] is the name of"),
         (
@@ -263,7 +267,10 @@ ONE = f"platforms = [{GPU}]"
             "[environments.x] solve-group is not",
         ),
         ('platforms = ["linux-64"]\n[environments]\n"../x" = []', "lower-case letters"),
-        ('platforms = ["linux-64"]\n[environments]\nx = ["y"]', "undefined feature"),
+        (
+            'platforms = ["linux-64"]\n[environments]\nx = ["y"]',
+            "environments.x features: y is not defined",
+        ),
         ('platforms = ["linux-64"]\n[dependencies]\nx = { path = "." }', "path is not supported"),
         ('platforms = ["linux-64"]\n[dependencies]\nx = { git = "https://x" }', "git is not"),
         ('platforms = ["linux-64"]\n[dependencies]\nx = { channel = "y" }', "channel is not"),
@@ -271,8 +278,11 @@ ONE = f"platforms = [{GPU}]"
         ('platforms = ["linux-64"]\n[dependencies]\n"x y" = "*"', "no package has such a name"),
         ('platforms = ["linux-64"]\nchannels = ["https://u:p@x.invalid/y"]', "credential"),
         ('platforms = ["linux-64"]\nchannels = ["https://x.invalid/t/secret/y"]', "credential"),
-        ('platforms = ["linux-64"]\nchannels = [{ channel = "x" }]', "channels is not a list"),
-        ("", "needs exactly one entry"),
+        (
+            'platforms = ["linux-64"]\nchannels = [{ channel = "x" }]',
+            "channels is not a list of names",
+        ),
+        ("", "platforms is no list of entries"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: str) -> None:
@@ -308,7 +318,7 @@ def test_a_platform_as_pixi_writes_it(
     """Its name in locks, what is declared, and what pixi assumes of every linux-64 machine."""
     file = tmp_path / "pixi.toml"
     file.write_text(f"[workspace]\nchannels = []\nplatforms = [{entry}]\n")
-    platform = Manifest.load(file).platform()
+    (platform,) = Manifest.load(file).platforms().values()
     assumed = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
     assert (platform.name, platform.lines) == (name, [*declared, *assumed])
     assert len(platform.virtual_packages()) == len(platform.lines)
@@ -323,9 +333,10 @@ def test_requirements_of_features_add_up(tmp_path: Path) -> None:
         '[feature.a.dependencies]\npython = "<3.13"\n[feature.b.dependencies]\nalpha = "*"\n'
         '[environments]\na = ["a", "b"]\nb = { features = ["b"], no-default-feature = true }\n'
     )
-    assert Manifest.load(file).environments() == {
+    environments = Manifest.load(file).environments()
+    assert {name: environment.specs for name, environment in environments.items()} == {
         "default": ["python >=3.11", "alpha *"],
-        "a": ["python >=3.11", "alpha *", "python <3.13"],
+        "a": ["python <3.13", "alpha *", "python >=3.11"],
         "b": ["alpha *"],
     }
 
@@ -359,7 +370,7 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     assert workspace["channels"] == [PUBLISHED, "conda-forge"]
     assert workspace["channel-priority"] == "strict" and workspace["requires-pixi"]
     assert workspace["name"] == manifest.parent.name
-    platform = Manifest.load(manifest).platform()
+    (platform,) = Manifest.load(manifest).platforms().values()
     assert platform.promised.items() >= {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}.items()
     # variables are the packages' own, by activation: a copied manifest cannot forget them
     assert not re.search(r"activation|\benv\b", manifest.read_text())
@@ -400,14 +411,14 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
 
 
 PIXI = CHECKOUT / "tests" / "data" / "pixi"
-OURS = "https://channel.invalid/ours"
+OURS, THEIRS = "https://channel.invalid/ours", "https://channel.invalid/theirs"
 
 
-def written_by_pixi(folder: Path) -> Workspace:
+def written_by_pixi(folder: Path, source: Path = PIXI) -> Workspace:
     """What pixi 0.77 locked, and the records that it had."""
     for name in ("pixi.toml", "pixi.lock"):
-        (folder / name).write_bytes((PIXI / name).read_bytes())
-    records = {OURS: Records(OURS, PIXI)}
+        (folder / name).write_bytes((source / name).read_bytes())
+    records = {channel: Records(channel, PIXI) for channel in (OURS, THEIRS)}
     return Workspace("app", Manifest.load(folder / "pixi.toml"), folder, {}, records)
 
 
@@ -419,6 +430,34 @@ def test_a_lock_that_pixi_wrote_is_taken_and_written_again(tmp_path: Path) -> No
     assert chosen.lock() == {"default": 2, "more": 3, "bare": 2}
     assert chosen.lock_file.read_bytes() == (PIXI / "pixi.lock").read_bytes()
     assert "indexed_timestamp" in (PIXI / "noarch/repodata.json").read_text()
+
+
+def test_a_lock_for_several_machines(tmp_path: Path) -> None:
+    """Byte for byte pixi's: each environment on its features' platforms, from their channels."""
+    chosen = written_by_pixi(tmp_path, PIXI / "several")
+    assert chosen.outdated() == []
+    text = chosen.lock_file.read_text()
+    chosen.lock_file.unlink()
+    assert chosen.lock() == {"default": 3, "gpu": 2, "cpu": 4}  # on 3 platforms, 1 and 2
+    assert chosen.lock_file.read_text() == text
+    assert {r.url.rpartition("/noarch/")[0] for r in chosen.locked("gpu")} == {OURS}
+    with pytest.raises(ForgeError, match="cpu is for several platforms: pixi install chooses one"):
+        chosen.locked("cpu")
+    manifest = tmp_path / "pixi.toml"
+    for old, new, problem in (
+        ('["nvidia", ', "[", "cpu: locked for other platforms as well"),
+        ('"12"', '"13"', "not for what pixi.toml declares"),
+        ('["strix-halo"]', '["strix-halo", "nvidia"]', "gpu: locked for .* but not for what"),
+        ('channels = ["https://channel.invalid/ours"]', "", "gpu: locked for the channels"),
+    ):
+        assert old in manifest.read_text()
+        changed = tmp_path / "changed.toml"
+        changed.write_text(manifest.read_text().replace(old, new))
+        other = replace(chosen, manifest=Manifest.load(changed))
+        assert re.search(problem, "\n".join(other.outdated())), new
+    changed.write_text(manifest.read_text().replace('cpu = ["cpu"]', 'cpu = ["cpu", "gpu"]'))
+    with pytest.raises(ForgeError, match="its features have no platform in common"):
+        Manifest.load(changed)
 
 
 @pytest.mark.parametrize("says", [None, [], ["pkg:pypi/alpha@1.0"]])

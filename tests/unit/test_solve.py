@@ -77,8 +77,8 @@ def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
     With the Python of the lane, so that a wider pin in the stack is known to solve.
     """
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
-    machine = manifest.platform().promised
-    for specs in manifest.environments().values():
+    for environment in manifest.environments().values():
+        specs, machine = environment.specs, environment.platforms[0].promised
         specs = [rendered.python if package_name(s) == "python" else s for s in specs]
         assert not solver.lacking(specs), "a stack asks for ours and python alone"
         assert {package_name(spec) for spec in specs} <= solver.solve(specs, machine)
@@ -99,8 +99,9 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
 def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
     """Of all our packages that are made for one; those that are for any serve both."""
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
-    for specs in manifest.environments().values():
-        records = both.records([*specs, f"python {python}.*"], manifest.platform().promised)
+    for environment in manifest.environments().values():
+        specs = [*environment.specs, f"python {python}.*"]
+        records = both.records(specs, environment.platforms[0].promised)
         ours = [record for record in records if "/ours/" in record.url]
         tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
         assert tags == {f"py{python.replace('.', '')}"}

@@ -37,8 +37,9 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 def contents(solver: Solver, request: pytest.FixtureRequest) -> tuple[str, list[RepoDataRecord]]:
     """A stack's name and the packages of its default environment."""
     manifest = Manifest.load(CHECKOUT / "stacks" / request.param / "pixi.toml")
-    (specs,) = manifest.environments().values()
-    return request.param, solver.records(specs, manifest.platform().promised)
+    (environment,) = manifest.environments().values()
+    records = solver.records(environment.specs, environment.platforms[0].promised)
+    return request.param, records
 
 
 def ballast(records: list[RepoDataRecord]) -> set[str]:

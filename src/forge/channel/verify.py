@@ -9,11 +9,10 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from rattler.lock import LockFile
-
 from forge.channel import attestations, pypi, revisions, serving
 from forge.channel.index import PACKAGES, SHARDS, fault, foreign, load, parse, records, root_of
 from forge.channel.location import Location
+from forge.envs import lockfile
 from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
@@ -195,12 +194,8 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
 
 def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
     """Check that every package which a lock takes from this channel is there with its hash."""
-    try:
-        environments = LockFile.from_path(path).environments()
-    except Exception as error:
-        raise ForgeError(f"{path} is not a lock file: {error}") from None
     locked = {}
-    for _, environment in environments:
+    for environment in lockfile.read(path).values():
         prefix = f"{root_of(url or str(environment.channels()[0]))}/"
         for package in chain(*environment.packages_by_platform().values()):
             if package.location.startswith(prefix):

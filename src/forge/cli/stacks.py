@@ -61,8 +61,8 @@ def lock(
                 forge.channel.reconcile()
         if forge.hostbase:
             unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
-            for specs in chosen.manifest.environments().values():
-                left_out |= unbuilt.intersection(spec.split()[0] for spec in specs)
+            for wanted in chosen.manifest.environments().values():
+                left_out |= unbuilt.intersection(spec.split()[0] for spec in wanted.specs)
             chosen = replace(chosen, manifest=replace(chosen.manifest, without=left_out))
     else:
         chosen = forge.build_tools(None if check else records or known_records(forge))

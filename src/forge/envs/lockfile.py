@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """pixi.lock: written as pixi writes it, and read without believing what cannot be checked."""
 
+import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 import rattler
 from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
 
-from forge.channel.index import FILE, is_of
+from forge.channel.index import fault, is_of
 from forge.envs.bindings import Subdir
 from forge.envs.manifest import ASSUMED, PLATFORM, Platform
 from forge.errors import ForgeError
 from forge.files import require_file, write_text
 from forge.project import SUBDIRS
-from forge.provenance.package import is_plain
+
+# an environment, its channels, a platform, and its packages there
+Solved = tuple[str, list[str], Platform, list[RepoDataRecord]]
 
 
 def _promised(lines: Iterable[str]) -> set[str]:
@@ -64,33 +67,25 @@ def records(locked: rattler.Environment, platform: Platform) -> list[RepoDataRec
 
 
 def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) -> None:
-    """Raise ForgeError for a record without sha256 or size, or of a file outside the channels."""
+    """Raise ForgeError for a record that is wrong, or of a file outside the channels."""
     for record in records:
-        url = record.url
-        if not record.sha256 or record.size is None:
-            raise ForgeError(f"{url} has no sha256 or no size, so nothing of it can be checked")
-        if not is_plain(record.python_site_packages_path or "lib"):
-            raise ForgeError(f"{url}: its record puts Python's packages outside a prefix")
-        subdir, name = ["", *unquote(url).split("/")][-2:]
-        fits = FILE.fullmatch(name) and name.startswith(f"{record.name.normalized}-")
-        if subdir not in SUBDIRS or not fits or not any(is_of(url, c) for c in channels):
-            raise ForgeError(f"{url} is not in {' or '.join(channels)}")
+        subdir, name = ["", *unquote(record.url).split("/")][-2:]
+        if why := fault(name, json.loads(record.to_json())):
+            raise ForgeError(f"{record.url} {why}")
+        if subdir not in SUBDIRS or not any(is_of(record.url, c) for c in channels):
+            raise ForgeError(f"{record.url} is not in {' or '.join(channels)}")
 
 
-def write(
-    path: Path,
-    platform: Platform,
-    channels: list[str],
-    environments: Mapping[str, list[RepoDataRecord]],
-) -> None:
+def write(path: Path, solved: Sequence[Solved]) -> None:
     """Write a lock file. Raises ForgeError when that fails; an older one then stays."""
-    target = LockPlatform(platform.name, Subdir(PLATFORM), platform.lines)
-    lock = LockFile([target])
-    for environment, packages in environments.items():
+    lines = {platform.name: platform.lines for _, _, platform, _ in solved}
+    targets = {name: LockPlatform(name, Subdir(PLATFORM), own) for name, own in lines.items()}
+    lock = LockFile([*targets.values()])
+    for environment, channels, platform, records in solved:
         lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in channels])
-        for record in sorted(packages, key=lambda r: (r.subdir, r.name.normalized)):
+        for record in sorted(records, key=lambda r: (r.subdir, r.name.normalized)):
             record.indexed_timestamp = None  # pixi leaves it out
-            lock.add_conda_package(environment, target, record)
+            lock.add_conda_package(environment, targets[platform.name], record)
     with tempfile.TemporaryDirectory(prefix="forge-lock-") as folder:
         try:
             lock.to_path(Path(folder, "pixi.lock"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What of a pixi.toml solves and installs: channels, one platform, environments and features.
+"""What of a pixi.toml solves and installs: channels, platforms, environments and features.
 
 pixi knows more. A key that would change what is solved, installed or run, and that is not read
 here, is refused by its name.
@@ -7,8 +7,9 @@ here, is refused by its name.
 
 import re
 import tomllib
-from collections.abc import Set
+from collections.abc import Container, Set
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,14 @@ ASSUMED = {"__unix": "0=0", "__linux": "4.18", "__glibc": "2.28", "__archspec": 
 # The keys that are read, and those of pixi that say nothing about what is solved, installed or run:
 # tasks are run by pixi alone.
 TOP = {
-    "workspace",
-    "dependencies",
-    "feature",
-    "environments",
-    "tasks",
-    "tool",
-    "pypi-exclude-newer",
-}
+    "workspace", "dependencies", "feature", "environments", "tasks", "tool", "pypi-exclude-newer",
+}  # fmt: skip
 WORKSPACE = {
     "name", "channels", "channel-priority", "platforms", "requires-pixi", "version", "description",
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
     "conda-pypi-map",
 }  # fmt: skip
-FEATURE = {"dependencies", "tasks"}
+FEATURE = {"channels", "dependencies", "platforms", "tasks"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
 TOOL = "strix-forge"  # of the tables of other programs, the one that pixi leaves to us
@@ -74,6 +69,15 @@ class Platform:
 
 
 @dataclass(frozen=True)
+class Environment:
+    """What is required, from which channels, on which platforms, by a feature or by several."""
+
+    specs: list[str]
+    channels: list[str]
+    platforms: list[Platform]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A pixi.toml that the driver can lock, install and run as pixi does.
 
@@ -94,22 +98,17 @@ class Manifest:
             workspace = known(manifest.data.get("workspace"), WORKSPACE, "workspace")
             if workspace.get("channel-priority", "strict") != "strict":
                 raise ForgeError("channel-priority is not strict; nothing else is supported")
-            manifest.channels(), manifest.platform(), manifest.environments()
-            manifest.publishers(), manifest.pypi_names()
+            manifest.environments(), manifest.publishers(), manifest.pypi_names()
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
             raise ForgeError(f"{path}: {error}") from None
         return manifest
 
+    @property
     def channels(self) -> list[str]:
-        """The channels as the manifest has them. Raises ForgeError for a credential in one."""
-        channels = self.data["workspace"].get("channels")
-        if not isinstance(channels, list) or not all(isinstance(c, str) for c in channels):
-            raise ForgeError("channels is not a list of names, URLs and folders")
-        for channel in channels:
-            refuse_credentials(channel)
-        return channels
+        """The channels as the manifest has them, those of features too."""
+        return [*dict.fromkeys(chain(*(e.channels for e in self._features().values())))]
 
     def publishers(self) -> dict[str, Publisher]:
         """Channel, as the manifest has it -> who must have attested its packages."""
@@ -118,7 +117,7 @@ class Manifest:
         found = {}
         for channel, table in known(ours.get("publishers", {}), None, "publishers").items():
             keys = known(table, PUBLISHER, f"publishers.{channel:.80}")
-            if channel not in self.channels():
+            if channel not in self.channels:
                 raise ForgeError(f"publishers: {channel:.80} is none of the channels")
             if "identity" not in keys or not all(isinstance(v, str) for v in keys.values()):
                 raise ForgeError(f"publishers: {channel:.80} needs an identity, all values text")
@@ -128,28 +127,27 @@ class Manifest:
             found[channel] = Publisher(**words)
         return found
 
-    def platform(self) -> Platform:
-        """The platform, as pixi reads it: what is declared first, then what pixi assumes."""
-        platforms = self.data["workspace"].get("platforms")
-        if not isinstance(platforms, list) or len(platforms) != 1:
-            raise ForgeError(f"platforms needs exactly one entry, for {PLATFORM}")
-        entry = {"name": platforms[0]} if isinstance(platforms[0], str) else platforms[0]
-        declared = dict(known(entry, None, "platforms"))
-        name = declared.pop("name", "")
-        if declared.pop("platform", name) != PLATFORM:
-            raise ForgeError(f"platforms: {entry!r:.200} is not for {PLATFORM}, the one supported")
-        promised = _amd_gpu(declared.pop("amdgpu", None)) | dict(sorted(declared.items()))
-        for key, value in promised.items():
-            if not isinstance(value, str) or not VIRTUAL_PACKAGE.fullmatch(f"{key}={value}"):
-                what = f"{key:.40} = {value!r:.40}"
-                raise ForgeError(f"platforms: {what} is not supported; write amdgpu or __NAME")
-        if "__amdgpu_arch" in promised and "__amdgpu" not in promised:
-            raise ForgeError('platforms: __amdgpu_arch requires __amdgpu; write amdgpu = "gfxN"')
-        if promised and name == PLATFORM:
-            raise ForgeError(f"platforms: {name} with virtual packages needs another name")
-        # pixi's own names in locks
-        usual = not promised and name in ("", PLATFORM)
-        return Platform(PLATFORM if usual else "p1", promised | ASSUMED | promised)
+    def platforms(self) -> dict[str, Platform]:
+        """The platforms by name, as pixi reads them: what is declared, then what pixi assumes."""
+        entries = self.data["workspace"].get("platforms")
+        if not isinstance(entries, list) or not entries:
+            raise ForgeError(f"platforms is no list of entries for {PLATFORM}")
+        found: dict[str, Platform] = {}
+        for entry in entries:
+            table = {"name": entry} if isinstance(entry, str) else entry
+            declared = dict(known(table, None, "platforms"))
+            name = declared.pop("name", "")
+            if declared.pop("platform", name) != PLATFORM:
+                raise ForgeError(f"platforms: {entry!r:.200} is not for {PLATFORM}")
+            promised = _promised(declared)
+            name = str(name or (promised or PLATFORM))
+            if name in found or (promised and name == PLATFORM):
+                raise ForgeError(f"platforms: {entry!r:.200} needs another name")
+            # pixi's own names in locks
+            rich = sum(platform.name != PLATFORM for platform in found.values())
+            locked_as = PLATFORM if name == PLATFORM else f"p{rich + 1}"
+            found[name] = Platform(locked_as, promised | ASSUMED | promised)
+        return found
 
     def pypi_names(self) -> dict[str, dict[str, Any]]:
         """Channel -> conda name -> name on PyPI, where the table stands in the manifest itself."""
@@ -160,14 +158,9 @@ class Manifest:
             if isinstance(table, dict) and "mapping" in table
         }
 
-    def environments(self) -> dict[str, list[str]]:
-        """Environment name -> its requirements as match specs, those of all its features."""
-        features = {"default": self._specs(self.data, "top level")}
-        for name, table in known(self.data.get("feature", {}), None, "feature").items():
-            where = f"feature.{name:.40}"
-            if name in features:
-                raise ForgeError(f"[{where}] is the name of the top level's own")
-            features[name] = self._specs(known(table, FEATURE, where), where)
+    def environments(self) -> dict[str, Environment]:
+        """Environment name -> what all its features say of it; their channels come first."""
+        features = self._features()
         result, environments = {}, known(self.data.get("environments", {}), None, "environments")
         for name, value in {"default": [], **environments}.items():
             where = f"environments.{name:.40}"
@@ -176,18 +169,47 @@ class Manifest:
             table = known(
                 {"features": value} if isinstance(value, list) else value, ENVIRONMENT, where
             )
-            used = table.get("features", [])
-            if not isinstance(used, list) or any(str(feature) not in features for feature in used):
-                raise ForgeError(f"{where} uses an undefined feature: {used!r:.80}")
-            used = used if table.get("no-default-feature") is True else ["default", *used]
+            used = names(table.get("features", []), f"{where} features", features)
+            used = used if table.get("no-default-feature") is True else [*used, "default"]
+            parts = [features[feature] for feature in used]
             # each once, in order
-            wanted = (spec for feature in used for spec in features[feature])
-            result[name] = list(dict.fromkeys([*wanted, *self.also]))
+            specs = dict.fromkeys(chain(*(part.specs for part in parts), self.also))
+            channels = dict.fromkeys(chain(*(part.channels for part in parts)))
+            on = [p for p in self.platforms().values() if all(p in q.platforms for q in parts)]
+            if not on:
+                raise ForgeError(f"{where}: its features have no platform in common")
+            result[name] = Environment([*specs], [*channels], on)
         return result
 
-    def _specs(self, table: dict[str, Any], where: str) -> list[str]:
-        dependencies = known(table.get("dependencies", {}), None, f"{where}.dependencies")
-        return [match_spec(n, value) for n, value in dependencies.items() if n not in self.without]
+    def _features(self) -> dict[str, Environment]:
+        """What each feature says, or the workspace for it; "default" is the top level."""
+        platforms, channels = self.platforms(), self.data["workspace"].get("channels")
+        tables = known(self.data.get("feature", {}), None, "feature")
+        if "default" in tables:
+            raise ForgeError("[feature.default] is the name of the top level's own")
+        tables = {"default": {"dependencies": self.data.get("dependencies", {})}, **tables}
+        whole, found = {"channels": channels, "platforms": [*platforms], "dependencies": {}}, {}
+        for name, table in tables.items():
+            where = f"feature.{name:.40}"
+            said = whole | known(table, FEATURE, where)
+            wanted = known(said["dependencies"], None, f"{where}.dependencies")
+            specs = [match_spec(n, value) for n, value in wanted.items() if n not in self.without]
+            channels = names(said["channels"], f"[{where}] channels")
+            for channel in channels:
+                refuse_credentials(channel)
+            on = names(said["platforms"], f"[{where}] platforms", platforms)
+            found[name] = Environment(specs, channels, [platforms[platform] for platform in on])
+        return found
+
+
+def names(value: Any, where: str, defined: Container[str] | None = None) -> list[str]:
+    """A list of names, of those that are defined. Raises ForgeError."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ForgeError(f"{where} is not a list of names: {value!r:.80}")
+    for name in value:
+        if defined is not None and name not in defined:
+            raise ForgeError(f"{where}: {name:.40} is not defined")
+    return value
 
 
 def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:
@@ -197,6 +219,19 @@ def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:
     for key in table.keys() - (table.keys() if keys is None else keys):
         raise ForgeError(f"[{where}] {key:.40} is not supported here; use pixi itself")
     return table
+
+
+def _promised(declared: dict[str, Any]) -> dict[str, str]:
+    """The virtual packages that an entry of platforms promises."""
+    own = {"__cuda" if key == "cuda" else key: value for key, value in declared.items()}
+    promised = _amd_gpu(own.pop("amdgpu", None)) | dict(sorted(own.items()))
+    for key, value in promised.items():
+        if not isinstance(value, str) or not VIRTUAL_PACKAGE.fullmatch(f"{key}={value}"):
+            what = f"{key:.40} = {value!r:.40}"
+            raise ForgeError(f"platforms: {what} is not supported; write amdgpu, cuda or __NAME")
+    if "__amdgpu_arch" in promised and "__amdgpu" not in promised:
+        raise ForgeError('platforms: __amdgpu_arch requires __amdgpu; write amdgpu = "gfxN"')
+    return promised
 
 
 def _amd_gpu(value: Any) -> dict[str, str]:

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -24,13 +25,15 @@ from forge.channel.index import is_of
 from forge.channel.local import HOST_BOUND
 from forge.envs import cache, lockfile
 from forge.envs.bindings import CHECKED, BuildString
-from forge.envs.manifest import PLATFORM, Manifest
+from forge.envs.manifest import PLATFORM, Environment, Manifest, Platform
 from forge.envs.records import Records, purls_of, with_purls
 from forge.errors import BuildFailed, ForgeError, NotAttempted, redacted
 from forge.files import read_text, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
 from forge.provenance.package import cache_folder
+
+Packages = list[RepoDataRecord]
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Workspace:
     def prefix(self, environment: str) -> Path:
         return self.folder / ".pixi" / "envs" / environment
 
-    def channels(self) -> list[str]:
-        """The channels as URLs, in the manifest's order."""
-        return [self._url(channel) for channel in self.manifest.channels()]
+    def channels(self, of: Environment | None = None) -> list[str]:
+        """The channels of an environment, or of all, as URLs in the manifest's order."""
+        return [self._url(channel) for channel in (of or self.manifest).channels]
 
     def _url(self, channel: str) -> str:
         if channel in self.replace or "://" in channel:
@@ -79,24 +82,25 @@ class Workspace:
         return {name.normalized for name in names}
 
     def lock(self, keep: bool = False) -> dict[str, int]:
-        """Solve every environment, write the lock, and return package counts by environment.
+        """Solve every environment on its platforms, write the lock, and return package counts.
 
         With `keep` what is locked already stays wherever the manifest allows it. Raises
         NotAttempted when a channel does not answer, BuildFailed when an environment does not solve,
         ForgeError when a package could not be checked, or the lock lies beside its manifest, for
         every machine, and names something of this one; an older lock then stays.
         """
-        platform, urls, solved = self.manifest.platform(), self.channels(), {}
-        sources = [self.records.get(url, url) for url in urls]
+        wanted = [(n, e, p) for n, e in self.manifest.environments().items() for p in e.platforms]
         locked = lockfile.read(self.lock_file) if keep and self.lock_file.exists() else {}
-        for environment, specs in self.manifest.environments().items():
-            kept = []
+        solved, counts = list[lockfile.Solved](), Counter[str]()
+        for name, environment, platform in wanted:
+            kept, urls = [], self.channels(environment)
             with contextlib.suppress(ForgeError, KeyError):  # of another platform: nothing to keep
-                kept = lockfile.records(locked[environment], platform)
+                kept = lockfile.records(locked[name], platform)
             try:
-                records = self._solve(sources, specs, kept)
+                sources = [self.records.get(url, url) for url in urls]
+                records = self._solve(sources, environment.specs, platform, kept)
             except Exception as error:
-                where = f"{self.manifest.path}: environment {environment} does not solve"
+                where = f"{self.manifest.path}: environment {name} does not solve"
                 raise _failure(where, error) from None
             if self.folder == self.manifest.path.parent:
                 self._require_portable(records)
@@ -104,12 +108,14 @@ class Workspace:
             self._require_attested(records)
             # what was locked is written as it was: an index may leave out what a lock states
             same = {(record.url, record.sha256): record for record in kept}
-            solved[environment] = [same.get((r.url, r.sha256)) or self._named(r) for r in records]
+            records = [same.get((r.url, r.sha256)) or self._named(r) for r in records]
+            solved.append((name, urls, platform, records))
+            counts[name] += len(records)
         with hold(self.folder / ".pixi", "locking", self.say):
-            lockfile.write(self.lock_file, platform, urls, solved)
+            lockfile.write(self.lock_file, solved)
             if self.folder != self.manifest.path.parent:
                 write_text(self.folder / "pixi.toml", self._localized())
-        return {environment: len(records) for environment, records in solved.items()}
+        return counts
 
     def _named(self, record: RepoDataRecord) -> RepoDataRecord:
         """With its name on PyPI, if the manifest knows it and the channel's index does not.
@@ -125,7 +131,7 @@ class Workspace:
     def _localized(self) -> str:
         """The manifest with the channels in use, for pixi, without the requirements left out."""
         text = read_text(self.manifest.path)
-        for channel in self.manifest.channels():
+        for channel in self.manifest.channels:
             text = text.replace(json.dumps(channel), json.dumps(self._url(channel)))
         left_out, lines = self.manifest.without, text.splitlines(keepends=True)
         return "".join(line for line in lines if line.partition("=")[0].strip() not in left_out)
@@ -137,17 +143,15 @@ class Workspace:
         config = dict.fromkeys((url for url in self.channels() if url != CONDA_FORGE), whole)
         return rattler.Gateway(per_channel_config=config, client=network.for_indexes())
 
-    def _solve(
-        self, sources: Sequence[Any], specs: list[str], kept: list[RepoDataRecord]
-    ) -> list[RepoDataRecord]:
+    def _solve(self, sources: Any, specs: list[str], on: Platform, kept: Packages) -> Packages:
         """The newest packages of `sources`, or those of `kept` where they will do."""
         solution = rattler.solve(
             sources, specs, self._gateway(), platforms=SUBDIRS, locked_packages=kept,
-            virtual_packages=self.manifest.platform().virtual_packages(),
+            virtual_packages=on.virtual_packages(),
         )  # fmt: skip
         return asyncio.run(solution)
 
-    def _require_attested(self, records: list[RepoDataRecord], anew: bool = False) -> None:
+    def _require_attested(self, records: Packages, anew: bool = False) -> None:
         """Raise Refused for a package whose channel's publisher, if declared, did not attest it.
 
         Locks do not say where attestations are: then the channel's index is asked `anew`.
@@ -164,7 +168,7 @@ class Workspace:
                 mine = [served.get(r.url, r) for r in mine]
             publisher.require(mine)
 
-    def _require_portable(self, records: list[RepoDataRecord]) -> None:
+    def _require_portable(self, records: Packages) -> None:
         must = f"{self.lock_file} must be portable, but"
         for url in [*self.channels(), *(record.url for record in records)]:
             if not url.startswith(("https://", "http://")):
@@ -173,16 +177,22 @@ class Workspace:
             if str(record.build).startswith(HOST_BOUND):
                 raise ForgeError(f"{must} {record.url} was built on the host base (--channel URL)")
 
-    def locked(self, environment: str) -> list[RepoDataRecord]:
-        """The packages of an environment. Raises ForgeError when there is no lock to believe."""
+    def locked(self, environment: str, platform: Platform | None = None) -> Packages:
+        """An environment's packages, on its only platform if `platform` names none.
+
+        Raises ForgeError when there is no lock to believe.
+        """
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
         locked = lockfile.read(self.lock_file).get(environment)
-        if locked is None:
-            raise ForgeError(f"{self.lock_file} has no environment {environment!r}")
+        declared = self.manifest.environments().get(environment)
+        if locked is None or declared is None:
+            raise ForgeError(f"{self.lock_file} or pixi.toml has no environment {environment!r}")
+        if not platform and len(declared.platforms) > 1:
+            raise ForgeError(f"{environment} is for several platforms: pixi install chooses one")
         try:
-            records = lockfile.records(locked, self.manifest.platform())
-            lockfile.require_checkable(records, self.channels())
+            records = lockfile.records(locked, platform or declared.platforms[0])
+            lockfile.require_checkable(records, self.channels(declared))
         except ForgeError as error:
             raise ForgeError(f"{self.lock_file}: {environment}: {error}") from None
         return records
@@ -202,22 +212,24 @@ class Workspace:
                 problems.append(f"environment {name} is {where}")
                 continue
             urls = [str(channel).rstrip("/") for channel in locked[name].channels()]
-            if urls != [channel.rstrip("/") for channel in self.channels()]:
+            if urls != [channel.rstrip("/") for channel in self.channels(declared[name])]:
                 problems.append(f"{name}: locked for the channels {', '.join(urls)}")
                 continue
-            if len(locked[name].platforms()) > 1:
+            if len(locked[name].platforms()) > len(declared[name].platforms):
                 problems.append(f"{name}: locked for other platforms as well")
-            try:  # what is locked is the only source
-                records = self.locked(name)
-                needed = {record.url for record in self._solve([], declared[name], records)}
-            except ForgeError as error:
-                problems.append(str(error))
-                continue
-            except Exception as error:
-                problems.append(f"{name}: what is locked does not satisfy it: {error}".strip())
-                continue
-            unneeded = sorted(r.name.normalized for r in records if r.url not in needed)
-            problems += [f"{name}: {n} is locked, but nothing requires it" for n in unneeded]
+            for platform in declared[name].platforms:
+                try:  # what is locked is the only source
+                    records = self.locked(name, platform)
+                    solved = self._solve([], declared[name].specs, platform, records)
+                except ForgeError as error:
+                    problems.append(str(error))
+                    continue
+                except Exception as error:
+                    problems.append(f"{name}: what is locked does not satisfy it: {error}".strip())
+                    continue
+                needed = {record.url for record in solved}
+                unneeded = sorted(r.name.normalized for r in records if r.url not in needed)
+                problems += [f"{name}: {n} is locked, but nothing requires it" for n in unneeded]
         return [f"{redacted(problem):.1500}" for problem in problems]
 
     def install(self, environment: str, packages: Path | None = None) -> int:
@@ -272,7 +284,7 @@ def _installed(prefix: Path) -> set[tuple[str, str]]:
     return found
 
 
-def require_machine(records: list[RepoDataRecord]) -> None:
+def require_machine(records: Packages) -> None:
     """Raise ForgeError unless this machine has what packages depend on, as pixi's install does.
 
     See docs/stacks.md.

@@ -241,9 +241,10 @@ def pairings(
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
     """What recipes and stacks require of our packages, where our versions do not satisfy it."""
     versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
-    said = {f"recipes/{n}": r.requirements.values() for n, r in recipes.recipes.items()}
+    said = {f"recipes/{n}": [*r.requirements.values()] for n, r in recipes.recipes.items()}
     for path in sorted(recipes.project.root.glob("stacks/*/pixi.toml")):
-        said[f"stacks/{path.parent.name}"] = Manifest.load(path).environments().values()
+        stack = Manifest.load(path).environments().values()
+        said[f"stacks/{path.parent.name}"] = [environment.specs for environment in stack]
     for who, lists in said.items():
         for spec in sorted({spec for specs in lists for spec in specs}):
             version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
