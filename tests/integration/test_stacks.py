@@ -179,7 +179,7 @@ def unlocked_copy(app: MiniProject, folder: Path) -> MiniProject:
         ('"1.0.*"', '"2.0.*"', "does not solve"),
         ("[dependencies]", "[other]", "[top level] other is not supported"),
         ("[dependencies]", "[dependencies", "not TOML"),
-        ('["more"]', '["less"]', "undefined feature: ['less']"),
+        ('["more"]', '["less"]', "features: less is not defined"),
     ],
 )
 def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -98,9 +98,10 @@ class Release:
 
 
 def one_python(checkout: Path) -> None:
-    """Two Pythons are in the committed file; the stand-in has the one that runs this."""
+    """Two Pythons are in the committed file; the stand-in has the one that runs this, and PyPI."""
     variants = yaml.safe_load((checkout / VARIANTS).read_text())
     variants |= {"python": [f"{PYTHON}.* *_cpython"], "python_min": [PYTHON]}
+    variants |= {"sources_from": ["pypi"]}
     (checkout / VARIANTS).write_text(yaml.safe_dump(variants))
 
 
