@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.conda_packages import file, package
+from support.static_channel import Source
 
-from forge.channel.local import Channel, Record
+from forge.channel.local import HOST_BOUND, Channel, Record
 from forge.errors import ForgeError
 
 
@@ -34,3 +37,82 @@ def test_what_is_added_can_be_served(tmp_path: Path) -> None:
     made.chmod(0o600)
     Channel(tmp_path / "channel").add({made: 1}, {})
     assert (tmp_path / "channel/noarch" / made.name).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    source = Source(tmp_path / "channel")
+    source.make("alpha")
+    source.make("beta", subdir="linux-64")
+    return source
+
+
+def indexed(source: Source) -> list[str]:
+    return sorted(record.name for record in source.records())
+
+
+def lost_entry(source: Source) -> None:
+    index = source.folder / "noarch/repodata.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"packages.conda": {}}))
+
+
+def extra_entry(source: Source) -> None:
+    next(source.folder.glob("noarch/alpha-*")).unlink()
+
+
+def damaged_index(source: Source) -> None:
+    (source.folder / "noarch/repodata.json").write_text("{")
+
+
+def lost_index(source: Source) -> None:
+    (source.folder / "linux-64/repodata.json").unlink()
+
+
+def partial_file(source: Source) -> None:
+    (source.folder / "noarch/.partial-x.conda").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left"),
+    [(lost_entry, ["alpha", "beta"]), (extra_entry, ["beta"]), (lost_index, ["alpha", "beta"]),
+     (damaged_index, ["alpha", "beta"]), (partial_file, ["alpha", "beta"])],
+)  # fmt: skip
+def test_a_killed_build_leaves_nothing_that_stays(
+    spoil: Callable, left: list[str], source: Source
+) -> None:
+    spoil(source)
+    source.reconcile()
+    assert indexed(source) == left and source.is_indexed()
+    assert not list(source.folder.glob("*/.partial-*"))
+
+
+def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
+    assert source.is_indexed()
+    lost_index(source)
+    assert not source.is_indexed() and not Channel(source.folder / "none").is_indexed()
+
+
+def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:
+    source.require_base("")
+    with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1"):
+        source.require_base(HOST_BOUND)
+    bound = Source(tmp_path / "bound")
+    bound.make("alpha", build=f"{HOST_BOUND}h1234567_0")
+    bound.require_base(HOST_BOUND)
+    with pytest.raises(ForgeError, match="of the other base"):
+        bound.require_base("")
+
+
+def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
+    """Whichever hash is greater; the same bytes may come again."""
+    there = next(source.folder.glob("noarch/alpha-*"))
+    whole, again = there.read_bytes(), tmp_path / "noarch" / there.name
+    again.parent.mkdir()
+    for bit in range(8):
+        again.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
+        with pytest.raises(ForgeError, match="exists with other content"):
+            source.add({again: 1}, {})
+        assert there.read_bytes() == whole
+    again.write_bytes(whole)
+    source.add({again: 1}, {})
+    assert there.read_bytes() == whole and indexed(source) == ["alpha", "beta"]
