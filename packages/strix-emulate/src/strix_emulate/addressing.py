@@ -155,6 +155,6 @@ def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Call
         spaces.lds.findings.found("lds", text)
         # hardware: out of range, reads give 0 and writes are discarded (ISA, chapter on LDS)
         right = inside + size <= limit
-        return at[right], right, marks[right]
+        return at[right], right, None if marks is None else marks[right]
 
     return locate

@@ -112,7 +112,7 @@ def launch(
         if a.host:
             arena.alias(a.host, len(raw), placed[key][0])
     kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
-    code = _place_image(arena, kernel.image) if image else 0
+    code = _place_image(arena, kernel.image) if image and kernel.image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
     dispatch = arena.place(packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
     machine = Machine(kernel, program, arena, options, total_lds, code, dispatch, queue)

@@ -6,6 +6,7 @@ Atomics of different waves are no race with each other: they order what comes be
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     ops = list(ins.operands)
     offset = ins.modifiers.get("offset", 0)
     counters = (VM if returns else STORE, LGKM)
+    target: Any
     if space == "buffer":
         data, target = ops[0], ops[0]
         locate = addressing.locate_buffer(ins, ops[1:], size, True, spaces.arena)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Errors: bad input, a missing disassembler, and traps of kernels."""
 
+from typing import Any
+
 
 class EmulatorError(Exception):
     """One clear message for the user: what, where, what to do."""
@@ -34,7 +36,7 @@ class Trap(EmulatorError):
         self.position = position
         self.lane = ""
         self.hint = ""
-        self.instruction = None
+        self.instruction: Any = None  # of decode.Instruction
 
     def __str__(self) -> str:
         return f"{self.where}{self.kind}: {super().__str__()}{self.lane}{self.hint}"

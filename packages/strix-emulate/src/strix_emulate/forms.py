@@ -12,14 +12,15 @@ from strix_emulate.decode import Operand
 class Form:
     """function of sources gives a result of that kind, a mask of flags, or both in this order.
 
-    name: the function's, in the tables and in C. sources: operands with their kinds; "mask" is a
+    name: the function's, in the tables and in C; function: None where C alone has a shape for it.
+    sources: operands with their kinds; "mask" is a
     bit for each lane, "scc" the wave's own. keeps: whether each source keeps denormals. flag: where
     the mask goes. dpp: the modifiers of source 0, or None. after: output modifiers (clamp, mul,
     flush) with their values. shape: how C executes it, if not by a function of the tables.
     """
 
     name: str
-    function: Callable | None
+    function: Any
     kind: str
     target: Operand | None
     sources: tuple[tuple[Operand, str], ...]

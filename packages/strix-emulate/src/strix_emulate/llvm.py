@@ -128,7 +128,8 @@ def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
             refused.append(f"{path} is LLVM {numbers[0].value}, which misreads gfx1151 code")
             continue
         _declare(lib)
-        return tuple(number.value for number in numbers), path, lib
+        major, minor, patch = (number.value for number in numbers)
+        return (major, minor, patch), path, lib
     raise DisassemblerError(
         f"no disassembler for gfx1151; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
     )

@@ -80,7 +80,7 @@ class Kernel:
     clamp_nan: bool = True
     width: int = 32
     user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
-    workgroup_ids: tuple[bool, bool, bool] = (True, False, False)
+    workgroup_ids: tuple[bool, ...] = (True, False, False)
     max_threads: int = 1024
     vgpr_spills: int = 0
     sgpr_spills: int = 0

@@ -91,20 +91,20 @@ class Machine:
         self.program = program
         self.executed = 0
         self.deadline = time.monotonic() + options.seconds
-        self.where = None
+        self.where: Instruction | None = None
         #: what the host does while waves wait for it
         self.service: Callable[[], None] | None = None
         self.findings = Findings(options.off, options.lenient) if options.checks else None
 
-    def run(self, kernarg: int, grid: tuple[int, int, int], block: tuple[int, int, int]) -> Outcome:
+    def run(self, kernarg: int, grid: tuple[int, ...], block: tuple[int, ...]) -> Outcome:
         """Executes all workgroups. Raises Trap, with the place in its message."""
         threads = block[0] * block[1] * block[2]
         waves, lanes = -(-threads // self.kernel.width), self.kernel.width
         total = self.total = grid[0] * grid[1] * grid[2]
         library = native.loaded() if self.options.native else None
         in_c = library and not self.program.polls
-        batch = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
-        groups = max(1, min(total, batch // waves))
+        waves_at_once = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
+        groups = max(1, min(total, waves_at_once // waves))
         cell, checks = self.program.cell, self.options.checks
         stride = (self.lds + 15) // 16 * 16
         scratch = self.kernel.scratch
@@ -124,7 +124,7 @@ class Machine:
         )
         blocks = self.program.blocks(self.kernel, spaces, self.session)
 
-        def batch(first: int, end: int) -> None:
+        def run_batch(first: int, end: int) -> None:
             """Workgroups from the first up to the end."""
             for memory in (spaces.lds, spaces.scratch):
                 memory.clear_tags()
@@ -145,10 +145,10 @@ class Machine:
         outcome = Outcome(0, blocks)
         try:
             with np.errstate(all="ignore"):
-                batch(0, groups)
-                if self.options.cores == 1 or not self._spread(batch, groups, total, outcome):
+                run_batch(0, groups)
+                if self.options.cores == 1 or not self._spread(run_batch, groups, total, outcome):
                     for first in range(groups, total, groups):
-                        batch(first, min(first + groups, total))
+                        run_batch(first, min(first + groups, total))
         finally:
             # whoever keeps the program keeps no memory with it
             self.program.release()

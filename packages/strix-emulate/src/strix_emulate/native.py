@@ -187,7 +187,7 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
     keeps = form.keeps or (True,) * len(form.sources)
     for i, ((source, kind), keep) in enumerate(zip(form.sources, keeps, strict=True)):
         op.source[i] = _operand(source, kind, keep)
-    written = []
+    written: list[int] = []
     if form.target is not None:
         if form.target.kind not in ("v", "s"):
             raise Unknown("target")

@@ -145,7 +145,8 @@ def _fork(child: Callable, count: int) -> list[Answer] | None:
             receivers.append(receiver)
         waiting = list(receivers)
         while waiting:
-            for receiver in wait(waiting):
+            ready = wait(waiting)
+            for receiver in [each for each in waiting if each in ready]:
                 answers.append(receiver.recv())
                 waiting.remove(receiver)
         return answers

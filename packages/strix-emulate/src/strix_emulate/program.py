@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 from strix_emulate import addressing, crosslane, modes, operations, salu, scalars, valu, vmem, waits
 from strix_emulate.decode import EXEC, VCC, Instruction, Unknown, decode
@@ -110,7 +111,8 @@ def compile_blocks(
             starts.add(ins.address + ins.size)
             if "branch" in ins.name:
                 starts.add(_target(ins))
-    found, lines = Blocks(spaces), {}
+    found = Blocks(spaces)
+    lines: dict[int, list[Instruction]] = {}
     block = None
     for ins in instructions:
         if block is None or block.end is not None or ins.address in starts:
@@ -226,7 +228,7 @@ def _target(ins: Instruction) -> int:
     return ins.address + ins.size + 4 * simm16(ins.operands[0].text)
 
 
-def _step(ins: Instruction, mode: modes.Mode, home: Blocks) -> Step:
+def _step(ins: Instruction, mode: modes.Mode | None, home: Blocks) -> Step:
     known = _KNOWN.get((ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode))
     if known is not None:
         return Step(ins, known, partial(_compiled, ins, mode), home)
@@ -252,7 +254,7 @@ _KNOWN: dict[tuple, Known] = {}
 _MOST_KNOWN = 100_000
 
 
-def _compiled(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Callable:
+def _compiled(ins: Instruction, mode: modes.Mode | None, spaces) -> Callable:
     try:
         if ins.unknown:
             raise Unknown(ins.unknown)
@@ -278,7 +280,7 @@ def _trap(message: str) -> Callable:
     return run
 
 
-def _compile(ins: Instruction, mode: modes.Mode, spaces: addressing.Spaces) -> Callable:
+def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable:
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Known:
     target: int
     counter: int
     executable: Executable
-    ops: list | bool | None = None
+    ops: list | Literal[False] | None = None
 
 
 class Step:
@@ -79,7 +80,7 @@ class Step:
         elif self.known.executable.waits:
             self.run(g)
 
-    def ops(self, library: native.Library) -> list | bool:
+    def ops(self, library: native.Library) -> list | Literal[False]:
         """What C executes; False if it cannot."""
         known = self.known
         if known.ops is None:
@@ -111,7 +112,8 @@ class Session:
         for memory, c in zip(self.memories, state.memory, strict=True):
             c.bytes, c.strict = memory.bytes.ctypes.data, memory.strict
             c.shift = memory.cell.bit_length() - 1
-        self._address, self._waves, self._tags = ctypes.addressof(state), None, None
+        self._address, self._tags = ctypes.addressof(state), None
+        self._waves: Waves | None = None
         arena, lds, scratch = state.memory
         self._lds, self._scratch = lds, scratch
         self._shadows = list(zip(self.memories, state.memory, strict=True))
@@ -141,7 +143,8 @@ class Session:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
             for memory, c in self._shadows:
                 c.copies = len(memory.copies)
-            state.ordered = not self.spaces.arena.order.idle
+            order = self.spaces.arena.order
+            state.ordered = order is not None and not order.idle
             if logs:
                 if len(self._log) < logs * (1 + 2 * g.width * g.n):
                     self._log = np.zeros(logs * (1 + 2 * g.width * g.n), np.int64)
@@ -159,8 +162,9 @@ class Session:
         count = int(self._log[at])
         if not count:
             return None
-        noted = self._log[at + 1 : at + 1 + 2 * count].reshape(-1, 2).T.copy()
-        return Touch(self.memories[op.memory], *noted, op.size, op.form == native.SHAPES["store"])
+        offsets, tags = self._log[at + 1 : at + 1 + 2 * count].reshape(-1, 2).T.copy()
+        memory, stores = self.memories[op.memory], op.form == native.SHAPES["store"]
+        return Touch(memory, offsets, tags, op.size, stores)
 
 
 _OP = ctypes.sizeof(native.COp)
@@ -187,7 +191,7 @@ class Run:
     """Steps in a row that C executes."""
 
     def __init__(self, session: Session, steps: list[Step], ops: list[list[native.COp]]):
-        self.session: Session | None = session
+        self.session: Any = session  # None between launches
         self.steps = steps
         flat = [op for part in ops for op in part]
         self.ops = (native.COp * len(flat))(*flat)

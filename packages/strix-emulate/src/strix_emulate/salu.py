@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -108,7 +109,9 @@ def _on_waves(form: Form) -> Callable:
     reads = [(lambda g: g.scc) if kind == "scc" else _array(reader(op, kind))
              for op, kind in form.sources]  # fmt: skip
     if form.flag is None:
-        write = scalar_writer(form.target, "u32" if form.kind == "h16" else form.kind)
+        write = scalar_writer(
+            cast(Operand, form.target), "u32" if form.kind == "h16" else form.kind
+        )
         if form.kind == "h16":
             # the high half is 0
             bits = lambda x: np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)  # noqa: E731

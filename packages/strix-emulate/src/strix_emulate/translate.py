@@ -223,7 +223,7 @@ def _select(body: Body, conditions, choices, default=0) -> Symbol:
     return default
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable] = {
     "where": _where, "select": _select,
     "clip": lambda _body, x, low, high: np.minimum(np.maximum(x, low), high),
     "broadcast_arrays": lambda _body, *arrays: arrays,

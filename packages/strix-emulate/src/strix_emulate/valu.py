@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -146,7 +147,7 @@ def _halves(form: Form) -> tuple[Callable, Callable]:
     function, finish = form.function, _finisher(form.after)
     if form.flag is not None:
         return _flagged(form, reads, lanes)
-    write = vector_writer(form.target, form.kind)
+    write = vector_writer(cast(Operand, form.target), form.kind)
     if len(reads) == 1:
         (first,) = reads
         return lambda g: (finish(function(first(g))), lanes(g)), write
@@ -164,7 +165,7 @@ def _source(op: Operand, kind: str, keeps: bool) -> Callable:
 
 def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
     """With a mask of the lanes, of those that are written, for which the test holds."""
-    write_flags = mask_writer(form.flag)
+    write_flags = mask_writer(cast(Operand, form.flag))
     write = vector_writer(form.target, form.kind) if form.target else None
     function = form.function
 

@@ -110,7 +110,10 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
 
 
 def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
-    words = int(_SCALAR.match(ins.name)[2]) // 32
+    known = _SCALAR.match(ins.name)
+    if known is None:
+        raise Unknown("mnemonic")
+    words = int(known[2]) // 32
     if ins.modifiers.keys() - _CACHE - {"offset"}:
         raise Unknown(f"form {ins.text}")
     buffer = "buffer" in ins.name
@@ -192,8 +195,8 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         accesses = list(zip(locates, data, strict=True))
         run, issues = _store(ins, accesses, memory, size, words, how, (counter,))
     else:
-        accesses = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
-        run, issues = _load(ins, accesses, memory, size, words, how, (counter,))
+        loads = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
+        run, issues = _load(ins, loads, memory, size, words, how, (counter,))
     if "glc" in ins.modifiers:
         return run
     rest = [address] if space == "ds" else rest

@@ -7,6 +7,7 @@ order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Outstanding:
 
     def __init__(
         self, registers: int, ordered: bool, text: str, touches: tuple[Touch, ...] = (),
-        who: np.ndarray | None = None, place: tuple[bool, int] | None = None,
+        who: np.ndarray | None = None, place: Any = None,
     ):  # fmt: skip
         self.registers, self.ordered, self.text, self.touches = registers, ordered, text, touches
         self.who, self.place = who, place

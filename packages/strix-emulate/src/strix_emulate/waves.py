@@ -7,6 +7,7 @@ branch apart become two `Waves`; they are joined when they meet again.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,12 @@ class Waves:
         "workgroup",
     )  # fmt: skip
     PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
+    workgroup: np.ndarray
+    wave: np.ndarray
+    slot: np.ndarray
+    lds_slot: np.ndarray
+    epoch: np.ndarray
+    tags: Any  #: None until they are needed
 
     def __init__(self, V, S, scc, pc, identity, queues):
         # picking waves leaves arrays in another memory order, of which a flat view would be a copy

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from strix_validate import reference, sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, reason_of, require
 from strix_validate.sdpa_problem import Problem
 from strix_validate.sdpa_shapes import Shape
 
 HALF = torch.float16
 #: Placeholder for a comparison whose result becomes another check's.
 ANY = Check("", "", "")
-Body = Callable[[sdpa.Route, Options], dict | Result]
+Body = Callable[["Watched", Options], dict | Result]
 
 
 def checks() -> list[Check]:
     return [
-        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", " ".join(body.__doc__.split()))
+        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body))
         for name, body in BODIES.items()
         for route in _routes(name)
     ]
@@ -36,7 +36,7 @@ def bodies() -> dict[str, Callable[[Options], dict | Result]]:
     """For tiers.run_each; a route that refuses raises CannotRun."""
 
     def bind(route: str, body: Body) -> Callable[[Options], dict | Result]:
-        return lambda options: body(_checked(route), options)
+        return lambda options: body(Watched(route), options)
 
     return {
         f"sdpa/{route}/{name}": bind(route, body)
@@ -45,17 +45,17 @@ def bodies() -> dict[str, Callable[[Options], dict | Result]]:
     }
 
 
-def _checked(name: str) -> sdpa.Route:
-    """The route; refusals raise CannotRun, and another backend than the named one fails."""
+class Watched:
+    """A route; refusals raise CannotRun, and another backend than the named one fails."""
 
-    def route(*args: Tensor, **options) -> Tensor:
-        out, operators = sdpa.call(sdpa.ROUTES[name], *args, **options)
-        fault = sdpa.wrong_operator(name, operators)
+    def __init__(self, name: str) -> None:
+        self.name, self.unwatched = name, sdpa.ROUTES[name]
+
+    def __call__(self, *args: Tensor, **options) -> Tensor:
+        out, operators = sdpa.call(self.unwatched, *args, **options)
+        fault = sdpa.wrong_operator(self.name, operators)
         require(not fault, fault)
         return out
-
-    route.name, route.unwatched = name, sdpa.ROUTES[name]
-    return route
 
 
 def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
@@ -150,7 +150,7 @@ def nan(route: sdpa.Route, options: Options) -> dict:
     return {"poisoned": "q, k, v"}
 
 
-def lse(route: sdpa.Route, options: Options) -> Result:
+def lse(route: Watched, options: Options) -> Result:
     """The logarithm of the sum of exp(scores) that the operator returns, in base e. The backward
     pass undoes an error in it, and whoever merges partial results does not; it was off by ln 2:
     https://github.com/pytorch/pytorch/issues/181645"""
@@ -221,7 +221,7 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     return {**found.measured, "kept": share}
 
 
-def compiled(route: sdpa.Route, options: Options) -> dict | Result:
+def compiled(route: Watched, options: Options) -> dict | Result:
     """torch.compile gives what eager mode gives: the shapes that an operator announces to the
     compiler were other ones than it returns, in flash-attn 2.8.3
     (patches/flash-attn/0002-register-op-outputs.patch)"""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks, their results, and which ones are wanted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -112,3 +112,13 @@ def exit_code(states: Iterable[State]) -> int:
     if State.FAILED in seen:
         return 1
     return 0 if State.PASSED in seen else 3
+
+
+def reason_of(body: Callable) -> str:
+    """The docstring of a check's function, which says what the check catches, in one line."""
+    return " ".join((body.__doc__ or "").split())
+
+
+def title_of(body: Callable) -> str:
+    """Its first sentence."""
+    return (body.__doc__ or "").split(". ")[0].strip()

@@ -160,8 +160,10 @@ def serve(
     if bool(url) is not bool(model):
         raise typer.BadParameter("--url and --model belong together")
     device = DeviceName.CPU if url else DeviceName.AUTO
-    more = {"url": url, "model": model, "evidence": evidence, "plots": plots}
-    run_and_exit(["serve"], as_json, only, skip, device, **more)
+    run_and_exit(
+        ["serve"], as_json, only, skip, device,
+        url=url, model=model, evidence=evidence, plots=plots,
+    )  # fmt: skip
 
 
 @app.command()

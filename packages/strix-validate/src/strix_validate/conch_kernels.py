@@ -84,14 +84,15 @@ _ZEROS = "a zero point left out, or of the wrong group (AWQ)"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
 #: As in vllm_checks: compiled only, computed by the interpreter or a GPU, executed as gfx1151 code.
+_SHAPES: dict[str, dict] = {
+    "prefill": {"tokens": 1024},
+    "decode": {"tokens": 1},
+    "zeros": {"tokens": 64, "zeros": True},
+    "channel": {"tokens": 64, "group": 512},
+}
 COMPILED = {
     f"w8a16-{name}": Case(partial(w8a16, size=512, rows=256, **shape), _COMPILES, torch.bfloat16)
-    for name, shape in {
-        "prefill": {"tokens": 1024},
-        "decode": {"tokens": 1},
-        "zeros": {"tokens": 64, "zeros": True},
-        "channel": {"tokens": 64, "group": 512},
-    }.items()
+    for name, shape in _SHAPES.items()
 }
 COMPUTED = {
     "w8a16": Case(w8a16, _GROUP),

@@ -102,8 +102,10 @@ class Endpoint:
     def stream(self, prompt: str | list[int], number: int = 24, **more) -> Generation:
         """The same, in parts. Raises CheckFailed if the last one is not [DONE]."""
         body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
-        begin, tokens, text, times = time.perf_counter(), [], "", []
-        finish, usage = "", {}
+        begin, text, finish = time.perf_counter(), "", ""
+        tokens: list[int] = []
+        times: list[float] = []
+        usage: dict = {}
         for part in self.parts("/v1/completions", body):
             usage = part.get("usage") or usage
             for choice in part["choices"]:

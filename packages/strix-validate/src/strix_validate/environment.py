@@ -107,12 +107,13 @@ def kernels(tree: Tree) -> Result:
     """The kernels that packages bring are those of the installed versions. Triton finds a kernel by
     its source, so another build of flash-attn or vLLM compiles at its first call:
     docs/validate.md"""
-    lists = kernel_lists.installed(tree.prefix) if tree.prefix else {}
+    prefix = tree.prefix or Path()
+    lists = kernel_lists.installed(prefix) if tree.prefix else {}
     found, missed = {}, []
     for package, kernels in lists.items():
         found[package] = f"{len(kernels)} kernels"
-        for name, version, build in _requirements(tree.prefix, package):
-            there = [file.stem for file in tree.prefix.glob(f"conda-meta/{name}-[0-9]*.json")]
+        for name, version, build in _requirements(prefix, package):
+            there = [file.stem for file in prefix.glob(f"conda-meta/{name}-[0-9]*.json")]
             wanted = f"{name}-{version}-{build}"
             if there and not any(fnmatchcase(each, wanted) for each in there):
                 found[package] = f"0 of {len(kernels)} kernels"

@@ -122,7 +122,7 @@ def fixed(
     grad_out = grad_out if strided else grad_out.contiguous()
     if sink:
         swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
-        found = reference.with_sink(*swapped, sink)
+        found = reference.with_sink(*swapped, sink=sink)
         q, k, v, grad_out = (x.transpose(1, 2).contiguous().to(q.dtype) for x in found)
     if alibi:
         slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
@@ -177,7 +177,9 @@ def dense(
         if dropout:
             return differing
         masks = {"causal": corner, "window": window, "softcap": softcap}
-        found = _attend(q, k, v, grad_out, dtype, lse=lse, attn_mask=bias, scale=scale, **masks)
+        found = _attend(
+            q, k, v, grad_out, dtype=dtype, lse=lse, attn_mask=bias, scale=scale, **masks
+        )
         found = _packed_gradients(found, pack, 2)
         if infers:
             found["inference"] = found["out"]
@@ -247,7 +249,7 @@ def packed(
         )
         parts = [
             _attend(
-                *(x[None] for x in tensors), dtype, causal=corner, window=window, lse=lse,
+                *(x[None] for x in tensors), dtype=dtype, causal=corner, window=window, lse=lse,
                 scale=scale,
             )
             for tensors in sequences
@@ -276,7 +278,7 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
     return alone
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """x (tokens, heads, head_dim), whose first lanes are turned by angles (tokens, lanes / 2).
 
     interleaved: pairs are neighbours, otherwise halves.
@@ -314,7 +316,7 @@ def kv_cache(
 
         def turn(x, start):
             own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
-            return rotated(x.double(), *own, pairs).to(x.dtype)
+            return rotated(x.double(), *own, interleaved=pairs).to(x.dtype)
 
         turned_q, new_k = (
             torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in (q, k)
@@ -355,7 +357,7 @@ def kv_cache(
             keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
             part = turned_q[i : i + 1]
             masks = {"causal": "bottom-right", "scale": scale}
-            outs.append(_attend(part, keys, values, part, dtype, **masks)["out"])
+            outs.append(_attend(part, keys, values, part, dtype=dtype, **masks)["out"])
         found = {"out": torch.cat(outs), "cache_seqlens": tensors["cache_seqlens"].clone()}
         if new and not page and not stale:
             k_after, v_after = k_cache.clone(), v_cache.clone()
@@ -366,7 +368,7 @@ def kv_cache(
     return call, expected
 
 
-def _attend(q, k, v, grad_out, dtype, **options) -> dict[str, Tensor]:
+def _attend(q, k, v, grad_out, *, dtype, **options) -> dict[str, Tensor]:
     """reference.attention for tensors in flash-attn's layout."""
     swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
     found = reference.attention(*swapped, dtype=dtype, **options)

@@ -33,9 +33,11 @@ LIMIT = 1800
 
 
 class Call(Protocol):
-    """A call of a library: flash.Call or vllm_kernels.Call. dtype: of the numbers it computes."""
+    """A call of a library: flash.Call or vllm_kernels.Call."""
 
-    dtype: torch.dtype
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that the call computes."""
 
     def prepare(self) -> str:
         """Makes the library ready, once per process; returns which kernels the calls will run."""
@@ -146,7 +148,7 @@ def answer(call: Call, device: str) -> Answer:
     return replace(found, seconds=perf_counter() - begin)
 
 
-def _child(mode: Mode, asked: str, answered: str) -> None:
+def _child(mode, asked: str, answered: str) -> None:
     Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
 
 
@@ -187,8 +189,10 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
         lookups.clear()
         asked_for.clear()
         found = answer(call, "cuda" if mode == "native" else "cpu")
-        kept = {"kernels": kernels, "executed": executed, "lookups": lookups, "asked": asked_for}
-        answers.append(replace(found, **{name: tuple(what) for name, what in kept.items()}))
+        answers.append(replace(
+            found, kernels=tuple(kernels), executed=tuple(executed), lookups=tuple(lookups),
+            asked=tuple(asked_for),
+        ))  # fmt: skip
     return Answers(backend, answers)
 
 

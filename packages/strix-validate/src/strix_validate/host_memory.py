@@ -135,9 +135,10 @@ def shared(kind: str, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]
         ctypes.byref(address), ctypes.c_size_t(4 * size), ctypes.c_uint(attach_global)
     )
     require(status == 0, f"{prefix}MallocManaged returned {status}")
+    place = address.value or 0
     try:
-        words = (ctypes.c_int32 * size).from_address(address.value)
-        view = torch.as_tensor(_Words(address.value, size), device="cuda")
+        words = (ctypes.c_int32 * size).from_address(place)
+        view = torch.as_tensor(_Words(place, size), device="cuda")
         yield torch.frombuffer(words, dtype=torch.int32), view
         torch.cuda.synchronize()
     finally:

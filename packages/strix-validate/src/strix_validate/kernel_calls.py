@@ -29,7 +29,9 @@ _CAPACITIES = tuple(64 << n for n in range(10))
 class Named(Call, Protocol):
     """A call with a name for messages."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What messages call it."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,22 @@ def flash_calls(
     for size, dtype in product(head_dims, dtypes):
         for causal in (False, True):
             plan = partial(_plan, dtype=dtype, gradients=size in trained)
-            mask = {"causal": causal, "head_dim": size}
+            mask: dict = {"causal": causal, "head_dim": size}
             yield plan(flash.fixed, seqlen_q=ODD, seqlen_k=ODD, **mask)
             yield plan(flash.varlen, lengths_q=(ODD, 3), lengths_k=(ODD, 3), **mask)
         plan = partial(_plan, dtype=dtype)
         for window in windows:
-            sees = {"window": (window, window), "causal": True, "head_dim": size}
+            sees: dict = {"window": (window, window), "causal": True, "head_dim": size}
             yield plan(flash.fixed, **sees)
             yield plan(flash.varlen, **sees)
         for heads, new in product((2, 4), (0, 1)):
-            shape = {"heads": heads, "kv_heads": 2, "head_dim": size, "length": 40, "new": new}
+            shape: dict = {
+                "heads": heads,
+                "kv_heads": 2,
+                "head_dim": size,
+                "length": 40,
+                "new": new,
+            }
             yield plan(cached, capacity=ODD, **shape)
             if has_aiter():
                 yield plan(cached, capacity=512, page=256, **shape)

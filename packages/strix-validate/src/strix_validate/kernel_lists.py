@@ -7,15 +7,17 @@ each kernel, named by its key, and kernels.json, which lists them with the sha25
 
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 #: In an environment; recipes/triton patches Triton to look here.
 FOLDER = Path("share", "triton-kernels")
 LIST = "kernels.json"
 
 
-class Listed(BaseModel, extra="allow"):
+class Listed(BaseModel):
     """A kernel of a list: its name; types of arguments, constants and options by name."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str
     types: dict[str, str]

@@ -133,7 +133,7 @@ def kernel(tree: Tree) -> Result:
             what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
             return warning(what, fix, release=name)
         is_oem = release.endswith("-oem")
-        needed = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
+        needed: tuple[int, ...] = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
     else:
         needed = KERNEL
     if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
@@ -157,7 +157,7 @@ def firmware(tree: Tree) -> Result:
     measured = {"version": version, "mes": hex(mes) if mes is not None else None}
     if (version and BAD_FIRMWARE in version) or mes == BAD_MES:
         fix = distribution.firmware_fix(tree)
-        return error(f"linux-firmware {version or hex(mes)} is known bad", fix, **measured)
+        return error(f"linux-firmware {version or measured['mes']} is known bad", fix, **measured)
     if mes == SUSPECT_MES:
         what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
         return warning(what, "if this machine hangs, install a newer linux-firmware", **measured)

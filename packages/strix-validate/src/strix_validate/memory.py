@@ -48,15 +48,17 @@ class Memory:
 
 def memory_of(tree: Tree) -> Memory | None:
     """What the tree's GPU may use; None if a number cannot be read."""
-    numbers = [tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")]
-    if None in numbers or tree.available is None:
+    carve_out, gtt = (
+        tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")
+    )
+    available = tree.available
+    if carve_out is None or gtt is None or available is None:
         return None
-    carve_out, gtt = numbers
     pool = "gtt" if carve_out < gtt else "vram"
     used = tree.number(f"{tree.gpu_folder}/mem_info_{pool}_used") or 0
     if pool == "vram":
         return Memory(carve_out, max(carve_out - used, 0), False)
     pages = tree.number("sys/module/ttm/parameters/pages_limit")
     total = pages * PAGE if pages else gtt
-    usable = min(min(total, gtt) - used, tree.available - SPARE)
+    usable = min(min(total, gtt) - used, available - SPARE)
     return Memory(total, max(usable, 0), True)

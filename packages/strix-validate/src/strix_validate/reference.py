@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from strix_validate.checks import Check, Result, State
 Causal = Literal["top-left", "bottom-right"] | None
 #: Instead of a dtype: the sums of the sizes of the terms, see :func:`attention`.
 TERMS = "terms"
-Precision = torch.dtype | Literal["terms"]
+Precision: TypeAlias = torch.dtype | Literal["terms"]
 
 #: Allowed error in units of the rounding error of a right kernel; see :func:`bounds`.
 FACTORS = {torch.float32: 10.0, torch.float16: 4.0, torch.bfloat16: 4.0}
@@ -57,7 +57,9 @@ WHY_SINK = (
 Sink = Literal["key", "query"] | None
 
 
-def with_sink(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, sink: Sink) -> tuple[Tensor, ...]:
+def with_sink(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, *, sink: Sink
+) -> tuple[Tensor, ...]:
     """Normal numbers turned into inputs whose sums begin with a term that outweighs all others.
 
     Each other term is eps / 256 of the first, and of its sign. A sum kept in 16 bits between blocks

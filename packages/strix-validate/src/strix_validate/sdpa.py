@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def checks() -> list[Check]:
 
 def run(wanted: set[Check], options: Options) -> Iterator[Result]:
     """One result per wanted check; all routes get the same inputs."""
-    last = problem = None
+    problem: Any = None
     for route, shape, dtype in _cases():
         check = _check(route, shape, dtype)
         if check not in wanted:
@@ -67,8 +68,8 @@ def run(wanted: set[Check], options: Options) -> Iterator[Result]:
         if shape.gib > _free_gib(options.device):
             yield Result(check, State.SKIPPED, f"{shape.gib} GiB of memory are not free")
             continue
-        if last != (shape, dtype):
-            last, problem = (shape, dtype), Problem(shape, dtype, options.device)
+        if problem is None or (problem.shape, problem.dtype) != (shape, dtype):
+            problem = Problem(shape, dtype, options.device)
         yield run_one(check, ROUTES[route], problem)
 
 
@@ -106,7 +107,8 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
     A refusal is a skip, or a pass where allowed.
     """
     *tensors, grad_out = problem.inputs
-    needs, options = problem.shape.needs, dict(problem.options)
+    needs = problem.shape.needs
+    options: dict[str, Any] = dict(problem.options)
     tensors = [
         x.detach().requires_grad_(name in needs) for name, x in zip("qkv", tensors, strict=True)
     ]

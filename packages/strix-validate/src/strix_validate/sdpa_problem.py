@@ -39,7 +39,7 @@ class Problem:
         k = randn(1 if shape.layout == "expanded" else kv_heads, shape.seqlen_k)
         v = randn(k.shape[1], shape.seqlen_k, v_dim)
         if shape.sink:
-            found = reference.with_sink(q, k, v, grad_out, shape.sink)
+            found = reference.with_sink(q, k, v, grad_out, sink=shape.sink)
             q, k, v, grad_out = (x.to(dtype) for x in found)
         attn_mask = _attn_mask(shape, dtype, generator)
         where = device if shape.on_device else "cpu"
@@ -73,23 +73,25 @@ class Problem:
         return q, k, v, grad_out
 
     def _expect(self, dtype: reference.Precision) -> dict[str, Tensor]:
-        causal = "top-left" if self.shape.causal else None
+        causal: reference.Causal = "top-left" if self.shape.causal else None
         # one sequence at a time: in float64 the scores of the largest shapes fill the memory
         length = self.shape.seqlen_q * self.shape.seqlen_k
         step = 1 if length > 4096 else max(1, 2**20 // (length * self.shape.heads))
         chosen = [slice(i, i + step) for i in range(0, self.shape.batch, step)]
         if self.compared:
             chosen = [slice(i % _POOL, i % _POOL + 1) for i in self.compared]
-        masks = self._mask is not None and self._mask.dim() == 4
+        masks = [self._mask] * len(chosen)
+        if self._mask is not None and self._mask.dim() == 4:
+            masks = [self._mask[rows] for rows in chosen]
         parts = [
             reference.attention(
                 *(x[rows] for x in self._reference),
                 causal=causal,
-                attn_mask=self._mask[rows] if masks else self._mask,
+                attn_mask=mask,
                 scale=self.shape.scale,
                 dtype=dtype,
             )
-            for rows in chosen
+            for rows, mask in zip(chosen, masks, strict=True)
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

@@ -65,6 +65,7 @@ _STRIDES = "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)"
 _MASK = "a mask read with the wrong strides, or inverted"
 _BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
 _LENGTH = "keys read behind the last one, or rows of the last block not written"
+_SINKS: tuple[tuple[reference.Sink, str], ...] = (("key", "q"), ("query", "qkv"))
 SHAPES = (
     Shape("full", "a wrong scale or a head mixed up with another", batch=2),
     Shape("causal", "a mask off by one", causal=True),
@@ -112,7 +113,7 @@ SHAPES = (
             dtypes=HALVES,
         )
         # what the gradients of k and v sum is of one sign in "query" alone
-        for sink, needs in (("key", "q"), ("query", "qkv"))
+        for sink, needs in _SINKS
     ),
     Shape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
     Shape(

@@ -165,7 +165,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     network.save_pretrained(plain)
     file, meant = plain / WEIGHTS, {}
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for key, weight in load_file(file).items():
         if found := model.quantize(key, weight):
             tensors |= {key + suffix: part.contiguous() for suffix, part in found[0].items()}

@@ -73,7 +73,7 @@ class Batch:
         if self.fp8:
             caches = tuple(part.view(vllm_kernels.FP8) for part in caches)
         for part in caches:
-            part.ptr_range = lambda: _GIB_2 if self.huge else cache.nbytes  # type: ignore[attr-defined]
+            part.ptr_range = lambda: _GIB_2 if self.huge else cache.nbytes
         one = torch.ones((), device=device)
         importlib.import_module(vllm_source.KERNELS[1]).triton_reshape_and_cache_flash(
             k, v, *caches, torch.zeros(len(k), dtype=torch.int64, device=device),

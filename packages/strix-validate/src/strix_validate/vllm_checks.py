@@ -42,7 +42,7 @@ _GENERATION = (
 
 def _shapes(lengths) -> dict[str, Case]:
     """Attention layers of models, with the sizes of their heads."""
-    models = {
+    models: dict[str, dict] = {
         "d64-sinks": {"head_dim": 64, "heads": 64, "kv_heads": 8, "sinks": True},  # gpt-oss
         "d128": {"heads": 32, "kv_heads": 8},  # Llama, Qwen3
         "d128-gqa7": {"heads": 28, "kv_heads": 4},  # Qwen2

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class ExpertsCall:
         return {}
 
 
-def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Tensor | None]:
+def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
     """Of one product: the weights, their scales and their zero points."""
     if not layer.group:
         return [torch.empty(layer.experts, rows, columns, **place), None, None]

@@ -374,7 +374,7 @@ def mxfp4(
     return Call("mxfp4", tensors, {"top_k": top_k}), expected
 
 
-_LAUNCHES = {
+_LAUNCHES: dict[str, Callable] = {
     "mxfp4": vllm_mxfp4.launch,
     "unified_attention": _unified_attention,
     "reshape_and_cache": _reshape_and_cache,

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.endpoint import Endpoint, Generation
@@ -41,9 +42,9 @@ def once(make: Callable) -> property:
                 self.made[make.__name__] = make(self), None
             except Exception as error:
                 self.made[make.__name__] = None, error
-        value, error = self.made[make.__name__]
-        if error is not None:
-            raise error
+        value, failure = self.made[make.__name__]
+        if failure is not None:
+            raise failure
         return value
 
     return property(get, doc=make.__doc__)
@@ -128,7 +129,7 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.endpoint = Endpoint(f"http://127.0.0.1:{self.port}", "tiny")
-        self.process: subprocess.Popen | None = None
+        self.process: Any = None  # until it is started
         self.start_seconds = 0.0
 
     def start(self, limit: float) -> None:

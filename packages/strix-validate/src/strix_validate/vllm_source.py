@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import types
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -130,13 +131,13 @@ class _StandIn(types.ModuleType):
 
 
 def _stand_in(name: str) -> types.ModuleType:
-    module = _StandIn(name)
+    module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
         setattr(module, class_name, type(class_name, (), {}))
     if name == "vllm.platforms":
         module.current_platform = _Platform()
     if name == "vllm.platforms.rocm":
-        asked = ("on_mi3xx", "on_rdna4", "on_cdna", *_GFX1151_IS)
+        asked: tuple[str, ...] = ("on_mi3xx", "on_rdna4", "on_cdna", *_GFX1151_IS)
         asked += tuple(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100"))
         for question in asked:
             setattr(module, question, lambda answer=question in _GFX1151_IS: answer)

@@ -20,7 +20,9 @@ def render(records: list[Record], names: list[str]) -> str:
     try:
         from strix_validate.report.plots import figures, svg
     except ModuleNotFoundError:  # matplotlib is optional, and the page says that it is absent
-        figures = None
+        has_plots = False
+    else:
+        has_plots = True
     environment = Environment(
         loader=PackageLoader("strix_validate.report", "."),
         autoescape=True,
@@ -34,7 +36,7 @@ def render(records: list[Record], names: list[str]) -> str:
             "name": name,
             "record": record,
             "tiers": _tiers(record),
-            "plots": [svg(figure) for figure in figures(record)] if figures else None,
+            "plots": [svg(figure) for figure in figures(record)] if has_plots else None,
         }
         for record, name in zip(records, names, strict=True)
     ]

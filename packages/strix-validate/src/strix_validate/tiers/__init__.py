@@ -8,7 +8,7 @@ expected. To add a tier, write its module and name it here.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter
 from types import ModuleType
@@ -34,7 +34,7 @@ def load(name: str) -> ModuleType:
 
 
 def run_each(
-    wanted: list[Check], options: Options, bodies: dict[str, Callable[[Options], Result | dict]]
+    wanted: list[Check], options: Options, bodies: Mapping[str, Callable[[Options], Result | dict]]
 ) -> Iterator[Result]:
     """For tiers whose checks are functions: bodies maps a check's id to its function.
 

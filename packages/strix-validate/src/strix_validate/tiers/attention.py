@@ -54,7 +54,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each([check for check in wanted if check.id in bodies], options, bodies)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
-    mode = "native" if options.device == "cuda" else "interpret"
+    mode: gpu_free.Mode = "native" if options.device == "cuda" else "interpret"
     yield from vllm_checks.run("attention", wanted, options, mode, _judge_vllm)
 
 
@@ -99,8 +99,8 @@ def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Resu
     calls = [case.call for case in cases.values()]
     try:
         if kind == "gpu":
-            answers = (gpu_free.answer(call, "cuda") for call in calls)
-            answers = gpu_free.Answers(flash.backend(), list(answers))
+            own = [gpu_free.answer(call, "cuda") for call in calls]
+            answers = gpu_free.Answers(flash.backend(), own)
         else:
             answers = gpu_free.run(calls, "interpret")
     except (ImportError, gpu_free.ChildError) as error:

@@ -161,7 +161,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each(wanted, options, {check.id: _body(check, measure) for check in wanted})
 
 
-def _body(check: Check, measure: Callable[..., dict]) -> Callable[[Options], dict]:
+def _body(check: Check, measure: Callable[..., dict]) -> Callable[[Options], dict | Result]:
     parts = check.id.split("/")
     if parts[1] in ROUTES:
         return lambda options: measure(parts[1], *parts[2].split("-"))
@@ -285,8 +285,8 @@ def _time_vllm(work: Work, options: Options) -> Timing:
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
         kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
     )  # fmt: skip
-    call = TimedCall(replace(call, source=vllm_source.find(options.vllm)))
-    (answer,) = gpu_free.run([call], "native").calls
+    timed_call = TimedCall(replace(call, source=vllm_source.find(options.vllm)))
+    (answer,) = gpu_free.run([timed_call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
     median, low, high, repeats = answer.tensors["timing"].tolist()
     return Timing(median, low, high, int(repeats))
@@ -300,7 +300,7 @@ def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -
     """
     if device == "cpu":
         function()
-        times = []
+        times: list[float] = []
         while len(times) < 5 or sum(times) < budget_ms:
             begin = time.perf_counter()
             function()

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from strix_validate import environment, machine
-from strix_validate.checks import Check, Options, Result
+from strix_validate.checks import Check, Options, Result, reason_of, title_of
 from strix_validate.tiers import run_each
 from strix_validate.tree import Tree
 
 
 def checks() -> list[Check]:
     return [
-        Check(f"doctor/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
-        for name, body in BODIES.items()
+        Check(f"doctor/{name}", title_of(body), reason_of(body)) for name, body in BODIES.items()
     ]
 
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from strix_validate import endpoint
-from strix_validate.checks import Check, Options, Result, require
+from strix_validate.checks import Check, Options, Result, reason_of, require, title_of
 from strix_validate.endpoint import Endpoint
 from strix_validate.tiers import run_each
 from strix_validate.tiny_llama import OTHERS, PROMPT, TOKENS
@@ -29,7 +29,7 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 
 def checks() -> list[Check]:
     return [
-        Check(f"serve/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split()))
+        Check(f"serve/{name}", title_of(body), reason_of(body))
         for name, body in (BODIES | URL_BODIES).items()
     ]
 
