@@ -4,7 +4,8 @@ set -euo pipefail
 # torch's CMake files enable HIP, although nothing is compiled with it. Without these flags clang
 # takes the headers of the machine's own GCC, or finds none, and CMake's check of it fails.
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
-export HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
+HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
+export HIPFLAGS
 export CMAKE_PREFIX_PATH="$PREFIX:$PREFIX/opt/rocm/lib/cmake:$PREFIX/opt/rocm"
 export CMAKE_GENERATOR=Ninja CMAKE_BUILD_TYPE=Release CMAKE_BUILD_PARALLEL_LEVEL="$CPU_COUNT"
 

@@ -4,7 +4,8 @@ set -euo pipefail
 # The activation of rocm-sdk-devel sets compiler, device libraries and gfx1151.
 # CMake reads HIP's flags from here; without them clang takes the headers of the machine's own GCC
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
-export HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
+HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
+export HIPFLAGS
 # setup.py splits it on blanks
 export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_HIP_ARCHITECTURES=gfx1151"
 export CMAKE_BUILD_TYPE=Release VERBOSE=1 VLLM_DISABLE_SCCACHE=1

@@ -3,6 +3,8 @@
    that the library builds without ROCm. With STRIX_HIP_HEADERS AMD's own headers take its place:
    the tests compile every source file both ways and compare all numbers (test_device_abi.py). */
 #pragma once
+/* Several to a line, as tables: clang-format would give each its own. */
+/* clang-format off */
 #ifdef STRIX_HIP_HEADERS
 #include <hip/hip_runtime_api.h>
 #else

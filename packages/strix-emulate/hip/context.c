@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* How many devices there are, which one is a thread's, contexts, and peers. All devices are alike and
-   have the same memory, as if several GPUs were in one APU. */
+/* How many devices there are, which one is a thread's, contexts, and peers. All devices are alike
+   and have the same memory, as if several GPUs were in one APU. */
 #include "device.h"
 #include <stddef.h>
 #include <stdlib.h>
@@ -66,7 +66,9 @@ API(hipCtxSetCurrent)(hipCtx_t context) {
     return hipSuccess;
 }
 API(hipCtxPushCurrent)(hipCtx_t context) { return hipCtxSetCurrent(context); }
-API(hipCtxPopCurrent)(hipCtx_t *context) { return context ? hipCtxGetCurrent(context) : hipSuccess; }
+API(hipCtxPopCurrent)(hipCtx_t *context) {
+    return context ? hipCtxGetCurrent(context) : hipSuccess;
+}
 API(hipCtxGetDevice)(hipDevice_t *device) { return hipGetDevice(device); }
 API(hipCtxSynchronize)(void) {
     ENTER();

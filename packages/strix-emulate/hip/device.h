@@ -91,7 +91,13 @@ hipError_t capture_spoil(struct capture *capture);
 
 /* What a stream is given to do. */
 enum work_kind {
-    WORK_NOTHING, WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_CALL, WORK_RECORD, WORK_GRAPH,
+    WORK_NOTHING,
+    WORK_KERNEL,
+    WORK_COPY,
+    WORK_FILL,
+    WORK_CALL,
+    WORK_RECORD,
+    WORK_GRAPH,
 };
 struct work {
     enum work_kind kind;
@@ -180,7 +186,8 @@ bool graph_depends(hipGraphNode_t node, hipGraphNode_t on);
 bool graph_depend(hipGraphNode_t node, hipGraphNode_t on);
 /* The node's place in the graph; their number: it is not there. */
 size_t graph_index(hipGraph_t graph, hipGraphNode_t node);
-/* Puts nodes behind those that they depend on, and else leaves them as they were; false: a circle. */
+/* Puts nodes behind those that they depend on, and else leaves them as they were; false: a circle.
+ */
 bool graph_sort(hipGraph_t graph);
 hipError_t graph_add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *dependencies,
                      size_t count, struct work *work);

@@ -28,7 +28,10 @@ hipError_t device_leave(hipError_t error) {
 
 void device_fail(hipError_t error) { broken = error; }
 
-static const struct { hipError_t error; const char *name, *text; } errors[] = {
+static const struct {
+    hipError_t error;
+    const char *name, *text;
+} errors[] = {
 #define NAMED(name, text) {name, #name, text}
     NAMED(hipSuccess, "no error"),
     NAMED(hipErrorInvalidValue, "invalid argument"),
@@ -52,15 +55,21 @@ static const struct { hipError_t error; const char *name, *text; } errors[] = {
     NAMED(hipErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
     NAMED(hipErrorPeerAccessNotEnabled, "peer access has not been enabled"),
     NAMED(hipErrorAssert, "device-side assert triggered"),
-    NAMED(hipErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"),
+    NAMED(hipErrorHostMemoryAlreadyRegistered,
+          "part or all of the requested memory range is already mapped"),
     NAMED(hipErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
-    NAMED(hipErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
-    NAMED(hipErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences"),
+    NAMED(hipErrorStreamCaptureInvalidated,
+          "operation failed due to a previous error during capture"),
+    NAMED(hipErrorStreamCaptureMerge,
+          "operation would result in a merge of separate capture sequences"),
     NAMED(hipErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
     NAMED(hipErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
-    NAMED(hipErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream"),
-    NAMED(hipErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
-    NAMED(hipErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"),
+    NAMED(hipErrorStreamCaptureImplicit,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
+    NAMED(hipErrorCapturedEvent,
+          "operation not permitted on an event last recorded in a capturing stream"),
+    NAMED(hipErrorHostMemoryNotRegistered,
+          "pointer does not correspond to a registered memory region"),
     NAMED(hipErrorLaunchFailure, "unspecified launch failure"),
     NAMED(hipErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
     NAMED(hipErrorNotSupported, "operation not supported"),

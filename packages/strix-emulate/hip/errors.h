@@ -18,21 +18,21 @@ void device_fail(hipError_t error);
 /* Refuses what a GPU would do: says so, and no later call succeeds, so that a caller who ignores
    the error does not compute with what was not done. */
 __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format, ...);
-#define ENTER()                                          \
-    do {                                                 \
-        hipError_t error_ = device_enter();              \
-        if (error_) return device_leave(error_);         \
+#define ENTER()                                  \
+    do {                                         \
+        hipError_t error_ = device_enter();      \
+        if (error_) return device_leave(error_); \
     } while (0)
 #define LEAVE(error) return device_leave(error)
-#define REQUIRE(condition, error)                        \
-    do {                                                 \
-        if (!(condition)) return device_leave(error);    \
+#define REQUIRE(condition, error)                     \
+    do {                                              \
+        if (!(condition)) return device_leave(error); \
     } while (0)
 __attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
 
 /* For what needs no memory and no server: the error, remembered. */
 hipError_t device_answer(hipError_t error);
-#define ANSWER(condition, error)                         \
-    do {                                                 \
-        if (!(condition)) return device_answer(error);   \
+#define ANSWER(condition, error)                       \
+    do {                                               \
+        if (!(condition)) return device_answer(error); \
     } while (0)

@@ -39,14 +39,18 @@ API_OF(hipChannelFormatDesc, hipCreateChannelDesc)(int x, int y, int z, int w,
 }
 
 /* As C++ programs of HIP before 4 import them. */
-API_OF(hipError_t, _Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j)
+API_OF(
+    hipError_t,
+    _Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j)
 (hipFunction_t f, uint32_t x, uint32_t y, uint32_t z, uint32_t bx, uint32_t by, uint32_t bz,
  size_t lds, hipStream_t stream, void **values, void **extra, hipEvent_t start, hipEvent_t stop,
  uint32_t flags) {
     return hipExtModuleLaunchKernel(f, x, y, z, bx, by, bz, lds, stream, values, extra, start, stop,
                                     flags);
 }
-API_OF(hipError_t, _Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_)
+API_OF(
+    hipError_t,
+    _Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_)
 (hipFunction_t f, uint32_t x, uint32_t y, uint32_t z, uint32_t bx, uint32_t by, uint32_t bz,
  size_t lds, hipStream_t stream, void **values, void **extra, hipEvent_t start, hipEvent_t stop) {
     return hipExtModuleLaunchKernel(f, x, y, z, bx, by, bz, lds, stream, values, extra, start, stop,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Graphs as data: nodes of work, what they depend on, and the objects that they keep alive. Work may
-   be a graph, so what copies and frees work is here as well. */
+/* Graphs as data: nodes of work, what they depend on, and the objects that they keep alive. Work
+   may be a graph, so what copies and frees work is here as well. */
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
@@ -146,6 +146,6 @@ hipGraph_t graph_clone(hipGraph_t graph) {
     for (size_t i = 0; made && i < graph->count; i++)
         for (size_t k = 0; k < graph->nodes[i]->dependency_count; k++)
             graph_depend(made->nodes[i],
-                           made->nodes[graph_index(graph, graph->nodes[i]->dependencies[k])]);
+                         made->nodes[graph_index(graph, graph->nodes[i]->dependencies[k])]);
     return made;
 }

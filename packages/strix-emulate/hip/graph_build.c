@@ -53,8 +53,8 @@ API(hipGraphAddMemsetNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGrap
                            size_t count, const hipMemsetParams *p) {
     ENTER();
     REQUIRE(p, hipErrorInvalidValue);
-    struct work work = {.kind = WORK_FILL, .fill = {p->dst, p->pitch, p->value, p->elementSize,
-                                                    p->width, p->height}};
+    struct work work = {.kind = WORK_FILL,
+                        .fill = {p->dst, p->pitch, p->value, p->elementSize, p->width, p->height}};
     LEAVE(add(node, graph, after, count, work));
 }
 API(hipGraphAddHostNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
@@ -69,8 +69,8 @@ API(hipGraphAddEmptyNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraph
     ENTER();
     LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_NOTHING}));
 }
-API(hipGraphAddEventRecordNode)(hipGraphNode_t *node, hipGraph_t graph,
-                                const hipGraphNode_t *after, size_t count, hipEvent_t event) {
+API(hipGraphAddEventRecordNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
+                                size_t count, hipEvent_t event) {
     ENTER();
     LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_RECORD, .event = event}));
 }
@@ -92,7 +92,8 @@ API(hipGraphAddDependencies)(hipGraph_t graph, const hipGraphNode_t *from, const
     ENTER();
     REQUIRE(graph_is_valid(graph) && (!count || (from && to)), hipErrorInvalidValue);
     for (size_t i = 0; i < count; i++) {
-        REQUIRE(graph_index(graph, from[i]) < graph->count && graph_index(graph, to[i]) < graph->count,
+        REQUIRE(graph_index(graph, from[i]) < graph->count &&
+                    graph_index(graph, to[i]) < graph->count,
                 hipErrorInvalidValue);
         REQUIRE(graph_depend(to[i], from[i]), hipErrorOutOfMemory);
     }
@@ -108,10 +109,11 @@ API(hipGraphKernelNodeGetParams)(hipGraphNode_t node, hipKernelNodeParams *p) {
     REQUIRE(node->values, hipErrorOutOfMemory);
     for (uint32_t i = 0; i < function->facts.arguments; i++)
         node->values[i] = node->work.kernel.arguments + function->arguments[i].offset;
-    *p = (hipKernelNodeParams){
-        .func = function, .gridDim = {r->grid[0], r->grid[1], r->grid[2]},
-        .blockDim = {r->block[0], r->block[1], r->block[2]}, .sharedMemBytes = r->lds,
-        .kernelParams = node->values};
+    *p = (hipKernelNodeParams){.func = function,
+                               .gridDim = {r->grid[0], r->grid[1], r->grid[2]},
+                               .blockDim = {r->block[0], r->block[1], r->block[2]},
+                               .sharedMemBytes = r->lds,
+                               .kernelParams = node->values};
     LEAVE(hipSuccess);
 }
 hipError_t graph_set_kernel(hipGraphNode_t node, const hipKernelNodeParams *p) {

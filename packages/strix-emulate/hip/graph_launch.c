@@ -18,7 +18,8 @@ static bool is_executable(hipGraphExec_t graph) {
     return graph && g;
 }
 
-API(hipGraphInstantiateWithFlags)(hipGraphExec_t *made, hipGraph_t graph, unsigned long long flags) {
+API(hipGraphInstantiateWithFlags)(hipGraphExec_t *made, hipGraph_t graph,
+                                  unsigned long long flags) {
     (void)flags;
     ENTER();
     REQUIRE(made && graph_is_valid(graph) && graph_sort(graph), hipErrorInvalidValue);

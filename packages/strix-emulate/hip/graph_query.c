@@ -106,8 +106,11 @@ API(hipGraphMemsetNodeGetParams)(hipGraphNode_t node, hipMemsetParams *p) {
     ENTER();
     REQUIRE(p && graph_of(node) && node->work.kind == WORK_FILL, hipErrorInvalidValue);
     const struct work *w = &node->work;
-    *p = (hipMemsetParams){.dst = w->fill.to, .pitch = w->fill.pitch, .value = w->fill.value,
-                           .elementSize = (unsigned)w->fill.element, .width = w->fill.count,
+    *p = (hipMemsetParams){.dst = w->fill.to,
+                           .pitch = w->fill.pitch,
+                           .value = w->fill.value,
+                           .elementSize = (unsigned)w->fill.element,
+                           .width = w->fill.count,
                            .height = w->fill.height};
     LEAVE(hipSuccess);
 }

@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 #define MAGIC "strix-1"
-/* What a handle's 64 bytes hold: an allocation in the pool that is open as `file` in the process. */
+/* What a handle's 64 bytes hold: an allocation in the pool that is open as `file` in the process.
+ */
 struct shared {
     char magic[8];
     int32_t process, file;
@@ -31,8 +32,8 @@ API(hipIpcGetMemHandle)(hipIpcMemHandle_t *handle, void *p) {
     ENTER();
     const struct pool_entry *entry = pool_find(p);
     REQUIRE(handle && entry && entry->kind & (KIND_DEVICE | KIND_MANAGED), hipErrorInvalidValue);
-    struct shared what = {MAGIC, getpid(), pool_file(), entry->offset, entry->size,
-                          (uint64_t)p - POOL_BASE - entry->offset};
+    struct shared what = {MAGIC,         getpid(),    pool_file(),
+                          entry->offset, entry->size, (uint64_t)p - POOL_BASE - entry->offset};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &what, sizeof what);
     LEAVE(hipSuccess);

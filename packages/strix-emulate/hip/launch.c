@@ -11,8 +11,7 @@
 static hipError_t submit(hipFunction_t function, dim3 grid, dim3 block, size_t lds,
                          hipStream_t stream, void **values, void **extra, bool cooperative) {
     struct work work;
-    hipError_t error =
-        module_work(&work, function, grid, block, lds, values, extra, cooperative);
+    hipError_t error = module_work(&work, function, grid, block, lds, values, extra, cooperative);
     return error ? error : work_submit(stream, &work);
 }
 
@@ -92,11 +91,13 @@ API(hipLaunchKernelExC)(const hipLaunchConfig_t *c, const void *host, void **val
 
 static hipError_t attributes(hipFuncAttributes *to, hipFunction_t function) {
     const struct function_reply *facts = &function->facts;
-    *to = (hipFuncAttributes){
-        .binaryVersion = 115, .ptxVersion = 115, .localSizeBytes = facts->scratch,
-        .sharedSizeBytes = facts->lds, .maxThreadsPerBlock = (int)facts->max_threads,
-        .numRegs = (int)facts->vgprs,
-        .maxDynamicSharedSizeBytes = (int)(65536 - facts->lds)};
+    *to = (hipFuncAttributes){.binaryVersion = 115,
+                              .ptxVersion = 115,
+                              .localSizeBytes = facts->scratch,
+                              .sharedSizeBytes = facts->lds,
+                              .maxThreadsPerBlock = (int)facts->max_threads,
+                              .numRegs = (int)facts->vgprs,
+                              .maxDynamicSharedSizeBytes = (int)(65536 - facts->lds)};
     return hipSuccess;
 }
 

@@ -86,8 +86,12 @@ static hipError_t start(void) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return hipErrorNoDevice;
     const char *python = getenv("STRIX_EMULATE_PYTHON");
-    char *arguments[] = {(char *)(python && *python ? python : "python3"), "-m",
-                         "strix_emulate.device.server", "3", "4", NULL};
+    char *arguments[] = {(char *)(python && *python ? python : "python3"),
+                         "-m",
+                         "strix_emulate.device.server",
+                         "3",
+                         "4",
+                         NULL};
     /* without what is preloaded into the client: this library, or a sanitizer's */
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
@@ -103,7 +107,8 @@ static hipError_t start(void) {
     }
     free(environment);
     close(ends[1]);
-    while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR) {}
+    while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR) {
+    }
     connection = ends[0];
     struct hello *hello;
     size_t size;

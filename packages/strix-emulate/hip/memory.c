@@ -184,9 +184,7 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
     case HIP_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = p; break;
     case HIP_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = entry->kind == KIND_MANAGED; break;
     case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)entry->device; break;
-    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        pool_range(p, data, NULL);
-        break;
+    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR: pool_range(p, data, NULL); break;
     case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: pool_range(p, NULL, data); break;
     case HIP_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
     default: LEAVE(device_lacks("attribute %d of pointers", (int)attribute));

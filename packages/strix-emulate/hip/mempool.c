@@ -91,4 +91,6 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
 HINT(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     return (void)pool, (void)attribute, (void)value, hipSuccess;
 }
-HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) { return (void)pool, (void)size, hipSuccess; }
+HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) {
+    return (void)pool, (void)size, hipSuccess;
+}

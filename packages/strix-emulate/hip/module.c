@@ -160,7 +160,7 @@ hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim
     const struct function_reply *facts = &function->facts;
     struct launch_request launch = {
         facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, (uint32_t)lds,
-        cooperative, (uint32_t)device_stack()};
+        cooperative,     (uint32_t)device_stack()};
     *work = (struct work){.kind = WORK_NOTHING};
     if (lds > UINT32_MAX || !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z)
         return hipErrorInvalidConfiguration;
@@ -180,8 +180,7 @@ hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim
             if (error) break;
         }
         if (size && !buffer) error = hipErrorInvalidValue;
-        if (!error && size)
-            memcpy(packed, buffer, size < facts->kernarg ? size : facts->kernarg);
+        if (!error && size) memcpy(packed, buffer, size < facts->kernarg ? size : facts->kernarg);
     } else if (facts->arguments) {
         error = hipErrorInvalidValue;
     }

@@ -52,8 +52,7 @@ hipError_t pool_map(void) {
         return hipErrorNoDevice;
     }
     file = memfd_create("strix-emulate", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (file < 0 || ftruncate(file, (off_t)total) ||
-        fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)) {
+    if (file < 0 || ftruncate(file, (off_t)total) || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)) {
         device_say("no file in memory of %zu bytes: %s", total, strerror(errno));
         return hipErrorNoDevice;
     }
@@ -104,7 +103,8 @@ hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind) {
     peak = used > peak ? used : peak;
     *address = base + start;
     if (!(kind & (KIND_IMAGE | KIND_REGISTERED)) && size <= POISON_LIMIT)
-        for (uint32_t *p = *address; p < (uint32_t *)(base + start + size / 4 * 4); p++) *p = POISON;
+        for (uint32_t *p = *address; p < (uint32_t *)(base + start + size / 4 * 4); p++)
+            *p = POISON;
     return hipSuccess;
 }
 

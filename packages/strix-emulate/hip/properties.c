@@ -66,6 +66,7 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
     ANSWER(value, hipErrorInvalidValue);
     hipError_t error = hipGetDeviceProperties(&p, device);
     if (error) return error;
+    /* clang-format off */
     switch ((int)attribute) {
 #define IS(name, field) case hipDeviceAttribute##name: *value = (int)p.field; break
         IS(EccEnabled, ECCEnabled); IS(AsyncEngineCount, asyncEngineCount);
@@ -93,6 +94,7 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
     case hipDeviceAttributePhysicalMultiProcessorCount: *value = 2 * p.multiProcessorCount; break;
     default: *value = 0; /* a feature that the device does not have, or textures */
     }
+    /* clang-format on */
     return hipSuccess;
 }
 

@@ -17,8 +17,13 @@
 /* PHYSICAL and REGISTERED are reached through views alone: memory that
    hipMemCreate made, and the host's. FOREIGN is another process's. */
 enum pool_kind {
-    KIND_DEVICE = 1, KIND_HOST = 2, KIND_MANAGED = 4, KIND_IMAGE = 8, KIND_PHYSICAL = 16,
-    KIND_REGISTERED = 32, KIND_FOREIGN = 64,
+    KIND_DEVICE = 1,
+    KIND_HOST = 2,
+    KIND_MANAGED = 4,
+    KIND_IMAGE = 8,
+    KIND_PHYSICAL = 16,
+    KIND_REGISTERED = 32,
+    KIND_FOREIGN = 64,
 };
 /* Behind the pool: what processes map of other processes' pools. */
 #define POOL_ROOM (1ull << 40)

@@ -81,7 +81,8 @@ static void add(void **binary, const void *host, const char *name, void *managed
     struct symbol *made = malloc(sizeof *made);
     if (!made || !binary) return;
     device_enter();
-    *made = (struct symbol){host, (struct fat_binary *)binary, strdup(name), *bucket(host), managed};
+    *made =
+        (struct symbol){host, (struct fat_binary *)binary, strdup(name), *bucket(host), managed};
     *bucket(host) = made;
     device_leave(hipSuccess);
 }
@@ -111,19 +112,19 @@ API_OF(void, __hipUnregisterFatBinary)(void **data) {
     device_leave(hipSuccess);
 }
 API_OF(void, __hipRegisterFunction)(void **binary, const void *host, char *name, const char *device,
-                                unsigned limit, void *a, void *b, void *c, void *d, int *e) {
+                                    unsigned limit, void *a, void *b, void *c, void *d, int *e) {
     (void)name, (void)limit, (void)a, (void)b, (void)c, (void)d, (void)e;
     add(binary, host, device, NULL);
 }
 API_OF(void, __hipRegisterVar)(void **binary, void *host, char *name, char *device, int external,
-                           size_t size, int constant, int global) {
+                               size_t size, int constant, int global) {
     (void)name, (void)external, (void)size, (void)constant, (void)global;
     add(binary, host, device, NULL);
 }
 
 /* The host reaches the memory through *pointer, from the program's start on. */
 API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initial, const char *name,
-                                  size_t size, unsigned alignment) {
+                                      size_t size, unsigned alignment) {
     (void)alignment;
     device_enter();
     if (!pool_allocate(pointer, size, KIND_MANAGED)) {

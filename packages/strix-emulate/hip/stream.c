@@ -47,8 +47,8 @@ API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priori
     REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
     hipStream_t made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
-    *made = (struct ihipStream_t){flags, priority, numbers++, streams, NULL, {NULL, 0},
-                                  device_current()};
+    *made = (struct ihipStream_t){flags, priority,  numbers++,       streams,
+                                  NULL,  {NULL, 0}, device_current()};
     *stream = streams = made;
     LEAVE(hipSuccess);
 }
@@ -171,7 +171,8 @@ API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop)
     LEAVE(hipSuccess);
 }
 
-/* Values that streams write and wait for: work is in order, so one that is not there never comes. */
+/* Values that streams write and wait for: work is in order, so one that is not there never comes.
+ */
 static hipError_t write_value(hipStream_t stream, void *p, uint64_t value, size_t size) {
     ENTER();
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Addresses outside of the pool at which bytes of the pool stand as well: pinned memory of the host,
-   and mapped virtual memory. The server reads the table (sorted by address). */
+/* Addresses outside of the pool at which bytes of the pool stand as well: pinned memory of the
+   host, and mapped virtual memory. The server reads the table (sorted by address). */
 #include "device.h"
 #include <string.h>
 #include <sys/mman.h>

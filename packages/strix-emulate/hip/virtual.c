@@ -70,8 +70,8 @@ API(hipMemAddressReserve)(void **address, size_t size, size_t alignment, void *h
     if (alignment < GRANULE) alignment = GRANULE;
     struct reserved *made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
-    char *got = mmap(hint, size + alignment, PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *got =
+        mmap(hint, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) {
         free(made);
         LEAVE(hipErrorOutOfMemory);

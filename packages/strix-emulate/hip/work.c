@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Work that a stream is given: kernels, copies, fills, calls of the host. It is done at once, or noted
-   as a node of a graph while the stream is captured. */
+/* Work that a stream is given: kernels, copies, fills, calls of the host. It is done at once, or
+   noted as a node of a graph while the stream is captured. */
 #include "device.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@ for _rocm_sdk_name in ROCM_PATH HIP_PATH HIP_PLATFORM HIP_CLANG_PATH HIP_DEVICE_
     PYTORCH_ROCM_ARCH CMAKE_PREFIX_PATH PATH HIPCC_COMPILE_FLAGS_APPEND HIPCC_LINK_FLAGS_APPEND
 do
     eval "_rocm_sdk_had=\${_ROCM_SDK_HAD_$_rocm_sdk_name-none}"
-    case "$_rocm_sdk_had" in
+    case "${_rocm_sdk_had:-}" in
         x) eval "export $_rocm_sdk_name=\"\$_ROCM_SDK_OLD_$_rocm_sdk_name\"" ;;
         '') unset "$_rocm_sdk_name" ;;
     esac

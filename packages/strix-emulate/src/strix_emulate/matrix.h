@@ -3,8 +3,7 @@
 // of C and D, a register holds two rows, four with 64 lanes, each in sixteen lanes.
 
 // Whether the other lanes of the registers repeat lanes 0 to 15, as they must.
-static int repeats(const State *w, int first, int registers)
-{
+static int repeats(const State *w, int first, int registers) {
   const long width = lanes(w);
   const uint32_t *x = w->v + first * width * w->n;
   for (long i = 0; i < width * registers * w->n; i += width)
@@ -14,22 +13,21 @@ static int repeats(const State *w, int first, int registers)
 }
 
 // Where a row of C or D lies.
-static inline long row_at(const State *w, int m, long wave)
-{
+static inline long row_at(const State *w, int m, long wave) {
   const int more = (int)w->halves, rows = (1 << more) - 1;  // 2 rows a register, or 4
   return (m >> more) * lanes(w) * w->n + lanes(w) * wave + 16 * (m & rows);
 }
 
 // The sixteen products added one after the other, then C.
-static int wmma(State *w, const Op *o)
-{
+static int wmma(State *w, const Op *o) {
   const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
   const uint32_t *c = w->v + o->source[2].index * row;
   uint32_t *d = w->v + o->target.index * row;
   const int inline_c = o->source[2].file == CONSTANT, shift = 16 * o->half;
   const uint32_t value = (uint32_t)o->source[2].value, keep = 0xffff0000u >> shift;
-  if (!w->full || !repeats(w, o->source[0].index, 8) || !repeats(w, o->source[1].index, 8)) return 1;
+  if (!w->full || !repeats(w, o->source[0].index, 8) || !repeats(w, o->source[1].index, 8))
+    return 1;
   for (long i = 0; i < n; i++) {
     float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
     for (int r = 0; r < 8; r++)
@@ -70,13 +68,13 @@ static int wmma(State *w, const Op *o)
 }
 
 // Of bytes; extended: 1 if those of A are signed, 2 if those of B are.
-static int wmma_iu8(State *w, const Op *o)
-{
+static int wmma_iu8(State *w, const Op *o) {
   const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
   const uint32_t *c = w->v + o->source[2].index * row;
   const int inline_c = o->source[2].file == CONSTANT;
-  if (!w->full || !repeats(w, o->source[0].index, 4) || !repeats(w, o->source[1].index, 4)) return 1;
+  if (!w->full || !repeats(w, o->source[0].index, 4) || !repeats(w, o->source[1].index, 4))
+    return 1;
   for (long i = 0; i < n; i++) {
     int32_t x[16][16], y[16][16], sum[16][16];
     for (int k = 0; k < 16; k++)
@@ -88,13 +86,12 @@ static int wmma_iu8(State *w, const Op *o)
       }
     for (int m = 0; m < 16; m++) {
       const uint32_t *old = c + row_at(w, m, i);
-      for (int l = 0; l < 16; l++) sum[m][l] = inline_c ? (int32_t)o->source[2].value : (int32_t)old[l];
+      for (int l = 0; l < 16; l++)
+        sum[m][l] = inline_c ? (int32_t)o->source[2].value : (int32_t)old[l];
       for (int k = 0; k < 16; k++)
         for (int l = 0; l < 16; l++) sum[m][l] += x[k][m] * y[k][l];
     }
-    for (int m = 0; m < 16; m++)
-      memcpy(w->v + o->target.index * row + row_at(w, m, i), sum[m], 64);
+    for (int m = 0; m < 16; m++) memcpy(w->v + o->target.index * row + row_at(w, m, i), sum[m], 64);
   }
   return 0;
 }
-

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Loads and stores with the race shadow: memory.py and addressing.py, where they find nothing.
 // Tags: order.py. Whether an access tagged old and a later one tagged new may change places.
-static inline int unordered(int64_t old, int64_t new)
-{
+static inline int unordered(int64_t old, int64_t new) {
   if (!old) return 0;
   return old >> 40 != new >> 40 || (old >> 22 >= new >> 22 && ((old ^ new) & 0xff));
 }
 
-static inline int64_t cells(const Memory *m, int size)
-{
+static inline int64_t cells(const Memory *m, int size) {
   const int64_t count = size >> m->shift;
   return count ? count : 1;
 }
 
-static inline int wrote(const Memory *m, int64_t cell, int64_t mark)
-{
+static inline int wrote(const Memory *m, int64_t cell, int64_t mark) {
   return m->written[cell] >> 40 == mark >> 40 && m->writers[cell] >> (mark & 31) & 1;
 }
 
 // The tag of cells after a read by mark; 0 if numpy is to look at it. private: of one workgroup,
 // where it must have been written before.
 static inline int64_t tag_read(int64_t written, int64_t seen, int64_t mark, int mine, int private,
-                               int ordered)
-{
+                               int ordered) {
   if ((private && !written) || (unordered(written, mark) && !mine)) return 0;
   if (!unordered(seen, mark)) return mark;
   if (ordered) return 0;
@@ -31,18 +27,15 @@ static inline int64_t tag_read(int64_t written, int64_t seen, int64_t mark, int 
 }
 
 // Whether all cells from the first on have the first one's tags: most often so.
-static inline int alike(const int64_t *written, const int64_t *read, int64_t count)
-{
+static inline int alike(const int64_t *written, const int64_t *read, int64_t count) {
   int64_t differ = 0;
-  for (int64_t c = 1; c < count; c++)
-    differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
+  for (int64_t c = 1; c < count; c++) differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
   return !differ;
 }
 
 // Notes a load of count cells. 1 if numpy is to look at it.
-static inline __attribute__((always_inline)) int note_load(
-    Memory *m, int64_t first, int64_t count, int64_t mark, int ordered, int private)
-{
+static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t first, int64_t count,
+                                                           int64_t mark, int ordered, int private) {
   int64_t *written = m->written + first, *read = m->read + first;
   if (alike(written, read, count) && !unordered(written[0], mark)) {
     if (read[0] == mark && (written[0] || !private)) return 0;
@@ -60,9 +53,8 @@ static inline __attribute__((always_inline)) int note_load(
 }
 
 // Waves of a workgroup may store the same value to one place. same: whether it stands there.
-static inline __attribute__((always_inline)) int may_store(
-    const Memory *m, int64_t first, int64_t count, int64_t mark, int same)
-{
+static inline __attribute__((always_inline)) int may_store(const Memory *m, int64_t first,
+                                                           int64_t count, int64_t mark, int same) {
   const int64_t *written = m->written + first, *read = m->read + first;
   if (alike(written, read, count)) count = 1;
   for (int64_t c = 0; c < count; c++) {
@@ -72,9 +64,8 @@ static inline __attribute__((always_inline)) int may_store(
   return 1;
 }
 
-static inline __attribute__((always_inline)) int note_store(
-    Memory *m, int64_t first, int64_t count, int64_t mark)
-{
+static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t first, int64_t count,
+                                                            int64_t mark) {
   for (int64_t c = first; c < first + count; c++) {
     const uint32_t others = unordered(m->written[c], mark) ? m->writers[c] : 0;
     m->writers[c] = others | 1u << (mark & 31);
@@ -84,14 +75,15 @@ static inline __attribute__((always_inline)) int note_store(
 }
 
 // With a count that the compiler knows.
-#define BY_COUNT(F, ...) \
-  (count == 1 ? F(m, first, 1, __VA_ARGS__) : count == 2 ? F(m, first, 2, __VA_ARGS__) \
-   : count == 4 ? F(m, first, 4, __VA_ARGS__) : count == 8 ? F(m, first, 8, __VA_ARGS__) \
-   : F(m, first, count, __VA_ARGS__))
+#define BY_COUNT(F, ...)                      \
+  (count == 1   ? F(m, first, 1, __VA_ARGS__) \
+   : count == 2 ? F(m, first, 2, __VA_ARGS__) \
+   : count == 4 ? F(m, first, 4, __VA_ARGS__) \
+   : count == 8 ? F(m, first, 8, __VA_ARGS__) \
+                : F(m, first, count, __VA_ARGS__))
 
 // Offset of a global address, or -1; changing: whether races are possible there.
-static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing)
-{
+static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing) {
   const Range *r = m->ranges + m->last;
   if (address < r->start || address - r->start >= r->size) {
     int64_t low = 0, high = m->range_count;
@@ -112,8 +104,7 @@ static inline int64_t find(Memory *m, uint64_t address, int size, int write, int
 }
 
 // Of a buffer resource: its base address, and how many bytes it has; 1 if it is not raw.
-static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *size)
-{
+static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *size) {
   const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
   *base = s[0] | (uint64_t)(s[w->n] & 0xffff) << 32;
   *size = s[2 * w->n];
@@ -124,8 +115,7 @@ enum { IDLE = -1, OUT = -2 };
 
 // Offsets of all lanes in the memory, IDLE for inactive ones, OUT for those that are out of a
 // buffer's range; 1: numpy is to look at it.
-static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
-{
+static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
   const uint64_t *wide = fetch(w, &o->source[0], w->spare[2], lanes(w));
@@ -137,7 +127,8 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
     at[l] = IDLE;
     if (!w->full && !w->masks[l]) continue;
     if (o->memory == GLOBAL) {
-      uint64_t address = (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
+      uint64_t address =
+          (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
       if (o->resource) {
         if (resource(w, o, wave_of(w, l), &base, &size)) return 1;
         const int64_t within = (int64_t)narrow[l] + o->offset;
@@ -155,7 +146,8 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
     const int64_t row = m->slots[wave_of(w, l)];
     const uint32_t index = narrow[l] + (second ? second[l] : 0);
     // addresses in LDS are of 32 bits
-    const int64_t inside = o->memory == LDS ? index + (uint32_t)o->offset : (int64_t)index + o->offset;
+    const int64_t inside =
+        o->memory == LDS ? index + (uint32_t)o->offset : (int64_t)index + o->offset;
     if (inside < 0 || inside + o->size > m->size) return 1;
     at[l] = inside + m->stride * (o->memory == LDS ? row : row * width + (l & (width - 1)));
     *changing = 1;
@@ -163,8 +155,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing)
   return 0;
 }
 
-static void keep(State *w, const int64_t *at, int64_t *log, int changing)
-{
+static void keep(State *w, const int64_t *at, int64_t *log, int changing) {
   const long width = lanes(w);
   long count = 0;
   if (changing)
@@ -173,8 +164,7 @@ static void keep(State *w, const int64_t *at, int64_t *log, int changing)
   log[0] = count;
 }
 
-static int load(State *w, const Op *o, int64_t *log)
-{
+static int load(State *w, const Op *o, int64_t *log) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
   int64_t *at = (int64_t *)w->spare[0];
@@ -207,8 +197,7 @@ static int load(State *w, const Op *o, int64_t *log)
   return 0;
 }
 
-static int load_scalar(State *w, const Op *o)
-{
+static int load_scalar(State *w, const Op *o) {
   Memory *m = &w->memory[GLOBAL];
   const long n = w->n;
   const uint64_t *base = fetch(w, &o->source[0], w->spare[2], 1);
@@ -231,14 +220,11 @@ static int load_scalar(State *w, const Op *o)
 }
 
 // The bytes that a lane stores.
-static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data)
-{
-  for (int i = 0; i < o->words; i++)
-    data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
+static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data) {
+  for (int i = 0; i < o->words; i++) data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
 }
 
-static int store(State *w, const Op *o, int64_t *log)
-{
+static int store(State *w, const Op *o, int64_t *log) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
   const uint32_t *row = w->v + o->target.index * n;
@@ -253,8 +239,8 @@ static int store(State *w, const Op *o, int64_t *log)
       const int64_t first = at[l] >> m->shift;
       if (at[l] < 0 || BY_COUNT(may_store, w->tags[wave_of(w, l)], 0)) continue;
       data_of(o, row, n, l, data);
-      if (memcmp(m->bytes + at[l], data, o->size)
-          || !may_store(m, first, count, w->tags[wave_of(w, l)], 1))
+      if (memcmp(m->bytes + at[l], data, o->size) ||
+          !may_store(m, first, count, w->tags[wave_of(w, l)], 1))
         return 1;
     }
   }
@@ -275,8 +261,8 @@ static int store(State *w, const Op *o, int64_t *log)
     for (int64_t c = first; c < first + count; c++) {
       if (m->written[c] == w->tags[wave_of(w, l)]) continue;
       data_of(o, row, n, l, data);
-      if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40
-          || memcmp(m->bytes + at[l], data, o->size))
+      if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40 ||
+          memcmp(m->bytes + at[l], data, o->size))
         return 1;
     }
   }

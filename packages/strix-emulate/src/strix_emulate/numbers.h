@@ -5,14 +5,12 @@
 #include <string.h>
 
 // a ? : that compilers do not make a branch of, so that loops become vector code
-static inline uint32_t pick(int chosen, uint32_t a, uint32_t b)
-{
+static inline uint32_t pick(int chosen, uint32_t a, uint32_t b) {
   const uint32_t mask = -(uint32_t)chosen;
   return (a & mask) | (b & ~mask);
 }
 
-static inline float half_value(uint16_t h)
-{
+static inline float half_value(uint16_t h) {
   uint32_t magnitude = h & 0x7fff, denormal = (magnitude << 13) + 0x38800000;
   uint32_t normal = (magnitude << 13) + pick(magnitude >= 0x7c00, 0x70000000, 0x38000000);
   float value;
@@ -25,8 +23,7 @@ static inline float half_value(uint16_t h)
 }
 
 // to nearest even; like numpy, keeps of a NaN the high bits of the fraction, or 1
-static inline uint16_t half_bits(float x)
-{
+static inline uint16_t half_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
   uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -45,8 +42,7 @@ static inline uint16_t half_bits(float x)
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }
 
 // so that another rounding, to half precision, is right
-static inline float to_odd(double x)
-{
+static inline float to_odd(double x) {
   float f = (float)x;
   uint32_t bits;
   memcpy(&bits, &f, 4);
@@ -56,8 +52,12 @@ static inline float to_odd(double x)
   return f;
 }
 
-#define BITS(TO, FROM, D, S) \
-  static inline TO D##_of_##S(FROM x) { TO y; memcpy(&y, &x, sizeof y); return y; }
+#define BITS(TO, FROM, D, S)            \
+  static inline TO D##_of_##S(FROM x) { \
+    TO y;                               \
+    memcpy(&y, &x, sizeof y);           \
+    return y;                           \
+  }
 BITS(float, uint32_t, f, I)
 BITS(float, int32_t, f, i)
 BITS(uint32_t, float, I, f)
@@ -68,8 +68,7 @@ BITS(uint64_t, double, L, d)
 BITS(int64_t, double, l, d)
 
 // nextafter, without branches
-static inline double next_double(double x, double to)
-{
+static inline double next_double(double x, double to) {
   const int up = x < to, still = x == to, nan = (x != x) | (to != to);
   const int64_t step = up == (x > 0) ? 1 : -1;
   int64_t zero = up ? 1 : INT64_MIN + 1, next = l_of_d(x) + step;
@@ -78,7 +77,14 @@ static inline double next_double(double x, double to)
 }
 
 // numpy's frexp in two
-static inline double fraction(double x) { int power; return frexp(x, &power); }
-static inline int power(double x) { int power; frexp(x, &power); return power; }
+static inline double fraction(double x) {
+  int power;
+  return frexp(x, &power);
+}
+static inline int power(double x) {
+  int power;
+  frexp(x, &power);
+  return power;
+}
 
 static inline float bfloat(uint32_t bits) { return f_of_I(bits << 16); }

@@ -14,7 +14,9 @@ struct dim3 {
 #define DEFAULT(value) = value
 extern "C" {
 #else
-typedef struct { unsigned x, y, z; } dim3;
+typedef struct {
+    unsigned x, y, z;
+} dim3;
 #define DEFAULT(value)
 #endif
 typedef int hipError_t;
@@ -50,11 +52,11 @@ hipError_t hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, un
 }
 #endif
 enum { TO_DEVICE = 1, TO_HOST = 2 };
-#define CHECK(call)                                                                   \
-    do {                                                                              \
-        hipError_t error_ = (call);                                                   \
-        if (error_) {                                                                 \
-            printf("line %d: %s: %s\n", __LINE__, #call, hipGetErrorString(error_));  \
-            return 1;                                                                 \
-        }                                                                             \
+#define CHECK(call)                                                                  \
+    do {                                                                             \
+        hipError_t error_ = (call);                                                  \
+        if (error_) {                                                                \
+            printf("line %d: %s: %s\n", __LINE__, #call, hipGetErrorString(error_)); \
+            return 1;                                                                \
+        }                                                                            \
     } while (0)

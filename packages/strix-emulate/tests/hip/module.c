@@ -19,7 +19,10 @@ int main(int count, char **names) {
     CHECK(hipMemcpy(data, a, sizeof a, TO_DEVICE));
     void *values[] = {&data, &data, &data, &n};
     CHECK(hipModuleLaunchKernel(add, 2, 1, 1, 256, 1, 1, 0, NULL, values, NULL));
-    struct { float *a, *b, *c; int n; } packed = {data, data, data, n};
+    struct {
+        float *a, *b, *c;
+        int n;
+    } packed = {data, data, data, n};
     size_t bytes = sizeof packed;
     void *extra[] = {(void *)1, &packed, (void *)2, &bytes, (void *)3};
     CHECK(hipModuleLaunchKernel(add, 2, 1, 1, 256, 1, 1, 0, NULL, NULL, extra));

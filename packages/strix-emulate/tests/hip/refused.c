@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Ignores the error of something that a GPU would do and the emulated device does not: an entry point,
-   or, with a code object and a name as arguments, a kernel. What comes after has to fail. */
+/* Ignores the error of something that a GPU would do and the emulated device does not: an entry
+   point, or, with a code object and a name as arguments, a kernel. What comes after has to fail. */
 #include "hip.h"
 
 hipError_t hipCreateTextureObject(void *, const void *, const void *, const void *);
