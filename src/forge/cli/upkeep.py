@@ -45,6 +45,9 @@ LINTERS = [
     # without the programs that it would call where they are installed: the same findings everywhere
     "actionlint -shellcheck= -pyflakes=",
     "zizmor --offline --no-progress --persona pedantic .github",
+    "shellcheck forge .ci/run bases/**/*.sh recipes/**/*.sh",
+    "clang-format --dry-run --Werror packages/**/*.[ch]",
+    "codespell",
 ]
 
 
@@ -185,11 +188,12 @@ def test(forge: Context, words: Words = None) -> None:
 @command(app)
 def lint(forge: Context) -> None:
     """Lint code, types, workflows and patches. Exit 1 for findings, 3 for a missing linter."""
-    says, codes = ["clean", "findings", "", "not run: not installed"], []
+    says, codes, root = ["clean", "findings", "", "not run: not installed"], [], forge.project.root
     for line in LINTERS:
+        found = (root.glob(word) if "*" in word else [word] for word in line.split())
+        words = [str(path) for paths in found for path in paths]
         try:
-            done = subprocess.run(line.split(), cwd=forge.project.root, check=False)
-            codes.append(1 if done.returncode else 0)
+            codes.append(int(subprocess.run(words, cwd=root, check=False).returncode != 0))
         except FileNotFoundError:
             codes.append(3)
         out.print(f"{line}: {says[codes[-1]]}")
