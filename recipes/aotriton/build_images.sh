@@ -12,4 +12,4 @@ export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
 # LLVM and MLIR allocate so much that another allocator saves a quarter of the CPU time
 LD_PRELOAD=$BUILD_PREFIX/lib/libjemalloc.so.2 \
     python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" --build "$SRC_DIR/build" \
-    --jobs "$CPU_COUNT" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"
+    --jobs "$CPU_COUNT" --arch "$GPU_ARCH" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"

@@ -6,7 +6,7 @@
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
 export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
-export PYTORCH_ROCM_ARCH=gfx1151
+export PYTORCH_ROCM_ARCH="$GPU_ARCH"
 export AOTRITON_INSTALLED_PREFIX="$SRC_DIR/aotriton"
 export PYTORCH_BUILD_VERSION="$TORCH_VERSION" PYTORCH_BUILD_NUMBER=0
 

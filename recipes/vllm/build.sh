@@ -7,7 +7,7 @@ HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 export HIPFLAGS
 # setup.py splits it on blanks
-export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_HIP_ARCHITECTURES=gfx1151"
+export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_HIP_ARCHITECTURES=$PYTORCH_ROCM_ARCH"
 export CMAKE_BUILD_TYPE=Release VERBOSE=1 VLLM_DISABLE_SCCACHE=1
 
 export VLLM_TARGET_DEVICE=rocm

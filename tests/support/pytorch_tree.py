@@ -198,7 +198,8 @@ class Build:
             "CXX": "g++", "CXXFLAGS": "-std=c++17 -O2",
             "LDFLAGS": "-Wl,--as-needed -Wl,-z,now -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
             "CMAKE_ARGS": f"-DCMAKE_FIND_ROOT_PATH={self.prefix};/sysroot -DA=1",
-            "TORCH_VERSION": "2.13.0", "AOTRITON_COMMIT": COMMIT, "REAL_PYTHON": sys.executable,
+            "TORCH_VERSION": "2.13.0", "GPU_ARCH": "gfx1151",
+            "AOTRITON_COMMIT": COMMIT, "REAL_PYTHON": sys.executable,
             "FORGE_CACHE": str(root / "cache"),
         }  # fmt: skip
 

@@ -286,7 +286,7 @@ def test_memory_bounds_the_jobs_of_what_builds_on_torch(
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "CPU_COUNT": "8", "CXX": "g++",
         "PYTHON": str(tmp_path / "python"), "SRC_DIR": str(tmp_path), "PREFIX": str(tmp_path),
-        "PKG_VERSION": "1",
+        "PKG_VERSION": "1", "PYTORCH_ROCM_ARCH": "gfx1151",
     }  # fmt: skip
     command = ["bash", folder / "build.sh"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

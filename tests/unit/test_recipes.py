@@ -182,6 +182,45 @@ def test_packages_name_sources_that_others_can_fetch() -> None:
     assert archive["url"].startswith("https://github.com/aws/")
 
 
+def for_gpu(arch: str) -> RecipeSet:
+    """The recipes with another value of gpu_arch, and no other edit."""
+    return RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge", {"gpu_arch": [arch]}))
+
+
+def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
+    """The GPUs that the rendered outputs of each recipe name, comments and patches' files aside."""
+    found: dict[str, set[str]] = {}
+    for name, recipe in recipes.recipes.items():
+        for data in (output["recipe"] for output in recipes.render(recipe.path, "x")):
+            said = [data["package"]["name"], data["build"]["string"], data["about"]["summary"]]
+            said += data["requirements"].get("run", []) + data["requirements"].get(
+                "run_constraints", []
+            )
+            found.setdefault(name, set()).update(
+                re.findall(r"gfx\d+|__amdgpu_arch ==[\d.]+", str(said))
+            )
+    return found
+
+
+def test_another_gpu_is_one_value_away() -> None:
+    ours, other = names_of_gpu(for_gpu("gfx1151")), names_of_gpu(for_gpu("gfx1150"))
+    assert ours.keys() - other.keys() == {"flash-attn-kernels-gfx1151", "vllm-kernels-gfx1151"}
+    products = {"strix-emulate", "strix-validate"}  # about gfx1151, whatever the channel is for
+    assert {n: v for n, v in other.items() if v and n not in products} == {
+        name: {word.replace("gfx1151", "gfx1150").replace("11.5.1", "11.5.0") for word in words}
+        for name, words in ours.items()
+        if words and name in other and name not in products
+    }
+    assert other["rocm-sdk"] == {"gfx1150", "__amdgpu_arch ==11.5.0"}
+
+
+def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
+    (source,) = [
+        s for s in sources_of(for_gpu("gfx1150").recipes["rocm-sdk"]) if "therock" in s.origin
+    ]
+    assert "gfx1150" in source.origin and set(source.digest) == {"0"}
+
+
 def test_versions_agree(recipes: RecipeSet) -> None:
     """What a reader and a stack are told is what the recipes and variants.yaml say."""
     readme = (CHECKOUT / "README.md").read_text()

@@ -10,7 +10,7 @@ _rocm_sdk_set HIP_PLATFORM amd
 _rocm_sdk_set HIP_CLANG_PATH "$ROCM_PATH/lib/llvm/bin"
 # with ROCM_PATH set, clang defaults to an older second copy (ROCm/TheRock#2708)
 _rocm_sdk_set HIP_DEVICE_LIB_PATH "$ROCM_PATH/lib/llvm/amdgcn/bitcode"
-_rocm_sdk_set PYTORCH_ROCM_ARCH gfx1151
+_rocm_sdk_set PYTORCH_ROCM_ARCH @GPU_ARCH@
 _rocm_sdk_set CMAKE_PREFIX_PATH "$ROCM_PATH/lib/cmake:$ROCM_PATH${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
 _rocm_sdk_set PATH "$ROCM_PATH/bin:$ROCM_PATH/lib/llvm/bin:$PATH"
 # Otherwise the bundled clang finds the host's GCC, whose headers do not match conda's libraries. It
