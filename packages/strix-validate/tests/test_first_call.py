@@ -2,19 +2,21 @@
 """What a model's first call asks Triton for: nothing that the full set of kernels lacks.
 
 Triton's hook before compilation refuses each kernel, so that all are counted and none is compiled.
-Set VLLM_SOURCE to a folder of vLLM's source, with the recipe's patches.
+Set VLLM_SOURCE to a folder of vLLM's source, with the recipe's patches. flash-attn's are counted
+where it is installed, with those of amd-aiter where that is.
 """
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from models import CONFIGS
-from strix_validate import gpu_free, vllm_calls, warm
+from strix_validate import flash, gpu_free, kernel_calls, kernel_packages, vllm_calls, warm
 from strix_validate.vllm_calls import LAYERS, Attention, Batch
 
 pytestmark = pytest.mark.skipif(
@@ -22,6 +24,9 @@ pytestmark = pytest.mark.skipif(
 )
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
 needs_vllm = pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+needs_flash_attn = pytest.mark.skipif(
+    not kernel_packages.has("flash_attn"), reason="flash_attn is not installed"
+)
 #: Of a server's steps: sequences, new tokens of each, and tokens cached before.
 STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
 
@@ -77,6 +82,58 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     calls = [Batch(x, torch.float16, n, 9, 64, source=SOURCE) for x in layers for n in (1, 5, 16)]
     ours = {key for key in needs(calls) if "reshape_and_cache" not in key}
     assert len(ours) == 1
+
+
+def flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iterator:
+    """Of a model's layers: prompts, batches without padding, training and a cache.
+
+    As transformers and others call it, with windows of n, or n - 1, keys to either side, or to the
+    left alone, and the model's scale.
+    """
+    scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
+    for layer in (layer for layer in layers if layer.head_dim <= 256):
+        windows = [(-1, -1)]
+        if (n := layer.window) and kernel_calls.has_aiter():
+            windows = [(n - 1, n - 1), (n, 0), (n, -1)]
+        heads = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
+        for window in windows:
+            more = heads | {"window": window, "scale": scale**-0.5}
+            made = partial(kernel_calls.Planned, model, dtype=dtype)
+            for n, causal in ((1, False), (32, True)):
+                build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **more)
+                yield made(build, gradients=causal)
+            yield made(partial(flash.varlen, lengths_q=(9, 64), lengths_k=(9, 64), **more))
+            for capacity, page in (
+                (4096, 0),
+                (3000, 0),
+                *([(4096, 256)] * kernel_calls.has_aiter()),
+            ):
+                cache = {"capacity": capacity, "length": 1000, "page": page}
+                yield made(partial(kernel_calls.cached, **cache, **more))
+
+
+@pytest.fixture(scope="module")
+def shipped_flash() -> set[str]:
+    return needs(list(kernel_calls.FLASH_SETS["full"]()))
+
+
+@needs_flash_attn
+def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
+    calls = [
+        call
+        for model, config in CONFIGS.items()
+        for call in flash_calls(model, *warm.layers_of(config))
+    ]
+    found = asked(calls)
+    assert all(found)
+    assert not {call.name for call, keys in zip(calls, found, strict=True) if keys - shipped_flash}
+
+
+@needs_flash_attn
+def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
+    """Another head dimension, padded to the same tile."""
+    found = needs(list(flash_calls("Phi-4", [Attention(4, 2, 112)], torch.float16)))
+    assert len(found - shipped_flash) > 3
 
 
 #: Of a model in the table that config.json describes under another name.

@@ -2,8 +2,8 @@
 """Calls whose kernels are shipped or warmed up: of flash-attn and vLLM, by shape.
 
 Triton keys a kernel by what it is compiled for: head dimension, data type, mask and, of integer
-arguments, whether they are 1 or multiples of 16. Neither lengths nor numbers of heads are among
-that, so a call of each kind finds all kernels of its kind.
+arguments, whether they are 1 or multiples of 16. Neither lengths, numbers of heads, scales nor
+windows are among that, so a call of each kind finds all kernels of its kind.
 """
 
 import importlib.util
@@ -22,6 +22,8 @@ from strix_validate.gpu_free import Call
 FP16, BF16 = torch.float16, torch.bfloat16
 #: In tokens, and no multiple of 16.
 ODD = 100
+#: A window of flash-attn's: unbounded.
+_ALL = (-1, -1)
 #: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
 _CAPACITIES = tuple(64 << n for n in range(10))
 
@@ -62,8 +64,9 @@ class Planned:
 
 
 def cached(
-    randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0
-) -> tuple[flash.Call, None]:
+    randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0,
+    window=(-1, -1), scale=None,
+) -> tuple[flash.Call, None]:  # fmt: skip
     """flash_attn_with_kvcache of one sequence. page: tokens of a page, 0 without pages."""
     shape = (capacity // page, page) if page else (1, capacity)
     caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
@@ -73,7 +76,8 @@ def cached(
         tensors |= {name: randn(1, new, kv_heads, head_dim) for name in "kv"}
     if page:
         tensors["block_table"] = torch.arange(shape[0], dtype=torch.int32)[None]
-    return flash.Call("flash_attn_with_kvcache", tensors, {"causal": True}), None
+    options = {"causal": True, "window_size": window, "softmax_scale": scale}
+    return flash.Call("flash_attn_with_kvcache", tensors, options), None
 
 
 def has_aiter() -> bool:
@@ -88,27 +92,24 @@ def flash_calls(
     head_dims: Iterable[int],
     dtypes: Iterable[torch.dtype] = (FP16, BF16),
     trained: Iterable[int] = (),
-    windows: Iterable[int] = (),
-    capacities: Iterable[int] = (ODD,),
+    windowed: bool = False,
+    capacities: Iterable[int] = _CAPACITIES,
 ) -> Iterator[Planned]:
     """Calls of flash-attn for these head dimensions, backward for those that are trained.
 
-    windows: keys to the left that a query sees, itself excluded; only aiter's kernels have them.
-    capacities: of the caches to decode from, in tokens.
+    windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
+    them. capacities: of the caches to decode from, in tokens.
     """
-    windows, capacities = tuple(windows) if has_aiter() else (), tuple(capacities)
+    windows = (_ALL, (70, 70), (70, -1)) if windowed and has_aiter() else (_ALL,)
+    capacities = tuple(capacities)
     for size, dtype in product(head_dims, dtypes):
-        for causal in (False, True):
+        for causal, window in product((False, True), windows):
             plan = partial(_plan, dtype=dtype, gradients=size in trained)
-            mask: dict = {"causal": causal, "head_dim": size}
+            mask: dict = {"causal": causal, "head_dim": size, "window": window}
             yield plan(flash.fixed, seqlen_q=ODD, seqlen_k=ODD, **mask)
             yield plan(flash.varlen, lengths_q=(ODD, 3), lengths_k=(ODD, 3), **mask)
         plan = partial(_plan, dtype=dtype)
-        for window in windows:
-            sees: dict = {"window": (window, window), "causal": True, "head_dim": size}
-            yield plan(flash.fixed, **sees)
-            yield plan(flash.varlen, **sees)
-        for heads, new in product((2, 4), (0, 1)):
+        for heads, new, window in product((2, 4), (0, 1), windows):
             shape: dict = {
                 "heads": heads,
                 "kv_heads": 2,
@@ -116,14 +117,15 @@ def flash_calls(
                 "length": 40,
                 "new": new,
             }
-            yield plan(cached, capacity=ODD, **shape)
+            yield plan(cached, capacity=ODD, window=window, **shape)
             if has_aiter():
-                yield plan(cached, capacity=512, page=256, **shape)
+                yield plan(cached, capacity=512, page=256, window=window, **shape)
         for capacity in capacities:
-            # a number of parts that is a power of two, and one that is none
-            shape = {"heads": 1, "kv_heads": 1, "head_dim": size, "length": 40}
-            yield plan(cached, capacity=capacity, **shape)
-            yield plan(cached, capacity=capacity * 3 // 4, **shape)
+            # numbers of parts that are powers of two, and such that are none: few and many
+            shape = {"kv_heads": 1, "head_dim": size, "length": 40}
+            yield plan(cached, heads=1, capacity=capacity, **shape)
+            yield plan(cached, heads=1, capacity=capacity * 3 // 4, **shape)
+            yield plan(cached, heads=5, capacity=capacity, **shape)
 
 
 def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options) -> Planned:
@@ -132,15 +134,16 @@ def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **opt
     return Planned(name, partial(build, **options), dtype, gradients)
 
 
+#: Of common models, vision encoders among them.
+HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 #: What the packages are made from. sample is enough to test one; core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
     "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(
         flash_calls,
-        (64, 72, 80, 96, 128, 256),
-        trained=(64, 72, 80, 96, 128, 256),
-        windows=(127, 128, 511, 512, 1023, 1024, 2047, 2048, 4095, 4096),
-        capacities=_CAPACITIES,
+        HEAD_DIMS,
+        trained=HEAD_DIMS,
+        windowed=True,
     ),
 }

@@ -153,9 +153,8 @@ def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
     found: dict[str, list[Named]] = {}
     layers, experts, dtype = read_model(model) if model else ([], [], torch.bfloat16)
     if kernel_packages.has("flash_attn"):
-        # callers pass a window of n keys as n or as n - 1 to the left
-        sizes = {layer.window - n for layer in layers if layer.window for n in (0, 1)}
-        own = flash_calls({layer.head_dim for layer in layers}, [dtype], windows=sorted(sizes))
+        sizes, windowed = {layer.head_dim for layer in layers}, any(x.window for x in layers)
+        own = flash_calls(sizes, [dtype], windowed=windowed)
         found["flash-attn"] = list(own if model else FLASH_SETS["core"]())
     try:
         source = vllm_calls.vllm_source.find(vllm)

@@ -37,7 +37,7 @@ SHAPES = (
     Shape("Qwen2.5-0.5B", 14, 2, 64, FP16),
     Shape("Gemma-3-12B", 16, 8, 256, BF16),
     # no package has its kernels
-    Shape("head-dim-160", 8, 8, 160, FP16),
+    Shape("head-dim-112", 8, 8, 112, FP16),
 )
 
 
