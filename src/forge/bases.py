@@ -15,8 +15,8 @@ from packaging.version import InvalidVersion, Version
 from rattler_build import VariantConfig
 
 from forge import network
-from forge.channel.local import HOST_BOUND
-from forge.channel.location import refuse_credentials
+from forge.conda.local import HOST_BOUND
+from forge.conda.location import refuse_credentials
 from forge.errors import ForgeError, redacted
 from forge.project import Project
 
@@ -55,7 +55,7 @@ class Base:
     variants: VariantConfig
     variant_files: list[str]
     overrides: dict[str, list[str]]
-    build_prefix: str
+    base_tag: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
         """What build_recipes is called with, to render and to build: both must be the same."""
@@ -63,7 +63,7 @@ class Base:
             "variant_config": self.variant_files,
             "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
             "ignore_recipe_variants": True,
-            "build_string_prefix": self.build_prefix.rstrip("_") or None,
+            "build_string_prefix": self.base_tag.rstrip("_") or None,
             "build_num": number,
         }
 

@@ -21,8 +21,8 @@ from support.servers import QuietHandler, Revalidating, served
 from support.simple_index import needs_torch
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel.local import HOST_BOUND
-from forge.provenance.package import Package
+from forge.conda.local import HOST_BOUND
+from forge.conda.package import Package
 
 HOST_BASE = CHECKOUT / "build" / "host-base"
 

@@ -18,9 +18,9 @@ from support.project import CHECKOUT, copy_checkout, driver, driver_environment
 from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE
-from forge.build.preflight import unsolvable
-from forge.channel.local import Channel
-from forge.envs.records import Records
+from forge.building.preflight import unsolvable
+from forge.conda.local import Channel
+from forge.envs.repodata import Records
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
 

@@ -22,9 +22,9 @@ from support.conda_packages import file, listed, tar
 from support.servers import served
 from support.small_channel import index, package, workspace
 
+from forge.conda.package import Package
 from forge.errors import ForgeError
 from forge.files import sha256_file
-from forge.provenance.package import Package
 
 STEM = "alpha-1.0-h1234567_0"
 # what rattler installs, and no check may pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.project import MiniProject
 
-from forge.channel.local import Channel
+from forge.conda.local import Channel
 
 
 def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:

@@ -18,11 +18,11 @@ from support.conda_packages import repacked
 from support.project import MiniProject
 
 from forge.cli.publishing import verify_one
+from forge.conda import provenance as records
+from forge.conda.package import Package
+from forge.conda.provenance import statement as record_of
+from forge.conda.provenance import verify
 from forge.files import sha256_file
-from forge.provenance import records
-from forge.provenance.package import Package
-from forge.provenance.records import statement as record_of
-from forge.provenance.records import verify
 
 URL = "http://upstream.invalid/demo-1.0.tar.gz"
 PATCH_NAME = "patches/alpha/0001-more.patch"

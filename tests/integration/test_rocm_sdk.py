@@ -14,8 +14,8 @@ from support import sdk_tree
 from support.project import MiniProject
 from support.recipe_checks import RECIPES, load, run
 
+from forge.conda.package import Package
 from forge.files import sha256_file
-from forge.provenance.package import Package
 
 pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
 RECIPE = RECIPES / "rocm-sdk"

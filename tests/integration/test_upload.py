@@ -92,7 +92,7 @@ SCRIPT = """
 import functools, os, sys
 from pathlib import Path
 from forge.channel import uploads
-from forge.channel.local import Channel
+from forge.conda.local import Channel
 from forge.errors import ForgeError
 url, folder, to = sys.argv[1:]
 prefix = uploads.upload_package_to_prefix

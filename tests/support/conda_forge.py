@@ -27,7 +27,7 @@ from rattler_build import VariantConfig
 from support.project import CHECKOUT
 
 from forge import bases
-from forge.channel import pypi
+from forge.conda import pypi
 from forge.envs.manifest import Platform
 from forge.project import Project
 from forge.recipes.plan import RecipeSet

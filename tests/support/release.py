@@ -17,9 +17,9 @@ from support.project import CHECKOUT, copy_checkout, driver
 from support.stand_in import PYTHON, clean_environment, write_mirrors
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel.local import HOST_BOUND
+from forge.conda.local import HOST_BOUND
+from forge.conda.package import Package
 from forge.envs import cache
-from forge.provenance.package import Package
 
 # What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
 RECIPES = ("flash-attn", "strix-emulate", "strix-validate", "triton")

@@ -12,7 +12,7 @@ from rattler_build import assemble_package
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.envs.manifest import Manifest
-from forge.envs.records import Records
+from forge.envs.repodata import Records
 from forge.envs.workspace import Workspace
 from forge.project import SUBDIRS
 

@@ -31,7 +31,7 @@ from packaging.utils import parse_wheel_filename
 from rattler_build import assemble_package
 from support.project import CHECKOUT
 
-from forge.channel.local import HOST_BOUND, Channel
+from forge.conda.local import HOST_BOUND, Channel
 from forge.files import sha256_file
 from forge.hostbase import wheels
 from forge.sources.cache import PYPI_URL, Source

@@ -20,10 +20,10 @@ from rattler_build import assemble_package
 from support.conda_packages import repacked
 
 from forge.channel import verify
-from forge.channel.local import Channel
-from forge.channel.location import Location
+from forge.conda import provenance as records
+from forge.conda.local import Channel
+from forge.conda.location import Location
 from forge.project import SUBDIRS
-from forge.provenance import records
 
 BUILD = "h1234567_0"
 # the least that rattler-build leaves in a package

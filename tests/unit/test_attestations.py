@@ -20,9 +20,9 @@ from support.static_channel import Source, findings
 
 from forge.bases import PUBLISHED
 from forge.channel import revisions
-from forge.channel.index import load
-from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
+from forge.conda.index import load
+from forge.conda.location import Location
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from forge import bases
 from forge.bases import BaseName
-from forge.channel.local import HOST_BOUND
 from forge.cli.context import Context
 from forge.cli.main import app
+from forge.conda.local import HOST_BOUND
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet

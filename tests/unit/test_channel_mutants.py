@@ -16,14 +16,15 @@ from support.conda_packages import file, link, package, repacked
 from support.mutants import Tally, texts, trees
 from support.static_channel import BUILD, Source, tree, unzstd
 
-from forge.channel import index, pypi, revisions, verify
-from forge.channel.local import Channel, Record
-from forge.channel.location import Location
+from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
+from forge.conda import index, pypi
+from forge.conda import provenance as records
+from forge.conda.local import Channel, Record
+from forge.conda.location import Location
+from forge.conda.package import Package
+from forge.conda.provenance import PREDICATE, STATEMENT
 from forge.errors import ForgeError
-from forge.provenance import records
-from forge.provenance.package import Package
-from forge.provenance.records import PREDICATE, STATEMENT
 
 Property = Callable[[str, object], None]
 ALPHA = f"alpha-1.0-{BUILD}.conda"

@@ -15,9 +15,9 @@ from support.servers import served
 from support.static_channel import BUILD, Source, findings, flip, tree, unzstd
 
 from forge.channel import revisions, verify
-from forge.channel.local import write_index
-from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
+from forge.conda.local import write_index
+from forge.conda.location import Location
 from forge.errors import BuildFailed, ForgeError, redacted
 
 

@@ -18,10 +18,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from forge.bases import BaseName
-from forge.build.display import Display
-from forge.channel.location import Location
+from forge.building.display import Display
 from forge.cli import main
 from forge.cli.context import Context, Maybe, command, takes_context
+from forge.conda.location import Location
 from forge.errors import ForgeError
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from forge import network
 from forge.channel import verify
-from forge.channel.location import Location
 from forge.cli.main import app
+from forge.conda.location import Location
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError, one_line, redacted
 from forge.project import Project

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge.channel import uploads
-from forge.channel.location import Location
 from forge.channel.uploads import ServerChannel, destination
+from forge.conda.location import Location
 from forge.errors import ForgeError
 
 TOKEN = "pfx-s3cr3t-t0k3n-0123456789"

@@ -20,8 +20,8 @@ from support.small_channel import index, package, workspace
 
 from forge import bases
 from forge.channel import verify
-from forge.channel.local import Channel, Record
-from forge.channel.location import Location
+from forge.conda.local import Channel, Record
+from forge.conda.location import Location
 from forge.envs import lockfile
 from forge.envs.workspace import Workspace, require_machine
 from forge.errors import ForgeError, NotAttempted
@@ -104,7 +104,7 @@ def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
     )  # fmt: skip
     path = done.stdout.strip()
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "forge.build.engine", str(job)],
+        [sys.executable, "-P", "-m", "forge.building.engine", str(job)],
         env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr

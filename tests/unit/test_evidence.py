@@ -13,10 +13,10 @@ from strix_validate.checks import State
 from support.project import CHECKOUT
 
 from forge.bases import BaseName
-from forge.build import runner
-from forge.build.preflight import preflight
-from forge.channel.local import Channel
+from forge.building import runner
+from forge.building.preflight import preflight
 from forge.cli.context import Context
+from forge.conda.local import Channel
 
 EVIDENCE = CHECKOUT / "evidence"
 RECORDS = sorted(EVIDENCE.glob("*.json"))

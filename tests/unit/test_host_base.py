@@ -30,8 +30,8 @@ from support.mutants import Tally, texts, trees
 from support.project import CHECKOUT, MiniProject, processes_in
 
 from forge import bases
-from forge.build.jobs import run_job
-from forge.channel.local import Channel
+from forge.building.jobs import run_job
+from forge.conda.local import Channel
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
@@ -319,7 +319,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
 CONVERT = """
 import json, sys
 from pathlib import Path
-from forge.build.jobs import run_job
+from forge.building.jobs import run_job
 from forge.project import Project
 root = Path(sys.argv[1])
 run_job(Project.at(root), 2, lambda _: None, json.loads(sys.argv[2]), root / "log")

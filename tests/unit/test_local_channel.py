@@ -11,7 +11,7 @@ import pytest
 from support.conda_packages import file, package
 from support.static_channel import Source
 
-from forge.channel.local import HOST_BOUND, Channel, Record
+from forge.conda.local import HOST_BOUND, Channel, Record
 from forge.errors import ForgeError
 
 

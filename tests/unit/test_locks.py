@@ -19,7 +19,7 @@ from support.project import CHECKOUT, MiniProject
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.envs.manifest import PLATFORM, Manifest, match_spec
-from forge.envs.records import Records
+from forge.envs.repodata import Records
 from forge.envs.workspace import Workspace
 from forge.errors import BuildFailed, ForgeError
 from forge.files import write_text

@@ -14,7 +14,7 @@ from support.servers import QuietHandler, served
 
 from forge import bases, network
 from forge.bases import CONDA_FORGE, BaseName
-from forge.channel.location import Location
+from forge.conda.location import Location
 from forge.errors import ForgeError
 from forge.project import Project
 

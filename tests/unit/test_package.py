@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rattler_build import assemble_package
 
+from forge.conda import provenance as records
+from forge.conda.package import Package
+from forge.conda.provenance import PREDICATE, STATEMENT, dir_hash, verify
 from forge.errors import BuildFailed, ForgeError
-from forge.provenance import records
-from forge.provenance.package import Package
-from forge.provenance.records import PREDICATE, STATEMENT, dir_hash, verify
 
 
 def package(folder: Path, **files: bytes) -> Path:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.conda_packages import file, package
 
+from forge.conda.package import cache_folder
 from forge.envs import cache
 from forge.files import sha256_file
-from forge.provenance.package import cache_folder
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 import zstandard
 from support.conda_packages import Member, file, link, listed, package, special, tar
 
+from forge.conda.package import Package
 from forge.errors import BuildFailed, ForgeError
-from forge.provenance.package import Package
 
 GOOD = [
     special("lib", tarfile.DIRTYPE),

@@ -11,9 +11,9 @@ from support.project import CHECKOUT, MiniProject
 
 from forge import bases
 from forge.bases import BaseName
-from forge.build.runner import Result, skipped, table
-from forge.channel.local import Channel, Record
+from forge.building.runner import Result, skipped, table
 from forge.cli.context import Context
+from forge.conda.local import Channel, Record
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project

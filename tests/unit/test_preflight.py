@@ -13,8 +13,8 @@ from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
-from forge.build import preflight
-from forge.build.runner import BUILT, CURRENT, FAILED, FETCHED, Builder, Result, _time_left
+from forge.building import preflight
+from forge.building.runner import BUILT, CURRENT, FAILED, FETCHED, Builder, Result, _time_left
 from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.project import Project

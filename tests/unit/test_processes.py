@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge import processes
-from forge.build import jobs
+from forge.building import jobs
 from forge.errors import BuildFailed
 from forge.processes import SESSION, kill_leftovers, left_behind, max_jobs
 from forge.project import Project

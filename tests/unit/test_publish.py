@@ -15,8 +15,8 @@ from support.static_channel import BUILD, Source, findings, lock_of, solve, tree
 from forge.channel import gate, uploads
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
+from forge.conda import provenance as records
 from forge.errors import BuildFailed, ForgeError
-from forge.provenance import records
 
 
 def test_folder(source: Source, target: Path) -> None:

@@ -12,8 +12,8 @@ from support.static_channel import Source, findings, view
 
 from forge.channel import publish as static
 from forge.channel import verify
-from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
+from forge.conda.location import Location
 
 
 class Killed(BaseException):

@@ -12,8 +12,8 @@ from support.mutants import Tally, texts, trees
 from support.project import MiniProject
 
 from forge import bases
-from forge.build.runner import _reason_file, skipped
-from forge.channel.local import Channel
+from forge.building.runner import _reason_file, skipped
+from forge.conda.local import Channel
 from forge.project import Project
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import purls_of, sources_of

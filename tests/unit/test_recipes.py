@@ -16,8 +16,8 @@ from support.plain_rendering import plain
 from support.project import CHECKOUT
 
 from forge import bases
-from forge.channel import pypi
-from forge.channel.local import CONTENT_HASH
+from forge.conda import pypi
+from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import package_name, sources_of
@@ -42,7 +42,7 @@ def test_renders(recipes: RecipeSet, name: str) -> None:
         assert data["about"]["license"] and data["about"]["license_file"]
         assert data["tests"], "a package without a test"
         assert CONTENT_HASH.search(data["build"]["string"])
-        assert data["build"]["string"].startswith(recipes.base.build_prefix)
+        assert data["build"]["string"].startswith(recipes.base.base_tag)
     for source in sources_of(recipe):
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
 

@@ -11,10 +11,11 @@ import pytest
 from support.servers import QuietHandler, served
 from support.static_channel import Source, findings, solve, tree, unzstd
 
-from forge.channel import pypi, revisions, serving, verify
-from forge.channel.index import is_of
-from forge.channel.location import Location
+from forge.channel import revisions, serving, verify
 from forge.channel.publish import StaticChannel
+from forge.conda import pypi
+from forge.conda.index import is_of
+from forge.conda.location import Location
 from forge.errors import ForgeError, Refused
 
 NAMES: pypi.Names = {"alpha": "torch", "beta": None}

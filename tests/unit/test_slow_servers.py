@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from forge import network
 from forge.channel import serving
-from forge.channel.location import Location
 from forge.cli.main import app
+from forge.conda.location import Location
 from forge.errors import ForgeError, NotAttempted
 from forge.project import Project
 from forge.sources.cache import Source, SourceCache

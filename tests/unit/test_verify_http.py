@@ -11,8 +11,8 @@ from support.servers import QuietHandler, served
 from support.static_channel import Source, findings, flip, lock_of
 
 from forge.channel import verify
-from forge.channel.location import Location
 from forge.channel.publish import StaticChannel
+from forge.conda.location import Location
 from forge.errors import ForgeError, NotAttempted
 
 ALPHA = "noarch/alpha-1.0-h1234567_0.conda"

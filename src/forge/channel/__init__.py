@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Channels: the local one, what may be published, the published ones, and their verification."""
+"""The published channel: a folder that any static web server serves, or a server's.
+
+This is its public face; nothing outside imports its parts.
+"""
+
+from forge.channel.publish import StaticChannel
+from forge.channel.revisions import address, require_newer
+from forge.channel.revisions import read as read_log
+from forge.channel.uploads import FORMS, ServerChannel, destination
+from forge.channel.verify import channel as verify_channel
+
+__all__ = [
+    "FORMS", "ServerChannel", "StaticChannel", "address", "destination", "read_log",
+    "require_newer", "verify_channel",
+]  # fmt: skip

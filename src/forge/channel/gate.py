@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Set
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from forge.channel.local import HOST_BOUND, Channel, Record
+from forge.conda import provenance
+from forge.conda.local import HOST_BOUND, Channel, Record
+from forge.conda.package import Package
 from forge.errors import ForgeError
 from forge.files import sha256_file
-from forge.provenance import records as provenance
-from forge.provenance.package import Package
 
 LICENSES = "licenses/"
 GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries under it

@@ -16,16 +16,17 @@ from typing import Any
 import zstandard
 from rattler_build import assemble_package
 
-from forge.channel import attestations, gate, pypi, revisions, serving, verify
-from forge.channel.index import load
-from forge.channel.local import Channel, Record, write_index
-from forge.channel.location import Location
+from forge.channel import gate, revisions, serving, verify
 from forge.channel.revisions import Revision
+from forge.conda import attestations, pypi
+from forge.conda.index import load
+from forge.conda.local import Channel, Record, write_index
+from forge.conda.location import Location
+from forge.conda.provenance import RECORD
 from forge.errors import BuildFailed, ForgeError
 from forge.files import sha256_file, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
-from forge.provenance.records import RECORD
 
 # A yanked package depends on what no channel has, as conda-index does it, so that solvers which
 # do not know `removed` avoid it too.

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from forge.channel.index import FILE
-from forge.channel.location import Location
+from forge.conda.index import FILE
+from forge.conda.location import Location
 from forge.errors import ForgeError, Refused
 from forge.files import read_text, write_text
 from forge.project import SUBDIRS

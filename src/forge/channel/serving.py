@@ -7,9 +7,9 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from forge import network
-from forge.channel.location import Location
-from forge.channel.pypi import FILE
 from forge.channel.revisions import LOG
+from forge.conda.location import Location
+from forge.conda.pypi import FILE
 from forge.errors import NotAttempted
 from forge.project import SUBDIRS
 from forge.sources.download import Downloader, HTTPError

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from rattler_build import upload_package_to_anaconda, upload_package_to_prefix
 
 from forge.channel import gate, verify
-from forge.channel.local import Channel
-from forge.channel.location import Location, refuse_credentials
+from forge.conda.local import Channel
+from forge.conda.location import Location, refuse_credentials
 from forge.errors import BuildFailed, ForgeError
 
 FORMS = "a folder, https://prefix.dev/CHANNEL or https://anaconda.org/OWNER"

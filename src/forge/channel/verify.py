@@ -9,14 +9,15 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from forge.channel import attestations, pypi, revisions, serving
-from forge.channel.index import PACKAGES, SHARDS, fault, foreign, load, parse, records, root_of
-from forge.channel.location import Location
+from forge.channel import revisions, serving
+from forge.conda import attestations, pypi
+from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records, root_of
+from forge.conda.location import Location
+from forge.conda.package import Package
 from forge.envs import lockfile
 from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
-from forge.provenance.package import Package
 
 # What decides a solve and an installation; every form of the index has these fields.
 ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size", "purls",

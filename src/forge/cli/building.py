@@ -10,11 +10,11 @@ import typer
 from typer import Option
 
 from forge import bases
-from forge.build import runner
-from forge.build.preflight import preflight, unsolvable
-from forge.build.runner import FAILED, NOT_ATTEMPTED, Result
-from forge.channel.local import Record
+from forge.building import runner
+from forge.building.preflight import preflight, unsolvable
+from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
+from forge.conda.local import Record
 from forge.errors import ForgeError, NotAttempted, redacted
 from forge.files import sha256_file
 from forge.recipes.plan import BUILD, SKIPPED, Step
@@ -34,7 +34,7 @@ Dependents = Annotated[bool, Option("--with-dependents", help="Build their depen
 
 
 def run_build(
-    forge: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
+    ctx: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
     rebuild: bool = False, with_dependents: bool = False, lenient: bool = False,
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
@@ -42,75 +42,75 @@ def run_build(
     Before anything is fetched, raises NotAttempted if conda-forge lacks something, and ForgeError
     if the machine is too small, unless `even_so`.
     """
-    forge = replace(forge, keep_going=keep_going)
-    wanted = forge.select(packages)
-    wanted = forge.recipes.dependents(wanted) if with_dependents else wanted
-    with forge.project.lock():
-        forge.channel.reconcile()
-        forge.channel.require_base(forge.base.build_prefix)
-        needed = forge.recipes.dependencies(wanted)
-        steps = forge.recipes.plan(forge.channel, frozenset(wanted if rebuild else ()))
+    ctx = replace(ctx, keep_going=keep_going)
+    wanted = ctx.select(packages)
+    wanted = ctx.recipes.dependents(wanted) if with_dependents else wanted
+    with ctx.project.lock():
+        ctx.channel.reconcile()
+        ctx.channel.require_base(ctx.base.base_tag)
+        needed = ctx.recipes.dependencies(wanted)
+        steps = ctx.recipes.plan(ctx.channel, frozenset(wanted if rebuild else ()))
         steps = [step for step in steps if step.recipe.name in needed]
-        if (missing := not_there(forge, steps)) and not even_so:
+        if (missing := not_there(ctx, steps)) and not even_so:
             raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
-        if (lacks := print_costs(forge, steps)) and not even_so:
+        if (lacks := print_costs(ctx, steps)) and not even_so:
             advice = "Make room, name fewer packages, or try it --even-so"
             raise ForgeError(f"not started: this needs {lacks}. {advice}")
-        builder = forge.builder(form)
+        builder = ctx.builder(form)
         with builder.display:
-            results = builder.run(forge.recipes, steps, keep_going)
-    report(forge, results, wanted, lenient and forge.hostbase is not None)
+            results = builder.run(ctx.recipes, steps, keep_going)
+    report(ctx, results, wanted, lenient and ctx.hostbase is not None)
 
 
-def print_costs(forge: Context, steps: list[Step]) -> str:
+def print_costs(ctx: Context, steps: list[Step]) -> str:
     """Print what building the steps costs; returns what this machine lacks, or nothing."""
-    skipped = runner.skipped(forge.project, forge.recipes, steps, last_run=False)
+    skipped = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False)
     names = [s.recipe.name for s in steps if s.action == BUILD and s.recipe.name not in skipped]
-    if names and forge.hostbase and not forge.hostbase.is_current():
+    if names and ctx.hostbase and not ctx.hostbase.is_current():
         out.print("host base: would be made first")
         names.insert(0, "host base")
-    lines, lacks = preflight(forge.project, forge.base, names)
+    lines, lacks = preflight(ctx.project, ctx.base, names)
     for line in lines:
         out.print(line)
     return lacks
 
 
-def not_there(forge: Context, steps: list[Step]) -> str:
+def not_there(ctx: Context, steps: list[Step]) -> str:
     """What conda-forge lacks of what the steps need, in a line, if it is their base and answers."""
-    if forge.hostbase or not any(step.action == BUILD for step in steps):
+    if ctx.hostbase or not any(step.action == BUILD for step in steps):
         return ""
     why = bases.unanswered()
     if not why:
         try:
-            return unsolvable(forge.recipes, steps)
+            return unsolvable(ctx.recipes, steps)
         except Exception as error:  # the bindings have many
             why = redacted(error)
     err.print(f"whether conda-forge has all that is needed is not known: {why}")
     return ""
 
 
-def report(forge: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
+def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
     """Print the closing table and what was not attempted, and exit.
 
     With 1 if one failed, and 3 if a wanted one was not attempted, unless `lenient`.
     """
     for line in runner.table(results):
         out.print(line)
-    if forge.project.logs.is_dir():
-        out.print(f"logs: {forge.project.logs}")
+    if ctx.project.logs.is_dir():
+        out.print(f"logs: {ctx.project.logs}")
     skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}
     for name, detail in skipped.items():
         err.print(f"not attempted: {name}: {detail}")
-    for name, reason in forge.recipes.broken.items():
+    for name, reason in ctx.recipes.broken.items():
         err.print(f"failed: {name}: {reason}")
-    if forge.recipes.broken or any(result.state == FAILED for result in results):
+    if ctx.recipes.broken or any(result.state == FAILED for result in results):
         raise typer.Exit(1)
     raise typer.Exit(3 if skipped.keys() & wanted and not lenient else 0)
 
 
 @command(app)
 def build_all(
-    forge: Context,
+    ctx: Context,
     keep_going: KeepGoing = False,
     even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
@@ -121,12 +121,12 @@ def build_all(
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
-    run_build(forge, None, keep_going, even_so, form, lenient=not strict)
+    run_build(ctx, None, keep_going, even_so, form, lenient=not strict)
 
 
 @command(app)
 def build(
-    forge: Context,
+    ctx: Context,
     packages: Packages,
     with_dependents: Dependents = False,
     keep_going: KeepGoing = False,
@@ -134,60 +134,60 @@ def build(
     form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages and their dependencies, where they are not up to date."""
-    run_build(forge, packages, keep_going, even_so, form, with_dependents=with_dependents)
+    run_build(ctx, packages, keep_going, even_so, form, with_dependents=with_dependents)
 
 
 @command(app)
 def rebuild(
-    forge: Context,
+    ctx: Context,
     packages: Packages,
     keep_going: KeepGoing = False,
     even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
 ) -> None:
     """Build the named packages again, up to date or not, under the next build number."""
-    run_build(forge, packages, keep_going, even_so, form, rebuild=True)
+    run_build(ctx, packages, keep_going, even_so, form, rebuild=True)
 
 
 @command(app)
-def test_packages(forge: Context, packages: Maybe = None) -> None:
+def test_packages(ctx: Context, packages: Maybe = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
-    wanted = forge.select(packages)
-    with forge.project.lock():
-        builder = forge.builder()
-        steps = [s for s in forge.recipes.plan(forge.channel) if s.recipe.name in wanted]
+    wanted = ctx.select(packages)
+    with ctx.project.lock():
+        builder = ctx.builder()
+        steps = [s for s in ctx.recipes.plan(ctx.channel) if s.recipe.name in wanted]
         with builder.display:
             results = builder.test_packages(steps)
-    report(forge, results, wanted, lenient=packages is None and bool(forge.hostbase))
+    report(ctx, results, wanted, lenient=packages is None and bool(ctx.hostbase))
 
 
 @command(app)
-def plan(forge: Context, as_json: Json = False) -> None:
+def plan(ctx: Context, as_json: Json = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
     Skipped is what the last run could not attempt, or what needs something that the base does not
     provide; the next run tries again. Exit 3 if conda-forge, asked, lacks what is needed.
     """
-    steps = forge.recipes.plan(forge.channel)
-    rows = list(plan_rows(forge, steps))
+    steps = ctx.recipes.plan(ctx.channel)
+    rows = list(plan_rows(ctx, steps))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
             out.print(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
-    for name in forge.recipes.provided:
-        out.print(f"   provided   {name}: by the {forge.base.name} base")
-    if lacks := print_costs(forge, steps):
+    for name in ctx.recipes.provided:
+        out.print(f"   provided   {name}: by the {ctx.base.name} base")
+    if lacks := print_costs(ctx, steps):
         out.print(f"a build would not start: it needs {lacks}")
-    if missing := not_there(forge, steps):
+    if missing := not_there(ctx, steps):
         out.print(f"a build would not start: {missing}")
         raise typer.Exit(3)
 
 
-def plan_rows(forge: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
+def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
     """One row per recipe, in build order."""
-    skipped = runner.skipped(forge.project, forge.recipes, steps)
+    skipped = runner.skipped(ctx.project, ctx.recipes, steps)
     for step in steps:
         name = step.recipe.name
         yield {
@@ -196,25 +196,25 @@ def plan_rows(forge: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
             "reason": skipped.get(name, step.reason),
             "version": step.recipe.version,
             "outputs": [output.dist for output in step.outputs],
-            "needs": sorted(forge.recipes.direct_needs(name)),
+            "needs": sorted(ctx.recipes.direct_needs(name)),
             "requirements": step.recipe.requirements,
             "sources": [{"origin": s.origin, s.kind: s.digest} for s in sources_of(step.recipe)],
         }
 
 
 @command(app)
-def status(forge: Context, as_json: Json = False) -> None:
+def status(ctx: Context, as_json: Json = False) -> None:
     """List every package: version, build string, state on this base, file, sha256, size."""
-    rows = [row for step in forge.recipes.plan(forge.channel) for row in status_rows(forge, step)]
+    rows = [row for step in ctx.recipes.plan(ctx.channel) for row in status_rows(ctx, step)]
     if as_json:
-        print(json.dumps({"base": forge.base.name, "packages": rows}, indent=2))
+        print(json.dumps({"base": ctx.base.name, "packages": rows}, indent=2))
         return
     for row in rows:
         details = f", {row['size']} bytes, sha256 {row['sha256']}" if row["sha256"] else ""
         out.print(f"{row['name']} {row['version']} {row['build']}: {row['state']}{details}")
 
 
-def status_rows(forge: Context, step: Step) -> Iterator[dict[str, Any]]:
+def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:
     """One row per output. `state`: built, outdated, not built, or damaged (differs from index)."""
     for output in step.outputs:
         row: dict[str, Any] = {"recipe": step.recipe.name, "name": output.name}
@@ -222,7 +222,7 @@ def status_rows(forge: Context, step: Step) -> Iterator[dict[str, Any]]:
         row |= {"state": "outdated" if step.superseded else "not built"}
         row |= dict.fromkeys(("file", "sha256", "size"))
         if isinstance(output, Record):
-            file = forge.channel.path(output)
+            file = ctx.channel.path(output)
             if file.exists():
                 row |= {"sha256": sha256_file(file), "size": file.stat().st_size}
             row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"

@@ -17,13 +17,13 @@ from typer import Argument, Option
 
 from forge import bases
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
-from forge.build.display import Display
-from forge.build.runner import Builder
-from forge.channel import revisions
-from forge.channel.local import Channel
-from forge.channel.location import Location
+from forge.building.display import Display
+from forge.building.runner import Builder
+from forge.channel import require_newer
+from forge.conda.local import Channel
+from forge.conda.location import Location
 from forge.envs.manifest import Manifest
-from forge.envs.records import Records
+from forge.envs.repodata import Records
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
@@ -124,7 +124,7 @@ class Context:
     def remember(self, channel: str | None, older: bool) -> None:
         """Raise Refused for a served channel that has lost revisions, unless `older` is taken."""
         if channel and not (location := Location(channel)).folder:
-            revisions.require_newer(location, self.project.build / "revisions-seen.json", older)
+            require_newer(location, self.project.build / "revisions-seen.json", older)
 
     def build_tools(self, records: Path | None = None) -> Workspace:
         """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
@@ -156,10 +156,10 @@ def takes_context(function: Callable[..., None]) -> Callable[..., None]:
     def run(
         context: typer.Context, base: Base, output: Output, variant: Variants, **own: Any
     ) -> None:
-        forge = context.obj or Context()
-        variants = [*forge.variants, *(variant or ())]
-        base, output = base or forge.base_name, output or forge.output
-        context.obj = replace(forge, base_name=base, output=output, variants=variants)
+        ctx = context.obj or Context()
+        variants = [*ctx.variants, *(variant or ())]
+        base, output = base or ctx.base_name, output or ctx.output
+        context.obj = replace(ctx, base_name=base, output=output, variants=variants)
         function(context.obj, **own)
 
     *shared, _ = inspect.signature(run, eval_str=True).parameters.values()

@@ -18,7 +18,7 @@ import typer
 from typer import Option
 from typer.core import TyperArgument
 
-from forge.build.display import Display
+from forge.building.display import Display
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, takes_context
 from forge.errors import ForgeError, one_line, redacted
@@ -41,7 +41,7 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors a
 
 @app.callback()
 @takes_context
-def options(forge: Context, verbose: Verbose = False, quiet: Quiet = False) -> None:
+def options(ctx: Context, verbose: Verbose = False, quiet: Quiet = False) -> None:
     """Build, lock, install and check the strix-forge packages."""
     Display.verbosity = verbose - quiet
 

@@ -8,14 +8,12 @@ import typer
 from rattler import Version
 from typer import Argument, Option
 
-from forge.channel import revisions
-from forge.channel import verify as verifying
-from forge.channel.location import Location
-from forge.channel.publish import StaticChannel
-from forge.channel.uploads import FORMS, ServerChannel, destination
+from forge import channel as published
+from forge.channel import FORMS, ServerChannel, StaticChannel, destination
 from forge.cli.context import Context, closing, command, out
+from forge.conda import provenance as records
+from forge.conda.location import Location
 from forge.errors import ForgeError, NotAttempted
-from forge.provenance import records
 
 app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
@@ -40,29 +38,29 @@ Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in
 
 
 @command(app)
-def publish(forge: Context, to: To, url: Served = "") -> None:
+def publish(ctx: Context, to: To, url: Served = "") -> None:
     """Publish all packages of the channel, or none."""
     target = destination(to)
-    with forge.project.lock():
+    with ctx.project.lock():
         if not isinstance(target, ServerChannel):
             if url and Location(url).folder:
                 raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
             channel = StaticChannel(target)
-            revision = channel.publish(forge.channel, url=url)
+            revision = channel.publish(ctx.channel, url=url)
             out.print(f"{target}: {revision or 'nothing new'}")
-            if not revisions.address(channel.location):
+            if not published.address(channel.location):
                 out.print(
                     "conda's classic solver cannot use the revisions as channels without --url"
                 )
         elif url:
             raise ForgeError("--url is for a folder; a server has its own")
         else:
-            sent, count = target.publish(forge.channel)
+            sent, count = target.publish(ctx.channel)
             out.print(f"{sent} packages uploaded, {count} in {to}")
 
 
 @command(channel_app, "yank")
-def yank_builds(forge: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
+def yank_builds(ctx: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
     channel = StaticChannel(folder.resolve())
     revision = channel.publish(None, *((), builds) if restore else (builds,))
@@ -70,9 +68,9 @@ def yank_builds(forge: Context, folder: Folder, builds: Builds, restore: Restore
 
 
 @command(channel_app)
-def log(forge: Context, channel: Where) -> None:
+def log(ctx: Context, channel: Where) -> None:
     """Print the revisions of a published channel, newest first."""
-    entries = revisions.read(Location(channel))
+    entries = published.read_log(Location(channel))
     if not entries:
         raise ForgeError(f"{channel} has no revisions: it is not a channel that forge publish made")
     for entry in reversed(entries):
@@ -83,13 +81,13 @@ def log(forge: Context, channel: Where) -> None:
 
 
 @command(channel_app, "verify")
-def verify_channel(forge: Context, channel: Where, locks: Locks = None, url: Url = None) -> None:
+def verify_channel(ctx: Context, channel: Where, locks: Locks = None, url: Url = None) -> None:
     """Hold every file against its record, and every form of the index against the others.
 
     Exit 1 with each finding on a line. Over HTTP every package is downloaded and none is kept.
     """
     location = Location(channel)
-    index, findings = verifying.channel(location, locks or [], url)
+    index, findings = published.verify_channel(location, locks or [], url)
     for finding in findings:
         out.print(finding)
     orphans = "" if location.folder else "; a web server does not list files that are not indexed"
@@ -98,22 +96,22 @@ def verify_channel(forge: Context, channel: Where, locks: Locks = None, url: Url
 
 
 @command(app)
-def provenance(forge: Context, package: Package) -> None:
+def provenance(ctx: Context, package: Package) -> None:
     """Print the provenance of a package: an in-toto Statement with SLSA provenance."""
-    found = forge.channel.records()
+    found = ctx.channel.records()
     builds = [record for record in found if record.name == package]
     if not builds:
         names = ", ".join(sorted({record.name for record in found})) or "none"
-        raise ForgeError(f"no package {package} in {forge.channel.folder}; there are: {names}")
+        raise ForgeError(f"no package {package} in {ctx.channel.folder}; there are: {names}")
     dist = max(builds, key=lambda record: (Version(record.version), record.number)).dist
-    file = forge.channel.folder / "forge" / f"{dist}{records.RECORD}"
+    file = ctx.channel.folder / "forge" / f"{dist}{records.RECORD}"
     if not file.exists():
         raise NotAttempted(f"{file} does not exist; forge rebuild {package} makes one")
     print(file.read_text(), end="")
 
 
 @command(app)
-def verify(forge: Context, files: Files, record: Own = None) -> None:
+def verify(ctx: Context, files: Files, record: Own = None) -> None:
     """Check package files against their provenance and against themselves, without a network.
 
     Exit 1 for any difference, 3 where there is no provenance: then only the files inside a

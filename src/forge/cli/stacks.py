@@ -31,7 +31,7 @@ Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.
 
 @command(app)
 def lock(
-    forge: Context,
+    ctx: Context,
     stack: Name = None,
     root: Root = False,
     channel: Served = None,
@@ -53,19 +53,19 @@ def lock(
         raise ForgeError("--update is for --root: a stack is solved anew each time")
     left_out: set[str] = set()
     if stack:
-        forge = replace(forge, base_name=BaseName.CONDA_FORGE) if records else forge
-        chosen = forge.stack(stack, channel, records)
-        forge.remember(channel, older)
-        if not channel and not forge.channel.is_indexed():
-            with forge.project.lock():
-                forge.channel.reconcile()
-        if forge.hostbase:
-            unbuilt = set(forge.recipes.owner) - chosen.package_names(PUBLISHED)
+        ctx = replace(ctx, base_name=BaseName.CONDA_FORGE) if records else ctx
+        chosen = ctx.stack(stack, channel, records)
+        ctx.remember(channel, older)
+        if not channel and not ctx.channel.is_indexed():
+            with ctx.project.lock():
+                ctx.channel.reconcile()
+        if ctx.hostbase:
+            unbuilt = set(ctx.recipes.owner) - chosen.package_names(PUBLISHED)
             for wanted in chosen.manifest.environments().values():
                 left_out |= unbuilt.intersection(spec.split()[0] for spec in wanted.specs)
             chosen = replace(chosen, manifest=replace(chosen.manifest, without=left_out))
     else:
-        chosen = forge.build_tools(None if check else records or known_records(forge))
+        chosen = ctx.build_tools(None if check else records or known_records(ctx))
     if check:
         problems = chosen.outdated()
         for problem in problems:
@@ -82,18 +82,18 @@ def lock(
     out.print(f"{chosen.lock_file}: {'unchanged' if same else 'written'}")
 
 
-def known_records(forge: Context) -> Path | None:
+def known_records(ctx: Context) -> Path | None:
     """The checkout's own conda-forge records; None where conda-forge itself can be asked."""
-    if bases.choose(forge.base_name)[0] == BaseName.CONDA_FORGE:
+    if bases.choose(ctx.base_name)[0] == BaseName.CONDA_FORGE:
         return None
-    folder = forge.project.root / "tests" / "data" / "conda-forge"
+    folder = ctx.project.root / "tests" / "data" / "conda-forge"
     out.print(f"conda-forge is unreachable or not requested: solving from the records in {folder}")
     return folder
 
 
 @command(app)
 def install(
-    forge: Context,
+    ctx: Context,
     stack: str,
     environment: Environment = "default",
     channel: Served = None,
@@ -103,8 +103,8 @@ def install(
 
     With --channel that is the lock beside its manifest; without, the one in build/stacks.
     """
-    chosen = forge.stack(stack, channel)
-    forge.remember(channel, older)
+    chosen = ctx.stack(stack, channel)
+    ctx.remember(channel, older)
     out.print(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
 
 
@@ -118,11 +118,11 @@ class Run(TyperCommand):
 
 @command(app, cls=Run)
 def run(
-    forge: Context,
+    ctx: Context,
     stack: str,
     words: Words,
     environment: Environment = "default",
     channel: Served = None,
 ) -> None:
     """Run a command in an installed environment, activated."""
-    forge.stack(stack, channel).run(environment, words)
+    ctx.stack(stack, channel).run(environment, words)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.build.display import Display
+from forge.building.display import Display
 from forge.cli.context import Context, Json, Maybe, closing, command, err, out
 from forge.errors import ForgeError
 from forge.processes import max_jobs
@@ -51,18 +51,18 @@ LINTERS = [
 ]
 
 
-def named(forge: Context, packages: Iterable[str] | None = None) -> list[tuple[str, Source]]:
+def named(ctx: Context, packages: Iterable[str] | None = None) -> list[tuple[str, Source]]:
     """Recipe name and source, for each source of the named recipes (default: all)."""
-    wanted, recipes = forge.select(packages, forge.all_recipes), forge.all_recipes.recipes
+    wanted, recipes = ctx.select(packages, ctx.all_recipes), ctx.all_recipes.recipes
     return [(n, source) for n, r in recipes.items() if n in wanted for source in sources_of(r)]
 
 
 @command(sources_app)
-def fetch(forge: Context, packages: Maybe = None) -> None:
+def fetch(ctx: Context, packages: Maybe = None) -> None:
     """Download the sources of recipes into the cache, so that they can be built offline."""
-    cache, code = SourceCache(forge.project), 0
+    cache, code = SourceCache(ctx.project), 0
     with Display(out) as display:
-        for name, source in named(forge, packages):
+        for name, source in named(ctx, packages):
             try:
                 display.say(f"{name}: {cache.fetch(source, display.download)}")
             except ForgeError as error:
@@ -72,12 +72,12 @@ def fetch(forge: Context, packages: Maybe = None) -> None:
 
 
 @command(sources_app)
-def add(forge: Context, files: Files) -> None:
+def add(ctx: Context, files: Files) -> None:
     """Take files, git repositories and copies of a folder build/sources into the cache.
 
     A file is recognized by its sha256, a repository by its commit; others are refused.
     """
-    cache, known, code = SourceCache(forge.project), [source for _, source in named(forge)], 0
+    cache, known, code = SourceCache(ctx.project), [source for _, source in named(ctx)], 0
     folders = {
         f for f in files if f.is_dir() and not ((f / ".git").exists() or (f / "HEAD").exists())
     }
@@ -92,10 +92,10 @@ def add(forge: Context, files: Files) -> None:
 
 
 @command(sources_app)
-def verify(forge: Context, packages: Maybe = None) -> None:
+def verify(ctx: Context, packages: Maybe = None) -> None:
     """List every source and hash what is cached. Exit 1 for a changed file, 3 for an absent one."""
-    cache, codes = SourceCache(forge.project), []
-    for name, source in named(forge, packages):
+    cache, codes = SourceCache(ctx.project), []
+    for name, source in named(ctx, packages):
         state = cache.state(source)
         codes.append({"whole": 0, "changed": 1}.get(state, 3))
         out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
@@ -103,7 +103,7 @@ def verify(forge: Context, packages: Maybe = None) -> None:
 
 
 @command(app)
-def bump(forge: Context, package: Package, version: Version = None, together: With = None) -> None:
+def bump(ctx: Context, package: Package, version: Version = None, together: With = None) -> None:
     """Move a recipe to another release: version, hashes, package URLs, build number.
 
     Refuses a file that upstream replaced. Lists what is left to do.
@@ -114,27 +114,27 @@ def bump(forge: Context, package: Package, version: Version = None, together: Wi
         if not release:
             raise ForgeError(f"--with {word!r} is not PKG=VERSION")
         wanted[name] = release
-    recipes = bumping.every_source(forge.project)
-    forge.select(wanted, recipes)
-    with forge.project.lock(), Display(out) as display:
-        done = bumping.bump(forge.project, recipes, wanted, display.download)
+    recipes = bumping.every_source(ctx.project)
+    ctx.select(wanted, recipes)
+    with ctx.project.lock(), Display(out) as display:
+        done = bumping.bump(ctx.project, recipes, wanted, display.download)
     for line in done.moves:
         out.print(line)
     for line in done.to_do:
         err.print(f"to do: {line}")
     for path in done.changed:
-        out.print(f"wrote {path.relative_to(forge.project.root)}")
+        out.print(f"wrote {path.relative_to(ctx.project.root)}")
 
 
 @command(app)
-def outdated(forge: Context, packages: Maybe = None, as_json: Json = False) -> None:
+def outdated(ctx: Context, packages: Maybe = None, as_json: Json = False) -> None:
     """List the newest release of every package, where upstream publishes a list.
 
     Then what upstream builds the newest releases with, and which patches wait for one. Exit 1 if
     something is newer, 3 if nothing is but some upstreams were unreachable.
     """
-    recipes = bumping.every_source(forge.project)
-    wanted = forge.select(packages, recipes)
+    recipes = bumping.every_source(ctx.project)
+    wanted = ctx.select(packages, recipes)
     rows = list(bumping.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
     if as_json:
         print(json.dumps([asdict(row) | {"outdated": row.outdated} for row in rows], indent=2))
@@ -145,32 +145,32 @@ def outdated(forge: Context, packages: Maybe = None, as_json: Json = False) -> N
             err.print(f"{row.name}: {row.note}")
     if not as_json:
         with Display(out) as display:
-            for line in bumping.next_set(forge.project, recipes, rows, display.download):
+            for line in bumping.next_set(ctx.project, recipes, rows, display.download):
                 display.say(line)
     raise closing(1 if row.outdated else 3 if row.asked and not row.newest else 0 for row in rows)
 
 
 @command(patches_app, "lint")
-def lint_patches(forge: Context) -> None:
+def lint_patches(ctx: Context) -> None:
     """Check the form, trailers and numbers of every patch, and that one recipe names it."""
-    raise typer.Exit(patch_findings(forge))
+    raise typer.Exit(patch_findings(ctx))
 
 
-def patch_findings(forge: Context) -> int:
+def patch_findings(ctx: Context) -> int:
     """Print the findings on every patch; returns the exit code."""
-    findings = patches.lint(forge.project, forge.all_recipes.recipes)
+    findings = patches.lint(ctx.project, ctx.all_recipes.recipes)
     for finding in findings:
         err.print(finding)
-    out.print(f"{len(patches.all_patches(forge.project))} patches, {len(findings)} findings")
+    out.print(f"{len(patches.all_patches(ctx.project))} patches, {len(findings)} findings")
     return 1 if findings else 0
 
 
 @command(patches_app)
-def check(forge: Context, strict: Strict = False) -> None:
+def check(ctx: Context, strict: Strict = False) -> None:
     """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
     codes, worth = [], {"fails": 1, "not attempted": 3 if strict else 0}
     with Display(out) as display:
-        for result in patches.check(forge.project, forge.all_recipes.recipes, display.download):
+        for result in patches.check(ctx.project, ctx.all_recipes.recipes, display.download):
             codes.append(worth.get(result.state, 0))
             detail = f": {result.detail}" if result.detail else ""
             display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
@@ -178,17 +178,17 @@ def check(forge: Context, strict: Strict = False) -> None:
 
 
 @command(app, context_settings=PASS_ON)
-def test(forge: Context, words: Words = None) -> None:
+def test(ctx: Context, words: Words = None) -> None:
     """Run the tests of this repository; ARGS go to pytest."""
     # one more than there are cores: some tests wait, for servers that stay silent
     tests = [sys.executable, "-m", *PYTEST, "-n", f"{max_jobs() + 1}", *(words or [])]
-    raise typer.Exit(subprocess.run(tests, cwd=forge.project.root, check=False).returncode)
+    raise typer.Exit(subprocess.run(tests, cwd=ctx.project.root, check=False).returncode)
 
 
 @command(app)
-def lint(forge: Context) -> None:
+def lint(ctx: Context) -> None:
     """Lint code, types, workflows and patches. Exit 1 for findings, 3 for a missing linter."""
-    says, codes, root = ["clean", "findings", "", "not run: not installed"], [], forge.project.root
+    says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
     for line in LINTERS:
         found = (root.glob(word) if "*" in word else [word] for word in line.split())
         words = [str(path) for paths in found for path in paths]
@@ -197,4 +197,4 @@ def lint(forge: Context) -> None:
         except FileNotFoundError:
             codes.append(3)
         out.print(f"{line}: {says[codes[-1]]}")
-    raise closing([*codes, patch_findings(forge)])
+    raise closing([*codes, patch_findings(ctx)])

@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from rattler import PackageRecord, RepoDataRecord
 
-from forge.channel.location import Location
+from forge.conda.location import Location
+from forge.conda.package import Package, cache_folder, is_plain, stem, unpack
 from forge.errors import BuildFailed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
-from forge.provenance.package import Package, cache_folder, is_plain, stem, unpack
 
 AT_ONCE = 8
 TRIES = 3

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import rattler
 from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
 
-from forge.channel.index import fault, is_of
+from forge.conda.index import fault, is_of
 from forge.envs.bindings import Subdir
 from forge.envs.manifest import ASSUMED, PLATFORM, Platform
 from forge.errors import ForgeError

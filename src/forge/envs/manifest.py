@@ -15,8 +15,8 @@ from typing import Any
 
 from rattler import GenericVirtualPackage, MatchSpec, PackageName, Version
 
-from forge.channel.attestations import Publisher
-from forge.channel.location import refuse_credentials
+from forge.conda.attestations import Publisher
+from forge.conda.location import refuse_credentials
 from forge.envs.bindings import BuildString
 from forge.errors import ForgeError
 from forge.files import read_text

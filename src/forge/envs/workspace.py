@@ -20,18 +20,18 @@ from rattler.shell import ActivationVariables, activate
 
 from forge import network
 from forge.bases import CONDA_FORGE
-from forge.channel import pypi
-from forge.channel.index import is_of
-from forge.channel.local import HOST_BOUND
+from forge.conda import pypi
+from forge.conda.index import is_of
+from forge.conda.local import HOST_BOUND
+from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
 from forge.envs.bindings import CHECKED, BuildString
 from forge.envs.manifest import PLATFORM, Environment, Manifest, Platform
-from forge.envs.records import Records, purls_of, with_purls
+from forge.envs.repodata import Records, purls_of, with_purls
 from forge.errors import BuildFailed, ForgeError, NotAttempted, redacted
 from forge.files import read_text, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
-from forge.provenance.package import cache_folder
 
 Packages = list[RepoDataRecord]
 

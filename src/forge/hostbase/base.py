@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.bases import Base
-from forge.channel.local import Channel
+from forge.conda.local import Channel
 from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from rattler_build import assemble_package
 
-from forge.channel.local import HOST_BOUND
+from forge.conda.local import HOST_BOUND
 from forge.errors import ForgeError
 from forge.files import move_whole, sha256_file
 from forge.sources.archives import DAMAGED

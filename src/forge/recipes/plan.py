@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.bases import Base
-from forge.channel.local import Channel, Output, Record
+from forge.conda.local import Channel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.recipe import NoPackage, Recipe, packages_in

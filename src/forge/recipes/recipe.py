@@ -11,10 +11,10 @@ import yaml
 from packageurl import PackageURL
 
 from forge.bases import DIGEST_KEY, Base
-from forge.channel.local import CONTENT_HASH
+from forge.conda.local import CONTENT_HASH
+from forge.conda.package import is_plain
 from forge.errors import ForgeError
 from forge.files import digest_tree, read_text, require_file
-from forge.provenance.package import is_plain
 from forge.recipes.render import render
 from forge.sources import patching
 from forge.sources.archives import unpack
@@ -61,7 +61,7 @@ class Recipe:
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
             name, build = data["package"]["name"], data["build"]["string"]
-            if not (CONTENT_HASH.search(build) and build.startswith(base.build_prefix)):
+            if not (CONTENT_HASH.search(build) and build.startswith(base.base_tag)):
                 form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
                 raise ForgeError(f"{path}: {name}'s build string {build!r:.200} is not {form}")
         built_with = itertools.chain(*self.requirements.values())

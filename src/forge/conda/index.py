@@ -9,8 +9,8 @@ from urllib.parse import unquote, urljoin
 import msgpack
 import zstandard
 
-from forge.channel.location import Location
-from forge.provenance.package import is_plain
+from forge.conda.location import Location
+from forge.conda.package import is_plain
 
 PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"

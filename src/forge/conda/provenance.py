@@ -21,9 +21,9 @@ from typing import Any
 
 from packageurl import PackageURL
 
+from forge.conda.package import RENDERED, Package
 from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, sha256_file, write_text
-from forge.provenance.package import RENDERED, Package
 
 RECORD = ".provenance.json"
 STATEMENT = "https://in-toto.io/Statement/v1"

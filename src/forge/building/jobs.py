@@ -44,7 +44,7 @@ def run_job(
     file.write_text(json.dumps(job))
     with (output / ENGINE_LOG).open("wb") as stream:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "forge.build.engine", str(file)],
+            [sys.executable, "-P", "-m", "forge.building.engine", str(file)],
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
             env=os.environ | own, start_new_session=True,
         )  # fmt: skip

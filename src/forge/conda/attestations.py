@@ -18,7 +18,7 @@ import zstandard
 from rattler import RepoDataRecord
 
 from forge import network
-from forge.channel.index import SHARDS, parse, records
+from forge.conda.index import SHARDS, parse, records
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.project import SUBDIRS
 

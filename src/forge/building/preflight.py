@@ -17,7 +17,7 @@ from rattler.exceptions import SolverError
 from forge import network
 from forge.bases import CONDA_FORGE, PUBLISHED, Base
 from forge.envs.manifest import ASSUMED, Platform
-from forge.envs.records import Records
+from forge.envs.repodata import Records
 from forge.files import read_text, write_text
 from forge.processes import max_jobs, memory_gib
 from forge.project import SUBDIRS, Project

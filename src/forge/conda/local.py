@@ -13,8 +13,8 @@ from typing import Any
 
 from rattler.index import index_fs
 
-from forge.channel import index, pypi
-from forge.channel.pypi import Names
+from forge.conda import index, pypi
+from forge.conda.pypi import Names
 from forge.errors import BuildFailed, ForgeError
 from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS

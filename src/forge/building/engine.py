@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The child process that runs rattler-build: `python -m forge.build.engine JOB`.
+"""The child process that runs rattler-build: `python -m forge.building.engine JOB`.
 
 JOB is a file of JSON: {"action": "build", "test" or "convert", and its arguments}. A child of its
 own because rattler-build holds the GIL for hours and may abort.

@@ -17,16 +17,16 @@ from pathlib import Path
 from rattler_build import Package
 
 from forge.bases import Base
-from forge.build.display import Display
-from forge.build.jobs import run_job
-from forge.build.preflight import costs
-from forge.channel.local import Channel
+from forge.building.display import Display
+from forge.building.jobs import run_job
+from forge.building.preflight import costs
+from forge.conda import provenance as records
+from forge.conda.local import Channel
 from forge.envs import cache
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
 from forge.project import Project
-from forge.provenance import records
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import prepare, sources_of
 from forge.sources.cache import SourceCache
