@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import convolution, gemm, host_memory, inductor, isolated
+from strix_validate import convolution, factors, gemm, host_memory, inductor, isolated
 from strix_validate.checks import Check, Options, Result, State
 from strix_validate.run import run
 from strix_validate.tiers import libraries, run_each
@@ -17,6 +17,7 @@ from strix_validate.tiers import libraries, run_each
 #: On a machine with a GPU the faults are planted in what it computes.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 right_multiply, right_convolve = gemm.multiply, convolution.convolve
+right_factorise = factors.factorise
 
 
 def judge(module, id_) -> Result:
@@ -90,6 +91,37 @@ def test_wrong_convolutions_are_caught(name, monkeypatch):
     assert judge(convolution, f"conv/native/{shape}").state is State.PASSED
     monkeypatch.setattr(convolution, "convolve", broken)
     assert judge(convolution, f"conv/native/{shape}").state is State.FAILED
+
+
+def lagging(kind, a):
+    """As in rocSOLVER's potf2: a wave scales its part of a column by the root of the root."""
+    first, *rest = right_factorise(kind, a)
+    first = first.clone()
+    first[-1, -4:, 3] *= 1.01
+    return first, *rest
+
+
+def without_pivots(kind, a):
+    _, *rest = right_factorise(kind, a)
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a), *rest
+
+
+FACTORS = {
+    "a part of one column of one factor": (lagging, "cholesky-float32"),
+    "an eigenvector that is none": (lagging, "eigh-float64"),
+    "a singular vector that is none": (lagging, "svd-float32"),
+    "rows that were not exchanged": (without_pivots, "lu-float64"),
+    "a factor of another matrix": (lambda k, a: right_factorise(k, a.roll(1, -1)), "qr-float32"),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_wrong_factors_are_caught(name, monkeypatch):
+    broken, check = FACTORS[name]
+    assert judge(factors, f"factors/{check}").state is State.PASSED
+    monkeypatch.setattr(factors, "factorise", broken)
+    failed = judge(factors, f"factors/{check}")
+    assert failed.state is State.FAILED and "rows: their factors give them back" in failed.reason
 
 
 def stale(view, seen={}):  # noqa: B006 the memory of the first call is the fault

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What lies below attention: matrix products, convolutions, host memory, and torch.compile.
+"""What lies below attention: matrix products, factors, convolutions, host memory, torch.compile.
 
 Each group runs in a child process, because what it looks for also crashes: see isolated.
 """
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from strix_validate import convolution, gemm, host_memory, inductor, isolated
+from strix_validate import convolution, factors, gemm, host_memory, inductor, isolated
 from strix_validate.checks import Check, Options, Result, State
 
-_MODULES = (gemm, host_memory, inductor)
+_MODULES = (gemm, factors, host_memory, inductor)
 
 
 def checks() -> list[Check]:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Factorisations of torch.linalg: their factors, multiplied in float64, are the matrix again.
+
+A wave that lags behind spoils a factor now and then, and the library's status stays 0: so there are
+many rounds, with batches of changing size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.linalg import cholesky, eigh, lu, qr, svd
+
+from strix_validate.checks import Check, Options, Result, State, require
+from strix_validate.convolution import ON_CPU
+
+_CHOLESKY = (
+    "rocSOLVER's Cholesky factors silently wrong, of a race in potf2: "
+    "https://github.com/ROCm/rocm-libraries/pull/10909"
+)
+_JACOBI = (
+    "rocSOLVER's eigenvectors silently wrong on gfx11, of a race in syevj: "
+    "https://github.com/ROCm/rocm-libraries/pull/12266"
+)
+_WAITS = (
+    "waits that LLVM lost at the start of loops, as in rocSOLVER's getf2: "
+    "https://github.com/llvm/llvm-project/pull/220357"
+)
+WHY = {"cholesky": _CHOLESKY, "eigh": _JACOBI, "svd": _JACOBI, "lu": _WAITS, "qr": _WAITS}
+DTYPES = (torch.float32, torch.float64)
+#: Rows: one wave's work, and blocks of the size at which the races were seen.
+ROWS = (12, 48)
+ROUNDS = {"cuda": 50, "cpu": 2}
+#: Allowed error of an element in units of rows, eps and the largest element. LAPACK came to 2.5.
+FACTOR = 20
+#: Placeholder; run_each sets the check.
+_ANY = Check("", "", "")
+
+
+def checks() -> list[Check]:
+    return [
+        Check(id_, f"torch.linalg: {id_.split('/')[1]}", WHY[id_.split("/")[1].split("-")[0]])
+        for id_ in bodies()
+    ]
+
+
+def bodies() -> dict[str, Callable[[Options], Result]]:
+    """For tiers.run_each."""
+    return {
+        f"factors/{kind}-{str(dtype).removeprefix('torch.')}": partial(_check, kind, dtype)
+        for kind in WHY
+        for dtype in DTYPES
+    }
+
+
+def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
+    """What is under test: the product of the factors is a."""
+    match kind:
+        case "cholesky":
+            lower = cholesky(a)
+            return lower, lower.mT
+        case "eigh":
+            values, vectors = eigh(a)
+            return vectors, values.diag_embed(), vectors.mT
+        case "svd":
+            left, values, right = svd(a)
+            return left, values.diag_embed(), right
+        case "lu":
+            return lu(a)
+        case _:
+            return qr(a)
+
+
+def _check(kind: str, dtype: torch.dtype, options: Options) -> Result:
+    generator = torch.Generator().manual_seed(7)
+    worst = 0.0
+    for turn in range(ROUNDS[options.device]):
+        for rows in ROWS:
+            x = torch.randn(1 + turn % 9 * 8, rows, rows, generator=generator, dtype=torch.float64)
+            if kind == "cholesky":
+                x = x @ x.mT + torch.eye(rows)
+            elif kind == "eigh":
+                x = x + x.mT
+            a = x.to(dtype)
+            first, *rest = (t.cpu().double() for t in factorise(kind, a.to(options.device)))
+            for factor in rest:
+                first = first @ factor
+            unit = rows * torch.finfo(dtype).eps * a.abs().max().double()
+            off = float((first - a.double()).abs().max() / unit)
+            require(
+                off <= FACTOR,
+                f"round {turn}, {len(a)} matrices of {rows} rows: their factors give them back "
+                f"within {off:.3g} units of rounding, allowed {FACTOR}",
+            )
+            worst = max(worst, off)
+    measured = {"units": worst, "rounds": ROUNDS[options.device]}
+    return Result(_ANY, State.PASSED, ON_CPU if options.device == "cpu" else "", measured)
