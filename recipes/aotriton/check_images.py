@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checks import elf
+from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
 LDS_BYTES = 65536
@@ -61,7 +62,7 @@ def fault(kernel: Kernel) -> str:
     if not kernel.code:
         return "is empty: upstream gave up compiling it"
     if kernel.lds > LDS_BYTES:
-        return f"needs {kernel.lds} bytes of LDS, and {elf.ARCH} has {LDS_BYTES}"
+        return f"needs {kernel.lds} bytes of LDS, and {ARCH} has {LDS_BYTES}"
     return elf.fault(kernel.code)
 
 
@@ -103,7 +104,7 @@ def main() -> None:
     found = check(options.folder, options.kernels)
     for (family, dtype), count in sorted(found.items()):
         print(f"{count:6} {family} {dtype}")
-    print(f"{sum(found.values()):6} kernels, all for {elf.ARCH}")
+    print(f"{sum(found.values()):6} kernels, all for {ARCH}")
 
 
 if __name__ == "__main__":

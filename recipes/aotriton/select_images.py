@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Takes the gfx1151 kernels out of AMD's own images, which are for four processors.
+"""Takes one GPU's kernels out of AMD's own images, which are for four processors.
 
     select_images.py SOURCE TARGET COMMIT
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from check_images import Kernel, kernels
 
 from checks import elf
+from checks.target import ARCH
 from checks.verdict import require
 
 
@@ -54,4 +55,4 @@ def select(source: Path, target: Path, commit: str) -> int:
 
 if __name__ == "__main__":
     number = select(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-    print(f"{number} kernels for {elf.ARCH} of AMD's archive")
+    print(f"{number} kernels for {ARCH} of AMD's archive")

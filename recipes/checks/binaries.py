@@ -5,7 +5,7 @@
 
 Each library that a file needs, directly or through others, must be found inside the prefix by
 RPATHs that begin with $ORIGIN; only glibc comes from outside. Each device image must be a code
-object for gfx1151.
+object for the GPU in checks.target.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from checks import elf, offload
 from checks.loaded_from import is_glibc
+from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
 # Folders of packages that are only installed to build others.
@@ -79,7 +80,7 @@ def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[s
     if aotriton and [at.parent for at in libraries] != [prefix / "lib"]:
         wrong.append(f"no file needs libaotriton_v2.so.VERSION of {prefix / 'lib'}")
     if not wrong:
-        print(f"{len(ours)} files, {images} images for {elf.ARCH}, {len(seen)} ELF files followed")
+        print(f"{len(ours)} files, {images} images for {ARCH}, {len(seen)} ELF files followed")
     return wrong
 
 

@@ -8,14 +8,13 @@ from typing import NamedTuple
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from checks.target import ARCH, PROCESSOR
 from checks.verdict import CheckFailed
 
-ARCH = "gfx1151"
-# LLVM, "User Guide for AMDGPU Backend", sections "Header" and "AMDGPU Embedding e_flags"
+# LLVM, "User Guide for AMDGPU Backend", section "Header"
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64
 EF_AMDGPU_MACH = 0xFF
-EF_AMDGPU_MACH_GFX1151 = 0x4A
 
 
 class Dynamic(NamedTuple):
@@ -27,7 +26,7 @@ class Dynamic(NamedTuple):
 
 
 def fault(code: bytes) -> str:
-    """What keeps `code` from being a 64-bit HSA code object for gfx1151, or an empty string."""
+    """What keeps `code` from being a 64-bit HSA code object for the GPU, or an empty string."""
     try:
         elf = ELFFile(io.BytesIO(code))
     except ELFError as error:
@@ -37,8 +36,8 @@ def fault(code: bytes) -> str:
         return f"is for {machine}, not AMDGPU"
     if elf.elfclass != 64 or code[7] != ELFOSABI_AMDGPU_HSA:
         return "is not a 64-bit HSA code object"
-    if processor != EF_AMDGPU_MACH_GFX1151:
-        return f"is for processor {processor:#x}, not {ARCH} ({EF_AMDGPU_MACH_GFX1151:#x})"
+    if processor != PROCESSOR:
+        return f"is for processor {processor:#x}, not {ARCH} ({PROCESSOR:#x})"
     return ""
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whether this machine has the GPU that the packages are for, as the kernel (KFD) tells.
 
-A check on the GPU runs on gfx1151 alone: elsewhere it is skipped and says why. A machine that
+A check on the GPU runs on that one alone: elsewhere it is skipped and says why. A machine that
 builds may have no GPU, one that it must not use, or another one.
 """
 
@@ -9,21 +9,21 @@ import os
 import re
 from pathlib import Path
 
-# gfx1151: major * 10000 + minor * 100 + stepping
-TARGET = 110501
+from checks.target import KFD_VERSION
+
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 DEVICE = Path("/dev/kfd")
 
 
 def why_skipped(nodes: Path = NODES, device: Path = DEVICE) -> str:
-    """Why nothing can run on a gfx1151 of this machine; empty if it can."""
+    """Why nothing can run on such a GPU of this machine; empty if it can."""
     texts = [path.read_text() for path in sorted(nodes.glob("*/properties"))]
     found = [
         int(v) for text in texts for v in re.findall(r"^gfx_target_version (\d+)$", text, re.M)
     ]
     others = ", ".join(str(version) for version in found if version)
-    if TARGET not in found:
-        return f"KFD names no GPU of gfx_target_version {TARGET}, only: {others or 'none'}"
+    if KFD_VERSION not in found:
+        return f"KFD names no GPU of gfx_target_version {KFD_VERSION}, only: {others or 'none'}"
     if not os.access(device, os.R_OK | os.W_OK):
         return f"{device} cannot be opened"
     return ""

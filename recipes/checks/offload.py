@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Device images that HIP's compiler embeds: each must be a code object for gfx1151.
+"""Device images that HIP's compiler embeds: each must be a code object for the GPU.
 
 Format: clang's documentation, "Clang Offload Bundler"; a compressed bundle starts with CCOB.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import zstandard
 
 from checks import elf
+from checks.target import ARCH
 from checks.verdict import CheckFailed
 
 SECTION = ".hip_fatbin"
@@ -20,15 +21,15 @@ MAGIC, COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 def count_images(data: bytes) -> int:
     """The number of device images in a .hip_fatbin section.
 
-    Raises CheckFailed for damaged bundles and for an image that is not for gfx1151.
+    Raises CheckFailed for damaged bundles and for an image for another GPU.
     """
     count = 0
     for bundle in bundles(data):
         for target, offset, size in entries(bundle):
             if target.startswith("host"):
                 continue
-            if target.split(":")[0].rsplit("-", 1)[1] != elf.ARCH:
-                raise CheckFailed(f"a device image for {target}, expected {elf.ARCH} only")
+            if target.split(":")[0].rsplit("-", 1)[1] != ARCH:
+                raise CheckFailed(f"a device image for {target}, expected {ARCH} only")
             if fault := elf.fault(bundle[offset : offset + size]):
                 raise CheckFailed(f"the device image for {target} ({size} bytes) {fault}")
             count += 1

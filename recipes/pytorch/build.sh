@@ -22,7 +22,7 @@ prepare() {
 configure() {
     # shellcheck disable=SC2086  # conda's CMAKE_ARGS are words
     cmake -S . -B build -G Ninja $CMAKE_ARGS "${options[@]/#/-D}" 2>&1 | tee configure.log
-    python "$RECIPE_DIR/check_configuration.py" build configure.log "$PREFIX"
+    python "$RECIPE_DIR/check_configuration.py" build configure.log "$PREFIX" "$PYTORCH_ROCM_ARCH"
 }
 
 compile() {

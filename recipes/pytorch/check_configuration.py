@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fail right after CMake, not hours later, if torch is not configured as intended.
 
-usage: check_configuration.py BUILD_FOLDER CONFIGURE_LOG PREFIX
+usage: check_configuration.py BUILD_FOLDER CONFIGURE_LOG PREFIX GPU
 
 torch's CMake turns off what it does not find and goes on. build.ninja says what will be compiled.
 """
@@ -10,7 +10,6 @@ import re
 import sys
 from pathlib import Path
 
-ARCH = "gfx1151"
 # Names as in the summary that CMake prints at the end.
 SUMMARY = {
     "USE_ROCM": "ON",
@@ -36,8 +35,8 @@ SUMMARY = {
 TRUE = {"ON", "1", "YES", "TRUE", "Y"}
 
 
-def wrong(ninja: str, log: str, prefix: str) -> list[str]:
-    """What is wrong, by build.ninja, CMake's output and the host prefix."""
+def wrong(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
+    """What is wrong, by build.ninja, CMake's output, the host prefix and the GPU."""
     found = []
     summary = dict(re.findall(r"^--\s+(\w+)\s*: *(\S*)$", log, re.M))
     for name, expected in SUMMARY.items():
@@ -54,8 +53,8 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
         found.append("Eigen does not come from the environment, so it would be cloned")
 
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
-    if architectures != {ARCH}:
-        found.append(f"device code for {sorted(architectures) or 'nothing'}, expected {ARCH} only")
+    if architectures != {gpu}:
+        found.append(f"device code for {sorted(architectures) or 'nothing'}, expected {gpu} only")
     macros = ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION")
     found += [f"nothing is compiled with -D{m}" for m in macros if f"-D{m}" not in ninja]
     if "libaotriton_v2.so" not in ninja:
@@ -63,7 +62,7 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
     if "--gcc-install-dir=" not in ninja:
         found.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
     found += [
-        f"{name} is built, and has no kernel for {ARCH}"
+        f"{name} is built, and has no kernel for {gpu}"
         for name in ("fbgemm_genai", "mslk")
         if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja)
     ]
@@ -79,16 +78,16 @@ def wrong(ninja: str, log: str, prefix: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         sys.exit(__doc__.split("\n\n")[1])
     # CMake divides build.ninja: rules.ninja holds the compilers
     parts = [*Path(sys.argv[1]).glob("*.ninja"), *Path(sys.argv[1]).glob("CMakeFiles/*.ninja")]
     if not parts:
         sys.exit(f"{sys.argv[1]} has no build.ninja: CMake did not finish")
     text = "\n".join(part.read_text() for part in parts)
-    reasons = wrong(text, Path(sys.argv[2]).read_text(), sys.argv[3])
+    reasons = wrong(text, Path(sys.argv[2]).read_text(), *sys.argv[3:])
     for reason in reasons:
         print(f"configuration: {reason}", file=sys.stderr)
     if reasons:
         sys.exit(1)
-    print(f"configuration: {ARCH} only, with our AOTriton, nothing to download")
+    print(f"configuration: {sys.argv[4]} only, with our AOTriton, nothing to download")

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from checks.elf import ARCH
 from checks.gpu import why_skipped
+from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
 if reason := why_skipped():

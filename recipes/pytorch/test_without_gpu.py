@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checks.elf import ARCH
 from checks.loaded_from import loaded
+from checks.target import ARCH
 from checks.verdict import require
 
 PREFIX = Path(sys.prefix).resolve()

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from checks import elf, offload
+from checks.target import ARCH
 from checks.verdict import require
 
 program = Path(sys.argv[1])
 images = offload.count_images(elf.section(program, offload.SECTION))
-require(images == 1, f"{program} holds {images} device images, expected one for {elf.ARCH}")
+require(images == 1, f"{program} holds {images} device images, expected one for {ARCH}")
 needed = elf.dynamic(program).needed
 for library in ("libamdhip64.so", "libstdc++.so"):
     require(any(name.startswith(library) for name in needed), f"{program} does not need {library}")
-print(f"{program.name}: one image for {elf.ARCH}; needs {', '.join(needed)}")
+print(f"{program.name}: one image for {ARCH}; needs {', '.join(needed)}")

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from checks import elf
 from checks.loaded_from import is_glibc
+from checks.target import ARCH
 
 ROOT = "opt/rocm"
 MANIFEST = "share/therock/therock_manifest.json"
@@ -252,8 +253,8 @@ def check_contents(tree: Path) -> None:
     for path in (tree / "share/miopen").rglob("*"):
         # some builds of AMD's have files there that only their owner may read (ROCm/TheRock#4954)
         path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
-    if not any(tree.glob(f"share/miopen/db/{elf.ARCH}*.fdb.txt")):
-        print(f"no find-db of MIOpen for {elf.ARCH}: it searches each convolution at its first use")
+    if not any(tree.glob(f"share/miopen/db/{ARCH}*.fdb.txt")):
+        print(f"no find-db of MIOpen for {ARCH}: it searches each convolution at its first use")
 
 
 def link_runtime(tree: Path, prefix: Path) -> None:

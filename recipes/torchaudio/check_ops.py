@@ -27,7 +27,7 @@ require(shape == (201, 80), f"melscale_fbanks gives {shape}, expected (201, 80)"
 print("CPU: lfilter, forced_align and melscale_fbanks")
 
 if reason := why_skipped():
-    print(f"SKIPPED: GPU half, because {reason}; nothing ran on gfx1151")
+    print(f"SKIPPED: GPU half, because {reason}; nothing ran on it")
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
     torch.testing.assert_close(on_gpu, filtered, rtol=1e-4, atol=1e-5)

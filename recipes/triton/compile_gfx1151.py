@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from checks import elf
+from checks.target import ARCH
 from checks.verdict import require
 
 
@@ -27,10 +28,10 @@ source = ASTSource(
     signature={"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"},
     constexprs={"BLOCK": 256},
 )
-kernel = triton.compile(source, target=GPUTarget("hip", elf.ARCH, 32))
+kernel = triton.compile(source, target=GPUTarget("hip", ARCH, 32))
 code = kernel.asm["hsaco"]
 fault = elf.fault(code)
 require(not fault, f"scaled_exp's code object {fault}")
-target = f'"amdgcn-amd-amdhsa--{elf.ARCH}"'
+target = f'"amdgcn-amd-amdhsa--{ARCH}"'
 require(target in kernel.asm["amdgcn"], f"scaled_exp's assembly does not name {target}")
-print(f"scaled_exp: a code object of {len(code)} bytes for {elf.ARCH}")
+print(f"scaled_exp: a code object of {len(code)} bytes for {ARCH}")

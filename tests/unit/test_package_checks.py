@@ -103,6 +103,25 @@ def test_wrong_images(fatbin: bytes, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arch", "processor", "said"),
+    [
+        ("gfx1150", 0x43, "'' 110500"),
+        ("gfx1150", GFX1151, "is for processor 0x4a, not gfx1150 (0x43)"),
+        ("gfx942", 0x4C, "gpu_arch is gfx942; the checks know gfx1150, gfx1151"),
+    ],
+)
+def test_the_gpu_is_that_of_the_variant(
+    tmp_path: Path, arch: str, processor: int, said: str
+) -> None:
+    """rattler-build sets a package's variant keys for its tests."""
+    (tmp_path / "code").write_bytes(code_object(processor))
+    code = "import sys; from checks import elf, gpu; "
+    code += "print(repr(elf.fault(open(sys.argv[1], 'rb').read())), gpu.KFD_VERSION)"
+    done = run("-c", code, str(tmp_path / "code"), gpu_arch=arch)
+    assert said in done.stdout + done.stderr
+
+
 # --- where libraries are loaded from
 
 

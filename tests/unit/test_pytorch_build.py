@@ -106,7 +106,7 @@ def test_pin_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_right_configuration() -> None:
-    assert configuration.wrong(NINJA, LOG, "/env") == []
+    assert configuration.wrong(NINJA, LOG, "/env", "gfx1151") == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_right_configuration() -> None:
 def test_wrong_configuration(old: str, new: str, why: str) -> None:
     ninja, log = NINJA.replace(old, new), LOG.replace(old, new)
     assert (ninja, log) != (NINJA, LOG)
-    (reason,) = configuration.wrong(ninja, log, "/env")
+    (reason,) = configuration.wrong(ninja, log, "/env", "gfx1151")
     assert why in reason
 
 

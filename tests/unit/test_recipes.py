@@ -214,6 +214,15 @@ def test_another_gpu_is_one_value_away() -> None:
     assert other["rocm-sdk"] == {"gfx1150", "__amdgpu_arch ==11.5.0"}
 
 
+def test_tests_of_packages_know_their_gpu() -> None:
+    """recipes/checks reads the variant key, which only outputs that have it get."""
+    recipes = for_gpu("gfx1150")
+    for recipe in recipes.recipes.values():
+        for output in recipes.render(recipe.path, "x"):
+            if "gfx1150" in (build := output["recipe"]["build"])["string"]:
+                assert output["build_configuration"]["variant"]["gpu_arch"] == "gfx1150", build
+
+
 def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
     (source,) = [
         s for s in sources_of(for_gpu("gfx1150").recipes["rocm-sdk"]) if "therock" in s.origin

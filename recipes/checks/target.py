@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The GPU that packages are compiled for: rattler-build hands keys of variants.yaml to tests."""
+
+import os
+
+from checks.verdict import require
+
+# LLVM, "User Guide for AMDGPU Backend", section "AMDGPU Embedding e_flags"
+PROCESSORS = {"gfx1150": 0x43, "gfx1151": 0x4A}
+# packages that are for no GPU are tested with the last
+ARCH = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name)
+require(ARCH in PROCESSORS, f"gpu_arch is {ARCH}; the checks know {', '.join(PROCESSORS)}")
+PROCESSOR = PROCESSORS[ARCH]
+# as KFD has it: major * 10000 + minor * 100 + stepping
+KFD_VERSION = int(ARCH[3:-2]) * 10000 + int(ARCH[-2]) * 100 + int(ARCH[-1])
