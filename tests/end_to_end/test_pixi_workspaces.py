@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rattler
 import yaml
 from support.conda_forge import records_of_both
 from support.lock_format import text_of
@@ -153,10 +154,15 @@ def builder() -> str:
 
 def base_image(folder: Path, home: Path, *programs: str) -> None:
     """Files for an image: programs of this machine, what they load, and somebody's home folder."""
-    python = [sys._base_executable, *Path(sysconfig.get_path("platstdlib")).rglob("*.so")]
+    python = [sys._base_executable, *Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")]
+    python += Path(rattler.__file__).parent.glob("*.so")  # as what PyPI has in Rust
     files = {Path(require(name)) for name in ("bash", "sh", *programs)}
     listed = subprocess.run(["ldd", *files, *python], capture_output=True, text=True).stdout
-    for file in {*files, *map(Path, re.findall(r"\s(/\S+) \(0x", listed))}:
+    for name in ("bin", "lib", "lib64"):
+        (folder / "usr" / name).mkdir(parents=True)
+        (folder / name).symlink_to(f"usr/{name}")
+    certificates = {Path("/etc/ssl/certs/ca-certificates.crt")}  # without any, pixi does not start
+    for file in {*files, *map(Path, re.findall(r"\s(/\S+) \(0x", listed)), *certificates}:
         target = folder / file.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
