@@ -20,8 +20,9 @@ from forge.conda import pypi
 from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import package_name, sources_of
+from forge.recipes.recipe import package_name, patches_of, sources_of
 from forge.sources.cache import PYPI_URL
+from forge.sources.patching import touched
 
 PROJECT = Project.at(CHECKOUT)
 RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
@@ -45,6 +46,28 @@ def test_renders(recipes: RecipeSet, name: str) -> None:
         assert data["build"]["string"].startswith(recipes.base.base_tag)
     for source in sources_of(recipe):
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
+
+
+@pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])
+def test_kernels_follow_what_they_are_compiled_from(changed: str) -> None:
+    """Kernels of another source or compiler are installed and never found."""
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+    assert "flash-attn-kernels-gfx1151" in recipes.dependents({changed})
+
+
+def test_kernels_have_the_patches_of_their_source() -> None:
+    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge")).recipes
+    kernels = ("vllm/v1/attention/ops/", "vllm/model_executor/layers/fused_moe/")
+    patches = {
+        name: {
+            path.name
+            for source in recipes[name].sources
+            for path in patches_of(recipes[name], source)
+            if any(file.startswith(kernels) for file in touched(path.read_text()))
+        }
+        for name in ("vllm", "vllm-kernels-gfx1151")
+    }
+    assert patches["vllm"] == patches["vllm-kernels-gfx1151"] != set()
 
 
 @pytest.mark.parametrize(
