@@ -25,7 +25,7 @@ from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.sources import download, git
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
-from forge.upkeep import bump, upstream
+from forge.upkeep import bump, outdated, upstream
 
 RECIPE = """\
 # a comment that stays
@@ -162,9 +162,9 @@ class World:
             self.bump(**wanted)
         assert self.texts() == before
 
-    def rows(self) -> dict[str, bump.Row]:
+    def rows(self) -> dict[str, outdated.Row]:
         recipes = self.recipes()
-        return {row.name: row for row in bump.outdated(recipes.recipes.values())}
+        return {row.name: row for row in outdated.outdated(recipes.recipes.values())}
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ def test_the_next_set(world: World, lost: bool) -> None:
     )
     before, rows = world.texts(), [*world.rows().values()]
     project, recipes = Project.at(world.root), world.recipes()
-    said = list(bump.next_set(project, recipes, rows, lambda *_: None))
+    said = list(outdated.next_set(project, recipes, rows, lambda *_: None))
     falls, pairs = "patches/toy/0001-word.patch falls away when never", "text of paired 2.0 says"
     assert falls in said and world.texts() == before
     said.remove(falls)

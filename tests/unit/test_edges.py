@@ -23,7 +23,8 @@ from forge.channel import verify
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.envs import lockfile
-from forge.envs.workspace import Workspace, require_machine
+from forge.envs.machine import require_machine
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.project import Project

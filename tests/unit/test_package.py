@@ -15,7 +15,7 @@ from rattler_build import assemble_package
 from forge.conda import provenance as records
 from forge.conda.package import Package
 from forge.conda.provenance import PREDICATE, STATEMENT, dir_hash, verify
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import BuildFailed, ForgeError, Refused
 
 
 def package(folder: Path, **files: bytes) -> Path:
@@ -41,6 +41,17 @@ def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
     (tmp_path / "x.egg-info").mkdir()
     (tmp_path / "x.egg-info" / "PKG-INFO").touch()
     assert dir_hash(tmp_path) == done.stdout.split()[0]
+
+
+def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = package(tmp_path, a=b"a")
+    info = Package(built).info
+    assert {"index.json", "paths.json"} <= info.keys() and json.loads(info["index.json"])
+    monkeypatch.setattr("forge.conda.package.INFO_LIMIT", sum(map(len, info.values())))
+    assert Package(built).info == info
+    monkeypatch.setattr("forge.conda.package.INFO_LIMIT", sum(map(len, info.values())) - 1)
+    with pytest.raises(Refused, match="has more than"):
+        _ = Package(built).info
 
 
 def test_every_damage_is_one_message(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_environment_does_not_enter_the_hash(
     assert len(builds) == 1
 
 
+def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path) -> None:
+    mini.recipe("alpha")
+    (step,) = recipes_of(mini).plan(Channel(tmp_path / "empty"))
+    assert [output.number for output in step.outputs] == [0] and step.reason == "not in the channel"
+
+
+def test_a_project_without_recipes(mini: MiniProject) -> None:
+    with pytest.raises(ForgeError, match="/recipes holds no recipe"):
+        recipes_of(mini)
+
+
 def test_circle(mini: MiniProject) -> None:
     mini.recipe("alpha", run=["beta"])
     mini.recipe("beta", run=["alpha"])

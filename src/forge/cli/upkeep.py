@@ -19,6 +19,7 @@ from forge.processes import max_jobs
 from forge.recipes.recipe import sources_of
 from forge.sources.cache import Source, SourceCache
 from forge.upkeep import bump as bumping
+from forge.upkeep import outdated as newer
 from forge.upkeep import patches
 
 app = typer.Typer()
@@ -135,7 +136,7 @@ def outdated(ctx: Context, packages: Maybe = None, as_json: Json = False) -> Non
     """
     recipes = bumping.every_source(ctx.project)
     wanted = ctx.select(packages, recipes)
-    rows = list(bumping.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
+    rows = list(newer.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
     if as_json:
         print(json.dumps([asdict(row) | {"outdated": row.outdated} for row in rows], indent=2))
     for row in () if as_json else rows:
@@ -145,7 +146,7 @@ def outdated(ctx: Context, packages: Maybe = None, as_json: Json = False) -> Non
             err.print(f"{row.name}: {row.note}")
     if not as_json:
         with Display(out) as display:
-            for line in bumping.next_set(ctx.project, recipes, rows, display.download):
+            for line in newer.next_set(ctx.project, recipes, rows, display.download):
                 display.say(line)
     raise closing(1 if row.outdated else 3 if row.asked and not row.newest else 0 for row in rows)
 

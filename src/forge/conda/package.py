@@ -8,9 +8,7 @@ folder that is installed: so nothing is judged by one content and installed with
 import json
 import os
 import posixpath
-import struct
 import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +16,8 @@ from typing import Any, NoReturn
 
 import yaml
 from rattler import IndexJson, PathsJson
-from rattler.package_streaming import extract
 
+from forge.conda.unpacking import stem, unpack
 from forge.errors import BuildFailed, Refused
 from forge.files import sha256_file
 
@@ -32,11 +30,6 @@ INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depe
            "license", "python_site_packages_path")  # fmt: skip
 
 
-def stem(package: Path) -> str:
-    """NAME-VERSION-BUILD of a .conda or .tar.bz2 file."""
-    return package.name.removesuffix(".conda").removesuffix(".tar.bz2")
-
-
 def cache_folder() -> Path:
     """Where rattler unpacks packages unless it is told otherwise."""
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -47,58 +40,6 @@ def is_plain(name: str) -> bool:
     """Whether a name is a relative path in its shortest form that does not lead upwards."""
     plain = posixpath.normpath(name) == name and "\0" not in name
     return plain and name != "." and not f"{name}/".startswith(("/", "../"))
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a package with rattler into a new folder.
-
-    Raises BuildFailed if it is damaged, Refused if readers could differ in what it holds.
-    """
-    try:
-        if archive.name.endswith(".conda"):
-            _require_one_reading(archive)
-        extract(archive, folder)
-    except Refused as error:
-        raise Refused(f"{archive} holds {error}: install nothing of it") from None
-    except Exception as error:  # zipfile's, struct's, and what the bindings raise
-        says = "; ".join(str(error).splitlines()) or "truncated"
-        raise BuildFailed(f"{archive} cannot be read: {says:.500}") from None
-
-
-def _require_one_reading(archive: Path) -> None:
-    """Raise Refused unless a .conda is what its name says, stored, in order, and nothing else.
-
-    Some readers take the central directory, others the headers before each member.
-    """
-    names = ["metadata.json", *(f"{kind}-{stem(archive)}.tar.zst" for kind in ("info", "pkg"))]
-    with archive.open("rb") as file, zipfile.ZipFile(file) as listing:
-        members, end = listing.infolist(), 0
-        if sorted(member.filename for member in members) != sorted(names):
-            raise Refused(
-                "other members than metadata.json and two archives of its name; was it renamed?"
-            )
-        for member in members:
-            file.seek(end)
-            header = struct.unpack("<4s2xHH4xIIIHH", file.read(30))
-            signature, flags, method, crc, packed, size, name, extra = header
-            says, more = file.read(name), file.read(extra)
-            if extra and size == packed == 0xFFFFFFFF:  # more than 32 bits of size
-                size, packed = struct.unpack("<4xQQ", more[:20])
-            fields = (signature, flags, method, crc, says.decode(), packed, size)
-            if (end, *fields) != (
-                member.header_offset, b"PK\3\4", member.flag_bits, member.compress_type, member.CRC,
-                member.filename, member.compress_size, member.file_size,
-            ) or (flags, method) != (0, zipfile.ZIP_STORED):  # fmt: skip
-                raise Refused("a member that is not stored, or headers that differ")
-            end += 30 + name + extra + size
-        if end != listing.start_dir or listing.comment or not _ends_there(file):
-            raise Refused("data beside the members of its zip archive")
-
-
-def _ends_there(file: Any) -> bool:
-    """Whether the last record of a zip archive is at the end of its file."""
-    file.seek(-22, os.SEEK_END)
-    return bool(file.read(4) == b"PK\5\6")
 
 
 class Package:

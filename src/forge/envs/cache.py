@@ -18,7 +18,8 @@ from typing import BinaryIO
 from rattler import PackageRecord, RepoDataRecord
 
 from forge.conda.location import Location
-from forge.conda.package import Package, cache_folder, is_plain, stem, unpack
+from forge.conda.package import Package, cache_folder, is_plain
+from forge.conda.unpacking import stem, unpack
 from forge.errors import BuildFailed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
 

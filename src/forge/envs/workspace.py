@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import rattler
-from rattler import MatchSpec, PackageRecord, RepoDataRecord, SourceConfig
+from rattler import RepoDataRecord, SourceConfig
 from rattler.shell import ActivationVariables, activate
 
 from forge import network
@@ -25,8 +25,8 @@ from forge.conda.index import is_of
 from forge.conda.local import HOST_BOUND
 from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
-from forge.envs.bindings import CHECKED, BuildString
-from forge.envs.manifest import PLATFORM, Environment, Manifest, Platform
+from forge.envs.machine import require_machine
+from forge.envs.manifest import Environment, Manifest, Platform
 from forge.envs.repodata import Records, purls_of, with_purls
 from forge.errors import BuildFailed, ForgeError, NotAttempted, redacted
 from forge.files import read_text, write_text
@@ -282,28 +282,6 @@ def _installed(prefix: Path) -> set[tuple[str, str]]:
         except (ValueError, KeyError, TypeError, RecursionError):
             found.add((file.name, "unreadable"))
     return found
-
-
-def require_machine(records: Packages) -> None:
-    """Raise ForgeError unless this machine has what packages depend on, as pixi's install does.
-
-    See docs/stacks.md.
-    """
-    overrides = rattler.VirtualPackageOverrides.from_env()
-    machine = [p.into_generic() for p in rattler.VirtualPackage.detect(overrides)]
-    here = [
-        PackageRecord(
-            p.name.normalized, str(p.version), BuildString(str(p.build_string)), 0, PLATFORM
-        )
-        for p in machine
-    ]
-    for record in records:
-        for spec in (MatchSpec(d) for d in record.depends if d.split(" ")[0] in CHECKED):
-            if not any(spec.matches(package) for package in here):
-                raise ForgeError(
-                    f"{record.file_name} requires {spec}, and this machine has "
-                    f"{', '.join(map(str, machine))}; CONDA_OVERRIDE_NAME=VERSION pretends"
-                )
 
 
 def _failure(what: str, error: Exception) -> ForgeError:

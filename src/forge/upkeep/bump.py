@@ -9,7 +9,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rattler import Version as CondaVersion
 
 from forge import bases
 from forge.envs.manifest import Manifest
-from forge.errors import ForgeError, NotAttempted, Refused
+from forge.errors import ForgeError, Refused
 from forge.files import read_text, sha256_file, write_text
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
@@ -63,7 +63,7 @@ def bump(
     """
     result, cache, downloader = Bumped(), SourceCache(project), Downloader()
     with tempfile.TemporaryDirectory() as folder:
-        draft = _draft(project, Path(folder))
+        draft = draft_of(project, Path(folder))
         before = {path: path.read_bytes() for path in _files(draft)}
         chosen = set()
         for name, version in wanted.items():
@@ -77,7 +77,7 @@ def bump(
         after = every_source(draft).recipes
         moved = {n for n, r in after.items() if r.version != recipes.recipes[n].version}
         for name in sorted(moved | chosen):
-            _pin(cache, recipes.recipes[name], after[name], progress)
+            pin(cache, recipes.recipes[name], after[name], progress)
             outcome = f" -> {after[name].version}" if name in moved else ": files verified"
             result.moves.append(f"{name} {recipes.recipes[name].version}{outcome}")
         result.to_do = list(to_do(project, every_source(draft), moved, progress))
@@ -91,7 +91,7 @@ def bump(
     return result
 
 
-def _draft(project: Project, folder: Path) -> Project:
+def draft_of(project: Project, folder: Path) -> Project:
     """The project with a copy of its recipes and variants in `folder`; the rest is linked."""
     shutil.copytree(project.root / "recipes", folder / "recipes")
     shutil.copy(project.root / VARIANTS, folder)
@@ -114,7 +114,7 @@ def _files(project: Project) -> list[Path]:
 def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | None:
     """The release to move to: the wanted one or the newest; None if the recipe has the newest."""
     if not (place := upstream.listed_at(recipe)):
-        raise ForgeError(f"{recipe.name} has no upstream of its own: {_why_none(recipe)}")
+        raise ForgeError(f"{recipe.name} has no upstream of its own: {why_none(recipe)}")
     releases = upstream.releases(downloader, recipe)
     if wanted is None:
         newest = upstream.newest(releases)
@@ -128,7 +128,7 @@ def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | 
     return found.version
 
 
-def _why_none(recipe: Recipe) -> str:
+def why_none(recipe: Recipe) -> str:
     key = KEY.search(recipe.path.read_text())
     return f"it follows {key[1]} in {VARIANTS}" if key else "it is made here"
 
@@ -160,7 +160,7 @@ def set_version(project: Project, recipe: Recipe, new: str) -> None:
     variants.write_text(values)
 
 
-def _pin(cache: SourceCache, old: Recipe, new: Recipe, progress: Progress) -> None:
+def pin(cache: SourceCache, old: Recipe, new: Recipe, progress: Progress) -> None:
     """Write the sha256 of its files into `new`. Raises Refused for a file that was replaced."""
     kept = {source.origin for source in sources_of(new)}
     stale = {source.sha256 for source in sources_of(old) if source.origin not in kept}
@@ -250,59 +250,3 @@ def conflicts(recipes: RecipeSet) -> Iterator[str]:
             version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
             if version and wanted and not VersionSpec(wanted).matches(CondaVersion(version)):
                 yield f"{who} requires {spec}, but ours is {version}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of `forge outdated`. `newest` is empty where upstream did not answer; see `note`."""
-
-    name: str
-    version: str
-    newest: str
-    asked: str
-    note: str
-
-    @property
-    def outdated(self) -> bool:
-        return bool(self.newest) and Version(self.newest) > Version(self.version)
-
-
-def next_set(
-    project: Project, recipes: RecipeSet, rows: list[Row], progress: Progress
-) -> Iterator[str]:
-    """What the newest releases pair, where a recipe says that upstream states it, and the patches
-    that are there until a newer release has them."""
-    for row in rows:
-        recipe = recipes.recipes[row.name]
-        if row.newest and recipe.extra.get("built_with"):
-            try:
-                with tempfile.TemporaryDirectory() as folder:
-                    draft = _draft(project, Path(folder))
-                    set_version(draft, recipe, row.newest)
-                    newest = every_source(draft).recipes[row.name]
-                    _pin(SourceCache(project), recipe, newest, progress)
-                    newest = every_source(draft).recipes[row.name]
-                    yield from pairings(project, recipes, newest, all_of_them=True)
-            except NotAttempted as error:
-                yield f"{row.name} {row.newest}: unreachable: {error}"
-        for path in patches.all_patches(project) if row.outdated else ():
-            text = read_text(path)
-            if path.parent.name == row.name and "\nUpstream-Status: Backport " in text:
-                until = re.findall("^Remove-When: (.+)$", text, re.M)
-                yield f"{path.relative_to(project.root)} falls away when {until[0]}"
-
-
-def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
-    """The newest release of each recipe's upstream, and whether ours was yanked."""
-    downloader = Downloader()
-    for recipe in recipes:
-        version, asked = recipe.version, upstream.listed_at(recipe)
-        note = "" if asked else _why_none(recipe)
-        try:
-            releases = upstream.releases(downloader, recipe) if asked else []
-        except NotAttempted as error:
-            releases, note = [], f"unreachable: {error}"
-        if why := {release.version: release.yanked for release in releases}.get(version):
-            note = f"{version} was yanked: {why}"
-        last = upstream.newest(releases)
-        yield Row(recipe.name, version, last.version if last else "", asked, note)
