@@ -130,6 +130,17 @@ def test_content_out_of_proportion(
     unpack(archive, tmp_path / "got")
 
 
+def test_only_a_single_top_folder_is_dropped(tmp_path: Path) -> None:
+    unpack(packed(tmp_path, member("a/x", "1"), member("b/y", "2")), tmp_path / "got")
+    assert {path.name for path in (tmp_path / "got").iterdir()} == {"a", "b"}
+
+
+def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
+    """Eight MiB of zeros, a thousandth of that as an archive."""
+    unpack(packed(tmp_path, member("demo/zeros", "\0" * (8 << 20))), tmp_path / "got")
+    assert (tmp_path / "got/zeros").stat().st_size == 8 << 20
+
+
 def test_names_of_a_zip_are_not_mended_in_silence(tmp_path: Path) -> None:
     """zipfile drops `..` and shutil the whole member: a source would be incomplete."""
     archive = tmp_path / "demo-1.0.zip"

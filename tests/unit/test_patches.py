@@ -252,6 +252,17 @@ def test_source_whose_link_leads_out(tmp_path: Path, link: str) -> None:
     assert (tmp_path / "out" / "text").read_text() == TEXT
 
 
+def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    source, patch = tmp_path / "tree/text", tmp_path / "a.patch"
+    patch.write_text(GOOD)
+    source.write_text("other\n")
+    assert "patch does not apply" in patching.apply(source.parent, [patch])
+    source.write_text(TEXT)
+    again = patching.apply(source.parent, [patch, patch])
+    assert again.endswith("upstream has it: drop this patch")
+
+
 def test_one_bad_encoding_fails_alone(patched: Patched) -> None:
     patched.patch.write_bytes(b"\xff")
     found = patched.check()
