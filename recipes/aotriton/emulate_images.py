@@ -13,7 +13,7 @@ from pathlib import Path
 
 import emulated_kernels
 import numpy as np
-from strix_emulate import llvm, loader
+from strix_emulate.code import llvm, loader
 from strix_emulate.errors import DisassemblerError
 
 ROWS, WIDTH, SCALE = 70, 64, 0.125

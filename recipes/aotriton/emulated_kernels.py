@@ -10,8 +10,8 @@ from itertools import combinations
 
 import numpy as np
 from strix_emulate.api import Buffer, Launch, launch
+from strix_emulate.code.loader import Kernel
 from strix_emulate.errors import EmulatorError
-from strix_emulate.loader import Kernel
 
 #: flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647

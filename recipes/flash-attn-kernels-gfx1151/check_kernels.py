@@ -8,8 +8,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from strix_validate import gpu_free, kernel_calls
-from strix_validate.kernel_lists import FOLDER, installed
+from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled.lists import FOLDER, installed
+from strix_validate.triton import modes as triton_modes
 
 from checks import elf
 from checks.verdict import require
@@ -28,7 +29,7 @@ for key, kernel in kernels.items():
 
 calls = list(kernel_calls.FLASH_SETS["sample"]())
 step = max(1, len(calls) // wanted)
-answers = gpu_free.run(calls[::step][:wanted], "compile").calls
+answers = triton_modes.run(calls[::step][:wanted], "compile").calls
 listed = {digest for kernel in kernels.values() for digest in kernel["files"].values()}
 compared = set()
 for answer in answers:

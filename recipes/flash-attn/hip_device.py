@@ -10,9 +10,10 @@ import ctypes
 
 import torch
 import triton
-from strix_validate import flash, triton_device
+from strix_validate.attention import flash
+from strix_validate.attention.reference import compare
 from strix_validate.checks import Check, State
-from strix_validate.reference import compare
+from strix_validate.triton import stand_in
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from triton.backends.amd.driver import HIPDriver
@@ -59,7 +60,7 @@ def without_custom_operators(interface) -> None:
 
 def use_tritons_driver() -> HIPDriver:
     """Makes Triton's driver the active one; torch.cuda, which has no device, only names it."""
-    triton_device.install()
+    stand_in.install()
     driver = HIPDriver()
     driver.get_current_device = lambda: 0
     driver.get_current_stream = lambda _device=None: 0

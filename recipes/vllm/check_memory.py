@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 import torch
 from check_detection import ROCM, STRIX_HALO, functions, make_nodes, select_platform
-from strix_validate.memory import OVERHEAD, memory_of
-from strix_validate.tree import Tree
+from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.vllm_memory import OVERHEAD, memory_of
 
 GIB = 2**30
 

@@ -20,8 +20,8 @@ from support.project import CHECKOUT
 sys.path.append(str(CHECKOUT / "packages/strix-validate/tests"))
 
 import hosts
-from strix_validate.tree import Tree
-from strix_validate.virtual_packages import VARIABLES, detected
+from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.virtual_packages import VARIABLES, detected
 
 DETECT = """\
 import json
@@ -80,7 +80,7 @@ def test_what_rattler_refuses(variable: str, value: str) -> None:
 @pytest.mark.parametrize("machine", ["beside-discrete", "without-gpu", "kernel-without-kfd"])
 def test_the_line_that_mends(machine: str, tmp_path: Path) -> None:
     """What doctor prints, given to py-rattler, makes a Strix Halo machine of it."""
-    from strix_validate.machine import pixi
+    from strix_validate.doctor.hardware import pixi
 
     root = hosts.make(tmp_path, hosts.MACHINES[machine][0])
     fix = pixi(Tree(root)).fix

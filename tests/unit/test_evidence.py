@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from strix_validate import record
 from strix_validate.checks import State
+from strix_validate.reporting import record
 from support.project import CHECKOUT
 
 from forge.bases import BaseName

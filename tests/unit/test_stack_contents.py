@@ -7,7 +7,7 @@ import re
 
 import pytest
 from rattler import RepoDataRecord
-from strix_validate.environment import DISK
+from strix_validate.doctor.environment import DISK
 from support.conda_forge import Rendered, Solver
 from support.project import CHECKOUT
 

@@ -11,9 +11,10 @@ import time
 
 import fixtures
 import numpy as np
-from strix_emulate import loader, native
 from strix_emulate.api import Buffer, Options, launch
-from strix_emulate.program import decode_kernel
+from strix_emulate.code import loader
+from strix_emulate.native import library as native
+from strix_emulate.run.program import decode_kernel
 
 
 def attention_kernel() -> loader.Kernel:

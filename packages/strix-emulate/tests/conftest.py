@@ -2,7 +2,7 @@
 """Without a disassembler nothing can be executed: then these tests are skipped, and say why."""
 
 import pytest
-from strix_emulate import llvm
+from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
 
 

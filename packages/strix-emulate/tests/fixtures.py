@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import triton
 import triton.language as tl
-from strix_emulate import loader
 from strix_emulate.api import Buffer, Options, launch
-from strix_emulate.loader import Kernel
+from strix_emulate.code import loader
+from strix_emulate.code.loader import Kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

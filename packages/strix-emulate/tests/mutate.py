@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from strix_emulate import waits
-from strix_emulate.decode import Instruction, parse
+from strix_emulate.code.decode import Instruction, parse
 from strix_emulate.errors import Trap
-from strix_emulate.program import NO_EFFECT, WAITS
+from strix_emulate.memory import waits
+from strix_emulate.run.program import NO_EFFECT, WAITS
 
 #: Runs a kernel with these instructions; says whether its results are right; raises Trap.
 Judge = Callable[[list[Instruction]], bool]

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import operands
 import selftest
-from strix_emulate import narrow, native, operations, program
-from strix_emulate.decode import EXEC
-from strix_emulate.loader import Kernel
-from strix_emulate.runs import Session, Step
-from strix_emulate.waves import LANES, SCALARS, Waves
+from strix_emulate.arithmetic import operations, subdword
+from strix_emulate.code.decode import EXEC
+from strix_emulate.code.loader import Kernel
+from strix_emulate.memory.waves import LANES, SCALARS, Waves
+from strix_emulate.native import library as native
+from strix_emulate.native.runs import Session, Step
+from strix_emulate.run import program
 
 WAVES = 3
 #: What the random generator does not write: lanes, matrices, halves, EXEC.
@@ -117,9 +119,9 @@ OTHERS += [
     for name in sorted(operations.SATURATING & operations.TABLE.keys())
 ]  # fmt: skip
 OTHERS += [
-    f"{name} v1, " + ", ".join(operands[: len(narrow.PACKED[name][1])])
-    + how.replace("2", "1,1,0"[: 2 * len(narrow.PACKED[name][1]) - 1])
-    for name in sorted(narrow.PACKED.keys() - {"v_pk_fmac_f16"})
+    f"{name} v1, " + ", ".join(operands[: len(subdword.PACKED[name][1])])
+    + how.replace("2", "1,1,0"[: 2 * len(subdword.PACKED[name][1]) - 1])
+    for name in sorted(subdword.PACKED.keys() - {"v_pk_fmac_f16"})
     for operands, how in (
         (("v2", "s3", "v4"), ""), (("v1", "v1", "v1"), " op_sel:[2]"),
         (("v3", "0x40003c00", "v1"), " op_sel_hi:[2]"), (("v2", "1.0", "v3"), " clamp"),

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import exact
 from oracle_parts import Choice
-from strix_emulate.decode import EXEC, VCC
+from strix_emulate.code.decode import EXEC, VCC
 
 REGISTERS = 16
 #: Scalar registers of masks, which are nothing else: in wave64 pairs, see widened.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from exact import B16, F16, F32, add, encode, multiply, signed, value
-from strix_emulate.decode import EXEC, M0
+from strix_emulate.code.decode import EXEC, M0
 
 Case = tuple[str, Callable[[list, list], None]]
 LANES = range(32)

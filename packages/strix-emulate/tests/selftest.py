@@ -18,12 +18,14 @@ import oracle
 from elftools.elf.elffile import ELFFile
 from operands import FORMS, REGISTERS, Operation, Source, bits_of, operation
 from oracle_parts import limited
-from strix_emulate import addressing, llvm, program
-from strix_emulate.decode import EXEC, Instruction, decode
+from strix_emulate.code import llvm
+from strix_emulate.code.decode import EXEC, Instruction, decode
+from strix_emulate.code.loader import Kernel
 from strix_emulate.errors import EmulatorError, Trap
-from strix_emulate.loader import Kernel
-from strix_emulate.memory import Arena, Memory
-from strix_emulate.waves import LANES, SCALARS, Waves
+from strix_emulate.memory import addressing
+from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.waves import LANES, SCALARS, Waves
+from strix_emulate.run import program
 
 
 @dataclass

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import selftest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import llvm, vmem
 from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.code import llvm
+from strix_emulate.code.loader import Argument, Kernel
 from strix_emulate.errors import EmulatorError
-from strix_emulate.loader import Argument, Kernel
+from strix_emulate.instructions import vmem
 
 HEAD = """
 s_load_b128 s[4:7], s[0:1], 0x0

@@ -7,9 +7,9 @@ import numpy as np
 import oracle_waves
 import selftest
 from operands import bits_of
-from strix_emulate.decode import EXEC
+from strix_emulate.code.decode import EXEC
 from strix_emulate.errors import Trap
-from strix_emulate.waves import LANES, SCALARS
+from strix_emulate.memory.waves import LANES, SCALARS
 
 REGISTERS = 32
 _HALVES = {"f16": np.float16, "bf16": np.float32}

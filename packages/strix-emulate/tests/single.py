@@ -3,8 +3,8 @@
 
 import numpy as np
 import selftest
-from strix_emulate.decode import EXEC
-from strix_emulate.waves import LANES, SCALARS
+from strix_emulate.code.decode import EXEC
+from strix_emulate.memory.waves import LANES, SCALARS
 
 LANE = np.arange(LANES, dtype=np.uint32)
 FULL = 0xFFFFFFFF

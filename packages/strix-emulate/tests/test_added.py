@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import selftest
 from single import FULL, LANE, f32, run
-from strix_emulate import doubles, floats
+from strix_emulate.arithmetic import doubles, floats
 from strix_emulate.errors import Trap
-from strix_emulate.waves import LANES, SCALARS
+from strix_emulate.memory.waves import LANES, SCALARS
 from test_checks import LOAD, STORE, execute
 
 

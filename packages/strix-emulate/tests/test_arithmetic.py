@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import selftest
 from single import FULL, LANE, f32, run
-from strix_emulate import decode, floats
-from strix_emulate.decode import EXEC
-from strix_emulate.waves import LANES, SCALARS, constant
+from strix_emulate.arithmetic import floats
+from strix_emulate.code import decode
+from strix_emulate.code.decode import EXEC
+from strix_emulate.memory.waves import LANES, SCALARS, constant
 
 
 def test_carries():

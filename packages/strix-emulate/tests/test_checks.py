@@ -6,11 +6,11 @@ import io
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import llvm
 from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.code import llvm
+from strix_emulate.code.loader import Argument, Kernel
 from strix_emulate.errors import EmulatorError, Trap
-from strix_emulate.findings import CHECKS, parse, with_value
-from strix_emulate.loader import Argument, Kernel
+from strix_emulate.memory.findings import CHECKS, parse, with_value
 
 LOAD = """
 s_load_b128 s[4:7], s[0:1], 0x0

@@ -12,7 +12,9 @@ import selftest
 import selftest_control
 import selftest_memory
 import selftest_waves
-from strix_emulate import atomics, crosslane, native, program, vmem
+from strix_emulate.instructions import atomics, crosslane, vmem
+from strix_emulate.native import library as native
+from strix_emulate.run import program
 
 #: Mnemonics without a result that could be compared, by the reason.
 NOT_COMPARED = {

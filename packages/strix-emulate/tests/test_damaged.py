@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from mutants import Tally, texts, trees
-from strix_emulate import cli, loader
-from strix_emulate.bundles import BUNDLE
+from strix_emulate import cli
+from strix_emulate.code import loader
+from strix_emulate.code.bundles import BUNDLE
 from strix_emulate.errors import EmulatorError
 from test_loader import elf, pack_aks2  # noqa: F401
 

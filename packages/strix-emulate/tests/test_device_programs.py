@@ -18,8 +18,8 @@ from device_support import (
     on_device,
     run,
 )
-from strix_emulate import loader
 from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.code import loader
 
 
 def bundle(code: bytes) -> bytes:

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 from single import FULL, LANE, f32, run
-from strix_emulate import floats
-from strix_emulate.decode import EXEC, VCC
+from strix_emulate.arithmetic import floats
+from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.errors import Trap
 
 

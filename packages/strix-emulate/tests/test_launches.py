@@ -7,13 +7,14 @@ import weakref
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import llvm, program
-from strix_emulate.decode import decode
+from strix_emulate.code import llvm
+from strix_emulate.code.decode import decode
+from strix_emulate.code.loader import Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.loader import Kernel
-from strix_emulate.machine import Machine, Options
-from strix_emulate.memory import READ_ONLY, WRITABLE, Arena
-from strix_emulate.program import Program
+from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
+from strix_emulate.run import program
+from strix_emulate.run.machine import Machine, Options
+from strix_emulate.run.program import Program
 from test_checks import LOAD, STORE, execute
 
 #: the atomic is numpy's where C is installed, too

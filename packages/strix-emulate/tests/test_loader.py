@@ -14,8 +14,9 @@ from pathlib import Path
 import fixtures
 import numpy as np
 import pytest
-from strix_emulate import llvm, loader, native
+from strix_emulate.code import llvm, loader
 from strix_emulate.errors import LoadError
+from strix_emulate.native import library as native
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ import fixtures
 import native_check
 import numpy as np
 import pytest
-from strix_emulate import generate, native, translate
 from strix_emulate.api import Options
+from strix_emulate.arithmetic import translate
+from strix_emulate.native import generate
+from strix_emulate.native import library as native
 
 
 @pytest.fixture(scope="module", autouse=True)

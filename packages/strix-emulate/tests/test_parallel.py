@@ -8,10 +8,12 @@ import fixtures
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import api, llvm, parallel, statistics
+from strix_emulate import api, statistics
 from strix_emulate.api import Buffer, Options
+from strix_emulate.code import llvm
+from strix_emulate.code.loader import Argument, Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.loader import Argument, Kernel
+from strix_emulate.run import parallel
 
 #: s[4:5] is the array; v1 is 4 times the workgroup's number, v2 that of its pair: 0, 1 1, 2 2 ...
 START = """

@@ -9,12 +9,13 @@ import operands
 import pytest
 import selftest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import llvm, program
 from strix_emulate.api import Buffer, Options, launch
-from strix_emulate.decode import EXEC, VCC
+from strix_emulate.code import llvm
+from strix_emulate.code.decode import EXEC, VCC
+from strix_emulate.code.loader import Argument, Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.loader import Argument, Kernel
-from strix_emulate.waves import SCALARS, Waves
+from strix_emulate.memory.waves import SCALARS, Waves
+from strix_emulate.run import program
 
 MASKS = (operands.MASK_IN, operands.MASK_OUT, VCC, EXEC)
 LANE = np.arange(64, dtype=np.uint32)

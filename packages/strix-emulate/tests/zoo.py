@@ -7,8 +7,8 @@ import fixtures
 import numpy as np
 import triton
 import triton.language as tl
-from strix_emulate import loader
 from strix_emulate.api import Buffer, Options, launch
+from strix_emulate.code import loader
 
 TYPES = {"fp32": "f4", "fp16": "f2", "fp64": "f8", "i32": "i4", "i16": "i2", "i8": "i1",
          "i64": "i8",

@@ -3,10 +3,9 @@
 
 from datetime import UTC, datetime
 
-from strix_validate import record
 from strix_validate.checks import Check, Result, State
-from strix_validate.record import Device, Host, Package, Record
-from strix_validate.report import plots
+from strix_validate.reporting import plots, record
+from strix_validate.reporting.record import Device, Host, Package, Record
 from strix_validate.tiers import bench
 
 

@@ -7,9 +7,9 @@ import pytest
 from records import make, timing
 from rich.console import Console
 from strix_validate.checks import Check, CheckFailed, Options, State
-from strix_validate.report import render
+from strix_validate.reporting.page import render
+from strix_validate.reporting.table import show
 from strix_validate.run import run
-from strix_validate.table import show
 from strix_validate.tiers import bench
 
 

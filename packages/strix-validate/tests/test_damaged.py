@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from mutants import Tally, texts, trees
-from strix_validate import environment, host, installed, kernel_lists, record, warm
 from strix_validate.cli import app
+from strix_validate.doctor import environment, host, installed
+from strix_validate.precompiled import lists as kernel_lists
+from strix_validate.precompiled import warm
+from strix_validate.reporting import record
 from typer.testing import CliRunner
 
 COMPARED = {"error": 1e-3, "bound": 4e-3, "rms": 1e-4, "rms_bound": 1e-3}

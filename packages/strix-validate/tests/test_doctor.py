@@ -8,13 +8,15 @@ import sys
 
 import hosts
 import pytest
-from strix_validate import environment, machine, skips
+from strix_validate import skips
 from strix_validate.checks import CannotRun, Severity, State
 from strix_validate.cli import app
+from strix_validate.doctor import environment
+from strix_validate.doctor import hardware as machine
+from strix_validate.doctor.tree import Node, Tree
+from strix_validate.doctor.virtual_packages import detected
 from strix_validate.skips import Machine
 from strix_validate.tiers import doctor
-from strix_validate.tree import Node, Tree
-from strix_validate.virtual_packages import detected
 from typer.testing import CliRunner
 
 

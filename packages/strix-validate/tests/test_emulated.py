@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from strix_emulate import llvm
+from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate import gpu_free
 from strix_validate.checks import CannotRun, Options, State
-from strix_validate.gpu_free import Answer, Answers, ChildError, Executed
 from strix_validate.run import run
 from strix_validate.tiers import emulated
+from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.modes import Answer, Answers, ChildError, Executed
 
 NAMES = ("d64-float16", "varlen")
 DONE = (Executed("attn_fwd", "0123abcd", 1000, 0.5), Executed("attn_bwd", "4567cdef", 2000, 0.5))
@@ -39,7 +39,7 @@ def answered(monkeypatch):
                 raise error
             return Answers("built-in", list(answers))
 
-        monkeypatch.setattr(gpu_free, "run", stand_in)
+        monkeypatch.setattr(triton_modes, "run", stand_in)
         return {check.id.removeprefix("emulated/"): check for check in tier()}
 
     return install
@@ -95,7 +95,7 @@ def test_the_trap_that_llvm_causes(monkeypatch, name, trap, state):
     """It is skipped in its one check and in its one form."""
     monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
     answer = Answer(error=("Trap", trap), executed=DONE)
-    monkeypatch.setattr(gpu_free, "run", lambda calls, mode: Answers("built-in", [answer]))
+    monkeypatch.setattr(triton_modes, "run", lambda calls, mode: Answers("built-in", [answer]))
     (check,) = run(["emulated"], Options(), [f"emulated/{name}"]).checks
     assert check.state is state
     assert ("pull/220357" if state is State.SKIPPED else trap) in check.reason

@@ -8,19 +8,20 @@ import sys
 
 import pytest
 import torch
-from strix_emulate import llvm
+from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate import gpu_free, triton_device
 from strix_validate.checks import CannotRun
+from strix_validate.triton import modes as triton_modes
+from strix_validate.triton import stand_in
 
 PROGRAM = """
 import torch, triton
 import triton.language as tl
-from strix_validate import emulation, triton_device
+from strix_validate.triton import emulation, stand_in as triton_device
 
-triton_device.install()
+stand_in.install()
 done = []
-triton_device.intercept(lambda x: None if x.is_warmup else done.append(emulation.execute(x)))
+stand_in.intercept(lambda x: None if x.is_warmup else done.append(emulation.execute(x)))
 
 
 @triton.autotune([triton.Config({"BLOCK": n}) for n in (64, 128)], key=["n"])
@@ -81,7 +82,7 @@ def test_each_run_has_a_cache_of_its_own(mode, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/caller")
     try:
-        (answer,) = gpu_free.run([Asks()], mode).calls
+        (answer,) = triton_modes.run([Asks()], mode).calls
     except CannotRun as reason:
         pytest.skip(str(reason))
     assert answer.error is None and not answer.tensors["shared"]
@@ -90,7 +91,7 @@ def test_each_run_has_a_cache_of_its_own(mode, monkeypatch):
 def test_asserts_of_aiter_alone_are_dropped(tmp_path, monkeypatch):
     """aiter asserts that tensors are on a GPU; what others assert still holds."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [triton_device.KernelLibraries, *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [stand_in.KernelLibraries, *sys.meta_path])
     for name in ("aiter", "another_library"):
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / name).mkdir()

@@ -10,11 +10,12 @@ import itertools
 
 import pytest
 import torch
-from strix_validate import behaviour, flash_cases, gpu_free, reference, sdpa
+from strix_validate.attention import behaviour, flash_cases, reference, sdpa
+from strix_validate.attention.sdpa_problem import Problem
+from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Check, Options, Size, State
-from strix_validate.sdpa_problem import Problem
-from strix_validate.sdpa_shapes import SHAPES
 from strix_validate.tiers import attention, run_each
+from strix_validate.triton import modes as triton_modes
 
 right = torch.nn.functional.scaled_dot_product_attention
 caught: dict[str, bool] = {}
@@ -256,8 +257,8 @@ def test_wrong_flash_attn_is_caught(name):
     case_name, broken = FLASH[name]
     case = flash_case(case_name)
     check = Check("flash-attn", "", "")
-    plant(name, attention.judge(check, case, gpu_free.Answer(broken(case))))
-    answer = gpu_free.Answer(case.expected(torch.float32))
+    plant(name, attention.judge(check, case, triton_modes.Answer(broken(case))))
+    answer = triton_modes.Answer(case.expected(torch.float32))
     assert attention.judge(check, case, answer).state is State.PASSED
 
 

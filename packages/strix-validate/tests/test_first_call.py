@@ -16,8 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from models import CONFIGS
-from strix_validate import flash, gpu_free, kernel_calls, kernel_packages, vllm_calls, warm
-from strix_validate.vllm_calls import LAYERS, Attention, Batch
+from strix_validate.attention import flash
+from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled import packages as kernel_packages
+from strix_validate.precompiled import vllm_calls, warm
+from strix_validate.precompiled.vllm_calls import LAYERS, Attention, Batch
+from strix_validate.triton import modes as triton_modes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -31,14 +35,14 @@ needs_flash_attn = pytest.mark.skipif(
 STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
 
 
-def asked(calls: Sequence[gpu_free.Call]) -> list[set[str]]:
+def asked(calls: Sequence[triton_modes.Call]) -> list[set[str]]:
     """The kernels that each call needs: Triton asks again for one that it was refused."""
-    answers = gpu_free.run(calls, "ask").calls
+    answers = triton_modes.run(calls, "ask").calls
     assert not (wrong := [found.error for found in answers if found.error]), wrong
     return [set(found.asked) for found in answers]
 
 
-def needs(calls: Sequence[gpu_free.Call]) -> set[str]:
+def needs(calls: Sequence[triton_modes.Call]) -> set[str]:
     return set().union(*asked(calls))
 
 

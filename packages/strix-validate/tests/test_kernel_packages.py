@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import cli, kernel_calls, kernel_lists, kernel_packages, warm, workload
-from strix_validate.gpu_free import Answer
-from strix_validate.triton_device import Lookup
-from strix_validate.vllm_calls import Attention
-from strix_validate.vllm_experts import Experts
+from strix_validate import cli
+from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled import lists as kernel_lists
+from strix_validate.precompiled import packages as kernel_packages
+from strix_validate.precompiled import warm, workload
+from strix_validate.precompiled.vllm_calls import Attention
+from strix_validate.triton.modes import Answer
+from strix_validate.triton.stand_in import Lookup
+from strix_validate.vllm.experts import Experts
 from typer.testing import CliRunner
 
 META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
@@ -150,7 +154,7 @@ def test_no_model(tmp_path: Path, config: str) -> None:
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistral's first call with flash-attn compiled its window's kernels."""
-    monkeypatch.setattr(warm.kernel_packages, "has", lambda name: True)
+    monkeypatch.setattr(warm.packages, "has", lambda name: True)
     monkeypatch.setattr(kernel_calls, "has_aiter", lambda: True)
     file = tmp_path / "config.json"
     for window, expected in ((4096, 3), (None, 1)):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import convolution, factors, gemm, host_memory, inductor, isolated
+from strix_validate import factors
 from strix_validate.checks import Check, Options, Result, State
+from strix_validate.libraries import convolution, gemm, host_memory, inductor
 from strix_validate.run import run
-from strix_validate.tiers import libraries, run_each
+from strix_validate.tiers import isolated, libraries, run_each
 
 #: On a machine with a GPU the faults are planted in what it computes.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,11 +15,12 @@ from itertools import islice
 import pytest
 import tiled
 import torch
-from strix_validate import behaviour, flash_cases, gpu_free, sdpa
+from strix_validate.attention import behaviour, flash_cases, sdpa
+from strix_validate.attention.sdpa_problem import Problem
+from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Check, Options, Result, Size, State
-from strix_validate.sdpa_problem import Problem
-from strix_validate.sdpa_shapes import SHAPES
 from strix_validate.tiers import attention, run_each
+from strix_validate.triton import modes as triton_modes
 
 HALF = torch.float16  # for a field that only asks whether sums are kept in 16 bits
 #: name: what is wrong with tiled.Kernel
@@ -295,24 +296,24 @@ def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict):
     return torch.cat([both, rest], -1)
 
 
-def flash_attn(kernel: tiled.Kernel, call) -> gpu_free.Answer:
+def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.Answer:
     tensors, options = call.tensors, call.options
     if options.get("dropout_p"):
-        return gpu_free.Answer({"differing": torch.tensor(float(call.repeats - 1))})
+        return triton_modes.Answer({"differing": torch.tensor(float(call.repeats - 1))})
     if call.function == "flash_attn_with_kvcache":
         try:
-            return gpu_free.Answer(cached(kernel, tensors, options))
+            return triton_modes.Answer(cached(kernel, tensors, options))
         except NotImplementedError:
-            return gpu_free.Answer(error=("NotImplementedError", ""))
+            return triton_modes.Answer(error=("NotImplementedError", ""))
     if "varlen" in call.function:
-        return gpu_free.Answer(packed(kernel, tensors, call.grad_out, options))
+        return triton_modes.Answer(packed(kernel, tensors, call.grad_out, options))
     whole, tensors = tensors, unpacked(kernel, tensors, 2)
     arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")
     found = dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
     infer = replace(kernel, **dict(kernel.inference))
     inference = dense(infer, *arguments[0], None, options, arguments[1])["out"]
     found |= {"differing": torch.tensor(0.0), "inference": inference}
-    return gpu_free.Answer(repacked(found, whole, 2))
+    return triton_modes.Answer(repacked(found, whole, 2))
 
 
 @cache

@@ -9,10 +9,12 @@ from datetime import date
 
 import pytest
 from records import FAILED, make
-from strix_validate import cli, host, record, skips, terminal, tiers
+from strix_validate import cli, skips, terminal, tiers
 from strix_validate.checks import Check, Options, Result, State, is_named
-from strix_validate.record import CheckRecord, Package
-from strix_validate.report import render
+from strix_validate.doctor import host
+from strix_validate.reporting import record
+from strix_validate.reporting.page import render
+from strix_validate.reporting.record import CheckRecord, Package
 from strix_validate.run import NoSuchCheck, run, select
 from strix_validate.skips import Machine
 from strix_validate.tiers import run_each

@@ -7,8 +7,9 @@ from records import FAILED, PAIR, benchmarks, make
 from rich.console import Console
 from strix_validate import cli, terminal
 from strix_validate.checks import Check, Result, Severity, State
-from strix_validate.report import plots, render
-from strix_validate.table import show, summary
+from strix_validate.reporting import plots
+from strix_validate.reporting.page import render
+from strix_validate.reporting.table import show, summary
 from typer.testing import CliRunner
 
 
@@ -62,7 +63,7 @@ def test_a_server_under_load_is_drawn(tmp_path):
 
 def test_without_matplotlib(tmp_path, monkeypatch):
     """The page is whole but for the plots; asking for plots is refused before any check."""
-    monkeypatch.delitem(sys.modules, "strix_validate.report.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "strix_validate.reporting.plots", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

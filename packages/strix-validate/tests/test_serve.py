@@ -9,8 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from strix_validate import skips, tiny_llama, tiny_models, vllm_server
+from strix_validate import skips
 from strix_validate.checks import Options, State
+from strix_validate.serving import server as vllm_server
+from strix_validate.serving import tiny_llama, tiny_models
 from strix_validate.skips import Machine
 from strix_validate.tiers import run_each, serve
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import tiny_models
-from strix_validate.tiny_llama import PROMPT
-from strix_validate.tiny_models import MODELS
+from strix_validate.serving import tiny_models
+from strix_validate.serving.tiny_llama import PROMPT
+from strix_validate.serving.tiny_models import MODELS
 
 REAL = Path(os.environ.get("VLLM_SOURCE", ""))
 

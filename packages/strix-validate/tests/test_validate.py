@@ -22,10 +22,12 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
-from strix_validate import cli, flash_cases, gpu_free, reference  # noqa: E402
+from strix_validate import cli  # noqa: E402
+from strix_validate.attention import flash_cases, reference  # noqa: E402
 from strix_validate.checks import Check, State, exit_code  # noqa: E402
-from strix_validate.record import Record  # noqa: E402
+from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, kernels  # noqa: E402
+from strix_validate.triton import modes as triton_modes  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 CHECK = Check("id", "title", "why")
@@ -124,8 +126,8 @@ def flash_case(name):
 
 def test_refusal_is_right_only_where_allowed_and_only_as_not_implemented():
     window, plain = flash_case("window-float32"), flash_case("full-float32")
-    refused = gpu_free.Answer(error=("NotImplementedError", "no window"))
-    crashed = gpu_free.Answer(error=("RuntimeError", "out of LDS"))
+    refused = triton_modes.Answer(error=("NotImplementedError", "no window"))
+    crashed = triton_modes.Answer(error=("RuntimeError", "out of LDS"))
     assert attention.judge(CHECK, window, refused).state is State.PASSED
     assert attention.judge(CHECK, plain, refused).state is State.FAILED
     assert attention.judge(CHECK, window, crashed).state is State.FAILED
@@ -252,13 +254,13 @@ def test_flash_attn_in_the_interpreter():
 @needs_flash_attn
 def test_kernel_compiles_and_a_wrong_target_fails():
     (check,) = [check for check in kernels.checks() if check.id == "kernels/d64"]
-    (answer,) = gpu_free.run([kernels._call(check)], "compile").calls
+    (answer,) = triton_modes.run([kernels._call(check)], "compile").calls
     assert kernels.judge(check, answer).state is State.PASSED
     kernel = answer.kernels[0]
     flags = 48  # offset of e_flags in the header of a 64-bit ELF file
     other_chip = kernel.elf[:flags] + b"\x41" + kernel.elf[flags + 1 :]
-    changed = gpu_free.Kernel(kernel.name, other_chip, kernel.assembly, kernel.launch_lds)
-    result = kernels.judge(check, gpu_free.Answer(kernels=(changed, *answer.kernels[1:])))
+    changed = triton_modes.Kernel(kernel.name, other_chip, kernel.assembly, kernel.launch_lds)
+    result = kernels.judge(check, triton_modes.Answer(kernels=(changed, *answer.kernels[1:])))
     assert result.state is State.FAILED
     assert "0x41" in result.reason
-    assert kernels.judge(check, gpu_free.Answer()).state is State.FAILED
+    assert kernels.judge(check, triton_modes.Answer()).state is State.FAILED

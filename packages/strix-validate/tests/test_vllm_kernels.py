@@ -14,20 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_emulate import llvm
+from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate import (
-    conch_kernels,
-    gpu_free,
-    reference,
-    vllm_checks,
-    vllm_kernels,
-    vllm_mxfp4,
-    vllm_source,
-)
+from strix_validate.attention import reference
 from strix_validate.checks import CannotRun, Check, Options, State
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated, kernels
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import checks as vllm_checks
+from strix_validate.vllm import conch
+from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm import mxfp4 as vllm_mxfp4
+from strix_validate.vllm import source as vllm_source
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -37,8 +35,8 @@ NORM = "vllm/model_executor/determinism/batch_invariant.py"
 CHECK = Check("x", "", "")
 
 
-def answer(tensors) -> gpu_free.Answer:
-    return gpu_free.Answer(tensors, executed=(gpu_free.Executed("kernel", "0123", 1, 0.0),))
+def answer(tensors) -> triton_modes.Answer:
+    return triton_modes.Answer(tensors, executed=(triton_modes.Executed("kernel", "0123", 1, 0.0),))
 
 
 #: name: (the check that must fail, what to change in its case, the same numbers otherwise)
@@ -123,7 +121,7 @@ CONCH_SPOILT = {
 def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
     """The answer to expect is that of the packed tensors, and of no others."""
     case, spoil = CONCH_SPOILT[name]
-    call, expected = vllm_kernels.make("seed", conch_kernels.COMPUTED[case], Path())
+    call, expected = vllm_kernels.make("seed", conch.COMPUTED[case], Path())
 
     def product(tensors):
         bytes_ = torch.stack([tensors["codes"].long() >> 8 * i & 255 for i in range(4)], 1)
@@ -139,7 +137,7 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 
 
 def test_without_conch_its_checks_are_skipped(monkeypatch):
-    monkeypatch.setattr(conch_kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(conch.importlib.util, "find_spec", lambda name: None)
     (check,) = run(["kernels"], Options(), ["kernels/conch-w8a16-decode"]).checks
     assert check.state is State.SKIPPED and check.measured == {"said": "conch is not installed"}
 

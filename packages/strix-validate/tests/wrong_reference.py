@@ -7,7 +7,8 @@ where ARGUMENT... are those of strix-validate.
 
 import sys
 
-from strix_validate import cli, reference
+from strix_validate import cli
+from strix_validate.attention import reference
 
 right = reference.attention
 

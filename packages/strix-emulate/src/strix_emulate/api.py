@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strix_emulate import hidden
-from strix_emulate.decode import Instruction
+from strix_emulate.code import hidden
+from strix_emulate.code.decode import Instruction
+from strix_emulate.code.loader import LDS_LIMIT, STACK, Image, Kernel
 from strix_emulate.errors import EmulatorError
-from strix_emulate.findings import CHECKS, Note
-from strix_emulate.loader import LDS_LIMIT, STACK, Image, Kernel
-from strix_emulate.machine import Machine, Options
-from strix_emulate.memory import READ_ONLY, UNWRITTEN, WRITABLE, Arena
-from strix_emulate.program import Block, Program, decode_kernel
+from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
+from strix_emulate.memory.findings import CHECKS, Note
+from strix_emulate.run.machine import Machine, Options
+from strix_emulate.run.program import Block, Program, decode_kernel
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from strix_emulate import loader, native, statistics
+from strix_emulate import statistics
 from strix_emulate.api import Buffer, launch
+from strix_emulate.code import loader
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
-from strix_emulate.findings import CHECKS, parse, with_value
-from strix_emulate.machine import Options
-from strix_emulate.program import decode_kernel
+from strix_emulate.memory.findings import CHECKS, parse, with_value
+from strix_emulate.native import library as native
+from strix_emulate.run.machine import Options
+from strix_emulate.run.program import decode_kernel
 
 EXIT_STATUS = "Exit status: 0 done, 1 the kernel trapped, 2 bad input or usage, 3 no disassembler."
 app = typer.Typer(

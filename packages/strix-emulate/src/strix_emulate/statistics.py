@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import asdict
 
 from strix_emulate.api import Launch
-from strix_emulate.decode import Instruction
-from strix_emulate.loader import Kernel
-from strix_emulate.program import CONTROL, NO_EFFECT, WAITS, supported
-from strix_emulate.vmem import is_memory
+from strix_emulate.code.decode import Instruction
+from strix_emulate.code.loader import Kernel
+from strix_emulate.instructions.vmem import is_memory
+from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
 
 #: gfx1151, LLVM's guide and GCNSubtarget: 1.5 times the registers of other RDNA3 chips.
 VGPRS_PER_SIMD, VGPR_GRANULE, WAVES_PER_SIMD = 1536, 24, 16

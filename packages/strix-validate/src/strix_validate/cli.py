@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from strix_validate import kernel_commands, record, tiers
+from strix_validate import kernel_commands, tiers
 from strix_validate.checks import Size
+from strix_validate.reporting import record
 from strix_validate.run import NoSuchCheck, select
 from strix_validate.terminal import (
     DeviceName,
@@ -263,7 +264,7 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Make one self-contained HTML page from records."""
-    from strix_validate.report import render
+    from strix_validate.reporting.page import render
 
     try:
         page = render([record.load(file) for file in records], [file.stem for file in records])

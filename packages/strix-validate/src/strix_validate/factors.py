@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import cholesky, eigh, lu, qr, svd
 
 from strix_validate.checks import Check, Options, Result, State, require
-from strix_validate.convolution import ON_CPU
+from strix_validate.libraries.convolution import ON_CPU
 
 _CHOLESKY = (
     "rocSOLVER's Cholesky factors silently wrong, of a race in potf2: "

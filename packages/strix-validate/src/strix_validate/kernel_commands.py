@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from strix_validate.checks import CannotRun
-from strix_validate.kernel_lists import describe, installed
+from strix_validate.precompiled.lists import describe, installed
 from strix_validate.terminal import Json, Only, VllmOption
 
 
@@ -29,7 +29,7 @@ def warm(
     """
     console = Console(stderr=True, highlight=False)
     try:
-        from strix_validate.warm import NoModel, calls, fill
+        from strix_validate.precompiled.warm import NoModel, calls, fill
 
         try:
             wanted = calls(model, vllm_source)
@@ -53,7 +53,7 @@ def compilations(
     """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
     console = Console(stderr=True, highlight=False)
     try:
-        from strix_validate.warm import count
+        from strix_validate.precompiled.warm import count
 
         found = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
     except (CannotRun, ModuleNotFoundError) as reason:

@@ -10,9 +10,11 @@ from fnmatch import fnmatchcase
 from time import perf_counter
 from types import ModuleType
 
-from strix_validate import TARGET, host, record, skips, tiers
+from strix_validate import TARGET, skips, tiers
 from strix_validate.checks import Check, Options, Result, State, is_named
-from strix_validate.record import Record
+from strix_validate.doctor import host
+from strix_validate.reporting import record
+from strix_validate.reporting.record import Record
 
 
 class NoSuchCheck(ValueError):

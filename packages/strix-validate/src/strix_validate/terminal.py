@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strix_validate import host
 from strix_validate.checks import Options, Size, exit_code
-from strix_validate.record import Record
+from strix_validate.doctor import host
+from strix_validate.reporting.record import Record
+from strix_validate.reporting.table import show
 from strix_validate.run import NoSuchCheck, refuse_misspelt, run
-from strix_validate.table import show
 
 #: A record has megabytes, and a killed run loses no more than this.
 SECONDS_BETWEEN_WRITES = 5.0
@@ -98,7 +98,7 @@ def run_and_exit(
         found.write(file)
         console.print(f"wrote {file}")
     if plots:
-        from strix_validate.report.plots import write
+        from strix_validate.reporting.plots import write
 
         for file in write(found, plots):
             console.print(f"wrote {file}")

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from strix_emulate import llvm
+from strix_emulate.code import llvm
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"

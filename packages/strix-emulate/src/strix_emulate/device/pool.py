@@ -23,7 +23,7 @@ from strix_emulate.device.protocol import (
     Status,
 )
 from strix_emulate.errors import Trap
-from strix_emulate.memory import READ_ONLY, WRITABLE, Arena
+from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
 
 #: F_GET_SEALS and F_SEAL_SHRINK of Linux.
 _GET_SEALS, _SEAL_SHRINK = 1034, 2
@@ -124,7 +124,7 @@ class Pool:
 class DeviceMemory(Arena):
     """The pool during one launch: allocations may be read and written, arguments only read.
 
-    cell, checked: as in :class:`strix_emulate.memory.Memory`. Unwritten memory is no trap: what
+    cell, checked: as in :class:`memory.arena.Memory`. Unwritten memory is no trap: what
     the host wrote is not known.
     """
 

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 
-from strix_emulate.findings import Note
+from strix_emulate.memory.findings import Note
 
 #: Libraries of ROCm with kernels, which AMD or a distribution compiles.
 _AMDS = re.compile(

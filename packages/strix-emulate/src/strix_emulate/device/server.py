@@ -16,21 +16,17 @@ from functools import cached_property
 
 import numpy as np
 
-from strix_emulate import api, bundles, hidden, loader
+from strix_emulate import api
+from strix_emulate.code import bundles, hidden, loader
 from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
 from strix_emulate.device.report import Tally, is_amds
-from strix_emulate.errors import (
-    EmulatorError,
-    LoadError,
-    Trap,
-    Unsupported,
-)
-from strix_emulate.findings import CHECKS, parse
-from strix_emulate.machine import Machine, Options
-from strix_emulate.program import Program, decode_kernel
+from strix_emulate.errors import EmulatorError, LoadError, Trap, Unsupported
+from strix_emulate.memory.findings import CHECKS, parse
+from strix_emulate.run.machine import Machine, Options
+from strix_emulate.run.program import Program, decode_kernel
 from strix_emulate.statistics import occupancy
 
 #: Offsets of what a launch needs, and the most bytes of arguments.
@@ -58,7 +54,7 @@ class _Function:
 
 
 class Server:
-    """Answers requests. off, budget, cores, seconds: see :class:`strix_emulate.machine.Options`."""
+    """Answers requests. off, budget, cores, seconds: see :class:`run.machine.Options`."""
 
     def __init__(
         self, pool: Pool, off: frozenset[str] = frozenset(), budget: int = 0, log: bool = False,
@@ -314,7 +310,7 @@ def main() -> int:
 
 def decode_check() -> None:
     """Raises DisassemblerError where no suitable libLLVM is found, before anything is launched."""
-    from strix_emulate import llvm
+    from strix_emulate.code import llvm
 
     llvm.find()
 

@@ -9,10 +9,12 @@ from time import perf_counter
 
 import torch
 
-from strix_validate import behaviour, flash, flash_cases, gpu_free, sdpa, vllm_checks
+from strix_validate.attention import behaviour, flash, flash_cases, sdpa
+from strix_validate.attention.reference import compare
 from strix_validate.checks import Check, Options, Result, Size, State
-from strix_validate.reference import compare
 from strix_validate.tiers import run_each
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import checks as vllm_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
@@ -54,11 +56,13 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each([check for check in wanted if check.id in bodies], options, bodies)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
-    mode: gpu_free.Mode = "native" if options.device == "cuda" else "interpret"
+    mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
     yield from vllm_checks.run("attention", wanted, options, mode, _judge_vllm)
 
 
-def _judge_vllm(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
+def _judge_vllm(
+    check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer
+) -> Result:
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     return compare(check, answer.tensors, expected, call.dtype)
@@ -99,11 +103,11 @@ def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Resu
     calls = [case.call for case in cases.values()]
     try:
         if kind == "gpu":
-            own = [gpu_free.answer(call, "cuda") for call in calls]
-            answers = gpu_free.Answers(flash.backend(), own)
+            own = [triton_modes.answer(call, "cuda") for call in calls]
+            answers = triton_modes.Answers(flash.backend(), own)
         else:
-            answers = gpu_free.run(calls, "interpret")
-    except (ImportError, gpu_free.ChildError) as error:
+            answers = triton_modes.run(calls, "interpret")
+    except (ImportError, triton_modes.ChildError) as error:
         yield from (Result(check, State.FAILED, str(error)) for check in cases)
         return
     kernels = f"flash-attn's kernels: {answers.backend}"
@@ -112,7 +116,7 @@ def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Resu
         yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
 
 
-def judge(check: Check, case: flash_cases.Case, answer: gpu_free.Answer) -> Result:
+def judge(check: Check, case: flash_cases.Case, answer: triton_modes.Answer) -> Result:
     """Passed if the answer is right, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
-from strix_validate import TARGET, flash, sdpa
+from strix_validate import TARGET
+from strix_validate.attention import flash, sdpa
 from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State, require
-from strix_validate.host import shorten
+from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
 
 HARMFUL = {

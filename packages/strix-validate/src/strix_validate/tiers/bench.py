@@ -19,9 +19,12 @@ from itertools import product
 
 import torch
 
-from strix_validate import gpu_free, sdpa, vllm_kernels, vllm_source
+from strix_validate.attention import sdpa
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
 from strix_validate.tiers import run_each
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm import source as vllm_source
 
 
 @dataclass(frozen=True)
@@ -286,7 +289,7 @@ def _time_vllm(work: Work, options: Options) -> Timing:
         kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
     )  # fmt: skip
     timed_call = TimedCall(replace(call, source=vllm_source.find(options.vllm)))
-    (answer,) = gpu_free.run([timed_call], "native").calls
+    (answer,) = triton_modes.run([timed_call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
     median, low, high, repeats = answer.tensors["timing"].tolist()
     return Timing(median, low, high, int(repeats))
@@ -331,7 +334,7 @@ def _timing(times: list[float]) -> Timing:
 
 @cache
 def _peak(device: str) -> float | None:
-    from strix_validate.host import describe_device
+    from strix_validate.doctor.host import describe_device
 
     found = describe_device(device)
     return peak_tflops(found.architecture, found.units, found.clock_mhz)
@@ -353,7 +356,7 @@ def _speedup(options: Options, measure: Callable[..., dict], size: str, mask: st
 
 @cache
 def _published() -> dict:
-    return tomllib.loads((files("strix_validate") / "published.toml").read_text())
+    return tomllib.loads((files("strix_validate.tiers") / "published.toml").read_text())
 
 
 def _beside_published(options: Options, measure: Callable[..., dict], size: str) -> dict:

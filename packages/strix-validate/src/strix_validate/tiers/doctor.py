@@ -8,10 +8,10 @@ Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimizatio
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate import environment, machine
 from strix_validate.checks import Check, Options, Result, reason_of, title_of
+from strix_validate.doctor import environment, hardware
+from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import run_each
-from strix_validate.tree import Tree
 
 
 def checks() -> list[Check]:
@@ -29,7 +29,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
 def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
     """One result for each wanted check, about the host of the tree and a model of so many bytes."""
     bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
-    bodies["doctor/vllm-memory"] = partial(machine.vllm_memory, tree)
+    bodies["doctor/vllm-memory"] = partial(hardware.vllm_memory, tree)
     return run_each(wanted, Options(root=tree.root, weights=weights), bodies)
 
 
@@ -38,18 +38,18 @@ def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[Options], Res
 
 
 BODIES: dict[str, Callable[..., Result]] = {
-    "gpu": machine.gpu,
-    "pixi": machine.pixi,
-    "driver": machine.driver,
-    "kernel": machine.kernel,
-    "firmware": machine.firmware,
-    "kfd": machine.kfd,
-    "render": machine.render,
-    "groups": machine.groups,
-    "carve-out": machine.carve_out,
-    "gtt": machine.gtt,
-    "iommu": machine.iommu,
-    "vllm-memory": machine.vllm_memory,
+    "gpu": hardware.gpu,
+    "pixi": hardware.pixi,
+    "driver": hardware.driver,
+    "kernel": hardware.kernel,
+    "firmware": hardware.firmware,
+    "kfd": hardware.kfd,
+    "render": hardware.render,
+    "groups": hardware.groups,
+    "carve-out": hardware.carve_out,
+    "gtt": hardware.gtt,
+    "iommu": hardware.iommu,
+    "vllm-memory": hardware.vllm_memory,
     "environment": environment.environment,
     "stray-rocm": environment.stray_rocm,
     "packages": environment.packages,

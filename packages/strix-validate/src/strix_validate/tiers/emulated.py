@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from strix_validate import flash, gpu_free, vllm_checks
+from strix_validate.attention import flash
+from strix_validate.attention.reference import compare
 from strix_validate.checks import CannotRun, Check, Options, Result, State
-from strix_validate.reference import compare
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import checks as vllm_checks
 
 _WHY = (
     "a code object whose numbers are wrong although its source is right, a missing wait or a race "
@@ -92,8 +94,8 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         return
     problems = [_problem(SHAPES[check.id.removeprefix("emulated/")]) for check in wanted]
     try:
-        answers = gpu_free.run([call for call, _ in problems], "emulate")
-    except (CannotRun, gpu_free.ChildError) as error:
+        answers = triton_modes.run([call for call, _ in problems], "emulate")
+    except (CannotRun, triton_modes.ChildError) as error:
         state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
         yield from (Result(check, state, str(error)) for check in wanted)
         return
@@ -103,7 +105,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield replace(result, reason=f"{kernels}. {result.reason}".strip())
 
 
-def judge(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
+def judge(check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer) -> Result:
     """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed.
 
     Skipped by the one trap that is known to be the compiler's fault.

@@ -10,10 +10,13 @@ from functools import partial
 
 import torch
 from elftools.elf.elffile import ELFFile
-from strix_emulate.loader import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
+from strix_emulate.code.loader import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
-from strix_validate import TARGET, flash, gpu_free, vllm_checks
+from strix_validate import TARGET
+from strix_validate.attention import flash
 from strix_validate.checks import Check, Options, Result, State
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import checks as vllm_checks
 
 #: In the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce", "reshape_and_cache", "rms_norm", "mrope")
@@ -60,27 +63,29 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
         return
     try:
-        answers = gpu_free.run([_call(check) for check in wanted], "compile").calls
-    except gpu_free.ChildError as error:
+        answers = triton_modes.run([_call(check) for check in wanted], "compile").calls
+    except triton_modes.ChildError as error:
         yield from (Result(check, State.FAILED, str(error)) for check in wanted)
         return
     for check, answer in zip(wanted, answers, strict=True):
         yield replace(judge(check, answer), seconds=answer.seconds)
 
 
-def judge(check: Check, answer: gpu_free.Answer) -> Result:
+def judge(check: Check, answer: triton_modes.Answer) -> Result:
     """Failed if a kernel did not compile or one of its facts is wrong for gfx1151."""
     # forward alone would hide a backward pass that was never reached
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
-def _judge_vllm(check: Check, call: gpu_free.Call, expected, answer: gpu_free.Answer) -> Result:
+def _judge_vllm(
+    check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer
+) -> Result:
     del expected  # nothing was computed
     multiplies = getattr(call, "function", "") in ("unified_attention", "moe", "w8a16")
     return _judge(check, answer, 1 if multiplies else 0)
 
 
-def _judge(check: Check, answer: gpu_free.Answer, least: int) -> Result:
+def _judge(check: Check, answer: triton_modes.Answer, least: int) -> Result:
     """least: how many of the kernels must multiply matrices."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
@@ -95,7 +100,7 @@ def _judge(check: Check, answer: gpu_free.Answer, least: int) -> Result:
     return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
 
 
-def inspect(kernel: gpu_free.Kernel) -> dict:
+def inspect(kernel: triton_modes.Kernel) -> dict:
     """Facts of a kernel, from the bytes of its ELF file and from its assembly.
 
     lds is the static part plus what Triton asks for at launch, in bytes; vgprs and spills are in

@@ -11,13 +11,13 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 
-from strix_validate import endpoint
 from strix_validate.checks import Check, Options, Result, reason_of, require, title_of
-from strix_validate.endpoint import Endpoint
+from strix_validate.serving import endpoint
+from strix_validate.serving.endpoint import Endpoint
+from strix_validate.serving.server import Session
+from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
+from strix_validate.serving.tiny_models import MODELS
 from strix_validate.tiers import run_each
-from strix_validate.tiny_llama import OTHERS, PROMPT, TOKENS
-from strix_validate.tiny_models import MODELS
-from strix_validate.vllm_server import Session
 
 #: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
 LOGPROB_BOUND, MODEL_BOUND = 0.05, 0.3

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What instructions compute: functions on arrays, in tables by mnemonic."""

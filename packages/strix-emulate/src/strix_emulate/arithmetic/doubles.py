@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""float64: division steps, reduction of angles, classes (RDNA3.5 ISA, chapter 16)."""
+
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from strix_emulate.arithmetic import floats
+
+
+def exponent(x):
+    """The biased exponent field."""
+    return (np.asanyarray(x).view(np.uint64) >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
+
+
+def ldexp(x, power):
+    """x * 2**power, rounded once."""
+    return np.ldexp(x, np.clip(power, -4200, 4200))
+
+
+_DIVISION = floats.Division(np.uint64, 1.0, 2.0**-1022, 128, 768, 53, exponent, ldexp)
+
+
+def div_scale(value, denominator, numerator):
+    """V_DIV_SCALE_F64: see :func:`floats.scale`."""
+    return floats.scale(value, denominator, numerator, _DIVISION)
+
+
+def div_fmas(a, b, c, flag):
+    """V_DIV_FMAS_F64: fma, scaled by 2**128 up or down where the flag is set, rounded once."""
+    power = np.where(flag, np.where(exponent(c) > 1023, 128, -128), 0)
+    return floats.scaled_fma64(a, b, c, power)
+
+
+def div_fixup(quotient, denominator, numerator):
+    """V_DIV_FIXUP_F64: see :func:`floats.div_fixup`."""
+    quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -1.0, 1.0)
+    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
+    return np.select(
+        [
+            np.isnan(numerator),
+            np.isnan(denominator),
+            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
+            (denominator == 0) | infinite_n,
+            infinite_d | (numerator == 0),
+            exponent(numerator) - exponent(denominator) < -1075,
+            np.isnan(quotient),
+        ],
+        [
+            numerator, denominator, np.full_like(quotient, np.nan), sign * np.inf, sign * 0.0,
+            sign * 0.0, sign * np.inf,
+        ],
+        np.copysign(quotient, sign),
+    )  # fmt: skip
+
+
+@cache
+def _two_over_pi() -> int:
+    """The first 1201 bits of 2 / pi, by Machin's formula for pi."""
+    one = 1 << 1400
+
+    def arctan(inverse: int) -> int:
+        total, term, n = 0, one // inverse, 1
+        while term:
+            total += (term if n % 4 == 1 else -term) // n
+            term //= inverse * inverse
+            n += 2
+        return total
+
+    pi = 4 * (4 * arctan(5) - arctan(239))
+    return (2 * one << 1201) // pi
+
+
+@cache
+def _preop(shift: int, power: int) -> float:
+    """53 bits of 2 / pi, from bit `shift` after the point, with their weight times 2**power."""
+    bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
+    return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))
+
+
+def trig_preop(x, segment):
+    """V_TRIG_PREOP_F64: the part of 2 / pi that the exponent of an angle needs."""
+    high = exponent(x)
+    shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
+    shift = shift + np.where(high > 1077, high - 1077, 0)
+    power = np.where(high >= 1968, 128, 0)
+    return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
+
+
+def fract(x):
+    return np.minimum(x - np.floor(x), 1 - 2.0**-53)
+
+
+TABLE = {
+    "v_ldexp_f64": ("f64", ("f64", "i32"), ldexp),
+    "v_frexp_mant_f64": ("f64", ("f64",), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x)),
+    "v_frexp_exp_i32_f64": (
+        "i32", ("f64",), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32)),
+    "v_cvt_i32_f64": ("i32", ("f64",), lambda x: floats.to_integer(x, np.int32)),
+    "v_cvt_u32_f64": ("u32", ("f64",), lambda x: floats.to_integer(x, np.uint32)),
+    "v_rcp_f64": ("f64", ("f64",), lambda x: 1.0 / np.asanyarray(x)),
+    "v_rsq_f64": ("f64", ("f64",), lambda x: 1.0 / np.sqrt(x)),
+    "v_sqrt_f64": ("f64", ("f64",), np.sqrt), "v_fract_f64": ("f64", ("f64",), fract),
+    "v_div_fixup_f64": ("f64", ("f64",) * 3, div_fixup),
+    "v_trig_preop_f64": ("f64", ("f64", "u32"), trig_preop),
+}  # fmt: skip

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The MODE register, and what CLAMP does (RDNA3.5 ISA, "Mode Register" and "Output modifiers").
+
+The mode is known when a kernel is compiled to functions: compilers set it to constants.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.code.decode import Instruction, Unknown
+from strix_emulate.code.loader import Kernel
+
+#: bits of MODE
+_ROUND, _DENORMALS_32, _DENORMALS_16_64, _CLAMP_NAN, _IEEE, _FP16_OVFL = 0, 4, 6, 8, 9, 23
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What changes results. finite_16, FP16_OVFL: float16 overflows to the largest number."""
+
+    denormals_32: bool = True
+    denormals_16_64: bool = True
+    ieee: bool = True
+    clamp_nan: bool = True
+    finite_16: bool = False
+
+    def keeps(self, kind: str) -> bool:
+        return self.denormals_32 if kind == "f32" else self.denormals_16_64
+
+    @property
+    def bits(self) -> int:
+        """As S_GETREG reads it."""
+        return (
+            (3 << _DENORMALS_32) * self.denormals_32
+            | (3 << _DENORMALS_16_64) * self.denormals_16_64 | self.clamp_nan << _CLAMP_NAN
+            | self.ieee << _IEEE | self.finite_16 << _FP16_OVFL
+        )  # fmt: skip
+
+
+def initial(kernel: Kernel) -> Mode:
+    """What the kernel descriptor says."""
+    return Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan,
+                kernel.finite_16)  # fmt: skip
+
+
+def after(ins: Instruction, mode: Mode) -> Mode:
+    """The mode behind an instruction. Raises Unknown for modes that are not supported."""
+    if ins.name in ("s_denorm_mode", "s_round_mode"):
+        first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].text, 0)
+    elif ins.name == "s_setreg_imm32_b32":
+        asked = re.fullmatch(r"hwreg\(HW_REG_MODE(?:, (\d+), (\d+))?\), (\S+)", ins.raw)
+        if not asked:
+            raise Unknown("a hardware register other than MODE")
+        first, size, value = int(asked[1] or 0), int(asked[2] or 32), int(asked[3], 0)
+    else:
+        return mode
+    mask = ((1 << size) - 1) << first
+    bits = (mode.bits & ~mask) | (value << first & mask)
+    kept = Mode(bits >> 4 & 3 == 3, bits >> 6 & 3 == 3, bool(bits >> _IEEE & 1),
+                bool(bits >> _CLAMP_NAN & 1), bool(bits >> _FP16_OVFL & 1))  # fmt: skip
+    if (kept.bits != bits and bits >> 4 & 3 not in (0, 3)) or bits & 0xF:
+        raise Unknown("a mode that rounds other than to nearest even, or flushes on one side only")
+    return kept
+
+
+def clamped(x):
+    """To 0 .. 1; NaN and -0 become +0."""
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
+
+
+def saturated(function: Callable, kind: str) -> Callable:
+    """An integer operation whose exact result is brought into the range of the kind."""
+    dtype = np.dtype({"u": "u", "i": "i"}[kind[0]] + str(int(kind[1:]) // 8))
+    limits = np.iinfo(dtype)
+
+    def run(*sources):
+        exact = function(*(np.asanyarray(x).astype(np.int64) for x in sources))
+        return np.clip(exact, limits.min, limits.max).astype(dtype)
+
+    return run

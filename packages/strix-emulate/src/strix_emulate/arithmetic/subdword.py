@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Vector operations on parts of 32 bits: dot products, bytes, packed conversions, 16 bits.
+
+As in :mod:`arithmetic.operations`: kinds of the result and of each source, and the function.
+"""
+
+from itertools import product
+
+import numpy as np
+
+from strix_emulate.arithmetic import floats
+from strix_emulate.arithmetic.mode_register import clamped, saturated
+
+U32 = np.uint32
+
+
+def _part(x, bits: int, number: int, signed: bool):
+    """One of the fields of that many bits, as int64."""
+    field = (np.asanyarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
+    return field - (field >> (bits - 1) << bits) if signed else field
+
+
+def dot(bits: int, signed_a: bool, signed_b: bool):
+    """Exact sum of products of all fields, and c: V_DOT4, V_DOT8. Wraps to 32 bits."""
+
+    def run(a, b, c):
+        total = np.asanyarray(c).astype(np.int64)
+        for i in range(32 // bits):
+            total = total + _part(a, bits, i, signed_a) * _part(b, bits, i, signed_b)
+        return total
+
+    return run
+
+
+def _halves(x, convert):
+    return [convert((np.asanyarray(x) >> U32(shift)).astype(np.uint16)) for shift in (0, 16)]
+
+
+def _half(bits):
+    return bits.view(np.float16).astype(np.float32)
+
+
+def dot2(convert):
+    """Two products of 16 bits added to a float32, one after the other."""
+
+    def run(a, b, total):
+        for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
+            total = total + x * y
+        return total
+
+    return run
+
+
+def _dot2_bf16(a, b, c):
+    return floats.to_bfloat(
+        np.asanyarray(dot2(floats.bfloat)(a, b, floats.bfloat(np.asanyarray(c))))
+    )
+
+
+def _dot2_f16(a, b, c):
+    return dot2(_half)(a, b, np.asanyarray(c).astype(np.float32)).astype(np.float16)
+
+
+def _sad(bits: int, shift: int = 0, masked: bool = False):
+    """Sums of absolute differences of fields. masked: fields of b that are 0 do not count."""
+
+    def run(a, b, c):
+        total = np.int64(0)
+        for i in range(32 // bits):
+            x, y = _part(a, bits, i, False), _part(b, bits, i, False)
+            total = total + np.where(masked & (y == 0), 0, np.abs(x - y))
+        return ((total << shift) + np.asanyarray(c).astype(np.int64)).astype(U32)
+
+    return run
+
+
+def _lerp(a, b, c):
+    result = U32(0)
+    for i in range(4):
+        total = _part(a, 8, i, False) + _part(b, 8, i, False) + (_part(c, 8, i, False) & 1)
+        result = result | (total >> 1).astype(U32) << U32(8 * i)
+    return result
+
+
+def _pack(convert):
+    """Two results of 16 bits in one register."""
+
+    def run(a, b):
+        low, high = (np.asanyarray(convert(x)).astype(np.int64) & 0xFFFF for x in (a, b))
+        return (low | high << 16).astype(U32)
+
+    return run
+
+
+def _clip(least: int, most: int):
+    return lambda x: np.clip(np.asanyarray(x).astype(np.int64), least, most)
+
+
+def _norm(least: int, most: int):
+    """V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
+
+    def run(x):
+        x = np.asanyarray(x).astype(np.float64)
+        scaled = np.rint(np.clip(np.where(np.isnan(x), 0, x), -1 if least else 0, 1) * most)
+        return scaled.astype(np.int64)
+
+    return run
+
+
+def _norm_as(least: int, most: int, dtype: str):
+    convert = _norm(least, most)
+    return lambda x: convert(x).astype(dtype)
+
+
+def _pk_u8(x, byte, old):
+    """V_CVT_PK_U8_F32: into the byte of the third source that the second one names."""
+    shift = (np.asanyarray(byte) & U32(3)) * U32(8)
+    value = np.clip(np.rint(np.where(np.isnan(x), 0, x)), 0, 255).astype(U32)
+    return (old & ~(U32(255) << shift)) | value << shift
+
+
+def leading_signs(x):
+    """V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
+    x = np.asanyarray(x).astype(np.int64)
+    y = np.where(x < 0, ~x, x)
+    length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)
+    return np.where(y == 0, -1, 32 - length).astype(np.int32)
+
+
+def _unit(x, function):
+    """V_SIN, V_COS: of x in turns; out of -256 to 256, those of 0."""
+    turns = np.asanyarray(x).astype(np.float64)
+    turns = np.where(np.abs(turns) <= 256, np.fmod(turns, 1.0), np.where(np.isnan(turns), turns, 0))
+    turns = np.where(np.isinf(x), np.nan, turns)
+    # exact at quarters, where the hardware's table is, too
+    quarter = np.fmod(turns * 4, 1.0) == 0
+    exact = np.rint(function(2 * np.pi * turns))
+    result = np.where(quarter & ~np.isnan(turns), exact, function(2 * np.pi * turns))
+    return result.astype(np.asanyarray(x).dtype)
+
+
+def _table() -> dict:
+    i, u, f, h = "i32", "u32", "f32", "f16"
+    integer16 = floats.to_integer
+    table = {
+        "v_dot2acc_f32_f16": (f, (u, u, f), dot2(_half)),
+        "v_dot2_f32_f16": (f, (u, u, f), dot2(_half)),
+        "v_dot2_f32_bf16": (f, (u, u, f), dot2(floats.bfloat)),
+        "v_dot2_f16_f16": (h, (u, u, h), _dot2_f16),
+        "v_dot2_bf16_bf16": ("u16", (u, u, "u16"), _dot2_bf16),
+        "v_sad_u8": (u, (u, u, u), _sad(8)), "v_sad_u16": (u, (u, u, u), _sad(16)),
+        "v_sad_u32": (u, (u, u, u), _sad(32)), "v_sad_hi_u8": (u, (u, u, u), _sad(8, shift=16)),
+        "v_msad_u8": (u, (u, u, u), _sad(8, masked=True)), "v_lerp_u8": (u, (u, u, u), _lerp),
+        "v_cls_i32": (i, (i,), leading_signs),
+        "v_cvt_pk_i16_i32": (u, (i, i), _pack(_clip(-0x8000, 0x7FFF))),
+        "v_cvt_pk_u16_u32": (u, (u, u), _pack(_clip(0, 0xFFFF))),
+        "v_cvt_pk_i16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.int16))),
+        "v_cvt_pk_u16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.uint16))),
+        "v_cvt_pk_u8_f32": (u, (f, u, u), _pk_u8),
+        "v_cvt_i32_i16": (i, ("i16",), lambda x: np.asanyarray(x).astype(np.int32)),
+        "v_cvt_u32_u16": (u, ("u16",), lambda x: np.asanyarray(x).astype(U32)),
+        "v_cvt_nearest_i32_f32": (
+            i, (f,), lambda x: floats.to_integer(np.floor(x.astype(np.float64) + 0.5), np.int32)),
+        "v_cvt_floor_i32_f32": (i, (f,), lambda x: floats.to_integer(np.floor(x), np.int32)),
+        "v_cvt_off_f32_i4": (
+            f, (u,), lambda x: (_part(x, 4, 0, True) / 16).astype(np.float32)),
+        "v_mad_i32_i16": (i, ("i16", "i16", i), lambda a, b, c: (
+            np.asanyarray(a).astype(np.int64) * b + c).astype(np.int32)),
+        "v_mad_u32_u16": (u, ("u16", "u16", u), lambda a, b, c: (
+            np.asanyarray(a).astype(np.int64) * b + c).astype(U32)),
+        "v_mad_i16": ("i16", ("i16",) * 3, lambda a, b, c: a * b + c),
+        "v_mul_hi_i32_i24": (i, (i, i), lambda a, b: (
+            _signed24(a) * _signed24(b) >> 32).astype(np.int32)),
+        "v_sat_pk_u8_i16": ("u16", (u,), _sat_pk_u8),
+        "v_sin_f32": (f, (f,), lambda x: _unit(x, np.sin)),
+        "v_cos_f32": (f, (f,), lambda x: _unit(x, np.cos)),
+        "v_sin_f16": (h, (h,), lambda x: _unit(x, np.sin)),
+        "v_cos_f16": (h, (h,), lambda x: _unit(x, np.cos)),
+        "v_fract_f16": (h, (h,), lambda x: np.minimum(x - np.floor(x), np.float16(1 - 2.0**-11))),
+        "v_frexp_mant_f16": (
+            h, (h,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x).astype(np.float16)),
+        "v_frexp_exp_i16_f16": (
+            "i16", (h,), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int16)),
+        "v_div_fixup_f16": (h, (h,) * 3, _div_fixup16),
+        "v_fma_dx9_zero_f32": (f, (f, f, f), _zero_wins),
+        "v_fmac_dx9_zero_f32": (f, (f, f, f), _zero_wins),
+    }  # fmt: skip
+    for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
+        table[f"v_cvt_norm_{kind}_f16"] = (
+            kind, (h,), _norm_as(low, high, f"{kind[0]}2"))  # fmt: skip
+        for source in (f, h):
+            table[f"v_cvt_pk_norm_{kind}_{source}"] = (u, (source,) * 2, _pack(_norm(low, high)))
+    for kind in ("i16", "u16", "i32", "u32"):
+        for name, steps in (("max3", "MM"), ("min3", "mm"), ("maxmin", "Mm"), ("minmax", "mM")):
+            if kind[1:] == "32" or name.endswith("3"):
+                table[f"v_{name}_{kind}"] = (kind, (kind,) * 3, _extreme(steps))
+        table[f"v_med3_{kind}"] = (kind, (kind,) * 3, lambda a, b, c: np.maximum(
+            np.minimum(a, b), np.minimum(np.maximum(a, b), c)))  # fmt: skip
+    return table
+
+
+def _extreme(steps: str):
+    pick = {"M": np.maximum, "m": np.minimum}
+    return lambda a, b, c: pick[steps[1]](pick[steps[0]](a, b), c)
+
+
+def _signed24(x):
+    return (np.asanyarray(x).astype(np.int64) << 40) >> 40
+
+
+def _sat_pk_u8(x):
+    low, high = (np.clip(_part(x, 16, n, True), 0, 255) for n in (0, 1))
+    return (low | high << 8).astype(np.uint16)
+
+
+def _zero_wins(a, b, c):
+    """Zero times anything is zero, also times infinity and NaN."""
+    return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
+
+
+def _div_fixup16(quotient, denominator, numerator):
+    negative = np.signbit(denominator) ^ np.signbit(numerator)
+    sign = np.where(negative, np.float16(-1), np.float16(1))
+    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
+    return np.select(
+        [
+            np.isnan(numerator), np.isnan(denominator),
+            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
+            (denominator == 0) | infinite_n, infinite_d | (numerator == 0),
+        ],
+        [
+            numerator, denominator, np.full_like(sign, np.nan), sign * np.float16(np.inf),
+            sign * np.float16(0),
+        ],
+        np.copysign(quotient, sign),
+    )  # fmt: skip
+
+
+def _mixed(kind: str):
+    """V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
+
+    def run(a, b, c):
+        value = floats.fma32(*(np.asanyarray(x).astype(np.float32) for x in (a, b, c)))
+        return value.astype(np.float16) if kind == "f16" else value
+
+    return run
+
+
+def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
+    """The name of one of MIXED."""
+    return ".".join(("v_fma_mix", kind, *kinds))
+
+
+def _packed(name: str, function) -> tuple:
+    kind = name[-3:].replace("b", "u")
+    return kind, (kind,) * (3 if name.startswith(("fma", "mad")) else 2), function
+
+
+def packed(name: str, clamp: bool) -> tuple:
+    """Of one of PACKED, with CLAMP or without: kinds of the result and the sources, function."""
+    kind, kinds, function = PACKED[name]
+    if clamp:
+        function = clamped_half(function) if kind == "f16" else saturated(function, kind)
+    return kind, kinds, function
+
+
+def packed_name(name: str, clamp: bool) -> str:
+    """The name of what packed gives."""
+    return f"{name}.clamp" if clamp else name
+
+
+def clamped_half(function):
+    """A function whose result is brought into 0 to 1."""
+
+    def run(*sources):
+        return clamped(np.asanyarray(function(*sources)))
+
+    return run
+
+
+TABLE = _table()
+#: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
+MIXED = {(kind, kinds): _mixed(kind) for kind in ("f32", "f16")
+         for kinds in product(("f16", "f32"), repeat=3)}  # fmt: skip
+_PACKED_FUNCTIONS = {
+    "add_f16": np.add, "mul_f16": np.multiply, "fma_f16": floats.fma16, "fmac_f16": floats.fma16,
+    "max_f16": lambda a, b: floats.larger(a, b, True),
+    "min_f16": lambda a, b: floats.smaller(a, b, True),
+    "add_u16": np.add, "sub_u16": np.subtract, "add_i16": np.add, "sub_i16": np.subtract,
+    "mul_lo_u16": np.multiply, "max_i16": np.maximum, "min_i16": np.minimum, "max_u16": np.maximum,
+    "min_u16": np.minimum, "lshlrev_b16": lambda a, b: b << (a & np.uint16(15)),
+    "lshrrev_b16": lambda a, b: b >> (a & np.uint16(15)),
+    "ashrrev_i16": lambda a, b: b >> (a & np.int16(15)),
+    "mad_u16": lambda a, b, c: a * b + c, "mad_i16": lambda a, b, c: a * b + c,
+}  # fmt: skip
+#: V_PK_*: what is done with each half.
+PACKED = {f"v_pk_{name}": _packed(name, function) for name, function in _PACKED_FUNCTIONS.items()}

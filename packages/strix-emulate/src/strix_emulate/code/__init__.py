@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Code objects: files, metadata, and instructions as LLVM prints them."""

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""clang's offload bundles: files that hold code objects for several GPUs, maybe compressed."""
+
+import ctypes.util
+import struct
+import zlib
+
+from strix_emulate.code import llvm
+from strix_emulate.errors import LoadError
+
+BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+
+
+#: What is packed shrinks to a tenth, so one that grows beyond both is made to fill the memory.
+RATIO, ALLOWED = 200, 1 << 28
+
+
+def require_modest(size: int, packed: bytes, origin: str) -> None:
+    """Raises LoadError if data would grow to that many bytes out of all proportion."""
+    if size > max(ALLOWED, RATIO * len(packed)):
+        raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
+
+
+def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
+    """(name, code object) for gfx1151 in clang's bundle, plain or compressed.
+
+    Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
+    """
+    try:
+        if data[:4] == b"CCOB":
+            version, method = struct.unpack_from("<2H", data, 4)
+            header = {1: 20, 2: 24, 3: 32}[version]
+            size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
+                                      version < 3 else header - 16)[0]  # fmt: skip
+            require_modest(size, data, origin)
+            data = _inflate(data[header:], size, method)
+        (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
+        at, found, targets = len(BUNDLE) + 8, [], []
+        for _ in range(count):
+            offset, size, length = struct.unpack_from("<3Q", data, at)
+            target = data[at + 24 : at + 24 + length].decode()
+            at += 24 + length
+            targets.append(target)
+            if f"-{llvm.CPU.decode()}" in target:
+                if len(data) < offset + size:
+                    raise LoadError(f"{origin}: cut off, {target:.80} is not in the file")
+                found.append((f"{origin}:{target:.80}", data[offset : offset + size]))
+    except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
+        raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
+    if not found:
+        there = ", ".join(targets)
+        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {there!a:.300}")
+    return found
+
+
+def _inflate(data: bytes, size: int, method: int) -> bytes:
+    """Method 0 is zlib, 1 zstd, whose library libLLVM depends on."""
+    if method == 0:
+        return zlib.decompressobj().decompress(data, size)
+    name = ctypes.util.find_library("zstd") or "libzstd.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise LoadError(f"a bundle compressed with zstd needs libzstd: {error}") from error
+    library.ZSTD_decompress.restype = ctypes.c_size_t
+    library.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2
+    made = ctypes.create_string_buffer(size)
+    done = library.ZSTD_decompress(made, size, data, len(data))
+    if done != size:
+        raise LoadError("damaged offload bundle (zstd)")
+    return made.raw

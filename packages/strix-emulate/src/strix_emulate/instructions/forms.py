@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One operation on registers: what both numpy and C execute."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from strix_emulate.code.decode import Operand
+
+
+@dataclass(frozen=True)
+class Form:
+    """function of sources gives a result of that kind, a mask of flags, or both in this order.
+
+    name: the function's, in the tables and in C; function: None where C alone has a shape for it.
+    sources: operands with their kinds; "mask" is a
+    bit for each lane, "scc" the wave's own. keeps: whether each source keeps denormals. flag: where
+    the mask goes. dpp: the modifiers of source 0, or None. after: output modifiers (clamp, mul,
+    flush) with their values. shape: how C executes it, if not by a function of the tables.
+    """
+
+    name: str
+    function: Any
+    kind: str
+    target: Operand | None
+    sources: tuple[tuple[Operand, str], ...]
+    keeps: tuple[bool, ...] = ()
+    flag: Operand | None = None
+    dpp: dict | None = None
+    after: dict = field(default_factory=dict)
+    shape: str = "vector"
+    #: of loads and stores: space, bytes, words, offset, half, sign
+    access: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What C needs to execute a step in numpy's place: forms, or None if it cannot.
+
+    issues: the wait counter that counts it, and the entry; waits: it is a wait.
+    """
+
+    forms: tuple[Form, ...] | None = None
+    issues: tuple[int, Any] | None = None
+    waits: bool = False
+
+
+_EXECUTABLE = "executable"
+
+
+def executes(run: Callable, *forms: Form, issues=None, waits: bool = False) -> Callable:
+    """Notes at a function on Waves what does the same in C."""
+    setattr(run, _EXECUTABLE, Executable(forms, issues, waits))
+    return run
+
+
+def executable(run: Callable) -> Executable:
+    return getattr(run, _EXECUTABLE, Executable())

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from strix_emulate.arithmetic.scalars import (
+    CARRIES,
+    COMPARES,
+    IMMEDIATE,
+    OTHER,
+    PLAIN,
+    SAVEEXEC,
+    SELECTS,
+    U32,
+    WITH_SCC,
+    WREXEC,
+)
+from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown, operand
+from strix_emulate.errors import Trap
+from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.memory.addressing import Spaces
+from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
+from strix_emulate.memory.waves import Waves, reader, scalar_writer
+
+_SCC = Operand("scc")
+#: Bits of SHADER_CYCLES.
+_CYCLES = (1 << 20) - 1
+
+
+def simm16(text: str) -> int:
+    """A 16-bit immediate, sign-extended: LLVM prints it unsigned."""
+    value = int(text, 0) & 0xFFFF
+    return value - 0x10000 if value & 0x8000 else value
+
+
+def compile_scalar(ins: Instruction) -> Callable:
+    """A function that executes the instruction on Waves. Raises Unknown."""
+    name = ins.name
+    if ins.modifiers:
+        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+    form = _form(ins)
+    if form is not None:
+        run = _on_waves(form)
+        return executes(run, form)
+    if name in SAVEEXEC or name in WREXEC:
+        return _saveexec(ins)
+    return _other(ins)
+
+
+def _form(ins: Instruction) -> Form | None:
+    """What the tables say of it, or None. SCC is the flag."""
+    name, ops = ins.name, list(ins.operands)
+    if name in PLAIN:
+        kind, kinds, function = PLAIN[name]
+        flag, target = None, ops.pop(0)
+        ops += [target] if name.startswith("s_fmac") else []
+    elif name in WITH_SCC:
+        kind, kinds, function = WITH_SCC[name]
+        flag, target = _SCC, ops.pop(0)
+    elif name in COMPARES:
+        kind, function = COMPARES[name]
+        flag, target, kinds, kind = _SCC, None, (kind, "u32" if "bitcmp" in name else kind), ""
+    elif name in IMMEDIATE:
+        kind, function = IMMEDIATE[name]
+        number = simm16(ops[1].text) if kind == "i32" else int(ops[1].text, 0) & 0xFFFF
+        ops[1] = replace(ops[1], text=str(number))
+        flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
+    elif name == "s_movk_i32":
+        name, flag, target = "s_mov_b32", None, ops[0]
+        kind, kinds, function = PLAIN[name]
+        ops = [_immediate(ops[1])]
+    elif name in ("s_addk_i32", "s_mulk_i32"):
+        ops = [ops[0], ops[0], _immediate(ops[1])]
+        return _form(replace(ins, name=name.replace("k_", "_"), operands=tuple(ops)))
+    elif name in CARRIES:
+        kind, flag, target = "u32", _SCC, ops.pop(0)
+        kinds, function = CARRIES[name]
+        ops.append(_SCC)
+    elif name in SELECTS:
+        kind, flag, target = name[-3:], None, ops.pop(0)
+        kinds, function = SELECTS[name]
+        ops.append(_SCC)
+    else:
+        return None
+    if len(ops) != len(kinds):
+        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    sources = tuple(zip(ops, kinds, strict=True))
+    return Form(name, function, kind, target, sources, (True,) * len(kinds), flag, shape="scalar")
+
+
+def _immediate(op: Operand) -> Operand:
+    """As a constant of 32 bits."""
+    return replace(op, text=str(simm16(op.text)))
+
+
+def _array(read: Callable) -> Callable:
+    """An array also where the source is a constant."""
+    return lambda g: np.atleast_2d(read(g))
+
+
+def _on_waves(form: Form) -> Callable:
+    function = form.function
+    reads = [(lambda g: g.scc) if kind == "scc" else _array(reader(op, kind))
+             for op, kind in form.sources]  # fmt: skip
+    if form.flag is None:
+        write = scalar_writer(
+            cast(Operand, form.target), "u32" if form.kind == "h16" else form.kind
+        )
+        if form.kind == "h16":
+            # the high half is 0
+            bits = lambda x: np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)  # noqa: E731
+            return lambda g: write(g, bits(function(*(read(g) for read in reads))))
+        return lambda g: write(g, function(*(read(g) for read in reads)))
+    if form.target is None:
+
+        def compare(g: Waves):
+            g.scc[...] = function(*(read(g) for read in reads))
+
+        return compare
+    write = scalar_writer(form.target, form.kind)
+
+    def run(g: Waves):
+        value, scc = function(*(read(g) for read in reads))
+        write(g, value)
+        g.scc[...] = scc
+
+    return run
+
+
+def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
+    """S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
+    asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_(MODE|SHADER_CYCLES)(?:, (\d+), (\d+))?\)", ins.raw)
+    if not asked:
+        raise Unknown("a hardware register other than MODE and SHADER_CYCLES")
+    first, size = int(asked[3] or 0), int(asked[4] or 32)
+    write, bits = scalar_writer(operand(asked[1])), (1 << size) - 1
+    if asked[2] == "MODE":
+        return lambda g: write(g, U32(mode >> first & bits))
+    return lambda g: write(g, U32((spaces.clock() & _CYCLES) >> first & bits))
+
+
+def compile_message(ins: Instruction) -> Callable:
+    """S_SENDMSG_RTN_B64 for the time, which HIP's wall_clock64 asks: the host's, at 100 MHz."""
+    asked = re.fullmatch(r"(\S+), sendmsg\(MSG_RTN_GET_REALTIME\)", ins.raw)
+    if not asked:
+        raise Unknown("a message other than MSG_RTN_GET_REALTIME")
+    target = operand(asked[1])
+    write = scalar_writer(target, "u64")
+    entry = Outstanding(registers("s", target.index, 2), False, ins.text)
+
+    def run(g: Waves):
+        write(g, np.full((g.n, 1), time.monotonic_ns() // 10, np.uint64))
+        issue(g, LGKM, entry)
+
+    return run
+
+
+def compile_trap(ins: Instruction) -> Callable:
+    """S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
+    number = int(ins.operands[0].text, 0)
+    if number not in (2, 3):
+        raise Unknown("a trap other than 2 and 3")
+
+    def run(_g: Waves):
+        if number == 2:
+            raise Trap("abort", "the kernel called abort(), or an assertion in it failed")
+
+    return run
+
+
+def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
+    """S_GETPC_B64: the address of what follows."""
+    write, behind = scalar_writer(ins.operands[0], "u64"), ins.address + ins.size
+    return lambda g: write(g, np.full((g.n, 1), spaces.code + behind, np.uint64))
+
+
+def _saveexec(ins: Instruction) -> Callable:
+    kind, both = ins.name[-3:], ins.name in WREXEC
+    function, exec_ = (SAVEEXEC | WREXEC)[ins.name], Operand("s", EXEC)
+    read, read_exec = _array(reader(ins.operands[1], kind)), reader(exec_, kind)
+    save, write = scalar_writer(ins.operands[0], kind), scalar_writer(exec_, kind)
+
+    def run(g: Waves):
+        old = read_exec(g).copy()
+        result = function(read(g), old)
+        save(g, result if both else old)
+        write(g, result)
+        g.scc[...] = result != 0
+
+    if both:
+        return run
+    sources = ((ins.operands[1], kind), (exec_, kind))
+    form = Form(ins.name, function, kind, ins.operands[0], sources, shape="saveexec")
+    return executes(run, form)
+
+
+def _other(ins: Instruction) -> Callable:
+    name, ops = ins.name, ins.operands
+    if name not in OTHER:
+        raise Unknown("mnemonic")
+    kind = f"u{name[-2:]}"
+    write, read = scalar_writer(ops[0], kind), reader(ops[0], kind)
+    if name.startswith("s_cmov"):
+        source = reader(ops[1], kind)
+        return lambda g: write(g, np.where(g.scc, source(g), read(g)))
+    place, on, bits = reader(ops[1], "u32"), name.startswith("s_bitset1"), int(kind[1:])
+    one = U32(1) if bits == 32 else np.uint64(1)
+    bit = lambda g: one << (place(g) & U32(bits - 1)).astype(one.dtype)  # noqa: E731
+    return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD, with DPP, as functions on Waves."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from strix_emulate.arithmetic import floats
+from strix_emulate.arithmetic.mode_register import Mode, clamped, saturated
+from strix_emulate.arithmetic.operations import (
+    ACCUMULATING,
+    EXTREMES,
+    MASKED,
+    NAMES,
+    SATURATING,
+    TABLE,
+    extreme,
+)
+from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.instructions.crosslane import dpp_source
+from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
+
+#: Infinities of these are no overflow: FP16_OVFL leaves them. And what it was not worked out for.
+_NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
+_HALVES_INSIDE = {"v_dot2_f16_f16"}
+
+
+def compile_vector(ins: Instruction, mode: Mode) -> Callable:
+    """A function that executes the instruction on Waves. Raises Unknown."""
+    if ins.name == "v_nop":
+        return lambda _g: None
+    if ins.name.startswith("v_swap"):
+        return _swap(ins)
+    form = vector_form(ins, mode)
+    compute, write = _halves(form)
+
+    def run(g):
+        write(g, *compute(g))
+
+    return executes(run, form)
+
+
+def compile_pair(ins: Instruction, mode: Mode) -> Callable:
+    """A VOPD pair: both halves read before either writes."""
+    forms = tuple(vector_form(_undual(half), mode) for half in ins.pair)
+    (compute_x, write_x), (compute_y, write_y) = (_halves(form) for form in forms)
+
+    def run(g):
+        x, y = compute_x(g), compute_y(g)
+        # a plain move hands out the register itself
+        y = tuple(np.array(value) for value in y[:1]) + y[1:]
+        write_x(g, *x)
+        write_y(g, *y)
+
+    return executes(run, *forms)
+
+
+def _undual(ins: Instruction) -> Instruction:
+    name = ins.name.replace("v_dual_", "v_")
+    return Instruction(
+        ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.raw
+    )
+
+
+def _resolve_halves(ins: Instruction) -> Instruction:
+    """op_sel of 16-bit operands: LLVM prints it beside the halves that it already named (v1.h)."""
+    picks = ins.modifiers.get("op_sel")
+    if picks is None:
+        return ins
+    if ins.name in ACCUMULATING and len(picks) == 4:
+        # the third is the destination, as a source
+        picks = (*picks[:2], picks[3])
+    # sources first, the destination, which V_CMPX has not, last
+    places = range(len(picks)) if "cmpx" in ins.name else [*range(1, len(picks)), 0]
+    ops = list(ins.operands)
+    for place, high in zip(places, picks, strict=True):
+        op = ops[place]
+        if op.half and (op.half == "h") != bool(high):
+            raise Unknown("op_sel against the named half")
+        if high and not op.half:
+            if op.kind == "const":
+                raise Unknown("the high half of a constant")
+            ops[place] = replace(op, half="h")
+    rest = {key: value for key, value in ins.modifiers.items() if key != "op_sel"}
+    return replace(ins, operands=tuple(ops), modifiers=rest)
+
+
+def vector_form(ins: Instruction, mode: Mode) -> Form:
+    """What the instruction computes, from what, and where that goes. Raises Unknown."""
+    ins = _resolve_halves(ins)
+    name, ops = ins.name, list(ins.operands)
+    if name not in NAMES:
+        raise Unknown("mnemonic")
+    saturates = name in SATURATING and "clamp" in ins.modifiers
+    _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else {"clamp"} if saturates else set())
+    flag, key = None, name
+    if name in MASKED:
+        kind, kinds, function, flags = MASKED[name]
+        target = ops.pop(0) if kind else None
+        if flags:
+            flag = Operand("s", EXEC) if "cmpx" in name else ops.pop(0)
+            # V_CMPX_E32 may name what it writes
+            ops = ops[-len(kinds) :] if not kind else ops
+        if len(ops) < len(kinds) and kinds[-1] == "mask":
+            ops.append(VCC_OPERAND)
+    else:
+        if name in EXTREMES:
+            kind, kinds, function = extreme(name, mode.ieee)
+            key += "" if mode.ieee else ".ieee0"
+        else:
+            kind, kinds, function = TABLE[name]
+            if saturates:
+                function, key = saturated(function, kind), f"{name}.clamp"
+        if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
+            function, key = floats.finite(function), ""
+        elif mode.finite_16 and name in _HALVES_INSIDE:
+            raise Unknown("with FP16_OVFL")
+        target = ops.pop(0)
+        if name in ACCUMULATING and len(ops) == len(kinds) - 1:
+            ops.append(target)
+        if kinds[-1] == "lane":
+            ops.append(Operand("lane"))
+    if len(ops) != len(kinds):
+        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    return Form(
+        key, function, kind, target, tuple(zip(ops, kinds, strict=True)),
+        tuple(mode.keeps(k) for k in kinds), flag, ins.modifiers if "dpp" in ins.suffix else None,
+        {} if saturates or name in MASKED else _after(ins, kind, mode),
+    )  # fmt: skip
+
+
+def _halves(form: Form) -> tuple[Callable, Callable]:
+    """(compute, write): compute(waves) gives the arguments of write(waves, ...)."""
+    reads = [
+        _source(op, kind, keeps) for (op, kind), keeps in zip(form.sources, form.keeps, strict=True)
+    ]
+    reads[0], lanes = dpp_source(form.dpp, reads[0])
+    function, finish = form.function, _finisher(form.after)
+    if form.flag is not None:
+        return _flagged(form, reads, lanes)
+    write = vector_writer(cast(Operand, form.target), form.kind)
+    if len(reads) == 1:
+        (first,) = reads
+        return lambda g: (finish(function(first(g))), lanes(g)), write
+    if len(reads) == 2:
+        first, second = reads
+        return lambda g: (finish(function(first(g), second(g))), lanes(g)), write
+    return lambda g: (finish(function(*(np.asanyarray(r(g)) for r in reads))), lanes(g)), write
+
+
+def _source(op: Operand, kind: str, keeps: bool) -> Callable:
+    if kind == "lane":
+        return lambda g: np.arange(g.width, dtype=np.uint32)
+    return mask_reader(op) if kind == "mask" else reader(op, kind, keeps)
+
+
+def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
+    """With a mask of the lanes, of those that are written, for which the test holds."""
+    write_flags = mask_writer(cast(Operand, form.flag))
+    write = vector_writer(form.target, form.kind) if form.target else None
+    function = form.function
+
+    def compute(g):
+        written = lanes(g)
+        result = function(*(np.asanyarray(read(g)) for read in reads))
+        value, flags = result if write else (None, result)
+        flags = np.broadcast_to(flags, g.mask.shape) & (g.mask if written is None else written)
+        return value, flags, written
+
+    def store(g, value, flags, written):
+        if write:
+            write(g, value, written)
+        write_flags(g, flags)
+
+    return compute, store
+
+
+def _swap(ins: Instruction) -> Callable:
+    kind, ops = ins.name[-3:], _resolve_halves(ins).operands
+    _allow(ins, set())
+    write, write_back = vector_writer(ops[0], kind), vector_writer(ops[1], kind)
+    first, second = reader(ops[0], kind), reader(ops[1], kind)
+
+    def run(g):
+        x, y = second(g).copy(), first(g).copy()
+        write(g, x)
+        write_back(g, y)
+
+    return run
+
+
+def _is_float(name: str) -> bool:
+    return name.endswith(("f32", "f16", "f64")) and "cmp" not in name
+
+
+def _allow(ins: Instruction, allowed: set[str]) -> None:
+    dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl",
+           "row_shr", "row_ror", "row_share", "row_xmask",
+           "row_mirror", "row_half_mirror"}  # fmt: skip
+    allowed = allowed | (dpp if "dpp" in ins.suffix else set())
+    for key in ins.modifiers.keys() - allowed:
+        raise Unknown(f"modifier {key}")
+
+
+def _after(ins: Instruction, kind: str, mode: Mode) -> dict:
+    """Output modifiers in the ISA's order: omod, then clamp, then denormals.
+
+    In IEEE mode, and where the results keep denormals, omod has no effect; where it has one, it
+    gives no -0 (RDNA3 ISA, 7.2.3.1).
+    """
+    after: dict = {}
+    factor = ins.modifiers.get("mul", 1) / ins.modifiers.get("div", 1)
+    if factor != 1 and not mode.ieee and not mode.keeps(kind):
+        after["factor"] = factor
+    if ins.modifiers.get("clamp"):
+        if not mode.clamp_nan:
+            raise Unknown("clamp without DX10_CLAMP")
+        after["clamp"] = True
+    if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
+        after["flush"] = True
+    return after
+
+
+def _finisher(after: dict) -> Callable:
+    steps = []
+    if factor := after.get("factor"):
+        steps.append(lambda x: floats.flush(x * x.dtype.type(factor)) + x.dtype.type(0))
+    if "clamp" in after:
+        steps.append(clamped)
+    if "flush" in after:
+        steps.append(lambda x: floats.flush(np.asarray(x)))
+    if not steps:
+        return lambda x: x
+
+    def finish(x):
+        for step in steps:
+            x = step(x)
+        return x
+
+    return finish

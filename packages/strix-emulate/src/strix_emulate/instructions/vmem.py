@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Loads and stores: SMEM, MUBUF, global, flat and scratch, LDS; lane exchange through LDS."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from strix_emulate.code.decode import Instruction, Operand, Unknown
+from strix_emulate.errors import Trap
+from strix_emulate.instructions import atomics
+from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.memory.addressing import (
+    Spaces,
+    in_apertures,
+    locate_buffer,
+    locate_global,
+    locate_lds,
+    locate_scratch,
+)
+from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
+from strix_emulate.memory.waves import Waves, reader
+
+_CACHE = {"glc", "slc", "dlc"}
+#: bytes and how they come into a register: zero or sign extended, or into one half of it
+TYPES = {
+    "b32": (4, ""), "b64": (8, ""), "b96": (12, ""), "b128": (16, ""), "u8": (1, ""),
+    "i8": (1, "sign"),
+    "u16": (2, ""), "i16": (2, "sign"), "b8": (1, ""), "b16": (2, ""), "d16_b16": (2, "low"),
+    "d16_hi_b16": (2, "high"), "d16_u8": (1, "low"), "d16_hi_u8": (1, "high"),
+    "d16_i8": (1, "low sign"),
+    "d16_hi_i8": (1, "high sign"), "d16_hi_b8": (1, "high"), "u8_d16": (1, "low"),
+    "u8_d16_hi": (1, "high"),
+    "i8_d16": (1, "low sign"), "i8_d16_hi": (1, "high sign"), "u16_d16": (2, "low"),
+    "u16_d16_hi": (2, "high"), "b16_d16_hi": (2, "high"), "b8_d16_hi": (1, "high"),
+}  # fmt: skip
+_PATTERN = re.compile(
+    r"(?P<space>global|flat|scratch|buffer|ds)_(?P<what>load|store)(?P<two>_2addr)?(?P<stride>_stride64)?_(?P<type>\w+)$"
+)
+_SCALAR = re.compile(r"s_(buffer_)?load_b(\d+)$")
+_EXCHANGES = {"ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"}
+NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s_icache_inv"}
+
+
+def names() -> set[str]:
+    """Mnemonics of memory instructions that are executed; some of another generation, too."""
+    spaces = ("global", "flat", "scratch", "buffer", "ds")
+    plain = {f"{s}_{what}_{kind}" for s in spaces for what in ("load", "store") for kind in TYPES}
+    pairs = {f"ds_{what}_2addr{stride}_b{n}" for what in ("load", "store")
+             for stride in ("", "_stride64") for n in (32, 64)}  # fmt: skip
+    scalar = {f"s_{b}load_b{n}" for b in ("", "buffer_") for n in (32, 64, 128, 256, 512)}
+    return plain | pairs | scalar | set(atomics.NAMES) | atomics.COUNTED | NO_EFFECT | _EXCHANGES
+
+
+def is_memory(name: str) -> bool:
+    return bool(_PATTERN.match(name) or _SCALAR.match(name) or name in NO_EFFECT
+                or name in atomics.NAMES or name in atomics.COUNTED
+                or name in _EXCHANGES)  # fmt: skip
+
+
+def access_size(ins: Instruction) -> int:
+    """The smallest power of two of bytes that it touches in LDS or global memory; 0 if none."""
+    match = _PATTERN.match(ins.name)
+    if match and match["type"] in TYPES:
+        return min(4, TYPES[match["type"]][0])
+    return 0
+
+
+def polls(ins: Instruction) -> bool:
+    """Whether it asks for memory that other waves change: GLC, or an atomic of LDS."""
+    returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED
+    return is_memory(ins.name) and ("glc" in ins.modifiers or returns)
+
+
+def communicates(ins: Instruction) -> bool:
+    """Whether workgroups may wait for each other by it: an atomic of global memory, GLC, GL1."""
+    if ins.name.startswith("ds_"):
+        return False
+    return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
+
+
+def loaded_half(ins: Instruction) -> str:
+    """ "low" or "high" if it is a load into half of a register, else ""."""
+    match = _PATTERN.match(ins.name)
+    if not match or match["what"] != "load" or match["type"] not in TYPES:
+        return ""
+    if ins.operands and ins.operands[0].half:
+        return "high" if ins.operands[0].half == "h" else "low"
+    return TYPES[match["type"]][1].split(" ")[0].replace("sign", "")
+
+
+def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
+    """A function that executes the instruction on Waves. Raises Unknown."""
+    if ins.name in NO_EFFECT:
+        return executes(lambda _g: None)
+    if _SCALAR.match(ins.name):
+        return _scalar_load(ins, spaces.arena)
+    if match := _PATTERN.match(ins.name):
+        if match["type"] not in TYPES:
+            raise Unknown("mnemonic")
+        size, how = TYPES[match["type"]]
+        return _plain(ins, match, size, how, spaces)
+    if ins.name in atomics.NAMES or ins.name in atomics.COUNTED:
+        return atomics.compile_atomic(ins, spaces)
+    if ins.name in _EXCHANGES:
+        return _lane_exchange(ins)
+    raise Unknown("mnemonic")
+
+
+def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
+    known = _SCALAR.match(ins.name)
+    if known is None:
+        raise Unknown("mnemonic")
+    words = int(known[2]) // 32
+    if ins.modifiers.keys() - _CACHE - {"offset"}:
+        raise Unknown(f"form {ins.text}")
+    buffer = "buffer" in ins.name
+    target, base, offset = ins.operands
+    address, extra = reader(replace(base, count=2), "u64"), reader(offset, "u32")
+    constant = ins.modifiers.get("offset", 0)
+    if offset.kind == "const":
+        constant, extra = int(offset.text, 0), lambda _g: np.uint64(0)
+    entry = Outstanding(registers("s", target.index, words), False, ins.text)
+
+    def run(g: Waves):
+        start = (address(g) + extra(g)).ravel() + np.int64(constant).astype(np.uint64)
+        if buffer:
+            start = _scalar_buffer(g, base.index, start, 4 * words)
+        at, changing = arena.find(start & ~np.uint64(3), 4 * words, False)
+        if changing:
+            arena.track(at, 4 * words, g.tags)
+        g.S[target.index : target.index + words, :, 0] = np.stack(
+            [arena.views[4][(at >> 2) + i] for i in range(words)]
+        )
+        issue(g, LGKM, entry)
+
+    if buffer:
+        return run
+    added = Operand("const", text="0") if offset.kind == "const" else offset
+    sources = ((replace(base, count=2), "u64"), (added, "u32"))
+    access = {"size": 4 * words, "words": words, "offset": constant}
+    form = Form("", None, "b32", target, sources, shape="load_scalar", access=access)
+    return executes(run, form, issues=(LGKM, entry))
+
+
+def _scalar_buffer(g: Waves, resource: int, start, size: int):
+    """Addresses for S_BUFFER_LOAD: base and range are the resource's, the stride must be 0."""
+    words = g.S[resource : resource + 4, :, 0]
+    high = words[1].astype(np.uint64) << np.uint64(32)
+    stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
+    start = start - high + (high & np.uint64(0xFFFF_0000_0000))
+    base = words[0] | high & np.uint64(0xFFFF_0000_0000)
+    if stride.any() or (start - base + np.uint64(size) > words[2]).any():
+        raise Trap("unknown", "a scalar buffer load with a stride, or out of the buffer's range")
+    return start
+
+
+def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
+    """Loads and stores of every space; the two-address forms of LDS are two accesses."""
+    space, write, ops = match["space"], match["what"] == "store", list(ins.operands)
+    allowed = _CACHE | {"offset"} | ({"offen"} if space == "buffer" else set())
+    if space == "ds":
+        allowed = {"offset0", "offset1"} if match["two"] else {"offset"}
+    # the row of "off" operands of scratch is parsed as an operand
+    if ins.modifiers.keys() - allowed:
+        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
+    counter = LGKM if space == "ds" else (STORE if write else VM)
+    if space == "ds":
+        address = ops[0] if write else ops[1]
+        data = ops[1:] if write else ops[:1]
+        unit = size * (64 if match["stride"] else 1)
+        offsets = [ins.modifiers.get("offset", 0)]
+        if match["two"]:
+            offsets = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
+        locates = [locate_lds(address, o, size, spaces) for o in offsets]
+        memory = spaces.lds
+    elif space == "buffer":
+        data, rest = ops[:1], ops[1:]
+        locates, memory = [locate_buffer(ins, rest, size, write, spaces.arena)], spaces.arena
+    else:
+        # stores have the address first
+        if space == "flat":
+            ops.append(Operand("off"))
+            return _flat(ins, ops, write, size, how, spaces)
+        data, rest = (ops[1:2], [ops[0], ops[2]]) if write else (ops[:1], ops[1:])
+        if space == "scratch":
+            locates, memory = [locate_scratch(ins, rest, size, spaces)], spaces.scratch
+        else:
+            locates, memory = [locate_global(ins, rest, size, write, spaces.arena)], spaces.arena
+    words = max(1, size // 4)
+    if write:
+        # a two-address store has a register of its own for each
+        accesses = list(zip(locates, data, strict=True))
+        run, issues = _store(ins, accesses, memory, size, words, how, (counter,))
+    else:
+        loads = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
+        run, issues = _load(ins, loads, memory, size, words, how, (counter,))
+    if "glc" in ins.modifiers:
+        return run
+    rest = [address] if space == "ds" else rest
+    constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
+    access = {"memory": _SPACES[space], "size": size, "words": words,
+              "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
+              "extended": int("sign" in how)}  # fmt: skip
+    if space == "buffer":
+        index, resource, base = rest
+        access["resource"] = 1 + resource.index
+        rest = [index if "offen" in ins.modifiers else Operand("off"), base]
+    forms = [
+        Form("", None, "b32",
+             data[i] if write else replace(data[0], index=data[0].index + i * words, half=""),
+             _address_sources(space, rest), shape="store" if write else "load",
+             access=access | {"offset": constant})
+        for i, constant in enumerate(constants)
+    ]  # fmt: skip
+    return executes(run, *forms, issues=issues)
+
+
+def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Spaces) -> Callable:
+    """Two counters count it; which of them guarantees a lane's result depends on its aperture."""
+    data, address, off = (ops[1], ops[0], ops[2]) if write else ops
+    words, offset = max(1, size // 4), ins.modifiers.get("offset", 0)
+    counters = (STORE if write else VM, LGKM)
+
+    def part(locate, memory, counters):
+        build = _store if write else _load
+        access = [(locate, data if write else data.index)]
+        return build(ins, access, memory, size, words, how, counters)[0]
+
+    return in_apertures(
+        ins, address,
+        part(locate_global(ins, [address, off], size, write, spaces.arena), spaces.arena, counters),
+        part(locate_lds(address, offset, size, spaces), spaces.lds, counters[::-1]),
+        part(locate_scratch(ins, [address, off], size, spaces), spaces.scratch, counters),
+    )  # fmt: skip
+
+
+_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
+_HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
+
+
+def _address_sources(space: str, operands) -> tuple[tuple[Operand, str], ...]:
+    """What is added to the constant offset."""
+    if space == "global":
+        first, base = operands
+        return ((first, "u64"),) if base.kind == "off" else ((base, "u64"), (first, "u32"))
+    zero = Operand("const", text="0")
+    return tuple((zero if op.kind == "off" else op, "u32") for op in operands)
+
+
+def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
+    """counters: the one that guarantees the result first."""
+    signed, half = "sign" in how, loaded_half(ins)
+    # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
+    atomic = "glc" in ins.modifiers and memory.name != "LDS"
+    bits = 0
+    for _, first in accesses:
+        bits |= registers("v", first, words)
+
+    issued = Outstanding(bits, True, ins.text)
+
+    def run(g: Waves):
+        found = [locate(g) for locate, _ in accesses]
+        touches = []
+        for (_, first), (at, inside, marks) in zip(accesses, found, strict=True):
+            touch = None
+            if marks is not None:
+                track = memory.track_acquire if atomic else memory.track
+                touch = track(at, size, marks)
+            data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
+            if inside is not None:
+                # out of the buffer's range: zero
+                whole = np.zeros((words, len(inside)), np.uint32)
+                whole[:, inside] = data
+                data = whole
+            if signed:
+                kind = np.int8 if size == 1 else np.int16
+                data = data.astype(kind).astype(np.int32).view(np.uint32)
+            if half:
+                into = g.VF[first].view(np.uint16)[int(half == "high") :: 2]
+                into[g.lanes] = data[0].astype(np.uint16)
+            else:
+                for i in range(words):
+                    g.VF[first + i][g.lanes] = data[i]
+            if touch is not None:
+                touches.append(touch)
+        issue_all(g, counters, issued.touching(tuple(touches)))
+
+    return run, (counters[0], issued)
+
+
+def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
+    issued = Outstanding(0, True, ins.text)
+
+    def run(g: Waves):
+        touches = []
+        for locate, source in accesses:
+            at, inside, marks = locate(g)
+            data = g.VF[source.index : source.index + words][:, g.lanes]
+            if source.half == "h" or "high" in how:
+                data = data >> np.uint32(16)
+            if inside is not None:
+                data = data[:, inside]
+            touch = memory.track_store(at, data, size, marks) if marks is not None else None
+            if touch is not None:
+                touches.append(touch)
+        issue_all(g, counters, issued.touching(tuple(touches)))
+
+    return run, (counters[0], issued)
+
+
+def _lane_exchange(ins: Instruction) -> Callable:
+    """DS_BPERMUTE, DS_PERMUTE and DS_SWIZZLE move data between lanes and touch no memory."""
+    target, offset = ins.operands[0].index, ins.modifiers.get("offset", 0)
+    entry = Outstanding(registers("v", target), True, ins.text)
+    # of a wave64, each half by itself: the permutes execute "as if [they] were two independent
+    # wave32's" (RDNA3.5 ISA, DS_BPERMUTE_B32)
+    lane = np.arange(64)
+    if ins.name == "ds_swizzle_b32":
+        if offset >> 8 > 0x80:
+            raise Unknown("swizzle mode")
+        source = (lane & (offset & 31 | 32) | offset >> 5 & 31) ^ (offset >> 10 & 31)
+        if offset & 0x8000:
+            source = lane & 60 | offset >> lane % 4 * 2 & 3
+        read = reader(ins.operands[1], "b32")
+
+        def run_swizzle(g: Waves):
+            taken = source[: g.width]
+            got = np.where(g.mask[:, taken], read(g)[:, taken], np.uint32(0))
+            np.copyto(g.V[target], got, where=g.mask)
+            issue(g, LGKM, entry)
+
+        form = Form("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),), shape="swizzle",
+                    access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
+        return executes(run_swizzle, form, issues=(LGKM, entry))
+    index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
+
+    def run(g: Waves):
+        where = (np.broadcast_to(index(g), g.mask.shape).astype(np.int64) + offset) // 4 % 32
+        where = where + (lane[: g.width] & 32)
+        values = np.broadcast_to(value(g), g.mask.shape)
+        if ins.name == "ds_bpermute_b32":
+            got = np.take_along_axis(np.where(g.mask, values, np.uint32(0)), where, axis=1)
+        else:
+            got = np.zeros(g.mask.shape, np.uint32)
+            rows, lanes = np.nonzero(g.mask)
+            got[rows, where[rows, lanes]] = values[rows, lanes]
+        np.copyto(g.V[target], got, where=g.mask)
+        issue(g, LGKM, entry)
+
+    form = Form("", None, "b32", ins.operands[0],
+                ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
+                shape=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
+    return executes(run, form, issues=(LGKM, entry))

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where memory instructions go: from address operands to offsets in the memories of a launch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.code.decode import APERTURES, Instruction, Operand, Unknown
+from strix_emulate.errors import Trap
+from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.waves import Waves, reader
+
+
+@dataclass
+class Spaces:
+    """The memories that a launch has; scratch and LDS are offset by wave and by workgroup."""
+
+    arena: Arena
+    lds: Memory
+    lds_size: int
+    lds_stride: int
+    scratch: Memory
+    scratch_size: int
+    #: address of the kernel's first instruction
+    code: int = 0
+    #: wave-instructions so far
+    clock: Callable[[], int] = lambda: 0
+
+
+def global_address(ins: Instruction, address: Operand, base: Operand) -> Callable:
+    constant = np.int64(ins.modifiers.get("offset", 0)).astype(np.uint64)
+    if base.kind == "off":
+        wide = reader(address, "u64")
+        return lambda g: g.active(wide(g)) + constant
+    start, index = reader(base, "u64"), reader(address, "u32")
+    return lambda g: g.active(start(g) + index(g)) + constant
+
+
+def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -> Callable:
+    """A flat access: where a lane's goes is in the high half of its address.
+
+    The other arguments are the access to global memory, to LDS and to scratch, as functions on
+    Waves.
+    """
+    wide = global_address(ins, address, Operand("off"))
+    shared, private = (np.uint64(base >> 32) for base in APERTURES.values())
+
+    def run(g: Waves):
+        high, lanes = wide(g) >> np.uint64(32), g.lanes
+        in_lds, in_scratch = high == shared, high == private
+        outside = ~(in_lds | in_scratch)
+        if outside.all():
+            everywhere(g)
+            return
+        active = np.arange(g.n * g.width)[lanes]
+        try:
+            for chosen, part in ((outside, everywhere), (in_lds, lds), (in_scratch, scratch)):
+                if chosen.any():
+                    g.lanes = active[chosen]
+                    part(g)
+        finally:
+            g.lanes = lanes
+
+    return run
+
+
+def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None):
+    """Arena.find; its trap says which lane it was. chosen: of the active lanes, None for all."""
+    try:
+        return arena.find(addresses, size, write)
+    except Trap as trap:
+        if trap.position is not None:
+            lanes = np.arange(g.n * g.width)[g.lanes]
+            lanes = lanes if chosen is None else lanes[chosen]
+            row, lane = divmod(int(lanes[trap.position]), g.width)
+            trap.lane = f" (lane {lane} of wave {g.wave[row]} of workgroup {g.workgroup[row]})"
+        raise
+
+
+def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
+    address = global_address(ins, *operands)
+
+    def locate(g: Waves):
+        at, changing = _find(arena, g, address(g), size, write)
+        return at, None, g.lane_array(g.tags) if changing else None
+
+    return locate
+
+
+#: A locator gives, for the active lanes, offsets in the memory, which lanes are in a buffer's
+#: range (None: all), and the tags to check them with (None where nothing can race).
+
+
+def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
+    """Raw buffers: out of range by the resource's own number of bytes is not an access at all."""
+    index, resource, base = operands
+    if "idxen" in ins.modifiers:
+        raise Unknown("modifier idxen")
+    r, constant, scalar = resource.index, ins.modifiers.get("offset", 0), reader(base, "u32")
+    offset = reader(index, "u32") if "offen" in ins.modifiers else (lambda _g: np.uint32(0))
+
+    def locate(g: Waves):
+        words = g.S[r : r + 4]
+        if (words[1] >> np.uint32(16) & np.uint32(0x3FFF)).any() or (
+            words[3] >> np.uint32(28) != 3
+        ).any():
+            raise Trap("unknown", "a buffer resource that is not raw")
+        start = words[0].astype(np.uint64) | (words[1] & np.uint32(0xFFFF)).astype(
+            np.uint64
+        ) << np.uint64(32)
+        within = g.active(offset(g)).astype(np.int64) + constant
+        # the scalar offset lessens what is left of the buffer (ISA, "Buffer Range Checking")
+        left = words[2].astype(np.int64) - np.asarray(scalar(g)).astype(np.int64)
+        inside = within + size <= g.active(left)
+        address = g.active(start + scalar(g)) + within.astype(np.uint64)
+        marks = g.lane_array(g.tags)
+        if inside.all():
+            inside = None
+        else:
+            address, marks = address[inside], marks[inside]
+        at, changing = _find(arena, g, address, size, write, inside)
+        return at, inside, marks if changing else None
+
+    return locate
+
+
+def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Callable:
+    address, base = (op if op.kind != "off" else Operand("const", text="0") for op in operands)
+    index, start = reader(address, "u32"), reader(base, "u32")
+    constant, limit = ins.modifiers.get("offset", 0), spaces.scratch_size
+
+    def locate(g: Waves):
+        private = g.active(index(g) + start(g)).astype(np.int64) + constant
+        if len(private) and (private.min() < 0 or private.max() + size > limit):
+            raise Trap("bounds", f"scratch offset {int(private.max())} of {limit} bytes")
+        lane = np.arange(g.width)
+        at = private + g.active((g.slot[:, None] * g.width + lane) * limit)
+        return at, None, g.lane_array(g.tags)
+
+    return locate
+
+
+def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Callable:
+    index, limit = reader(address, "u32"), spaces.lds_size
+
+    def locate(g: Waves):
+        # 32 bits, as LLVM counts on: -4 * i with an offset is how it writes s[63 - i]
+        inside = g.active(index(g) + np.uint32(offset)).astype(np.int64)
+        at = inside + g.lane_array(g.lds_slot * spaces.lds_stride)
+        marks = g.lane_array(g.tags) if len(at) else None
+        if not len(inside) or inside.max() + size <= limit:
+            return at, None, marks
+        text = f"LDS address {int(inside.max())} of {limit} bytes"
+        spaces.lds.findings.found("lds", text)
+        # hardware: out of range, reads give 0 and writes are discarded (ISA, chapter on LDS)
+        right = inside + size <= limit
+        return at[right], right, None if marks is None else marks[right]
+
+    return locate

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What checks find: an error that ends the launch, or a note with a place; and which are off."""
+
+from dataclasses import dataclass
+
+from strix_emulate.code.decode import Instruction
+from strix_emulate.errors import EmulatorError, Trap
+
+#: What may be right on hardware, or look so. All else that traps cannot be executed.
+CHECKS = ("pending", "race", "uninitialised", "barrier", "lds")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A finding that did not end the launch: place is the instruction, count how often it came."""
+
+    check: str
+    place: str
+    message: str
+    count: int
+
+
+class Findings:
+    """What becomes of the findings of a launch.
+
+    off: checks that are not made; lenient: findings are noted and the launch goes on. at: the
+    instruction that is executed.
+    """
+
+    def __init__(self, off: frozenset[str] = frozenset(), lenient: bool = False) -> None:
+        self.off, self.lenient = off, lenient
+        self.at: Instruction | None = None
+        self._notes: dict[tuple[str, str], Note] = {}
+
+    def on(self, check: str) -> bool:
+        """Whether the check is made."""
+        return check not in self.off
+
+    def found(self, check: str, message: str) -> None:
+        """Raises Trap, unless the check is off or the launch goes on."""
+        if check in self.off:
+            return
+        if not self.lenient:
+            raise Trap(check, message)
+        place = f"{self.at.address:#x} `{self.at.text}`" if self.at else "start"
+        known = self._notes.get((check, place))
+        self._notes[check, place] = Note(
+            check, place, known.message if known else message, known.count + 1 if known else 1
+        )
+
+    @property
+    def notes(self) -> list[Note]:
+        """In the order in which they came first."""
+        return list(self._notes.values())
+
+
+def parse(names: str) -> frozenset[str]:
+    """Checks by name, with commas between; "all" are all. Raises EmulatorError."""
+    found = frozenset(filter(None, names.split(",")))
+    if found == {"all"}:
+        return frozenset(CHECKS)
+    if unknown := sorted(found - set(CHECKS)):
+        raise EmulatorError(f"no check is called {unknown[0]}; there are {', '.join(CHECKS)}")
+    return found
+
+
+def with_value(arguments: list[str]) -> list[str]:
+    """A command line in which --no-checks, which may stand alone, has its value."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found = []
+    for i, text in enumerate(arguments):
+        found.append(text)
+        if text == "--no-checks" and i < end:
+            named = arguments[i + 1].split(",") if i + 1 < end else []
+            if not named or not set(named) <= {*CHECKS, "all"}:
+                found[-1] = "--no-checks=all"
+    return found

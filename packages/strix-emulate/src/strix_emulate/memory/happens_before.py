@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Happens-before through atomics: locks, flags and counters order what waves do around them.
+
+An atomic that returns a value, and a load with GLC, acquire; an atomic, and a store whose value
+such a load sees, release. What a wave has still outstanding is not released (LLVM's guide, "Memory
+Model GFX10-GFX11"). Only when accesses look like a race are the events, which are kept in order,
+worked off into vector clocks. Caches are not modelled: an acquire needs no buffer_gl0_inv here.
+
+A tag, from high to low: workgroup + 1, barriers passed + 1, releases since, wave. The two in the
+middle are the wave's clock. See :mod:`strix_emulate.memory.arena`.
+"""
+
+import numpy as np
+
+WORKGROUP, BARRIER, RELEASE = 40, 22, 8
+SEVERAL = 0xFF
+#: A tag of readers in several workgroups.
+EVERYONE = 2**62
+_CLOCK = (1 << WORKGROUP) - 1 & ~0xFF
+_RELEASES = (1 << (BARRIER - RELEASE)) - 1
+_KEPT = 2000
+
+
+def tags(workgroup, epoch, wave):
+    """What accesses of waves are marked with; grows with the epoch, 0 is no access."""
+    clock = epoch + (1 << (BARRIER - RELEASE))
+    return ((workgroup.astype(np.int64) + 1) << WORKGROUP) | clock << RELEASE | wave
+
+
+def after_barrier(epoch):
+    """The epoch of waves behind a barrier."""
+    return (epoch >> (BARRIER - RELEASE)) + 1 << (BARRIER - RELEASE)
+
+
+def after_release(epoch):
+    """The epoch of waves behind a release; the last one that can be counted stays."""
+    return epoch + ((epoch & _RELEASES) < _RELEASES)
+
+
+def who(tag):
+    """The wave of a tag: without its clock."""
+    return tag >> WORKGROUP << WORKGROUP | tag & 0xFF
+
+
+def barriers(tag):
+    """Workgroup and barriers passed."""
+    return tag >> BARRIER
+
+
+class Order:
+    """What each wave knows of the clocks of others, as dicts by wave (a tag without clock)."""
+
+    def __init__(self):
+        self._events: list[tuple] = []
+        self._known: dict[int, dict[int, int]] = {}
+        self._released: dict[tuple[str, int], dict[int, int]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing but barriers has ordered anything so far."""
+        return not (self._events or self._known)
+
+    def atomic(self, memory: str, cells, marks, written) -> None:
+        """Atomics, in this order; marks: tags of the waves; written: those of the last stores."""
+        self._note((memory, cells, marks, written, True))
+
+    def acquire(self, memory: str, cells, marks, written) -> None:
+        """Loads that go past the caches."""
+        self._note((memory, cells, marks, written, False))
+
+    def barrier(self, marks) -> None:
+        """Waves that passed a barrier know what the others of their workgroup know."""
+        if self._events or self._known:
+            self._note(("", None, marks, None, False))
+
+    def _note(self, event: tuple) -> None:
+        self._events.append(event)
+        if len(self._events) >= _KEPT:
+            self._work_off()
+
+    def ordered(self, old, new):
+        """For tags of earlier and later accesses, whether something orders them."""
+        if self._events:
+            self._work_off()
+        if not self._known:
+            return np.zeros(len(old), bool)
+        pairs, back = np.unique(np.stack([old, new]), axis=1, return_inverse=True)
+        found = [self._is_ordered(a, b) for a, b in pairs.T.tolist()]
+        return np.array(found, bool)[back.ravel()]
+
+    def _is_ordered(self, old: int, new: int) -> bool:
+        known = self._known.get(who(new), {})
+        if known.get(_workgroup(old), -1) > barriers(old):
+            return True
+        return old & 0xFF != SEVERAL and known.get(who(old), -1) >= old & _CLOCK
+
+    def _work_off(self) -> None:
+        events, self._events = self._events, []
+        for memory, cells, marks, written, releases in events:
+            if cells is None:
+                self._meet(marks.tolist())
+                continue
+            for cell, mark, writer in dict.fromkeys(
+                zip(cells.tolist(), marks.tolist(), written.tolist(), strict=True)
+            ):
+                known = self._known.setdefault(who(mark), {})
+                place = (memory, cell)
+                _merge(known, self._released.get(place, {}))
+                if writer and writer & 0xFF != SEVERAL:
+                    _merge(known, self._known.get(who(writer), {}))
+                    _merge(known, _own(writer))
+                if releases:
+                    kept = self._released.setdefault(place, {})
+                    _merge(kept, known)
+                    _merge(kept, _own(mark))
+
+    def _meet(self, marks: list[int]) -> None:
+        groups: dict[int, list[int]] = {}
+        for mark in marks:
+            groups.setdefault(mark >> WORKGROUP, []).append(who(mark))
+        for waves in groups.values():
+            everything: dict[int, int] = {}
+            for wave in waves:
+                _merge(everything, self._known.get(wave, {}))
+            if everything:
+                self._known |= {wave: dict(everything) for wave in waves}
+
+
+def _workgroup(tag: int) -> int:
+    """The key under which the barriers of a whole workgroup are known."""
+    return -(tag >> WORKGROUP)
+
+
+def _own(mark: int) -> dict[int, int]:
+    """What a wave with this tag did itself: its clock, and its workgroup's barriers."""
+    return {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
+
+
+def _merge(into: dict[int, int], other: dict[int, int]) -> None:
+    for wave, clock in other.items():
+        if into.get(wave, -1) < clock:
+            into[wave] = clock

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Registers of waves that stand at the same instruction, and typed access to them.
+
+n waves are one numpy operation: vector registers have the shape (n, width), 32 or 64 lanes, scalar
+ones (n, 1), so that they broadcast. Lane masks of wave64 are pairs of scalar registers. Waves that
+branch apart become two `Waves`; they are joined when they meet again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from strix_emulate.arithmetic.floats import bfloat, flush
+from strix_emulate.code.decode import APERTURES, EXEC, NULL, VCC, Operand, Unknown
+
+#: Lanes of a wave32, of half a wave64, and of a scalar register that is a mask.
+LANES = 32
+SCALARS = 128
+_SPANS = {16: "u2", 32: "u4", 64: "u8"}
+_ONES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
+
+
+class Waves:
+    """State of n waves: V (vector registers), S (scalar registers), scc, EXEC and identity.
+
+    workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
+    wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
+    and atomics since (:mod:`memory.happens_before`). turn: how often others were let by; polls and
+    asks: what that is decided by. queues: what the wait counters still count (see
+    :mod:`strix_emulate.memory.waits`).
+    """
+
+    __slots__ = (
+        "F",
+        "H",
+        "I",
+        "I16",
+        "S",
+        "SF",
+        "SI",
+        "U16",
+        "V",
+        "VF",
+        "asks",
+        "epoch",
+        "full",
+        "lanes",
+        "lds_slot",
+        "mask",
+        "n",
+        "pc",
+        "pending",
+        "polls",
+        "queues",
+        "scc",
+        "slot",
+        "tags",
+        "turn",
+        "wave",
+        "width",
+        "workgroup",
+    )  # fmt: skip
+    PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
+    workgroup: np.ndarray
+    wave: np.ndarray
+    slot: np.ndarray
+    lds_slot: np.ndarray
+    epoch: np.ndarray
+    tags: Any  #: None until they are needed
+
+    def __init__(self, V, S, scc, pc, identity, queues):
+        # picking waves leaves arrays in another memory order, of which a flat view would be a copy
+        V, S = np.ascontiguousarray(V), np.ascontiguousarray(S)
+        self.n, self.width = V.shape[1:]
+        self.V, self.S, self.scc, self.pc, self.queues = V, S, scc, pc, queues
+        self.I, self.F = V.view(np.int32), V.view(np.float32)
+        self.U16, self.I16, self.H = V.view(np.uint16), V.view(np.int16), V.view(np.float16)
+        self.VF = V.reshape(V.shape[0], -1)
+        self.SI, self.SF = S.view(np.int32), S.view(np.float32)
+        for name, value in zip(self.PER_WAVE, identity, strict=True):
+            setattr(self, name, value)
+        self.pending = 0
+        self.tags = None
+        self.turn, self.polls, self.asks = 0, 0, False
+        self.exec_changed()
+
+    def identity(self):
+        """The arrays named in PER_WAVE."""
+        return [getattr(self, name) for name in self.PER_WAVE]
+
+    def exec_changed(self):
+        """Derives mask, full and lanes (flat numbers of active lanes) from EXEC."""
+        bits = self.masks(EXEC)
+        self.full = bool((bits == 0xFFFFFFFF).all())
+        self.mask = unpack(bits)
+        self.lanes = slice(None) if self.full else np.flatnonzero(self.mask)
+
+    def masks(self, register: int):
+        """The lane masks in that scalar register, (n, width / 32) uint32."""
+        if self.width == LANES:
+            return self.S[register]
+        return self.S[register : register + 2, :, 0].T
+
+    def lane_array(self, values):
+        """Per-wave values for the active lanes, flat."""
+        return np.repeat(values, self.width)[self.lanes]
+
+    def active(self, values):
+        """(n, width) or broadcastable values of the active lanes, flat."""
+        return np.broadcast_to(values, (self.n, self.width)).reshape(-1)[self.lanes]
+
+
+def unpack(bits):
+    """Masks (n, words) uint32 as booleans (n, 32 words)."""
+    raw = np.ascontiguousarray(bits).view(np.uint8)
+    return np.unpackbits(raw, axis=1, bitorder="little").view(bool)
+
+
+def pack(flags):
+    """Booleans (n, 32 words) as masks (n, words) uint32."""
+    return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
+
+
+def constant(text: str, kind: str):
+    """A constant as LLVM printed it, as a number of the kind (f32, u16, b64 ...).
+
+    Integers are bit patterns, decimal fractions are values in the operand's own type, but those of
+    16-bit integers the low half of a float32 (LLVM's getInlineEncodingV216).
+    """
+    span = int(kind[-2:])
+    if kind == "bf16":
+        return bfloat(np.uint16(_bits(text, "bf16", 16)))
+    bits = _bits(text, kind, span)
+    view = {"f": f"f{span // 8}", "i": f"i{span // 8}"}.get(kind[0], f"u{span // 8}")
+    return np.array(bits, _SPANS[span]).view(view)[()]
+
+
+def constant_half(text: str, kind: str, high: bool):
+    """The half of a constant that op_sel picks for a packed operation on this 16-bit kind.
+
+    All 32 bits of a literal; an inline integer, sign-extended; an inline fraction as float16 below
+    zeros, but for integer operations as float32 (LLVM's getInlineEncodingV216: the ISA document is
+    misleading there).
+    """
+    half = kind == "f16" and "." in text
+    whole = _bits(text, "f16", 16) if half else _bits(text, "u32", 32)
+    return np.uint16(whole >> 16 * high & 0xFFFF).view(f"{kind[0]}2")
+
+
+def _bits(text: str, kind: str, span: int) -> int:
+    if "." in text or "e-" in text:
+        if kind == "bf16":
+            return int(np.float32(text).view(np.uint32)) >> 16
+        if kind in ("u16", "i16"):
+            return _bits(text, "u32", 32) & 0xFFFF
+        # b32 and u32 operands take the bits of a float32
+        number = {16: np.float16, 32: np.float32, 64: np.float64}[span](text)
+        return int(number.view(_SPANS[span]))
+    if text in APERTURES:
+        # LLVM: read as 32 bits, the hardware gives something else
+        if span != 64:
+            raise Unknown(f"{text} in {span} bits")
+        return APERTURES[text]
+    value = int(text, 0)
+    if kind == "f64" and "0x" in text:
+        # a literal is the high half of a 64-bit float
+        return (value & 0xFFFFFFFF) << 32
+    return value & ((1 << span) - 1)
+
+
+def _raw_reader(op: Operand, kind: str) -> Callable:
+    i, span = op.index, int(kind[-2:])
+    letter = "b" if kind == "bf16" else kind[0]
+    if op.kind == "v" and span == 32:
+        field = {"f": "F", "i": "I"}.get(letter, "V")
+        return lambda g: getattr(g, field)[i]
+    if op.kind == "v" and span == 16:
+        field = "H" if letter == "f" else {"i": "I16"}.get(letter, "U16")
+        start = int(op.half == "h")
+        return lambda g: getattr(g, field)[i][:, start::2]
+    if op.kind == "s" and span == 32:
+        if i == NULL:
+            zero = constant("0", kind)
+            return lambda _g: zero
+        field = {"f": "SF", "i": "SI"}.get(letter, "S")
+        return lambda g: getattr(g, field)[i]
+    if op.kind == "s" and span == 16:
+        view = {"f": "f2", "i": "i2"}.get(letter, "u2")
+        shift = np.uint32(16 if op.half == "h" else 0)
+        return lambda g: (g.S[i] >> shift).astype(np.uint16).view(view)
+    if op.kind in "vs" and span == 64:
+        field, view = op.kind.upper(), {"f": "f8", "i": "i8"}.get(letter, "u8")
+
+        def read(g):
+            file = getattr(g, field)
+            return (
+                file[i].astype(np.uint64) | file[i + 1].astype(np.uint64) << np.uint64(32)
+            ).view(view)
+
+        return read
+    raise Unknown(f"operand {op.text} as {kind}")
+
+
+def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
+    """A function from Waves to the operand's values, with abs and neg; may share memory."""
+    if op.kind == "const":
+        value = constant_half(op.text, kind, op.half == "h") if op.half else constant(op.text, kind)
+        read = lambda _g: value  # noqa: E731
+    else:
+        read = _raw_reader(op, kind)
+        if kind == "bf16":
+            raw = read
+            read = lambda g: bfloat(raw(g))  # noqa: E731
+    plain = read
+    if not denormals and kind in _ONES:
+        plain = lambda g: flush(np.asarray(read(g)))  # noqa: E731
+    if not (op.neg or op.abs):
+        return plain
+    kind_of_float = _ONES.get(f"f{kind[-2:]}") if kind != "bf16" else np.float32
+
+    def modified(g):
+        bits = np.asarray(plain(g))
+        value = np.abs(bits.view(kind_of_float)) if op.abs else bits.view(kind_of_float)
+        return (np.negative(value) if op.neg else value).view(bits.dtype)
+
+    return modified
+
+
+def vector_writer(op: Operand, kind: str) -> Callable:
+    """A function (waves, values, mask or None) that writes active lanes, or those of the mask."""
+    i, span = op.index, int(kind[-2:])
+    if op.kind != "v":
+        raise Unknown(f"destination {op.text}")
+    if span == 64:
+
+        def write_pair(g, value, mask=None):
+            bits = np.asarray(value).view(np.uint64)
+            _store(g, g.V[i], bits.astype(np.uint32), mask)
+            _store(g, g.V[i + 1], (bits >> np.uint64(32)).astype(np.uint32), mask)
+
+        return write_pair
+    if span == 16:
+        field, start = {"f": "H", "i": "I16"}.get(kind[0], "U16"), int(op.half == "h")
+        return lambda g, value, mask=None: _store(g, getattr(g, field)[i][:, start::2], value, mask)
+    field = {"f": "F", "i": "I"}.get(kind[0], "V")
+    return lambda g, value, mask=None: _store(g, getattr(g, field)[i], value, mask)
+
+
+def _store(g, target, value, mask):
+    if mask is not None:
+        np.copyto(target, value, where=mask)
+    elif g.full:
+        target[...] = value
+    else:
+        np.copyto(target, value, where=g.mask)
+
+
+def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
+    """A function (waves, values (n, 1)) that writes scalar registers."""
+    i = op.index
+    if op.kind != "s":
+        raise Unknown(f"destination {op.text}")
+    if i == NULL:
+        return lambda _g, _value: None
+    if kind[-2:] == "64":
+
+        def write_pair(g, value):
+            bits = np.asarray(value).view(np.uint64)
+            g.S[i] = bits.astype(np.uint32)
+            g.S[i + 1] = (bits >> np.uint64(32)).astype(np.uint32)
+            if i <= EXEC <= i + 1:
+                g.exec_changed()
+
+        return write_pair
+    field = {"f": "SF", "i": "SI"}.get(kind[0], "S")
+
+    def write(g, value):
+        getattr(g, field)[i] = value
+        if i in (EXEC, EXEC + 1):
+            g.exec_changed()
+
+    return write
+
+
+def mask_reader(op: Operand) -> Callable:
+    """A lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
+    if op.kind == "const":
+        words = np.array([constant(op.text, "b64")]).view(np.uint32)[None]
+        return lambda g: unpack(words[:, : g.width // LANES])
+    i = op.index
+    return lambda g: unpack(g.masks(i))
+
+
+def mask_writer(op: Operand) -> Callable:
+    """A function (waves, booleans (n, width)) that writes a lane mask."""
+    i = op.index
+    if op.kind != "s":
+        raise Unknown(f"destination {op.text}")
+    if i == NULL:
+        return lambda _g, _flags: None
+
+    def write(g, flags):
+        bits = pack(flags)
+        g.S[i : i + bits.shape[1], :, 0] = bits.T
+        if i == EXEC:
+            g.exec_changed()
+
+    return write
+
+
+VCC_OPERAND = Operand("s", VCC, 1, "", "vcc_lo")

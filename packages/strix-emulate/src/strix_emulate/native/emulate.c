@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Executes runs of instructions on the registers of waves, as the numpy path of this package does.
+//
+// What operations compute is not here: operations.inc is generated from the tables (translate.py).
+// What looks wrong (a race, an address outside, a partial EXEC) is not judged here either: run()
+// stops in front of such an instruction, and numpy executes it, or traps.
+#include "numbers.h"
+
+#define LANES _Pragma("GCC ivdep") for (long l = 0; l < n; l++)
+enum { EXEC = 126, NIL = 124 };
+
+typedef void Function(void *const *p, long n);
+typedef struct {
+  const char *name;
+  Function *function;
+} Named;
+
+#include "operations.inc"
+
+// The structures of this file are those of library.py.
+typedef struct {
+  int32_t file, index, bits, half, neg, abs, flush, pad;
+  uint64_t value;
+} Operand;
+enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE, LANE };
+
+typedef struct {
+  Function *function;
+  int32_t form, results, sources, after, write_exec, step;
+  float factor;
+  int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
+      resource;
+  uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
+  uint8_t lanes[32];
+  Operand target, flag, source[4];
+} Op;
+// clang-format off
+enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
+       WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE,
+       WMMA_HALF, WMMA_IU8, PERMLANE64 };
+// clang-format on
+enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
+
+typedef struct {
+  uint64_t start, size;
+  int64_t offset, mode;  // mode as in arena.py: 1 read-only, 3 not written yet
+} Range;
+
+typedef struct {
+  uint8_t *bytes;
+  int64_t *written, *read;  // shadow, or null
+  uint32_t *writers;
+  const int64_t *slots;  // of each wave: row in LDS or scratch
+  int64_t size, stride, shift, strict, copies;
+  const Range *ranges;  // of global memory, in order; the first one may be empty
+  int64_t range_count, last;
+} Memory;
+enum { GLOBAL, LDS, SCRATCH };
+
+typedef struct {
+  uint32_t *v, *s;
+  uint8_t *scc;
+  int64_t n, halves;  // waves, and how often a wave has 32 lanes: 1 or 2
+  const int64_t *tags;
+  int64_t exec_changed, ordered;
+  uint32_t *masks;     // of each lane: all ones if it is active
+  uint64_t *spare[8];  // one for each lane
+  int64_t *log;        // offsets and marks that outlive the run
+  int64_t full;
+  Memory memory[3];
+} State;
+
+// Lanes of a wave, and the wave of a lane; what masks say of 32 lanes, the h-th of all waves.
+static inline long lanes(const State *w) { return 32 * w->halves; }
+static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
+static inline uint32_t *mask_of(const State *w, int index, long h) {
+  const long second = w->halves - 1;
+  return w->s + (index + (h & second)) * w->n + (h >> second);
+}
+
+static void refresh(State *w) {
+  const long halves = w->n * w->halves;
+  w->full = 1;
+  for (long h = 0; h < halves; h++) w->full &= *mask_of(w, EXEC, h) == 0xffffffff;
+  if (!w->full)
+    for (long h = 0; h < halves; h++) {
+      const uint32_t exec = *mask_of(w, EXEC, h);
+      for (int l = 0; l < 32; l++) w->masks[32 * h + l] = -(exec >> l & 1);
+    }
+}
+
+// clang-format off
+#define MODIFY(T, SIGN, TINY) { \
+    T *x = at; const T sign = SIGN; \
+    if (o->flush) LANES { T m = x[l] & ~sign; x[l] = m < TINY ? x[l] & sign : x[l]; } \
+    if (o->abs) LANES x[l] &= ~sign; \
+    if (o->neg) LANES x[l] ^= sign; }
+// clang-format on
+
+static void flush(void *at, int bits, long n) {
+  Operand plain = {.flush = 1}, *o = &plain;
+  if (bits == 64) MODIFY(uint64_t, 1ull << 63, 1ull << 52)
+  else if (bits == 32) MODIFY(uint32_t, 1u << 31, 1u << 23)
+  else MODIFY(uint16_t, 1u << 15, 1u << 10)
+}
+
+// The values of a source: n, one for each lane, or per wave if width is 1. May share the register.
+static void *fetch(State *w, const Operand *o, void *temporary, long width) {
+  const long waves = w->n, n = waves * width;
+  const uint32_t *row = o->file == VECTOR ? w->v + o->index * n : w->s + o->index * waves;
+  void *at = temporary;
+  uint32_t *x = temporary;
+  uint64_t *wide = temporary;
+  uint16_t *narrow = temporary;
+  const int shift = o->half ? 16 : 0, modified = o->neg | o->abs | o->flush;
+  switch (o->file) {
+  case SPARE: return w->spare[7];
+  case SCC:
+    for (long i = 0; i < waves; i++) x[i] = w->scc[i];
+    return x;
+  case MASK:
+    for (long h = 0; h < n / 32; h++) {
+      const uint32_t bits = *mask_of(w, o->index, h);
+      for (long l = 0; l < 32; l++) x[h * 32 + l] = bits >> l & 1;
+    }
+    return x;
+  case LANE: LANES x[l] = (uint32_t)(l & (width - 1)); return x;
+  case CONSTANT:
+    if (o->bits == 64) LANES wide[l] = o->value;
+    else if (o->bits == 32) LANES x[l] = (uint32_t)o->value;
+    else LANES narrow[l] = (uint16_t)o->value;
+    break;
+  case VECTOR:
+    if (o->bits == 64) LANES wide[l] = row[l] | (uint64_t)row[l + n] << 32;
+    else if (o->bits == 16) LANES narrow[l] = (uint16_t)(row[l] >> shift);
+    else if (modified) memcpy(x, row, 4 * n);
+    else return (void *)row;
+    break;
+  default:
+    if (width == 1 && o->bits == 32 && !modified) return (void *)row;
+    for (long i = 0; i < waves; i++) {
+      uint64_t value = row[i];
+      if (o->bits == 64) value |= (uint64_t)row[i + waves] << 32;
+      for (long l = i * width; l < (i + 1) * width; l++)
+        if (o->bits == 64) wide[l] = value;
+        else if (o->bits == 32) x[l] = (uint32_t)value;
+        else narrow[l] = (uint16_t)(value >> shift);
+    }
+  }
+  if (modified) {
+    if (o->bits == 64) MODIFY(uint64_t, 1ull << 63, 1ull << 52)
+    else if (o->bits == 32) MODIFY(uint32_t, 1u << 31, 1u << 23)
+    else MODIFY(uint16_t, 1u << 15, 1u << 10)
+  }
+  return at;
+}
+
+// clang-format off
+#define PERMUTE(T) { \
+    const T *x = from; T *y = to; \
+    for (long i = 0; i < halves; i++) \
+      for (int l = 0; l < 32; l++) y[32 * i + l] = x[32 * i + o->lanes[l]]; \
+    if (o->zero_bound) for (long i = 0; i < halves; i++) \
+      for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
+// clang-format on
+
+// Source 0 through DPP; masks: the lanes to write. See crosslane.dpp_source.
+static void permute(State *w, const Op *o, const void *from, void *to, uint32_t *masks) {
+  const long halves = w->n * w->halves;
+  uint32_t fetched[halves];
+  for (long i = 0; i < halves; i++) {
+    const uint32_t exec = *mask_of(w, EXEC, i);
+    fetched[i] = o->valid;
+    if (!w->full && !o->fetch_inactive)
+      for (int l = 0; l < 32; l++)
+        if (!(exec >> o->lanes[l] & 1)) fetched[i] &= ~(1u << l);
+    uint32_t lanes =
+        exec & o->written[i & (w->halves - 1)] & (o->zero_bound ? 0xffffffff : fetched[i]);
+    for (int l = 0; l < 32; l++) masks[32 * i + l] = -(lanes >> l & 1);
+  }
+  if (o->source[0].bits == 64) PERMUTE(uint64_t)
+  else if (o->source[0].bits == 32) PERMUTE(uint32_t)
+  else PERMUTE(uint16_t)
+}
+
+// Output modifiers, in the ISA's order. See valu._output.
+static void modify(const Op *o, void *at, long n) {
+  float *x = at;
+  if (o->after & FACTOR) {
+    LANES x[l] *= o->factor;
+    flush(at, 32, n);
+    LANES x[l] += 0.0f;
+  }
+  if (o->after & CLAMP) LANES {
+      float y = x[l] != x[l] || !(x[l] > 0) ? 0.0f : x[l];
+      x[l] = y < 1.0f ? y : 1.0f;
+    }
+  if (o->after & FLUSH) flush(at, o->target.bits, n);
+}
+
+static void store_vector(State *w, const Operand *d, const void *from, const uint32_t *m) {
+  const long n = lanes(w) * w->n;
+  uint32_t *row = w->v + d->index * n;
+  const uint32_t *x = from;
+  const uint64_t *wide = from;
+  const uint16_t *narrow = from;
+  const uint32_t keep = d->half ? 0xffff : 0xffff0000;
+  const int shift = d->half ? 16 : 0;
+  if (d->file == SPARE) memcpy(w->spare[7], x, 4 * n);
+  else if (d->bits == 64) LANES {
+      uint32_t low = (uint32_t)wide[l], high = (uint32_t)(wide[l] >> 32);
+      row[l] = m ? (row[l] & ~m[l]) | (low & m[l]) : low;
+      row[l + n] = m ? (row[l + n] & ~m[l]) | (high & m[l]) : high;
+    }
+  else if (d->bits == 16) LANES {
+      uint32_t both = (row[l] & keep) | (uint32_t)narrow[l] << shift;
+      row[l] = m ? (row[l] & ~m[l]) | (both & m[l]) : both;
+    }
+  else if (!m) memcpy(row, x, 4 * n);
+  else LANES row[l] = (row[l] & ~m[l]) | (x[l] & m[l]);
+}
+
+static void compute(State *w, const Op *o) {
+  const long n = lanes(w) * w->n;
+  void *p[8], *value = w->spare[0];
+  const uint32_t *m = w->full ? 0 : w->masks;
+  int count = 0, direct = 0;
+  if (o->target.file) {
+    direct = !m && !o->dpp && !o->after && o->target.bits == 32 && o->target.file == VECTOR;
+    if (direct) value = w->v + o->target.index * n;
+    p[count++] = value;
+  }
+  if (o->flag.file) p[count++] = w->spare[1];
+  for (int i = 0; i < o->sources; i++)
+    p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));
+  if (o->dpp) {
+    permute(w, o, p[count], w->spare[6], w->masks);
+    p[count] = w->spare[6];
+    m = w->masks;
+  }
+  o->function(p, n);
+  if (o->target.file && !direct) {
+    if (o->after) modify(o, value, n);
+    store_vector(w, &o->target, value, m);
+  }
+  if (o->flag.file) {
+    const uint32_t *flags = (const uint32_t *)w->spare[1];
+    for (long h = 0; h < w->n * w->halves; h++) {
+      uint32_t bits = 0;
+      for (int l = 0; l < 32; l++) bits |= (flags[32 * h + l] & (m ? m[32 * h + l] : 1) & 1) << l;
+      if (o->flag.index != NIL) *mask_of(w, o->flag.index, h) = bits;
+    }
+  }
+  if (o->write_exec || (o->dpp && !w->full)) refresh(w);
+  w->exec_changed |= o->write_exec;
+}
+
+static void compute_scalar(State *w, const Op *o) {
+  void *p[8];
+  int count = 0;
+  if (o->target.file) p[count++] = w->spare[0];
+  if (o->flag.file) p[count++] = w->spare[1];
+  for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
+  o->function(p, w->n);
+  uint32_t *row = w->s + o->target.index * w->n;
+  if (o->target.file && o->target.index != NIL) {
+    if (o->target.bits == 64)
+      for (long i = 0; i < w->n; i++) {
+        row[i] = (uint32_t)w->spare[0][i];
+        row[i + w->n] = (uint32_t)(w->spare[0][i] >> 32);
+      }
+    else memcpy(row, w->spare[0], 4 * w->n);
+  }
+  if (o->flag.file)
+    for (long i = 0; i < w->n; i++) w->scc[i] = ((uint32_t *)w->spare[1])[i] != 0;
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+}
+
+// The target gets EXEC, EXEC the result, SCC whether it is not 0.
+static void save_exec(State *w, const Op *o) {
+  void *p[3] = {w->spare[0]};
+  for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
+  o->function(p, w->n);
+  const int words = o->target.bits / 32;
+  memset(w->scc, 0, w->n);
+  for (long i = 0; i < w->n; i++)
+    for (int k = 0; k < words; k++) {
+      uint32_t *exec = w->s + (EXEC + k) * w->n + i;
+      const uint32_t result = ((uint32_t *)p[0])[words * i + k];
+      if (o->target.index != NIL) w->s[(o->target.index + k) * w->n + i] = *exec;
+      *exec = result;
+      w->scc[i] |= result != 0;
+    }
+  refresh(w), w->exec_changed = 1;
+}
+
+static void permlane(State *w, const Op *o, int across) {
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
+  const uint32_t *high = fetch(w, &o->source[2], w->spare[4], 1);
+  uint32_t *y = (uint32_t *)w->spare[0];
+  for (long i = 0; i < w->n * w->halves; i++) {
+    const uint64_t table = low[wave_of(w, 32 * i)] | (uint64_t)high[wave_of(w, 32 * i)] << 32;
+    for (int l = 0; l < 32; l++)
+      y[32 * i + l] = x[32 * i + ((l & 16) ^ across) + (table >> 4 * (l & 15) & 15)];
+  }
+  store_vector(w, &o->target, y, 0);
+}
+
+// The halves of a wave64 change places, whatever lanes are active.
+static void swap_halves(State *w, const Op *o) {
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  uint32_t *y = (uint32_t *)w->spare[0];
+  if (w->halves == 1) return;
+  for (long h = 0; h < 2 * w->n; h++) memcpy(y + 32 * h, x + 32 * (h ^ 1), 128);
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
+
+static void between_files(State *w, const Op *o) {
+  const uint32_t *exec = w->s + EXEC * w->n;
+  const long all = lanes(w), width = o->form == WRITELANE ? 1 : all;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], width);
+  const uint32_t *picked = o->form == FIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
+  for (long i = 0; i < w->n; i++) {
+    const uint64_t active = exec[i] | (w->halves > 1 ? (uint64_t)exec[i + w->n] << 32 : 0);
+    const long lane = picked ? picked[i] & (all - 1) : active ? __builtin_ctzll(active) : 0;
+    if (width == 1) w->v[(o->target.index * w->n + i) * all + lane] = x[i];
+    else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[all * i + lane];
+  }
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+}
+
+// Through LDS, without touching it; of inactive lanes come zeros.
+static void exchange(State *w, const Op *o) {
+  const long halves = w->n * w->halves;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  const uint32_t *index = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
+  uint32_t *y = (uint32_t *)w->spare[0];
+  memset(y, 0, 128 * halves);
+  for (long i = 0; i < halves; i++)
+    for (int l = 0; l < 32; l++) {
+      const long here = 32 * i + l;
+      const int other = index ? (index[here] + (uint64_t)o->offset) >> 2 & 31 : o->lanes[l];
+      const int from = o->form == PERMUTE_LANES ? l : other,
+                to = o->form == PERMUTE_LANES ? other : l;
+      if (w->full || w->masks[32 * i + from]) y[32 * i + to] = x[32 * i + from];
+    }
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
+
+#include "matrix.h"
+#include "memory.h"
+
+// Executes count operations; gives how many: fewer if numpy is to execute the next one.
+long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
+  w->exec_changed = 0;
+  refresh(w);
+  for (long i = 0; i < count; i++) {
+    const Op *o = ops + i;
+    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 2 * lanes(w) * w->n) : 0;
+    if (log) log[0] = 0;
+    switch (o->form) {
+    case COMPUTE: compute(w, o); break;
+    case COMPUTE_SCALAR: compute_scalar(w, o); break;
+    case WMMA_F16:
+    case WMMA_BF16:
+    case WMMA_HALF:
+      if (wmma(w, o)) return i;
+      break;
+    case WMMA_IU8:
+      if (wmma_iu8(w, o)) return i;
+      break;
+    case PERMLANE16:
+    case PERMLANEX16:
+      if (!w->full) return i;
+      permlane(w, o, o->form == PERMLANEX16 ? 16 : 0);
+      break;
+    case PERMLANE64: swap_halves(w, o); break;
+    case READLANE:
+    case FIRSTLANE:
+    case WRITELANE: between_files(w, o); break;
+    case SAVEEXEC: save_exec(w, o); break;
+    case LOAD:
+      if (load(w, o, log)) return i;
+      break;
+    case STORE_:
+      if (store(w, o, log)) return i;
+      break;
+    case LOAD_SCALAR:
+      if (load_scalar(w, o)) return i;
+      break;
+    case BPERMUTE:
+    case PERMUTE_LANES:
+    case SWIZZLE: exchange(w, o); break;
+    default: break;
+    }
+  }
+  return count;
+}
+
+const Named *strix_operations(void) { return operations; }
+const char *strix_digest(void) { return DIGEST; }

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiles libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
+
+One library for each level of x86-64 processors: library.py loads the best one that this machine can
+run. Nothing in them depends on Python.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from strix_emulate.arithmetic import mode_register, operations, scalars, subdword, translate
+from strix_emulate.native import library
+
+LEVELS = (2, 3, 4)
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+         "-fwrapv", "-fno-strict-aliasing", "-mprefer-vector-width=512", "-std=gnu11", "-shared",
+         "-fPIC", "-Wall", "-Wno-unused")  # fmt: skip
+
+
+def dtype(kind: str) -> np.dtype:
+    """numpy's type of a kind of operand; bool for masks and SCC."""
+    if kind in ("mask", "scc"):
+        return np.dtype(bool)
+    if kind == "lane":
+        return np.dtype(np.uint32)
+    return np.dtype({"b": "u", "h": "f"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
+
+
+def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
+    """All that the tables hold: name, kind of the result, kinds of sources, function, flags."""
+    for table in (operations.TABLE, scalars.PLAIN):
+        for name, (kind, kinds, function) in table.items():
+            if kind != "h16":
+                yield name, kind, kinds, function, False
+            if name in operations.SATURATING:
+                yield f"{name}.clamp", kind, kinds, mode_register.saturated(function, kind), False
+    for name in operations.EXTREMES:
+        yield (name, *operations.extreme(name, True), False)
+        yield (f"{name}.ieee0", *operations.extreme(name, False), False)
+    for (kind, kinds), function in subdword.MIXED.items():
+        yield subdword.mixed_name(kind, kinds), kind, kinds, function, False
+    for name in subdword.PACKED:
+        for clamp in (False, True):
+            yield subdword.packed_name(name, clamp), *subdword.packed(name, clamp), False
+    for name, (kind, kinds, function, flags) in operations.MASKED.items():
+        yield name, kind, kinds, function, flags
+    for name, (kind, kinds, function) in scalars.WITH_SCC.items():
+        yield name, kind, kinds, function, True
+    for name, (kind, function) in scalars.COMPARES.items():
+        yield name, "", (kind, "u32" if "bitcmp" in name else kind), function, True
+    for name, (kinds, function) in scalars.SELECTS.items():
+        yield name, name[-3:], kinds, function, False
+    for name, (kinds, function) in scalars.CARRIES.items():
+        yield name, "u32", kinds, function, True
+    for name, function in scalars.SAVEEXEC.items():
+        yield name, name[-3:], (name[-3:], name[-3:]), function, False
+
+
+def source() -> str:
+    """operations.inc: every function that can be translated, and the list of them by name."""
+    bodies: dict[str, str] = {}
+    listed, lines = [], []
+    for name, kind, kinds, function, flags in functions():
+        results = [dtype(k) for k in (kind,) if k] + [np.dtype(bool)] * flags
+        try:
+            body = translate.loop("@", function, results, [dtype(k) for k in kinds])
+        except translate.Untranslatable:
+            continue
+        if body not in bodies:
+            bodies[body] = f"f_{name.replace('.', '_')}"
+            lines.append(body.replace("@", bodies[body], 1))
+        listed.append(f'  {{"{name}", {bodies[body]}}},')
+    return "\n".join([*lines, "static const Named operations[] = {", *listed, "  {0, 0}\n};\n"])
+
+
+def build(folder: Path, compiler: str, levels: tuple[int, ...] = LEVELS) -> list[Path]:
+    """Compiles the libraries into the folder. Raises CalledProcessError."""
+    made, running = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(scratch, "operations.inc").write_text(source())
+        for level in levels:
+            made.append(folder / f"libstrix-emulate-v{level}.so")
+            running.append(subprocess.Popen(
+                [*shlex.split(compiler), *FLAGS, f"-march=x86-64-v{level}", f"-I{scratch}",
+                 f'-DDIGEST="{library.digest()}"',
+                 str(Path(__file__).with_name("emulate.c")), "-o", str(made[-1]), "-lm"],
+            ))  # fmt: skip
+        ends = [(process.wait(), process.args) for process in running]
+    for code, command in ends:
+        if code:
+            raise subprocess.CalledProcessError(code, command)
+    return made
+
+
+if __name__ == "__main__":
+    print(*build(Path(sys.argv[1]), os.environ.get("CC", "cc")), sep="\n")

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs of instructions in C: libstrix-emulate, where it is installed; else numpy does all.
+
+emulate.c stops in front of what it does not decide (a race, an address out of bounds); that one
+instruction is numpy's. So both give the same results and the same traps.
+"""
+
+import ctypes
+import hashlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from strix_emulate.code.decode import EXEC, NULL, Operand, Unknown
+from strix_emulate.instructions.crosslane import dpp_lanes
+from strix_emulate.instructions.forms import Form
+from strix_emulate.memory.waves import constant, constant_half
+
+_I, _L, _P = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6, "lane": 7}
+SHAPES = {
+    "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
+    "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
+    "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
+    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18,
+}  # fmt: skip
+#: by level of x86-64: some of what only processors of that level have
+LEVELS = {
+    2: {"sse4_2", "popcnt"}, 3: {"avx2", "fma", "bmi2", "f16c"},
+    4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"},
+}  # fmt: skip
+SOURCES = (
+    "native/emulate.c", "native/numbers.h", "native/memory.h", "native/matrix.h",
+    "native/library.py", "native/generate.py", "instructions/forms.py",
+    *(f"arithmetic/{name}.py" for name in (
+        "translate", "operations", "subdword", "doubles", "floats", "scalars", "mode_register",
+    )),
+)  # fmt: skip
+_CLAMP, _FLUSH, _FACTOR = 1, 2, 4
+
+
+def _fields(kind, names: str) -> list:
+    return [(name, kind) for name in names.split()]
+
+
+class COperand(ctypes.Structure):
+    _fields_ = [*_fields(_I, "file index bits half neg abs flush pad"), ("value", ctypes.c_uint64)]
+
+
+class COp(ctypes.Structure):
+    _fields_ = [
+        ("function", _P), *_fields(_I, "form results sources after write_exec step"),
+        ("factor", ctypes.c_float),
+        *_fields(_I, "dpp zero_bound fetch_inactive"),
+        *_fields(_I, "size words offset half extended memory highest resource"),
+        ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
+        ("lanes", ctypes.c_uint8 * 32),
+        ("target", COperand), ("flag", COperand), ("source", COperand * 4),
+    ]  # fmt: skip
+
+
+class CMemory(ctypes.Structure):
+    _fields_ = [
+        *_fields(_P, "bytes written read writers slots"),
+        *_fields(_L, "size stride shift strict copies"),
+        ("ranges", _P), *_fields(_L, "range_count last"),
+    ]  # fmt: skip
+
+
+class CState(ctypes.Structure):
+    _fields_ = [
+        *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
+        *_fields(_L, "exec_changed ordered"),
+        ("masks", _P), ("spare", _P * 8), ("log", _P), ("full", _L), ("memory", CMemory * 3),
+    ]  # fmt: skip
+
+
+class _Named(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("function", _P)]
+
+
+class Library:
+    """A loaded libstrix-emulate; functions: addresses by the names of the tables."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        found = ctypes.CDLL(str(path))
+        found.strix_operations.restype = ctypes.POINTER(_Named)
+        found.strix_digest.restype = ctypes.c_char_p
+        if found.strix_digest().decode() != digest():
+            raise OSError(f"{path} was made from another version of strix-emulate")
+        self.run = found.strix_run
+        self.run.restype = ctypes.c_long
+        self.run.argtypes = [_P, _P, ctypes.c_long, _P]
+        self.functions: dict[str, int] = {}
+        for entry in found.strix_operations():
+            if not entry.name:
+                break
+            self.functions[entry.name.decode()] = entry.function
+
+
+@cache
+def digest() -> str:
+    """Of all that decides what the library does."""
+    return hashlib.sha256(
+        b"".join((Path(__file__).parents[1] / name).read_bytes() for name in SOURCES)
+    ).hexdigest()
+
+
+def loaded() -> Library | None:
+    """The library for this processor: of the folder STRIX_EMULATE_NATIVE, or installed."""
+    return _found()[0]
+
+
+@cache
+def _found() -> tuple[Library | None, str]:
+    """The library, or why numpy goes on alone."""
+    asked = os.environ.get("STRIX_EMULATE_NATIVE", "")
+    if asked == "off":
+        return None, "STRIX_EMULATE_NATIVE is off"
+    folder = Path(asked) if asked else Path(sys.prefix, "lib")
+    for level in range(processor_level(), 1, -1):
+        path = folder / f"libstrix-emulate-v{level}.so"
+        try:
+            if path.exists():
+                return Library(path), path.name
+        except (OSError, AttributeError) as error:
+            return None, str(error)
+    return None, "no libstrix-emulate is installed (package strix-emulate-native)"
+
+
+def forget() -> None:
+    """The environment variable changed."""
+    _found.cache_clear()
+
+
+def processor_level() -> int:
+    """The level of x86-64, 2 to 4, that this machine has; 1 where Linux does not say."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
+    except OSError:
+        return 1
+    return max([1, *(level for level, wanted in LEVELS.items() if wanted <= set(flags))])
+
+
+def describe() -> str:
+    """What executes instructions here, in a line."""
+    found, why = _found()
+    return f"{why}, and numpy for the rest" if found else f"numpy alone: {why}"
+
+
+def _bits(kind: str) -> int:
+    return 32 if kind in ("mask", "scc", "lane") else int(kind[-2:])
+
+
+def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
+    """Raises Unknown for what C does not read."""
+    if kind == "bf16":
+        raise Unknown("bf16")
+    if kind == "lane":
+        return COperand(bits=32, file=FILES["lane"])
+    found = COperand(bits=_bits(kind), index=op.index, half=op.half == "h", neg=op.neg, abs=op.abs,
+                     flush=kind in ("f16", "f32", "f64") and not keeps)  # fmt: skip
+    if kind == "scc":
+        found.file = FILES["scc"]
+    elif op.kind == "const" or (op.kind == "s" and op.index == NULL):
+        text = "0" if op.kind == "s" else op.text
+        if kind == "mask":
+            raise Unknown("a constant mask")
+        value = constant_half(text, kind, op.half == "h") if op.half else constant(text, kind)
+        found.file = FILES["const"]
+        found.value = int(np.asarray(value).view(f"u{np.asarray(value).itemsize}"))
+    else:
+        found.file = FILES["mask" if kind == "mask" else op.kind]
+    return found
+
+
+def encode(form: Form, functions: dict[str, int]) -> COp:
+    """The form as C executes it. Raises Unknown if it has none."""
+    op = COp(form=SHAPES[form.shape], sources=len(form.sources))
+    if form.function is not None:
+        if form.name not in functions:
+            raise Unknown("not in the library")
+        op.function = functions[form.name]
+    if form.shape == "scalar" and any(kind in ("f16", "h16") for _, kind in form.sources):
+        raise Unknown("16 bits of a scalar register")
+    keeps = form.keeps or (True,) * len(form.sources)
+    for i, ((source, kind), keep) in enumerate(zip(form.sources, keeps, strict=True)):
+        op.source[i] = _operand(source, kind, keep)
+    written: list[int] = []
+    if form.target is not None:
+        if form.target.kind not in ("v", "s"):
+            raise Unknown("target")
+        op.target = COperand(file=FILES[form.target.kind], index=form.target.index,
+                             bits=_bits(form.kind), half=form.target.half == "h")  # fmt: skip
+        if form.target.kind == "s" and form.target.index != NULL:
+            count = form.access.get("words", _bits(form.kind) // 32)
+            written += range(form.target.index, form.target.index + count)
+    if form.flag is not None:
+        op.flag = COperand(file=FILES[form.flag.kind], index=form.flag.index, bits=32)
+        written += [form.flag.index] * (form.flag.kind == "s")
+    op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or form.shape == "saveexec"
+    if form.dpp is not None:
+        source, valid, lanes = dpp_lanes(form.dpp)
+        op.dpp, op.zero_bound = 1, bool(form.dpp.get("bound_ctrl"))
+        op.fetch_inactive = bool(form.dpp.get("fi"))
+        # both halves of a wave64 have the same sources, in themselves, but other rows to write
+        op.lanes[:] = source[:32].tolist()
+        valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
+        op.valid, op.written[:] = int(valid[0]), lanes.tolist()
+    if form.after.keys() & {"factor", "clamp"} and form.kind != "f32":
+        raise Unknown("output modifiers of 16 and 64 bits")
+    op.after = (_CLAMP * ("clamp" in form.after) | _FLUSH * ("flush" in form.after)
+                | _FACTOR * ("factor" in form.after))  # fmt: skip
+    op.factor = form.after.get("factor", 1)
+    for key, value in form.access.items():
+        setattr(op, key, value)
+    op.highest = _highest(op, form.shape)
+    return op
+
+
+def _highest(op: COp, shape: str) -> int:
+    """The last vector register that it touches."""
+    ends = [-1]
+    matrix = shape.startswith("wmma")
+    for operand in (op.target, *list(op.source)[: op.sources]):
+        if operand.file == FILES["v"]:
+            count = 8 if matrix else max(operand.bits // 32, 1)
+            ends.append(operand.index + (max(count, op.words) if operand is op.target else count))
+    return max(ends) - 1
+
+
+def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]:
+    """Operations of one step, in an order in which none writes what a later one reads."""
+    ops = [encode(form, functions) for form in forms]
+    if len(ops) < 2:
+        return ops
+    first, second = ops
+    if first.form == SHAPES["store"] or not _feeds(first, second):
+        return ops
+    if not _feeds(second, first):
+        return [second, first]
+    if first.form == SHAPES["load"]:
+        raise Unknown("both loads write the address")
+    move = COp.from_buffer_copy(first)
+    bits = first.target.bits
+    move.function, move.sources, move.after = functions[f"v_mov_b{bits}"], 1, 0
+    move.source[0] = COperand(file=FILES["spare"], bits=bits)
+    first.target.file = FILES["spare"]
+    return [first, second, move]
+
+
+def _feeds(first: COp, second: COp) -> bool:
+    """Whether the second reads what the first writes."""
+    width = max(1, first.words) if first.words else max(1, first.target.bits // 32)
+    written = set(range(first.target.index, first.target.index + width))
+    for source in list(second.source)[: second.sources]:
+        read = {source.index, source.index + (source.bits == 64)}
+        other_half = source.bits == first.target.bits == 16 and source.half != first.target.half
+        if source.file == first.target.file and written & read and not other_half:
+            return True
+    return bool(first.flag.file)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a grid of workgroups: which waves proceed, diverge, rejoin, and wait for each other."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strix_emulate.code.decode import EXEC, Instruction
+from strix_emulate.code.hidden import missing
+from strix_emulate.code.loader import Kernel
+from strix_emulate.errors import Trap
+from strix_emulate.instructions.salu import simm16
+from strix_emulate.memory import waits
+from strix_emulate.memory.addressing import Spaces
+from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.findings import CHECKS, Findings, Note
+from strix_emulate.memory.happens_before import WORKGROUP, tags
+from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
+from strix_emulate.native import library as native
+from strix_emulate.native.runs import Session, parts
+from strix_emulate.run import parallel
+from strix_emulate.run.meeting import Barriers, join, select
+from strix_emulate.run.program import BARRIERS, CALLS, Block, Program
+
+#: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
+POISON = 0x7FB5_7FB5
+
+
+#: How often waves go round a loop in which they ask for memory that others change, before it is
+#: the turn of others: a lock would never be released.
+PATIENCE = 8
+
+
+_BATCH, _BATCH_IN_C = 128, 32
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a launch is run.
+
+    checks: find races, missing waits and reads of what nothing wrote; off: those that are not made
+    (:data:`findings.CHECKS`); lenient: what they find is noted, and the launch goes on.
+    batch: waves at a time, at most, but at least one workgroup; by default 128, or for C, if no
+    wave waits for others, 32, whose registers its caches hold. lockstep: waves at the same
+    instruction are one operation; or, the naive way, each wave runs alone. budget:
+    wave-instructions before a kernel counts as hung; seconds: of the clock. native: in C, where
+    libstrix-emulate is installed. cores: how many may be used, where workgroups do not wait for
+    each other and there is enough to do (:mod:`run.parallel`). cooperative: workgroups
+    may wait for each other.
+    """
+
+    checks: bool = True
+    batch: int | None = None
+    lockstep: bool = True
+    budget: int = 200_000_000
+    seconds: float = 1800
+    poison: int = POISON
+    native: bool = True
+    cores: int = 1
+    off: frozenset[str] = frozenset()
+    lenient: bool = False
+    cooperative: bool = False
+
+
+@dataclass
+class Outcome:
+    """executed: wave-instructions; blocks: with how many waves entered each; notes: what checks
+    found, where that did not end the launch.
+
+    seconds: of CPU time in other processes; cores, one_core: see :class:`api.Launch`.
+    """
+
+    executed: int
+    blocks: dict[int, Block]
+    seconds: float = 0.0
+    cores: int = 1
+    one_core: str = ""
+    notes: list[Note] = field(default_factory=list)
+
+
+class Machine:
+    """One launch: kernel, its arguments' address, grid and block as (x, y, z)."""
+
+    def __init__(
+        self, kernel: Kernel, program: Program, arena: Arena, options: Options, lds: int,
+        code: int = 0, packet: int = 0, queue: int = 0,
+    ):  # fmt: skip
+        """code, packet, queue: addresses of the kernel's code, dispatch packet and queue."""
+        self.kernel, self.arena, self.options, self.lds = kernel, arena, options, lds
+        self.code, self.pointers = code, {"dispatch": packet, "queue": queue}
+        self.program = program
+        self.executed = 0
+        self.deadline = time.monotonic() + options.seconds
+        self.where: Instruction | None = None
+        #: what the host does while waves wait for it
+        self.service: Callable[[], None] | None = None
+        self.findings = Findings(options.off, options.lenient) if options.checks else None
+
+    def run(self, kernarg: int, grid: tuple[int, ...], block: tuple[int, ...]) -> Outcome:
+        """Executes all workgroups. Raises Trap, with the place in its message."""
+        threads = block[0] * block[1] * block[2]
+        waves, lanes = -(-threads // self.kernel.width), self.kernel.width
+        total = self.total = grid[0] * grid[1] * grid[2]
+        library = native.loaded() if self.options.native else None
+        in_c = library and not self.program.polls
+        waves_at_once = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
+        groups = max(1, min(total, waves_at_once // waves))
+        cell, checks = self.program.cell, self.options.checks
+        stride = (self.lds + 15) // 16 * 16
+        scratch = self.kernel.scratch
+        spaces = Spaces(
+            self.arena,
+            Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
+            Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
+            self.code, lambda: self.executed,
+        )  # fmt: skip
+        spaces.lds.order = self.arena.order
+        for memory in (self.arena, spaces.lds, spaces.scratch):
+            memory.findings = self.findings or Findings(frozenset(CHECKS))
+        self.session = (
+            Session(library, spaces, groups * waves * lanes, self._registers(), checks)
+            if library
+            else None
+        )
+        blocks = self.program.blocks(self.kernel, spaces, self.session)
+
+        def run_batch(first: int, end: int) -> None:
+            """Workgroups from the first up to the end."""
+            for memory in (spaces.lds, spaces.scratch):
+                memory.clear_tags()
+                memory.views[4][:] = self.options.poison
+            if self.session:
+                self.session.start()
+            start = self._start(np.arange(first, end), waves, kernarg, grid, block)
+            try:
+                self._run_batch(blocks, start, waves)
+            except Trap as trap:
+                trap.hint = trap.hint or missing(self.kernel, trap)
+                if not trap.where:
+                    place = trap.instruction or self.where
+                    text = f"{place.address:#x} `{place.text}`" if place else "start"
+                    trap.where = f"{self.kernel.name} at {text}: "
+                raise
+
+        outcome = Outcome(0, blocks)
+        try:
+            with np.errstate(all="ignore"):
+                run_batch(0, groups)
+                if self.options.cores == 1 or not self._spread(run_batch, groups, total, outcome):
+                    for first in range(groups, total, groups):
+                        run_batch(first, min(first + groups, total))
+        finally:
+            # whoever keeps the program keeps no memory with it
+            self.program.release()
+            self.session = None
+        outcome.executed = self.executed
+        outcome.notes = self.findings.notes if self.findings else []
+        return outcome
+
+    def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
+        """Runs workgroups from the first on on several cores; False: they are still to be run."""
+        outcome.one_core = parallel.one_core(self.program.communicates)
+        left = self.executed / first * (total - first)
+        if outcome.one_core or not parallel.worth(left, self.arena):
+            return False
+        size = min(first, -(-(total - first) // self.options.cores))
+        starts = range(first, total, size)
+        blocks, before = outcome.blocks, self.executed
+
+        def execute(share: list[int]) -> parallel.Answer:
+            if self.findings:
+                # what one finds is noted by one core, in order
+                self.findings.lenient = False
+            entered = {start: block.entered for start, block in blocks.items()}
+            for start in share:
+                batch(start, min(start + size, total))
+            more = {at: block.entered - entered.get(at, 0) for at, block in blocks.items()}
+            return parallel.Answer(self.executed - before, more, time.process_time())
+
+        shares = parallel.deal(starts, self.options.cores)
+        since = (first + 1) << WORKGROUP
+        answers = parallel.split(shares, execute, self.arena, since, self.options.budget - before)
+        if answers is None:
+            return False
+        outcome.cores = len(answers)
+        for answer in answers:
+            self.executed += answer.executed
+            outcome.seconds += answer.seconds
+            for at, waves in answer.entered.items():
+                blocks[at].entered += waves
+        return True
+
+    def _registers(self) -> int:
+        return max(self.kernel.vgprs, 8)
+
+    def _start(self, numbers, waves: int, kernarg: int, grid, block) -> Waves:
+        """Initial registers: LLVM's guide, "Initial Kernel Execution State"."""
+        kernel, n = self.kernel, len(numbers) * waves
+        workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
+        V = np.full((self._registers(), n, kernel.width), self.options.poison, np.uint32)
+        S = np.full((SCALARS, n, 1), self.options.poison, np.uint32)
+        thread = wave[:, None] * kernel.width + np.arange(kernel.width)
+        x, y, z = thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])
+        V[0] = x | y << 10 | z << 20
+        alive = thread < block[0] * block[1] * block[2]
+        S[EXEC + 1] = 0
+        S[EXEC : EXEC + kernel.width // LANES, :, 0] = pack(alive).T
+        at = 0
+        for name, count in kernel.user_sgprs:
+            if name == "kernarg":
+                S[at], S[at + 1] = kernarg & 0xFFFFFFFF, kernarg >> 32
+            elif pointer := self.pointers.get(name):
+                S[at], S[at + 1] = pointer & 0xFFFFFFFF, pointer >> 32
+            elif name == "dispatch_id":
+                S[at], S[at + 1] = 0, 0
+            elif name != "private_size":
+                raise Trap("unknown", f"the kernel wants `{name}` in its first scalar registers")
+            at += count
+        ids = (
+            workgroup % grid[0],
+            workgroup // grid[0] % grid[1],
+            workgroup // (grid[0] * grid[1]),
+        )
+        for wanted, number in zip(kernel.workgroup_ids, ids, strict=True):
+            if wanted:
+                S[at, :, 0] = number
+                at += 1
+        identity = [workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves),
+                    np.zeros(n, np.int64)]  # fmt: skip
+        return Waves(V, S, np.zeros((n, 1), bool), 0, identity, [[], [], []])
+
+    def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
+        whole = self.options.cooperative and start.n == self.total * waves
+        barriers = Barriers(start, waves, self.arena, self.findings, whole, self._shadows_anew)
+        ready = self._scheduled(start)
+        while ready or not barriers.empty:
+            if not ready:
+                ready = self._one_by_one(barriers.stuck(self.where))
+                continue
+            # the waves that are farthest behind go on, so that the others can meet them, unless
+            # they only wait for what another one is to do
+            g = ready.pop(min(range(len(ready)), key=lambda i: (ready[i].turn, ready[i].pc)))
+            for other in [x for x in ready if x.pc == g.pc and self.options.lockstep]:
+                ready.remove(other)
+                g = join(g, other)
+            limit = min((x.pc for x in ready if x.pc > g.pc), default=1 << 62)
+            self.alone = not ready
+            event, gone = self._advance(blocks, g, limit)
+            if event == "end":
+                ready += self._one_by_one(barriers.end(g))
+            elif event == "s_barrier":
+                ready += self._one_by_one(barriers.arrive(g))
+            elif event == "ds_gws_barrier":
+                ready += self._one_by_one(barriers.arrive_for_grid(g))
+            else:
+                ready += gone
+
+    def _shadows_anew(self) -> None:
+        if self.session:
+            self.session.start()
+
+    def _one_by_one(self, sets: list[Waves]) -> list[Waves]:
+        return [part for g in sets for part in self._scheduled(g)]
+
+    def _scheduled(self, g: Waves) -> list[Waves]:
+        """How waves that stand together run: together, or one by one."""
+        if self.options.lockstep:
+            return [g]
+        return [select(g, np.arange(g.n) == i) for i in range(g.n)]
+
+    def _advance(self, blocks: dict[int, Block], g: Waves, limit: int) -> tuple[str, list[Waves]]:
+        """Runs blocks until the waves part, end, reach a barrier, or reach waves that are ahead."""
+        if g.tags is None:
+            g.tags = tags(g.workgroup, g.epoch, g.wave)
+        while True:
+            block = blocks[g.pc]
+            block.entered += g.n
+            self.executed += g.n * (len(block.steps) + 1)
+            if self.executed > self.options.budget:
+                raise self._hung(f"{self.options.budget} wave-instructions", g)
+            if time.monotonic() > self.deadline:
+                raise self._hung(f"{self.options.seconds:g} seconds", g)
+            if block.parts is None:
+                block.parts = parts(block.steps, self.session)
+            for part in block.parts:
+                part.execute(g, self.findings)
+            end = block.end
+            self.where = end
+            if end is None:
+                g.pc = block.next
+            elif end.name == "s_endpgm":
+                return "end", []
+            elif end.name in BARRIERS:
+                g.pc = block.next
+                waits.at_barrier(g)
+                return end.name, []
+            elif end.name in CALLS:
+                gone = self._call(end, g)
+                if len(gone) > 1:
+                    return "part", gone
+            elif block.condition is None:
+                g.pc = block.taken
+            else:
+                jump = block.condition(g)
+                if jump.all():
+                    g.pc = block.taken
+                elif jump.any():
+                    gone = [select(g, jump), select(g, ~jump)]
+                    gone[0].pc, gone[1].pc = block.taken, block.next
+                    return "part", gone
+                else:
+                    g.pc = block.next
+            if g.pc >= limit:
+                return "meet", [g]
+            g.asks |= block.polls
+            if g.asks and g.pc <= block.start:
+                if self.service:
+                    self.service()
+                g.asks, g.polls = False, g.polls + 1
+                if g.polls >= PATIENCE and not self.alone:
+                    g.polls, g.turn = 0, g.turn + 1
+                    return "meet", [g]
+
+    def _hung(self, what: str, g: Waves) -> Trap:
+        return Trap(
+            "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "
+            f"is at {g.pc:#x}",
+        )  # fmt: skip
+
+    def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
+        """S_SETPC, S_SWAPPC, S_CALL: waves by where they go."""
+        behind = ins.address + ins.size
+        if ins.name == "s_call_b64":
+            places = np.full(g.n, behind + 4 * simm16(ins.operands[1].text))
+        else:
+            target = reader(ins.operands[-1], "u64")(g).ravel()
+            places = (target - np.uint64(self.code)).view(np.int64)
+        if ins.name != "s_setpc_b64":
+            write = scalar_writer(ins.operands[0], "u64")
+            write(g, np.full((g.n, 1), self.code + behind, np.uint64))
+        gone = []
+        for place in np.unique(places):
+            part = select(g, places == place)
+            part.pc = int(place)
+            gone.append(part)
+        if len(gone) == 1:
+            g.tags = tags(g.workgroup, g.epoch, g.wave)
+        return gone

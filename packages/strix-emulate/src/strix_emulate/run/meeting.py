@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where waves part and meet: sets of waves, barriers of a workgroup, barriers of the grid."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strix_emulate.errors import Trap
+from strix_emulate.memory import waits
+from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.happens_before import after_barrier, tags
+from strix_emulate.memory.waves import Waves
+
+
+class Barriers:
+    """Waves that wait for others of their workgroups, or for all of the grid."""
+
+    def __init__(
+        self, start: Waves, waves: int, arena: Arena, findings: Findings | None, whole: bool,
+        cleared: Callable,
+    ):  # fmt: skip
+        """start: all waves; waves: of a workgroup; whole: they are those of the whole grid;
+        cleared: called after the race shadow of global memory began anew."""
+        self._first = int(start.workgroup[0])
+        self._alive = np.full(int(start.workgroup[-1]) - self._first + 1, waves)
+        self._arena, self._findings, self._whole = arena, findings, whole
+        self._cleared = cleared
+        self._waiting: list[Waves] = []
+        self._for_grid: list[Waves] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether no wave waits."""
+        return not (self._waiting or self._for_grid)
+
+    def end(self, g: Waves) -> list[Waves]:
+        """Waves that have ended; those for whom that is enough go on."""
+        np.subtract.at(self._alive, g.workgroup - self._first, 1)
+        return self._pass()
+
+    def arrive(self, g: Waves) -> list[Waves]:
+        """Waves at an S_BARRIER; those that go on."""
+        _gather(self._waiting, g)
+        return self._pass()
+
+    def arrive_for_grid(self, g: Waves) -> list[Waves]:
+        """Waves at a DS_GWS_BARRIER, the barrier of a cooperative launch; those that go on."""
+        if not self._whole:
+            raise Trap(
+                "unknown", "grid.sync() in a launch that is not cooperative, or of too many waves"
+            )
+        _gather(self._for_grid, g)
+        return self._pass()
+
+    def stuck(self, where) -> list[Waves]:
+        """Nobody else can go on: waves at different barriers, as the hardware does not tell one
+        from another; a finding. where: the last instruction. Gives those that go on."""
+        g = (self._waiting or self._for_grid)[0]
+        places = sorted({hex(x.pc) for x in (*self._waiting, *self._for_grid)})
+        text = (
+            f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
+            f"(before {', '.join(places)}) that not all living waves of its "
+            f"{'grid' if self._for_grid else 'workgroup'} reach"
+        )
+        if self._for_grid or self._findings is None:
+            raise Trap("barrier", text)
+        self._findings.at = where
+        self._findings.found("barrier", text)
+        return self._pass(same=False)
+
+    def _pass(self, same: bool = True) -> list[Waves]:
+        """Waves that go on; the others are kept.
+
+        "If some waves in the threadgroup have already terminated, this waits on only the surviving
+        waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
+        """
+        same &= self._findings is not None and self._findings.on("barrier")
+        groups = len(self._alive)
+        here = [np.bincount(g.workgroup - self._first, minlength=groups) for g in self._waiting]
+        if not same and here:
+            here = [sum(here)] * len(here)
+        passed, left = [], []
+        for g, count in zip(self._waiting, here, strict=True):
+            complete = (count == self._alive)[g.workgroup - self._first]
+            if not complete.all():
+                left.append(select(g, ~complete))
+            if complete.any():
+                passed.append(select(g, complete))
+        self._waiting = left
+        for g in passed:
+            self._go_on(g)
+        if self._for_grid and sum(g.n for g in self._for_grid) == self._alive.sum():
+            # what came before it is ordered with all that comes after it
+            self._arena.clear_tags()
+            self._cleared()
+            for g in self._for_grid:
+                self._go_on(g)
+            passed, self._for_grid = passed + self._for_grid, []
+        return passed
+
+    def _go_on(self, g: Waves) -> None:
+        g.epoch = after_barrier(g.epoch)
+        g.tags = tags(g.workgroup, g.epoch, g.wave)
+        if self._arena.order is not None:
+            self._arena.order.barrier(g.tags)
+
+
+def _gather(waiting: list[Waves], g: Waves) -> None:
+    for other in [x for x in waiting if x.pc == g.pc]:
+        waiting.remove(other)
+        g = join(g, other)
+    waiting.append(g)
+
+
+def select(g: Waves, chosen) -> Waves:
+    """The waves for which `chosen` is True."""
+    if chosen.all():
+        g.tags = None
+        return g
+    index = np.flatnonzero(chosen)
+    part = Waves(
+        g.V[:, index], g.S[:, index], g.scc[index], g.pc, [x[index] for x in g.identity()],
+        waits.select(g.queues, index),
+    )  # fmt: skip
+    part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
+    waits.refresh(part)
+    return part
+
+
+def join(a: Waves, b: Waves) -> Waves:
+    """Two sets of waves at the same instruction as one, in the order of their numbers."""
+    order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
+    identity = [
+        np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)
+    ]
+    queues = waits.join(a.queues, a.n, b.queues, b.n)
+    joined = Waves(
+        np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],
+        np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
+    )  # fmt: skip
+    joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
+    joined.asks = a.asks or b.asks
+    waits.refresh(joined)
+    return joined

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A kernel's instructions as basic blocks of Python functions on Waves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from strix_emulate.arithmetic import mode_register, operations, scalars
+from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
+from strix_emulate.code.loader import Kernel
+from strix_emulate.errors import Trap
+from strix_emulate.instructions import crosslane, salu, valu, vmem
+from strix_emulate.instructions.forms import executable, executes
+from strix_emulate.instructions.salu import simm16
+from strix_emulate.memory import addressing, waits
+from strix_emulate.native.runs import Known, Run, Session, Step
+
+#: Hints, and waits for hazards that do not exist on a machine without timing.
+NO_EFFECT = {
+    "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr",
+    "s_set_inst_prefetch_distance",
+    "s_setprio", "s_wait_idle", "s_code_end", "s_wakeup", "s_sethalt", "s_incperflevel",
+    "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version", "s_wait_event",
+}  # fmt: skip
+WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
+#: They change what follows them in the code, not the state of waves.
+MODES = {"s_setreg_imm32_b32", "s_denorm_mode", "s_round_mode"}
+#: To where a register says: function calls. The first writes where to return to.
+CALLS = {"s_swappc_b64", "s_setpc_b64", "s_call_b64"}
+#: Of a workgroup, and of the whole grid.
+BARRIERS = {"s_barrier", "ds_gws_barrier"}
+CONTROL = {
+    "s_endpgm", *BARRIERS, "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
+    "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz", *CALLS,
+}  # fmt: skip
+_CONDITIONS = {
+    "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
+    "s_cbranch_vccz": lambda g: ~g.masks(VCC).any(axis=1),
+    "s_cbranch_vccnz": lambda g: g.masks(VCC).any(axis=1),
+    "s_cbranch_execz": lambda g: ~g.masks(EXEC).any(axis=1),
+    "s_cbranch_execnz": lambda g: g.masks(EXEC).any(axis=1),
+}  # fmt: skip
+
+
+@dataclass
+class Block:
+    """Steps up to a control instruction, which `end` names; taken and next are block addresses.
+
+    polls: it asks for memory that other waves change (see machine.PATIENCE).
+    """
+
+    start: int
+    steps: list[Step] = field(default_factory=list)
+    end: Instruction | None = None
+    condition: Callable | None = None
+    taken: int = -1
+    next: int = -1
+    entered: int = 0
+    polls: bool = False
+    #: what executes the steps, once the block was reached
+    parts: list[Step | Run] | None = None
+
+
+def supported() -> set[str]:
+    """Mnemonics that the machine executes, without the suffix of an encoding."""
+    return {*operations.NAMES, *scalars.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
+            *CONTROL, *MODES, *vmem.names(),
+            "s_getpc_b64", "s_getreg_b32", "s_sendmsg", "s_sendmsg_rtn_b64", "s_trap"}  # fmt: skip
+
+
+class Blocks(dict[int, Block]):
+    """Blocks by address; what is jumped to inside of one becomes a block of its own.
+
+    spaces: the memories of the launch; made: functions of its steps on them.
+    """
+
+    def __init__(self, spaces: addressing.Spaces):
+        super().__init__()
+        self.attach(spaces, None)
+
+    def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
+        """To the memories of another launch, or None: what was compiled stays."""
+        self.spaces = spaces
+        self.made: dict[Step, Callable] = {}
+        for block in self.values():
+            for part in block.parts or ():
+                if isinstance(part, Run):
+                    part.session = session
+
+    def __missing__(self, address: int) -> Block:
+        for block in list(self.values()):
+            for i, step in enumerate(block.steps):
+                if step.instruction.address == address:
+                    tail = replace(
+                        block, start=address, steps=block.steps[i:], entered=0, parts=None
+                    )
+                    self[address] = tail
+                    return tail
+            if block.end is not None and block.end.address == address:
+                self[address] = replace(block, start=address, steps=[], entered=0, parts=None)
+                return self[address]
+        raise Trap("bounds", f"jumps to {address:#x}, which is no instruction of the kernel")
+
+
+def compile_blocks(
+    instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
+) -> Blocks:
+    """Basic blocks by address. What cannot be executed becomes a step that traps when reached."""
+    starts = {0}
+    for ins in instructions:
+        if ins.name in CONTROL:
+            starts.add(ins.address + ins.size)
+            if "branch" in ins.name:
+                starts.add(_target(ins))
+    found = Blocks(spaces)
+    lines: dict[int, list[Instruction]] = {}
+    block = None
+    for ins in instructions:
+        if block is None or block.end is not None or ins.address in starts:
+            if block is not None and block.end is None:
+                block.next = ins.address
+            block = found[ins.address] = Block(ins.address)
+            lines[ins.address] = []
+        if ins.name in CONTROL and not ins.unknown:
+            block.end, block.next = ins, ins.address + ins.size
+            if "branch" in ins.name:
+                block.condition, block.taken = _CONDITIONS.get(ins.name), _target(ins)
+        else:
+            lines[block.start].append(ins)
+    entry = _modes_at(found, lines, mode_register.initial(kernel))
+    for start, block in found.items():
+        mode = entry.get(start, mode_register.initial(kernel))
+        for ins in lines[start]:
+            block.steps.append(_step(ins, mode, found))
+            block.polls |= vmem.polls(ins)
+            mode = _mode_after(ins, mode)
+    return found
+
+
+class Program:
+    """A kernel's instructions, and what stays known of them from launch to launch."""
+
+    def __init__(self, instructions: list[Instruction]):
+        self.instructions = instructions
+        self._blocks: Blocks | None = None
+
+    @cached_property
+    def cell(self) -> int:
+        """Bytes of a shadow cell: the smallest access of the kernel."""
+        sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
+        return min([4, *sizes])
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether it asks for memory that other waves change."""
+        return any(map(vmem.polls, self.instructions))
+
+    @cached_property
+    def communicates(self) -> list[str]:
+        """By what its workgroups may wait for each other."""
+        return sorted({ins.name for ins in self.instructions if vmem.communicates(ins)})
+
+    @cached_property
+    def whole_words(self) -> bool:
+        """Whether words may reach past an array's end: atomics of 16 bits are compare-and-swap of
+        the word around them."""
+        return any("cmpswap_b32" in ins.name for ins in self.instructions)
+
+    def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
+        """For one launch, up to :meth:`release`."""
+        if self._blocks is None:
+            self._blocks = compile_blocks(self.instructions, kernel, spaces)
+        else:
+            self._blocks.attach(spaces, session)
+            for block in self._blocks.values():
+                block.entered = 0
+        return self._blocks
+
+    def release(self) -> None:
+        """Lets the memories of the launch go."""
+        if self._blocks is not None:
+            self._blocks.attach(None, None)
+
+
+def _modes_at(
+    blocks: Blocks, lines: dict, start: mode_register.Mode
+) -> dict[int, mode_register.Mode | None]:
+    """The mode at each block that a branch reaches; None where it depends on the way there."""
+    entry: dict[int, mode_register.Mode | None] = {0: start}
+    todo = [0]
+    while todo:
+        block = dict.get(blocks, todo.pop())
+        if block is None:
+            continue
+        mode = entry[block.start]
+        for ins in lines[block.start]:
+            mode = _mode_after(ins, mode)
+        for place in {block.next, block.taken} - {-1}:
+            merged = mode if entry.get(place, mode) == mode else None
+            if place not in entry or entry[place] != merged:
+                entry[place] = merged
+                todo.append(place)
+    return entry
+
+
+def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_register.Mode | None:
+    try:
+        return mode_register.after(ins, mode) if ins.name in MODES and mode else mode
+    except Unknown:
+        return None
+
+
+def decode_kernel(kernel: Kernel) -> list[Instruction]:
+    """The kernel's instructions; with those of all functions of the file, if it calls some.
+
+    Addresses count from the kernel's first instruction. Raises DisassemblerError without a suitable
+    libLLVM.
+    """
+    found = decode(kernel.code, width=kernel.width)
+    if kernel.image is None or not any(ins.name in CALLS for ins in found):
+        return found
+    others = []
+    for first, size in kernel.image.code:
+        start = first - kernel.image.entry
+        others += decode(kernel.image.data[first : first + size], start, kernel.width, padded=True)
+    inside = {ins.address for ins in found}
+    return found + [ins for ins in others if ins.address not in inside]
+
+
+def _target(ins: Instruction) -> int:
+    return ins.address + ins.size + 4 * simm16(ins.operands[0].text)
+
+
+def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
+    known = _KNOWN.get((ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode))
+    if known is not None:
+        return Step(ins, known, partial(_compiled, ins, mode), home)
+    run = _compiled(ins, mode, home.spaces)
+    reads = target = 0
+    counter = -1
+    if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
+        target = _bits(ins.operands[:1])
+        counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
+        reads = _bits(ins.operands[1:])
+    else:
+        for part in ins.pair or (ins,):
+            reads |= _bits(part.operands)
+    known = Known(reads, target, counter, executable(run))
+    if len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode] = known
+    return Step(ins, known, partial(_compiled, ins, mode), home)
+
+
+#: what is known of instructions, by their text and mode: kernels are launched more than once
+_KNOWN: dict[tuple, Known] = {}
+_MOST_KNOWN = 100_000
+
+
+def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Callable:
+    try:
+        if ins.unknown:
+            raise Unknown(ins.unknown)
+        if mode is None and ins.name.startswith("v_"):
+            raise Unknown("in a mode that is not known here")
+        return _compile(ins, mode, spaces)
+    except (Unknown, IndexError, ValueError) as error:
+        return _trap(f"cannot execute `{ins.text}`: {error}")
+
+
+def _bits(operands) -> int:
+    bits = 0
+    for op in operands:
+        if op.kind in "vs":
+            bits |= waits.registers(op.kind, op.index, op.count)
+    return bits
+
+
+def _trap(message: str) -> Callable:
+    def run(_):
+        raise Trap("unknown", message)
+
+    return run
+
+
+def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable:
+    name = ins.name
+    if ins.pair:
+        return valu.compile_pair(ins, mode)
+    if name in NO_EFFECT or (name == "s_sendmsg" and "MSG_DEALLOC_VGPRS" in ins.raw):
+        return executes(lambda _g: None)
+    if name in WAITS:
+        return executes(waits.compile_wait(ins), waits=True)
+    if name in MODES:
+        mode_register.after(ins, mode)
+        return executes(lambda _g: None)
+    if name == "s_getreg_b32":
+        return salu.compile_getreg(ins, mode.bits, spaces)
+    if name == "s_sendmsg_rtn_b64":
+        return salu.compile_message(ins)
+    if name == "s_trap":
+        return salu.compile_trap(ins)
+    if name == "s_getpc_b64":
+        return salu.compile_getpc(ins, spaces)
+    if vmem.is_memory(name):
+        return vmem.compile_memory(ins, spaces)
+    if name in crosslane.COMPILERS:
+        return crosslane.COMPILERS[name](ins, mode)
+    if name in scalars.NAMES:
+        return salu.compile_scalar(ins)
+    return valu.compile_vector(ins, mode)

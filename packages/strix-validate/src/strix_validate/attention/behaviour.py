@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Properties of scaled_dot_product_attention that a single comparison cannot show."""
+
+import os
+import shutil
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference, sdpa
+from strix_validate.attention.sdpa_problem import Problem
+from strix_validate.attention.sdpa_shapes import Shape
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, reason_of, require
+
+HALF = torch.float16
+#: Placeholder for a comparison whose result becomes another check's.
+ANY = Check("", "", "")
+Body = Callable[["Watched", Options], dict | Result]
+
+
+def checks() -> list[Check]:
+    return [
+        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body))
+        for name, body in BODIES.items()
+        for route in _routes(name)
+    ]
+
+
+def _routes(name: str) -> tuple[str, ...]:
+    return tuple(LSE) if name == "lse" else tuple(sdpa.ROUTES)
+
+
+def bodies() -> dict[str, Callable[[Options], dict | Result]]:
+    """For tiers.run_each; a route that refuses raises CannotRun."""
+
+    def bind(route: str, body: Body) -> Callable[[Options], dict | Result]:
+        return lambda options: body(Watched(route), options)
+
+    return {
+        f"sdpa/{route}/{name}": bind(route, body)
+        for name, body in BODIES.items()
+        for route in _routes(name)
+    }
+
+
+class Watched:
+    """A route; refusals raise CannotRun, and another backend than the named one fails."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.unwatched = name, sdpa.ROUTES[name]
+
+    def __call__(self, *args: Tensor, **options) -> Tensor:
+        out, operators = sdpa.call(self.unwatched, *args, **options)
+        fault = sdpa.wrong_operator(self.name, operators)
+        require(not fault, fault)
+        return out
+
+
+def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def large(route: sdpa.Route, options: Options) -> dict:
+    """Scores above 65504, the largest fp16 number: NaN if the kernel accumulates q k^T in fp16.
+    Random data never gets there. https://github.com/ROCm/aotriton/pull/179"""
+    batch, heads, seqlen = (4, 8, 4096) if options.size.holds(Size.FULL) else (1, 2, 512)
+    q = torch.full((batch, heads, seqlen, 72), 260 / 72**0.5, dtype=HALF, device=options.device)
+    v = _randn(batch, heads, seqlen, 72, device=options.device)
+    leaves = [x.requires_grad_() for x in (q, q.clone(), v)]
+    out = route(*leaves)
+    grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    require(all(x.isfinite().all() for x in grads), "a gradient is not finite")
+    # equal scores: every weight is 1/seqlen, and 1 bit of rounding of the scores moves none
+    exact = v.double().mean(-2, keepdim=True).expand_as(v)
+    error, bound = reference.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
+    require(error <= bound, f"error {error:.3g}, allowed {bound:.3g}")
+    return {"out": {"error": error, "bound": bound}}
+
+
+def deterministic(route: sdpa.Route, options: Options) -> dict:
+    """The same call gives the same bits; otherwise memory is read that nothing wrote, or there is
+    a race. The gradients may differ: they are summed atomically by some kernels.
+    https://github.com/ROCm/aotriton/issues/183"""
+    repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
+    q, k, v = (_randn(1, 4, 257, 80, device=options.device, seed=i) for i in range(3))
+    first = route(q, k, v, is_causal=True)
+    differing = sum(
+        not torch.equal(first, route(q, k, v, is_causal=True)) for _ in range(repeats - 1)
+    )
+    require(not differing, f"{differing} of {repeats - 1} repeats differ from the first call")
+    return {"repeats": repeats}
+
+
+def finite(route: sdpa.Route, options: Options) -> dict:
+    """No NaN or infinity in 100 calls with fresh inputs, forward and gradients: some races show in
+    one call of hundreds. https://github.com/ROCm/aotriton/issues/183"""
+    repeats = 1000 if options.size is Size.STRESS else 100
+    generator = torch.Generator(options.device).manual_seed(0)
+    for i in range(repeats):
+        size = (1, 2, 130, (72, 80)[i % 2])
+        leaves = [
+            torch.randn(size, generator=generator, device=options.device)
+            .to((torch.float16, torch.bfloat16)[i // 2 % 2])
+            .requires_grad_()
+            for _ in range(3)
+        ]
+        out = route(*leaves, is_causal=i % 3 == 0)
+        tensors = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+        require(all(x.isfinite().all() for x in tensors), f"not finite in call {i + 1}")
+    return {"repeats": repeats}
+
+
+def masked_row(route: sdpa.Route, options: Options) -> dict:
+    """A query that a Boolean mask shuts out of every key gives zeros, not NaN, which would spread
+    from a padded position through the whole model: https://github.com/pytorch/pytorch/issues/41508
+    """
+    q, k, v = (_randn(1, 2, 70, 64, device=options.device, seed=i) for i in range(3))
+    seen = torch.ones(70, 70, dtype=torch.bool, device=options.device)
+    seen[13] = False
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = route(*leaves, attn_mask=seen)
+    grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    require(all(x.isfinite().all() for x in (out, *grads)), "not finite")
+    shut_out = out[:, :, 13].abs().max().item()
+    require(shut_out == 0, f"the shut-out query gives values up to {shut_out:.3g}, not zeros")
+    return {"shut_out": shut_out}
+
+
+def nan(route: sdpa.Route, options: Options) -> dict:
+    """NaN in q, k or v reaches the output and gradient of each query that uses it, and
+    no other head or sequence. A maximum that drops NaN makes a broken layer look plausible:
+    https://triton-lang.org/main/python-api/generated/triton.language.maximum.html"""
+    for poisoned, causal in product(range(3), (False, True)):
+        leaves = [_randn(2, 2, 130, 64, device=options.device, seed=i) for i in range(3)]
+        leaves[poisoned][1, 0, 70, 3] = float("nan")
+        leaves = [x.requires_grad_() for x in leaves]
+        out = route(*leaves, is_causal=causal)
+        found = (out, *torch.autograd.grad(out, leaves, torch.ones_like(out)))
+        # of a causal call only the queries that see the key: the others may get it times zero
+        queries = slice(70, 71) if poisoned == 0 else slice(70 if causal else 0, None)
+        columns = slice(3, 4) if poisoned == 2 else slice(None)
+        name = "qkv"[poisoned] + ", causal" * causal
+        # not dk and dv: CUDA's kernels take a row's logsumexp of NaN for that of no keys
+        require(out[1, 0, queries, columns].isnan().all(), f"NaN in {name} does not reach out")
+        require(found[1][1, 0, queries].isnan().all(), f"NaN in {name} does not reach dq")
+        finite = all(x[0].isfinite().all() and x[1, 1].isfinite().all() for x in found)
+        require(finite, f"NaN in {name} reaches another head or sequence")
+    return {"poisoned": "q, k, v"}
+
+
+def lse(route: Watched, options: Options) -> Result:
+    """The logarithm of the sum of exp(scores) that the operator returns, in base e. The backward
+    pass undoes an error in it, and whoever merges partial results does not; it was off by ln 2:
+    https://github.com/pytorch/pytorch/issues/181645"""
+    if route.name == "efficient" and options.device == "cpu":
+        raise CannotRun("No viable backend")
+    q, k, v = (_randn(2, 2, 130, 64, device=options.device, seed=i) for i in range(3))
+    found = LSE[route.name](q, k, v)[..., : q.shape[2]]
+
+    def right(dtype: reference.Precision) -> dict[str, Tensor]:
+        exact = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
+        return {"lse": exact["lse"]}
+
+    return reference.compare(ANY, {"lse": found}, right, HALF)
+
+
+def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The logarithms of a causal call."""
+    if q.is_cuda:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[1]
+
+
+def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention
+    return operator(q, k, v, None, True, 0.0, True)[1]
+
+
+#: The operators of torch that return it; the rows of the second are padded to a multiple of 32.
+LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
+
+
+def dropout(route: sdpa.Route, options: Options) -> dict:
+    """Dropout keeps the stated share of weights and scales them up, another choice in each call,
+    sequence, head, query and key, and the gradients follow the same choice. aiter 0.1.20.post1 has
+    a constant seed: the same positions in every layer and step
+    (patches/amd-aiter/0003-refuse-dropout.patch)"""
+    p, n = 0.2, 256
+    # equal scores and v = 1: the output is the weights themselves
+    q = torch.zeros(2, 4, n, n, dtype=HALF, device=options.device)
+    k = _randn(2, 4, n, n, device=options.device, seed=1)
+    v = torch.eye(n, dtype=HALF, device=options.device).expand(2, 4, n, n).contiguous()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(7)
+    out = route(*leaves, dropout_p=p)
+    keep = (out != 0).double()
+    share, expected = keep.mean().item(), 1 - p
+    spread = (p * (1 - p) / keep.numel()) ** 0.5
+    require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
+    value = out[out != 0].double() * n * expected
+    require((value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)")
+    for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
+        for apart in (1 << i for i in range(8) if 1 << i < keep.shape[axis]):
+            first, second = keep.narrow(axis, 0, apart), keep.narrow(axis, apart, apart)
+            # by chance two of three are alike; a pattern of the tile repeats whole
+            alike = (first == second).double().mean().item()
+            require(alike < 0.8, f"{name} {apart} apart drop the same weights")
+    grad_out = _randn(*out.shape, device=options.device, seed=2)
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    again = route(*leaves, dropout_p=p)
+    require(not torch.equal(again != 0, out != 0), "two calls drop the same weights")
+
+    def right(dtype: reference.Precision) -> dict[str, Tensor]:
+        return reference.attention(q, k, v, grad_out, keep=keep / expected, dtype=dtype)
+
+    found = reference.compare(ANY, actual, right, HALF)
+    require(found.state is State.PASSED, found.reason)
+    return {**found.measured, "kept": share}
+
+
+def compiled(route: Watched, options: Options) -> dict | Result:
+    """torch.compile gives what eager mode gives: the shapes that an operator announces to the
+    compiler were other ones than it returns, in flash-attn 2.8.3
+    (patches/flash-attn/0002-register-op-outputs.patch)"""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if options.size.holds(Size.FULL) and options.device == "cpu" and not compiler:
+        raise CannotRun("torch.compile needs a C++ compiler on the CPU")
+    shape = Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = Problem(shape, HALF, options.device)
+    backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
+    *tensors, grad_out = problem.inputs
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    route(*leaves, is_causal=True)  # a refusal shows without the compiler already
+    torch.compiler.reset()
+    out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    return reference.compare(ANY, actual, problem.expected, HALF)
+
+
+BODIES: dict[str, Body] = {
+    "large": large,
+    "deterministic": deterministic,
+    "finite": finite,
+    "masked-row": masked_row,
+    "nan": nan,
+    "lse": lse,
+    "dropout": dropout,
+    "compiled": compiled,
+}

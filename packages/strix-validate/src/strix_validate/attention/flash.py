@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls of flash-attn's public functions, and what they must return."""
+
+import sys
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.triton import stand_in
+
+#: The first, a middle and the last sequence are empty; one has keys but no queries.
+NO_TOKENS = {"lengths_q": (0, 37, 0, 0, 64, 0), "lengths_k": (0, 64, 0, 20, 50, 0)}
+#: Those have queries but no keys, one of them more queries than a block of any kernel has.
+NO_KEYS = {"lengths_q": (5, 33, 140, 37, 160, 7), "lengths_k": (0, 70, 0, 64, 170, 0)}
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call flash_attn.<function>(**tensors, **options).
+
+    Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
+    With grad_out, shaped like the output, the gradients of q, k and v, or of the tensors that hold
+    them, are computed as well; with infers, the output again without gradients. With repeats above
+    1, the outputs of all calls are compared bit by bit.
+    """
+
+    function: str
+    tensors: dict[str, Tensor]
+    options: dict = field(default_factory=dict)
+    grad_out: Tensor | None = None
+    repeats: int = 1
+    infers: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    def prepare(self) -> str:
+        """Makes flash-attn take CPU tensors; returns which kernels it uses."""
+        found = backend()
+        stand_in.accept_cpu_tensors()
+        return found
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """See :func:`execute`."""
+        return execute(self, device)
+
+
+def execute(call: Call, device: str) -> dict[str, Tensor]:
+    """Makes the call; returns out with dq, dk, dv, or else with the arguments, maybe changed.
+
+    With repeats also "differing": how many calls returned another output than the first.
+    flash_attn's own exceptions pass through.
+    """
+    import flash_attn
+
+    tensors = {name: tensor.to(device) for name, tensor in call.tensors.items()}
+    function = getattr(flash_attn, call.function)
+    if call.grad_out is None:
+        return {"out": function(**tensors, **call.options), **tensors}
+    names = [name for name in ("q", "k", "v", "kv", "qkv") if name in tensors]
+    leaves = [tensors[name].detach().requires_grad_() for name in names]
+    tensors.update(zip(names, leaves, strict=True))
+    out = function(**tensors, **call.options)
+    lse = {}
+    if call.options.get("return_attn_probs"):
+        out, lse["lse"], _ = out
+    grads = torch.autograd.grad(out, leaves, call.grad_out.to(device))
+    grads = {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
+    found = {"out": out.detach(), **grads, **lse}
+    if call.infers:
+        with torch.no_grad():
+            found["inference"] = function(**tensors, **call.options)
+    if call.repeats > 1:
+        again = (function(**tensors, **call.options) for _ in range(call.repeats - 1))
+        found["differing"] = torch.tensor(float(sum(not torch.equal(out, x) for x in again)))
+    return found
+
+
+def backend() -> str:
+    """The kernels that flash-attn uses: "aiter" or "built-in"; "unknown" if it is not patched."""
+    import flash_attn  # noqa: F401
+
+    return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
+
+
+def fixed(
+    randn,
+    *,
+    batch=1,
+    heads=2,
+    kv_heads=2,
+    seqlen_q=70,
+    seqlen_k=70,
+    head_dim=64,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    strided=False,
+    dropout=0.0,
+    repeats=1,
+    lse=False,
+    sink=None,
+    scale=None,
+    alibi="",
+    pack="",
+    infers=False,
+):
+    """flash_attn_func of random tensors, see :func:`dense`.
+
+    strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
+    reference.with_sink. With dropout, only one thing is expected: that a second call drops other
+    weights. alibi: "heads" for slopes by head, "batch" for other ones in each sequence.
+    """
+    q = randn(batch, seqlen_q, heads, head_dim)
+    kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
+    k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
+    grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
+    options = {"causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
+    grad_out = grad_out if strided else grad_out.contiguous()
+    if sink:
+        swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
+        found = reference.with_sink(*swapped, sink=sink)
+        q, k, v, grad_out = (x.transpose(1, 2).contiguous().to(q.dtype) for x in found)
+    if alibi:
+        slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
+        options["alibi"] = slopes if alibi == "batch" else slopes[0]
+    more = {"scale": scale, "pack": pack, "infers": infers}
+    return dense(q, k, v, grad_out, repeats=repeats, lse=lse, **options, **more)
+
+
+def dense(
+    q,
+    k,
+    v,
+    grad_out,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    dropout=0.0,
+    repeats=1,
+    lse=False,
+    scale=None,
+    alibi=None,
+    pack="",
+    infers=False,
+):
+    """flash_attn_func of these tensors; lse and scale: see reference.attention.
+
+    alibi: slopes, (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
+    """
+    options = {
+        "causal": causal,
+        "window_size": window,
+        "softcap": softcap,
+        "dropout_p": dropout,
+        "return_attn_probs": lse,
+    }
+    if scale is not None:
+        options["softmax_scale"] = scale
+    tensors = _packed({"q": q, "k": k, "v": v}, pack, 2)
+    function = f"flash_attn_{pack}packed_func" if pack else "flash_attn_func"
+    more = {"alibi_slopes": alibi} if alibi is not None else {}
+    call = Call(function, tensors | more, options, grad_out, repeats, infers)
+    corner = "bottom-right" if causal else None
+    bias = None
+    if alibi is not None:
+        # 0 at the query's own key, and less on both sides
+        own = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+        bias = -alibi[..., None, None].double() * (own - torch.arange(k.shape[1])).abs()
+
+    def expected(dtype):
+        differing = {"differing": torch.tensor(float(repeats - 1 if dropout else 0))}
+        if dropout:
+            return differing
+        masks = {"causal": corner, "window": window, "softcap": softcap}
+        found = _attend(
+            q, k, v, grad_out, dtype=dtype, lse=lse, attn_mask=bias, scale=scale, **masks
+        )
+        found = _packed_gradients(found, pack, 2)
+        if infers:
+            found["inference"] = found["out"]
+        return found | (differing if repeats > 1 else {})
+
+    return call, expected
+
+
+def varlen(
+    randn,
+    *,
+    lengths_q=(37, 64, 10),
+    lengths_k=(64, 64, 50),
+    head_dim=64,
+    causal=True,
+    window=(-1, -1),
+    lse=False,
+    heads=4,
+    kv_heads=2,
+    scale=None,
+    pack="",
+):
+    """flash_attn_varlen_func of random tensors, see :func:`packed`."""
+    q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
+    k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
+    more = {"causal": causal, "window": window, "lse": lse, "scale": scale, "pack": pack}
+    return packed(q, k, v, grad_out, lengths_q, lengths_k, **more)
+
+
+def packed(
+    q, k, v, grad_out, lengths_q, lengths_k, *, causal, window=(-1, -1), lse=False, scale=None,
+    pack="",
+):  # fmt: skip
+    """flash_attn_varlen_func of these tensors: sequences of these lengths, one after the other.
+
+    pack: see :func:`dense`.
+    """
+    starts = {
+        "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
+    }
+    options = {
+        "max_seqlen_q": max(lengths_q),
+        "max_seqlen_k": max(lengths_k),
+        "causal": causal,
+        "window_size": window,
+        "return_attn_probs": lse,
+    }
+    if scale is not None:
+        options["softmax_scale"] = scale
+    function = f"flash_attn_varlen_{pack}packed_func" if pack else "flash_attn_varlen_func"
+    if pack == "qkv":
+        starts = {"cu_seqlens": starts["cu_seqlens_q"]}
+        del options["max_seqlen_k"]
+        options["max_seqlen"] = options.pop("max_seqlen_q")
+    tensors = _packed({"q": q, "k": k, "v": v}, pack, 1)
+    call = Call(function, tensors | starts, options, grad_out)
+    corner = "bottom-right" if causal else None
+
+    def expected(dtype):
+        sequences = zip(
+            q.split(lengths_q),
+            k.split(lengths_k),
+            v.split(lengths_k),
+            grad_out.split(lengths_q),
+            strict=True,
+        )
+        parts = [
+            _attend(
+                *(x[None] for x in tensors), dtype=dtype, causal=corner, window=window, lse=lse,
+                scale=scale,
+            )
+            for tensors in sequences
+        ]  # fmt: skip
+        found = {
+            # the logarithms are (heads, tokens)
+            name: torch.cat([part[name][0] for part in parts], 1 if name == "lse" else 0)
+            for name in parts[0]
+        }
+        return _packed_gradients(found, pack, 1)
+
+    return call, expected
+
+
+def _packed(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
+    """The tensors, those of the letters in pack as one."""
+    alone = {name: x for name, x in tensors.items() if name not in pack}
+    return alone | ({pack: torch.stack([tensors[name] for name in pack], axis)} if pack else {})
+
+
+def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
+    """What was found, with the gradient of the tensor that holds those of the letters in pack."""
+    alone = {name: x for name, x in found.items() if name not in [f"d{n}" for n in pack]}
+    if pack:
+        alone[f"d{pack}"] = torch.stack([found[f"d{name}"] for name in pack], axis)
+    return alone
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """x (tokens, heads, head_dim), whose first lanes are turned by angles (tokens, lanes / 2).
+
+    interleaved: pairs are neighbours, otherwise halves.
+    """
+    turned, rest = x.split([2 * cos.shape[1], x.shape[-1] - 2 * cos.shape[1]], -1)
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    both = (first * cos - second * sin, first * sin + second * cos)
+    found = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    return torch.cat([found, rest], -1)
+
+
+def kv_cache(
+    randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
+    rotary="", scale=None,
+):  # fmt: skip
+    """flash_attn_with_kvcache, four causal queries for each of two sequences.
+
+    Args:
+        new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);
+        leftpad: entries to leave out in front; page: size of a page of a paged cache; stale: the
+        cache holds NaN behind each sequence; lengths: entries in the cache before the call;
+        rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned.
+    """
+    capacity = 100  # no multiple of a block of keys
+    q = randn(2, 4, 4, 64)
+    k_cache, v_cache = randn(4, capacity, 2, 64), randn(4, capacity, 2, 64)
+    k, v = randn(2, new, 2, 64), randn(2, new, 2, 64)
+    own_rows = list(rows or (0, 1))
+    angles, turned_q, new_k = {}, q, k
+    if rotary:
+        angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
+        angles = {f"rotary_{n}": getattr(angle, n)().to(q.dtype) for n in ("cos", "sin")}
+        pairs = rotary == "neighbours"
+
+        def turn(x, start):
+            own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
+            return rotated(x.double(), *own, interleaved=pairs).to(x.dtype)
+
+        turned_q, new_k = (
+            torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in (q, k)
+        )
+    filled_k, filled_v = k_cache[own_rows], v_cache[own_rows]
+    for i, length in enumerate(lengths):
+        filled_k[i, length : length + new], filled_v[i, length : length + new] = new_k[i], v[i]
+        if stale:
+            k_cache[own_rows[i], length:] = v_cache[own_rows[i], length:] = float("nan")
+    if rows is None:
+        k_cache, v_cache = k_cache[:2], v_cache[:2]
+    tensors = {
+        "q": q,
+        "k_cache": k_cache.clone(),
+        "v_cache": v_cache.clone(),
+        "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
+    }
+    if new:
+        tensors |= {"k": k, "v": v}
+    if rows:
+        tensors["cache_batch_idx"] = torch.tensor(rows, dtype=torch.int32)
+    if leftpad:
+        tensors["cache_leftpad"] = torch.tensor(leftpad, dtype=torch.int32)
+    if page:
+        pages = capacity // page
+        order = torch.arange(2 * pages).flip(0)
+        for name in ("k_cache", "v_cache"):
+            tensors[name] = tensors[name].view(2 * pages, page, 2, 64)[order].contiguous()
+        tensors["block_table"] = order.view(2, pages).int()
+    options = {"causal": True} | ({"rotary_interleaved": rotary == "neighbours"} if rotary else {})
+    options |= {"softmax_scale": scale} if scale is not None else {}
+    call = Call("flash_attn_with_kvcache", tensors | angles, options)
+
+    def expected(dtype):
+        outs = []
+        for i, length in enumerate(lengths):
+            used = slice((leftpad or (0, 0))[i], length + new)
+            keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
+            part = turned_q[i : i + 1]
+            masks = {"causal": "bottom-right", "scale": scale}
+            outs.append(_attend(part, keys, values, part, dtype=dtype, **masks)["out"])
+        found = {"out": torch.cat(outs), "cache_seqlens": tensors["cache_seqlens"].clone()}
+        if new and not page and not stale:
+            k_after, v_after = k_cache.clone(), v_cache.clone()
+            k_after[own_rows], v_after[own_rows] = filled_k, filled_v
+            found |= {"k_cache": k_after, "v_cache": v_after}
+        return found
+
+    return call, expected
+
+
+def _attend(q, k, v, grad_out, *, dtype, **options) -> dict[str, Tensor]:
+    """reference.attention for tensors in flash-attn's layout."""
+    swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
+    found = reference.attention(*swapped, dtype=dtype, **options)
+    found.pop("dmask", None)
+    return {
+        name: tensor if name == "lse" else tensor.transpose(1, 2) for name, tensor in found.items()
+    }

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch's scaled_dot_product_attention, one backend at a time, compared with the reference."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strix_validate.attention import reference
+from strix_validate.attention.sdpa_problem import Problem
+from strix_validate.attention.sdpa_shapes import SHAPES, Shape
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+
+BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+#: dv and dk: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward.
+_CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
+#: Part of the name of a fused backend's operator; everything else is math.
+_FUSED = {
+    "flash": "_flash_attention",
+    "efficient": "_efficient_attention",
+    "cudnn": "_cudnn_attention",
+}
+Route = Callable[..., Tensor]
+
+
+def forced(backend: SDPBackend) -> Route:
+    """scaled_dot_product_attention by one backend only; torch alone would fall back silently."""
+
+    def route(*args, **options):
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(*args, **options)
+
+    return route
+
+
+#: By name; "default" is what a plain call gets.
+ROUTES: dict[str, Route] = {
+    **{name: forced(backend) for name, backend in BACKENDS.items()},
+    "default": torch.nn.functional.scaled_dot_product_attention,
+}
+
+
+def checks() -> list[Check]:
+    return [_check(*case) for case in _cases()]
+
+
+def run(wanted: set[Check], options: Options) -> Iterator[Result]:
+    """One result per wanted check; all routes get the same inputs."""
+    problem: Any = None
+    for route, shape, dtype in _cases():
+        check = _check(route, shape, dtype)
+        if check not in wanted:
+            continue
+        if shape.sink == "query" and options.device == "cpu" and route in ("flash", "default"):
+            yield Result(check, State.SKIPPED, _CPU_SUMS)
+            continue
+        if shape.gib > _free_gib(options.device):
+            yield Result(check, State.SKIPPED, f"{shape.gib} GiB of memory are not free")
+            continue
+        if problem is None or (problem.shape, problem.dtype) != (shape, dtype):
+            problem = Problem(shape, dtype, options.device)
+        yield run_one(check, ROUTES[route], problem)
+
+
+def _free_gib(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+def size_of(check: Check) -> Size:
+    return _sizes()[check.id]
+
+
+@cache
+def _sizes() -> dict[str, Size]:
+    return {_check(*case).id: case[1].size for case in _cases()}
+
+
+def _cases() -> Iterator[tuple[str, Shape, torch.dtype]]:
+    for shape in SHAPES:
+        for dtype in shape.dtypes:
+            for route in ROUTES:
+                yield route, shape, dtype
+
+
+def _check(route: str, shape: Shape, dtype: torch.dtype) -> Check:
+    name = str(dtype).removeprefix("torch.")
+    title = f"torch SDPA {route}: {shape.name} {name}"
+    return Check(f"sdpa/{route}/{shape.name}-{name}", title, shape.why)
+
+
+def run_one(check: Check, route: Route, problem: Problem) -> Result:
+    """Compares a route's output with and without gradients, and the gradients.
+
+    A refusal is a skip, or a pass where allowed.
+    """
+    *tensors, grad_out = problem.inputs
+    needs = problem.shape.needs
+    options: dict[str, Any] = dict(problem.options)
+    tensors = [
+        x.detach().requires_grad_(name in needs) for name, x in zip("qkv", tensors, strict=True)
+    ]
+    leaves = {f"d{name}": x for name, x in zip("qkv", tensors, strict=True) if name in needs}
+    if problem.shape.attn_mask == "learned":
+        leaves["dmask"] = options["attn_mask"] = options["attn_mask"].detach().requires_grad_()
+    try:
+        out, operators = call(route, *tensors, **options)
+        grads = torch.autograd.grad(out, list(leaves.values()), grad_out)
+        with torch.no_grad():
+            inference, without = call(route, *tensors, **options)
+    except CannotRun as refusal:
+        if problem.shape.may_refuse and not isinstance(refusal, NoBackend):
+            return Result(check, State.PASSED, f"Refused, which is right: {refusal}")
+        return Result(check, State.SKIPPED, str(refusal))
+    except Exception as error:  # any other exception is a failure
+        return Result(check, State.FAILED, f"{type(error).__name__}: {error}")
+    actual = {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
+    if not torch.equal(inference, out):
+        actual["inference"] = inference
+    if problem.compared:
+        actual = {name: x[problem.compared] for name, x in actual.items()}
+
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        found = problem.expected(dtype)
+        return {name: found["out" if name == "inference" else name] for name in actual}
+
+    result = reference.compare(check, actual, expected, problem.dtype)
+    name = check.id.split("/")[1]
+    fault = wrong_operator(name, operators) or wrong_operator(name, without)
+    measured = result.measured | {"operator": kind_of(operators)}
+    if fault:
+        return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
+    return Result(check, result.state, result.reason, measured)
+
+
+def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
+    """What a route returns, and the names of the operators that ran.
+
+    Raises:
+        CannotRun: torch has no such backend, or none that takes these arguments.
+    """
+    with warnings.catch_warnings(record=True) as said, _Operators() as operators:
+        warnings.simplefilter("always")
+        try:
+            return route(*args, **options), operators.names
+        except RuntimeError as error:
+            message = str(error)
+            if not message.startswith(("No available kernel", "No viable backend")):
+                raise
+            kind = NoBackend if message.startswith("No viable backend") else CannotRun
+            raise kind(refusal(message, said)) from error
+
+
+def refusal(message: str, said: list[warnings.WarningMessage]) -> str:
+    """torch's refusal in one line. Its warnings give reasons, for other backends as well."""
+    why = [re.sub(r"\(Triggered internally.*?\)", "", str(warning.message)) for warning in said]
+    why = [text.strip() for text in why]
+    why = [text for text in why if not text.endswith(("runtime disabled.", "not used because:"))]
+    return " ".join(["refused by torch:", message, *dict.fromkeys(why)])
+
+
+def kind_of(operators: list[str]) -> str:
+    """The backend whose operator ran: "flash", "efficient", "cudnn", or else "math"."""
+    for kind, part in _FUSED.items():
+        if any(part in name for name in operators):
+            return kind
+    return "math"
+
+
+def wrong_operator(route: str, operators: list[str]) -> str:
+    """A description of the fault if another backend ran than the named one, or ""."""
+    ran = kind_of(operators)
+    if route in BACKENDS and ran != route:
+        return f"{route} was asked for and {ran} ran"
+    return ""
+
+
+class NoBackend(CannotRun):
+    """The backend does not exist for this device, whatever the arguments."""
+
+
+class _Operators(TorchDispatchMode):
+    """Collects the name of each operator that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})

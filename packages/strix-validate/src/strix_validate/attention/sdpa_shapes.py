@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The shapes that scaled_dot_product_attention is checked with, each with the bug it catches."""
+
+from dataclasses import dataclass
+
+import torch
+
+from strix_validate.attention import reference
+from strix_validate.checks import Size
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The arguments of a scaled_dot_product_attention call, and the bug that it would catch.
+
+    v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
+    least one key; "padding", by sequence; "least", causal and padded in front, with the smallest
+    number of the dtype; "learned", additive by head, with a gradient. layout: "strided", "expanded"
+    (one head of keys and values for all), "packed" (q, k and v in one tensor). gain: q times this.
+    needs: the gradients that are computed. sink: see reference.with_sink. may_refuse: an error is
+    also right. on_device: the reference is too large for the CPU. gib: memory it takes, where
+    tensors exceed 2 GiB; then the first, middle and last sequences are compared.
+    """
+
+    name: str
+    why: str
+    batch: int = 1
+    heads: int = 4
+    kv_heads: int = 4
+    seqlen_q: int = 128
+    seqlen_k: int = 128
+    head_dim: int = 64
+    v_dim: int = 0
+    causal: bool = False
+    scale: float | None = None
+    attn_mask: str = ""
+    layout: str = ""
+    gain: float = 1.0
+    needs: str = "qkv"
+    sink: reference.Sink = None
+    may_refuse: bool = False
+    on_device: bool = False
+    gib: int = 0
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    size: Size = Size.QUICK
+
+
+_NAN_D72 = (
+    "NaN in fp16 and bf16 at head dim 72 on gfx1151 (SAM 2.1): "
+    "https://github.com/ROCm/aotriton/issues/54"
+)
+_RACE_D80 = (
+    "kernels of another chip: NaN at head dim 80, causal: "
+    "https://github.com/ROCm/aotriton/issues/183"
+)
+_D512 = (
+    "values that are wrong without a word above head dim 256, of which AOTriton has no kernels on "
+    "gfx11 (Stable Diffusion's VAE): https://github.com/pytorch/pytorch/issues/189849"
+)
+_PADDED = "padding of the head dim to the next power of two that leaks into the result"
+_STRIDES = "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)"
+_MASK = "a mask read with the wrong strides, or inverted"
+_BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
+_LENGTH = "keys read behind the last one, or rows of the last block not written"
+_SINKS: tuple[tuple[reference.Sink, str], ...] = (("key", "q"), ("query", "qkv"))
+SHAPES = (
+    Shape("full", "a wrong scale or a head mixed up with another", batch=2),
+    Shape("causal", "a mask off by one", causal=True),
+    Shape("ragged", _LENGTH, seqlen_q=113, seqlen_k=113, causal=True),
+    Shape("cross", "seqlen_q taken for seqlen_k", seqlen_q=70, seqlen_k=133),
+    Shape(
+        "cross-causal",
+        "causal aligned bottom-right, as in flash-attn, where torch says top-left: "
+        "https://github.com/pytorch/pytorch/issues/108108",
+        seqlen_q=70,
+        seqlen_k=133,
+        causal=True,
+    ),
+    Shape("gqa", "a wrong key/value head", heads=8, kv_heads=2, causal=True),
+    Shape("mqa", "a wrong key/value head, or gradients not summed over the group", kv_heads=1),
+    Shape("one-query", "decoding: a block of queries with one row", seqlen_q=1, seqlen_k=133),
+    Shape("one-key", "softmax over one key, which is 1 exactly", seqlen_q=37, seqlen_k=1),
+    Shape("one-token", "both lengths below every block size", seqlen_q=1, seqlen_k=1, causal=True),
+    Shape("strided", _STRIDES, layout="strided"),
+    Shape("bool-mask", _MASK, attn_mask="bool", seqlen_k=133),
+    Shape("additive-mask", _MASK, attn_mask="additive", seqlen_k=133),
+    Shape("blocks", _BLOCKS, batch=2, heads=2, kv_heads=1, seqlen_q=577, seqlen_k=600, head_dim=32),
+    Shape(
+        "blocks-causal",
+        _BLOCKS,
+        batch=2,
+        heads=1,
+        kv_heads=1,
+        seqlen_q=577,
+        seqlen_k=577,
+        head_dim=32,
+        causal=True,
+    ),
+    *(
+        Shape(
+            f"sink-{sink}",
+            reference.WHY_SINK,
+            heads=2,
+            kv_heads=2,
+            seqlen_q=577,
+            seqlen_k=577,
+            head_dim=32,
+            sink=sink,
+            needs=needs,
+            dtypes=HALVES,
+        )
+        # what the gradients of k and v sum is of one sign in "query" alone
+        for sink, needs in _SINKS
+    ),
+    Shape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
+    Shape(
+        "padding-mask",
+        "the mask of the first sequence read for each: batches of padded prompts",
+        batch=3,
+        seqlen_q=40,
+        seqlen_k=133,
+        attn_mask="padding",
+        dtypes=HALVES,
+    ),
+    Shape(
+        "least-mask",
+        "NaN of a tile that a mask of the smallest number shuts out, in base 2 its infinity: "
+        "https://github.com/pytorch/pytorch/issues/110213",
+        batch=2,
+        seqlen_q=40,
+        seqlen_k=133,
+        attn_mask="least",
+        dtypes=HALVES,
+    ),
+    Shape(
+        "learned-mask",
+        "the gradient of a bias: scaled like q's, or one head's for all",
+        batch=2,
+        heads=2,
+        kv_heads=2,
+        seqlen_q=72,
+        seqlen_k=136,
+        head_dim=32,
+        attn_mask="learned",
+        dtypes=(torch.float32, torch.float16),
+    ),
+    *(
+        Shape(
+            f"value-dim-{v_dim}",
+            "values read with the keys' head dim (DeepSeek's MLA has 192 and 128)",
+            heads=2,
+            kv_heads=2,
+            seqlen_q=70,
+            seqlen_k=70,
+            head_dim=head_dim,
+            v_dim=v_dim,
+            causal=True,
+            dtypes=HALVES,
+        )
+        for head_dim, v_dim in ((96, 64), (32, 72))
+    ),
+    *(
+        Shape(
+            f"gradient-{name}",
+            "a gradient that is right only where the others are computed as well (LoRA, frozen "
+            "layers)",
+            heads=2,
+            kv_heads=2,
+            seqlen_q=70,
+            seqlen_k=100,
+            needs=name,
+            dtypes=(torch.float16,),
+        )
+        for name in "qkv"
+    ),
+    *(
+        Shape(
+            layout,
+            why,
+            batch=2,
+            heads=3,
+            kv_heads=3,
+            seqlen_q=70,
+            seqlen_k=70,
+            head_dim=32,
+            layout=layout,
+            dtypes=(torch.float16,),
+        )
+        for layout, why in (
+            ("expanded", "a stride of 0 taken for the size (keys of one head for all)"),
+            ("packed", "q, k and v of one tensor read as if each had its own"),
+        )
+    ),
+    *(
+        Shape(
+            f"gqa-{group}",
+            "a group of heads rounded up to a power of two",
+            heads=2 * group,
+            kv_heads=2,
+            seqlen_q=40,
+            seqlen_k=40,
+            head_dim=32,
+            causal=True,
+            dtypes=(torch.bfloat16,),
+        )
+        for group in (3, 5, 7)
+    ),
+    Shape(
+        "heads-40",
+        "heads behind the 32nd left out (Qwen3-14B has 40)",
+        heads=40,
+        kv_heads=8,
+        seqlen_q=20,
+        seqlen_k=20,
+        head_dim=32,
+        dtypes=(torch.float16,),
+    ),
+    Shape(
+        "heads-65568",
+        "batch and heads in a dimension of the grid, of which there are 65535: "
+        "https://github.com/pytorch/pytorch/issues/142228",
+        batch=2049,
+        heads=32,
+        kv_heads=32,
+        seqlen_q=1,
+        seqlen_k=2,
+        head_dim=16,
+        dtypes=(torch.float16,),
+    ),
+    Shape(
+        "batch-9",
+        "sequences behind the fourth left out",
+        batch=9,
+        heads=2,
+        kv_heads=2,
+        seqlen_q=33,
+        seqlen_k=33,
+        head_dim=32,
+        causal=True,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "decode-4100",
+        "a split over keys that are merged wrongly, or of no more than 2048",
+        heads=2,
+        kv_heads=2,
+        seqlen_q=1,
+        seqlen_k=4100,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "cross-causal-long",
+        "queries behind the last key left out, where causal is top-left: they see all keys",
+        seqlen_q=133,
+        seqlen_k=70,
+        causal=True,
+        dtypes=HALVES,
+    ),
+    Shape(
+        "peaked",
+        "exp of a score that no maximum was taken from, which overflows above 88, in the backward "
+        "pass alone",
+        heads=2,
+        kv_heads=2,
+        gain=30.0,
+        dtypes=HALVES,
+    ),
+    Shape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
+    Shape("d72", _NAN_D72, batch=2, head_dim=72),
+    Shape("d80", _RACE_D80, head_dim=80, causal=True),
+    Shape("d96", _PADDED, head_dim=96, causal=True),
+    Shape("d128", "LDS or tile sizes of the largest usual head dim", head_dim=128, causal=True),
+    Shape("d160", _PADDED, head_dim=160),
+    Shape("d192", _PADDED, head_dim=192, causal=True),
+    Shape("d256", "LDS of the largest head dim that gfx11 has kernels for", head_dim=256),
+    Shape("d512", _D512, head_dim=512, heads=2, kv_heads=2, may_refuse=True),
+    *(
+        Shape(
+            f"length-{length}",
+            _LENGTH,
+            seqlen_q=length,
+            seqlen_k=length,
+            causal=causal,
+            size=Size.FULL,
+        )
+        for length, causal in (
+            (2, True),
+            (63, False),
+            (64, True),
+            (65, True),
+            (127, False),
+            (129, True),
+            (511, False),
+            (1000, True),
+        )
+    ),
+    *(
+        Shape(
+            f"d{dim}-gqa",
+            _PADDED,
+            heads=8,
+            kv_heads=2,
+            head_dim=dim,
+            seqlen_q=300,
+            seqlen_k=300,
+            causal=True,
+            size=Size.FULL,
+        )
+        for dim in (64, 72, 80, 96, 128, 160, 192, 256)
+    ),
+    Shape(
+        "sam2",
+        _NAN_D72,
+        batch=4,
+        heads=8,
+        kv_heads=8,
+        seqlen_q=4096,
+        seqlen_k=4096,
+        head_dim=72,
+        on_device=True,
+        size=Size.FULL,
+    ),
+    Shape(
+        "long",
+        "an index that overflows, or an error that grows with the length",
+        heads=2,
+        kv_heads=2,
+        seqlen_q=8192,
+        seqlen_k=8192,
+        head_dim=128,
+        causal=True,
+        on_device=True,
+        size=Size.STRESS,
+    ),
+    Shape(
+        "beyond-4-gib",
+        "an offset of 32 bits: tensors of more than 2^31 numbers, in more than 2^32 bytes",
+        batch=4100,
+        heads=64,
+        kv_heads=64,
+        seqlen_q=64,
+        seqlen_k=64,
+        head_dim=128,
+        causal=True,
+        on_device=True,
+        gib=48,
+        dtypes=(torch.bfloat16,),
+        size=Size.STRESS,
+    ),
+    *(
+        Shape(
+            f"random-{i}",
+            "a combination of lengths, heads and head dim that no other check has",
+            batch=1 + i % 3,
+            heads=(1, 4, 6, 8)[i % 4] * (1, 2)[i % 2],
+            kv_heads=(1, 4, 6, 8)[i % 4],
+            seqlen_q=1 + i * 7919 % 701,
+            seqlen_k=1 + i * 6271 % 977,
+            head_dim=(32, 40, 64, 72, 80, 88, 96, 128, 160, 256)[i % 10],
+            size=Size.STRESS,
+        )
+        for i in range(1, 41)
+    ),
+)

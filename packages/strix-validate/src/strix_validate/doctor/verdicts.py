@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a check of the doctor finds, as a result."""
+
+from strix_validate.checks import CannotRun, Check, Result, Severity, State
+from strix_validate.doctor.tree import Tree
+
+#: Placeholder; run_each sets the check.
+_ANY = Check("", "", "")
+
+
+def fine(**measured) -> Result:
+    return Result(_ANY, State.PASSED, "", measured)
+
+
+def error(what: str, fix: str, **measured) -> Result:
+    return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
+
+
+def warning(what: str, fix: str, **measured) -> Result:
+    return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
+
+
+def remark(what: str, fix: str = "", **measured) -> Result:
+    """What may be worth knowing, and is no fault."""
+    return Result(_ANY, State.PASSED, what, measured, Severity.INFO, fix)
+
+
+def known(value, name: str):
+    """The value. Raises CannotRun if it is None."""
+    if value is None:
+        raise CannotRun(f"{name} cannot be read")
+    return value
+
+
+def need_gpu(tree: Tree) -> None:
+    """Raises CannotRun if the machine has no AMD GPU."""
+    if not tree.gpus and not tree.has_strix_halo:
+        raise CannotRun("there is no AMD GPU")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What lies below attention: the checks of the tier libraries, each in its own process."""

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Convolutions, forward and backward, in each way that torch can ask MIOpen, against float64."""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strix_validate.attention import reference
+from strix_validate.checks import Check, Options, Result, State
+
+ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
+#: The environment of each of MIOpen's ways to find a kernel, and torch's own kernels.
+MODES = {
+    "default": {},
+    "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
+    "fast": {"MIOPEN_FIND_MODE": "FAST"},
+    "hybrid": {"MIOPEN_FIND_MODE": "HYBRID"},
+    "dynamic-hybrid": {"MIOPEN_FIND_MODE": "DYNAMIC_HYBRID"},
+    "native": {},
+}
+#: cuDNN's first choice for the gradient of 3x3 weights came to 23 times the error of a plain sum in
+#: float32, as an algorithm like Winograd's does; TF32 is still caught.
+FACTORS = {torch.float32: 100.0}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_FAST = "export MIOPEN_FIND_MODE=FAST"
+_OFF = "torch.backends.cudnn.enabled = False"
+ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a convolution: of the input and the weight, both with their channels."""
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int | tuple[int, ...] = 1
+    padding: int = 0
+    groups: int = 1
+
+
+SHAPES = {
+    "1d-speech": Shape((1, 80, 300), (96, 80, 3), stride=2, padding=1),  # Whisper's encoder
+    "1d-depthwise": Shape((2, 64, 60), (64, 1, 4), padding=3, groups=64),  # Mamba, GDN
+    "2d-patches": Shape((1, 3, 56, 56), (96, 3, 14, 14), stride=14),  # a vision encoder's
+    "2d-same": Shape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
+    # Qwen-VL; not more of them, because torch's own kernels add up samples in bfloat16
+    "3d-patches": Shape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
+    "3d-same": Shape((1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1),  # a video's decoder
+}
+
+
+def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
+    for mode in MODES:
+        for name, shape in SHAPES.items():
+            for dtype in DTYPES:
+                kind = str(dtype).removeprefix("torch.")
+                yield f"conv/{mode}/{name}-{kind}", mode, shape, dtype
+
+
+def mode_of(check: Check) -> str:
+    return check.id.split("/")[1]
+
+
+def environment(check: Check) -> dict[str, str]:
+    return MODES[mode_of(check)]
+
+
+def checks() -> list[Check]:
+    why = f"every solver of MIOpen failing, or wrong numbers: {ISSUE}"
+    return [
+        Check(id_, f"convolution, MIOpen's find mode {mode}: {id_.rsplit('/', 1)[1]}", why)
+        for id_, mode, _, _ in _cases()
+    ]
+
+
+def bodies() -> dict[str, Callable[[Options], Result]]:
+    """For tiers.run_each, in a process with the environment of the check's mode."""
+    return {id_: partial(_check, id_, mode, shape, dtype) for id_, mode, shape, dtype in _cases()}
+
+
+def with_remedy(result: Result) -> Result:
+    """The result; if MIOpen failed, with the known issue and what to do about it."""
+    mode = mode_of(result.check)
+    if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
+        return result
+    fast = mode == "fast" or (mode == "default" and os.environ.get("MIOPEN_FIND_MODE") == "FAST")
+    fix = _OFF if fast else f"{_FAST}, or in Python {_OFF}"
+    reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {ISSUE}"
+    return replace(result, reason=reason, fix=fix)
+
+
+def _check(id_: str, mode: str, shape: Shape, dtype: torch.dtype, options: Options) -> Result:
+    generator = torch.Generator().manual_seed(zlib.crc32(id_.encode()))
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    x, weight, bias = randn(*shape.x), randn(*shape.weight), randn(shape.weight[0])
+    # fp16 gradients of a long sum would leave its range
+    weight = weight / weight[0].numel() ** 0.5
+    with torch.no_grad():
+        grad_out = randn(*_right(shape, x.float(), weight.float(), bias.float()).shape)
+    inputs = x, weight, bias, grad_out
+    with torch.backends.cudnn.flags(
+        enabled=mode != "native", benchmark=mode != "default", allow_tf32=False
+    ):
+        found = _gradients(convolve, shape, *(t.to(options.device) for t in inputs))
+
+    def expected(precision: reference.Precision) -> dict[str, Tensor]:
+        tensors = [t.to(reference.working(precision)) for t in inputs]
+        if precision == reference.TERMS:  # bilinear: the sums of magnitudes are those of magnitudes
+            tensors = [t.abs() for t in tensors]
+        with torch.backends.mkldnn.flags(enabled=False):
+            right = _gradients(_right, shape, *tensors)
+        return {name: reference.stored(value, precision) for name, value in right.items()}
+
+    check = Check(id_, "", "")
+    result = reference.compare(check, found, expected, dtype, FACTORS.get(dtype))
+    if options.device == "cpu":
+        return replace(result, reason=f"{result.reason} {ON_CPU}".strip())
+    return result
+
+
+def _gradients(
+    function: Callable[..., Tensor],
+    shape: Shape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    grad_out: Tensor,
+) -> dict[str, Tensor]:
+    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    out = function(shape, *leaves)
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    return {"out": out.detach(), **dict(zip(("dx", "dweight", "dbias"), grads, strict=True))}
+
+
+def convolve(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What is under test."""
+    return _right(shape, x, weight, bias)
+
+
+def _right(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    function = getattr(functional, f"conv{x.ndim - 2}d")
+    return function(x, weight, bias, shape.stride, shape.padding, 1, shape.groups)

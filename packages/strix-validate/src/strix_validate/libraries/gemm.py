@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Matrix products of language models, through each of torch's two libraries, against float64."""
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.checks import Check, Options, Result, require
+
+#: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
+LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
+_NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: On a CPU no dimension is larger: the harness is checked, no GPU's library.
+CPU_LIMIT = 96
+ON_CPU = f"on a CPU, cut to {CPU_LIMIT}: this checks the harness, and no library of a GPU"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """out (tokens, rows) = x (tokens, columns) times weight (rows, columns) transposed.
+
+    plain: the weight is stored transposed, as (columns, rows). widen: bfloat16 gives float32.
+    """
+
+    tokens: int
+    rows: int
+    columns: int
+    why: str
+    plain: bool = False
+    widen: bool = False
+
+
+_LLM = "a layer's product that is wrong at one of the tiles that the library chooses by size"
+_SGEMM = (
+    "rocBLAS's sgemm silently wrong on gfx1151: https://github.com/ROCm/rocm-libraries/issues/11530"
+)
+_SVOD = (
+    "hipBLASLt's illegal access on gfx1151 where the output is wide and the inner dimension small: "
+    "https://github.com/npatsakula/svod/issues/108"
+)
+SHAPES = {
+    "square": Shape(256, 256, 256, _SGEMM, plain=True),
+    "thin-k64": Shape(2048, 4096, 64, _SVOD),
+    "thin-k512": Shape(1024, 3072, 512, _SVOD),
+    "qkv": Shape(256, 6144, 2048, _LLM),
+    "gate-up": Shape(65, 12288, 2048, _LLM),
+    "down": Shape(33, 2048, 6144, _LLM),
+    "decode": Shape(1, 4096, 4096, _LLM),
+    "few": Shape(7, 4096, 4096, _LLM),
+    "one-row": Shape(512, 1, 2048, _SGEMM),
+    "head": Shape(3, 248320, 1024, "a head of 248k tokens: offsets of more than 2^31 bytes"),
+    "thin-k64-widened": Shape(2048, 4096, 64, _SVOD, widen=True),
+    "thin-k512-widened": Shape(1024, 3072, 512, _SVOD, widen=True),
+}
+
+
+def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
+    for library in LIBRARIES:
+        for name, shape in SHAPES.items():
+            for dtype in (torch.bfloat16,) if shape.widen else DTYPES:
+                kind = str(dtype).removeprefix("torch.")
+                yield f"gemm/{library}/{name}-{kind}", library, shape, dtype
+
+
+def checks() -> list[Check]:
+    return [
+        Check(id_, f"{_NAMES[library]}: {id_.rsplit('/', 1)[1]}", shape.why)
+        for id_, library, shape, _ in _cases()
+    ]
+
+
+def bodies() -> dict[str, Callable[[Options], Result]]:
+    """For tiers.run_each."""
+    return {
+        id_: partial(_check, id_, library, shape, dtype) for id_, library, shape, dtype in _cases()
+    }
+
+
+def _check(id_: str, library: str, shape: Shape, dtype: torch.dtype, options: Options) -> Result:
+    device = options.device
+    tokens, rows, columns = (
+        size if device == "cuda" else min(size, CPU_LIMIT)
+        for size in (shape.tokens, shape.rows, shape.columns)
+    )
+    generator = torch.Generator(device).manual_seed(zlib.crc32(id_.encode()))
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+
+    x, weight = (
+        randn(tokens, columns),
+        randn(columns, rows) if shape.plain else randn(rows, columns),
+    )
+    out_dtype = torch.float32 if shape.widen else dtype
+    # what a kernel leaves unwritten must not be an earlier result
+    out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
+    with _preferred(library, device):
+        multiply(x, weight if shape.plain else weight.T, out)
+    inputs = x.cpu(), (weight.T if shape.plain else weight).cpu()
+
+    def expected(precision: reference.Precision) -> dict[str, Tensor]:
+        found = reference.product(*inputs, precision)
+        return {"out": reference.stored(found, precision)}
+
+    check = Check(id_, "", "")
+    result = reference.compare(check, {"out": out.cpu()}, expected, out_dtype)
+    if device == "cpu":
+        return Result(check, result.state, f"{result.reason} {ON_CPU}".strip(), result.measured)
+    return result
+
+
+def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out = x @ weight; out may be wider than x."""
+    if out.dtype == x.dtype:
+        torch.mm(x, weight, out=out)
+    elif x.is_cuda:
+        out.copy_(torch.mm(x, weight, out_dtype=out.dtype))
+    else:
+        torch.mm(x.to(out.dtype), weight.to(out.dtype), out=out)
+
+
+@contextlib.contextmanager
+def _preferred(library: str, device: str) -> Iterator[None]:
+    """Makes torch take the library. Fails afterwards if it took the other one: on a chip that it
+    does not list, torch replaces hipBLASLt with a mere warning."""
+    if device != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(LIBRARIES[library])
+    asked = torch.backends.cuda.preferred_blas_library()
+    try:
+        yield
+        torch.cuda.synchronize()
+        used = torch.backends.cuda.preferred_blas_library()
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
+    wanted = LIBRARIES[library].removeprefix("cu")
+    name = str(used).rsplit(".", 1)[-1].lower().removeprefix("cu")
+    require(asked == used and name == wanted, f"torch used {used} instead of {_NAMES[library]}")

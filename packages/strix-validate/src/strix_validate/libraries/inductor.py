@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One kernel that torch.compile generates, against float64."""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.checks import CannotRun, Check, Options, State, require
+
+_WHY = (
+    "Inductor that generates no kernel and runs eagerly, or a Triton that compiles a wrong one: "
+    "https://github.com/vllm-project/vllm/issues/32180"
+)
+_DTYPES = (torch.float32, torch.float16)
+
+
+def checks() -> list[Check]:
+    return [
+        Check(id_, f"torch.compile with Inductor: {id_.rsplit('-', 1)[1]}", _WHY)
+        for id_ in bodies()
+    ]
+
+
+def bodies() -> dict[str, Callable[[Options], dict]]:
+    """For tiers.run_each."""
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
+    return {f"compile/inductor-{name}": partial(_check, dtype) for dtype, name in names.items()}
+
+
+def normalise(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    """RMS norm with a gate: a reduction, and what Inductor fuses with it."""
+    scaled = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    return scaled * weight * gate.sigmoid()
+
+
+def _check(dtype: torch.dtype, options: Options) -> dict:
+    from torch._inductor import metrics
+
+    if options.device == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        raise CannotRun("torch.compile needs a C++ compiler on the CPU")
+    generator = torch.Generator().manual_seed(4)
+    sizes = (70, 1000), (1000,), (70, 1000)
+    inputs = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+
+    def widened(*tensors: Tensor) -> Tensor:
+        return normalise(*(t.float() for t in tensors)).to(dtype)
+
+    metrics.reset()
+    out = torch.compile(widened)(*(t.to(options.device) for t in inputs))
+    require(metrics.generated_kernel_count, "Inductor generated no kernel")
+
+    def expected(precision: reference.Precision) -> dict[str, Tensor]:
+        right = normalise(*(t.to(reference.working(precision)) for t in inputs))
+        return {"out": reference.stored(right, precision)}
+
+    result = reference.compare(Check("", "", ""), {"out": out.cpu()}, expected, dtype)
+    require(result.state is State.PASSED, result.reason)
+    return result.measured | {"kernels": metrics.generated_kernel_count}

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Kernels that are compiled before they are needed, for packages and for this machine."""

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls whose kernels are shipped or warmed up: of flash-attn and vLLM, by shape.
+
+Triton keys a kernel by what it is compiled for: head dimension, data type, mask and, of integer
+arguments, whether they are 1 or multiples of 16. Neither lengths, numbers of heads, scales nor
+windows are among that, so a call of each kind finds all kernels of its kind.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from strix_validate.attention import flash
+from strix_validate.triton.modes import Call
+from strix_validate.vllm import kernels as vllm_kernels
+
+FP16, BF16 = torch.float16, torch.bfloat16
+#: In tokens, and no multiple of 16.
+ODD = 100
+#: A window of flash-attn's: unbounded.
+_ALL = (-1, -1)
+#: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
+_CAPACITIES = tuple(64 << n for n in range(10))
+
+
+class Named(Call, Protocol):
+    """A call with a name for messages."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call whose tensors are made where it is executed, and hold no numbers.
+
+    build(randn) gives a call and what it must return. gradients: of flash-attn, backward as well.
+    source: vLLM's folder.
+    """
+
+    name: str
+    build: Callable[..., tuple[Any, Any]]
+    dtype: torch.dtype
+    gradients: bool = True
+    source: Path = Path()
+
+    def _call(self) -> Call:
+        call, _ = self.build(lambda *shape: torch.empty(shape, dtype=self.dtype))
+        if isinstance(call, vllm_kernels.Call):
+            return replace(call, source=self.source)
+        return call if self.gradients else replace(call, grad_out=None)
+
+    def prepare(self) -> str:
+        return self._call().prepare()
+
+    def execute(self, device: str) -> dict[str, torch.Tensor]:
+        return self._call().execute(device)
+
+
+def cached(
+    randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0,
+    window=(-1, -1), scale=None,
+) -> tuple[flash.Call, None]:  # fmt: skip
+    """flash_attn_with_kvcache of one sequence. page: tokens of a page, 0 without pages."""
+    shape = (capacity // page, page) if page else (1, capacity)
+    caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
+    tensors = {"q": randn(1, queries, heads, head_dim), **caches}
+    tensors["cache_seqlens"] = torch.full((1,), length, dtype=torch.int32)
+    if new:
+        tensors |= {name: randn(1, new, kv_heads, head_dim) for name in "kv"}
+    if page:
+        tensors["block_table"] = torch.arange(shape[0], dtype=torch.int32)[None]
+    options = {"causal": True, "window_size": window, "softmax_scale": scale}
+    return flash.Call("flash_attn_with_kvcache", tensors, options), None
+
+
+def has_aiter() -> bool:
+    """Whether flash-attn has aiter's kernels, which know windows and pages."""
+    try:
+        return importlib.util.find_spec("aiter.ops.triton") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def flash_calls(
+    head_dims: Iterable[int],
+    dtypes: Iterable[torch.dtype] = (FP16, BF16),
+    trained: Iterable[int] = (),
+    windowed: bool = False,
+    capacities: Iterable[int] = _CAPACITIES,
+) -> Iterator[Planned]:
+    """Calls of flash-attn for these head dimensions, backward for those that are trained.
+
+    windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
+    them. capacities: of the caches to decode from, in tokens.
+    """
+    windows = (_ALL, (70, 70), (70, -1)) if windowed and has_aiter() else (_ALL,)
+    capacities = tuple(capacities)
+    for size, dtype in product(head_dims, dtypes):
+        for causal, window in product((False, True), windows):
+            plan = partial(_plan, dtype=dtype, gradients=size in trained)
+            mask: dict = {"causal": causal, "head_dim": size, "window": window}
+            yield plan(flash.fixed, seqlen_q=ODD, seqlen_k=ODD, **mask)
+            yield plan(flash.varlen, lengths_q=(ODD, 3), lengths_k=(ODD, 3), **mask)
+        plan = partial(_plan, dtype=dtype)
+        for heads, new, window in product((2, 4), (0, 1), windows):
+            shape: dict = {
+                "heads": heads,
+                "kv_heads": 2,
+                "head_dim": size,
+                "length": 40,
+                "new": new,
+            }
+            yield plan(cached, capacity=ODD, window=window, **shape)
+            if has_aiter():
+                yield plan(cached, capacity=512, page=256, window=window, **shape)
+        for capacity in capacities:
+            # numbers of parts that are powers of two, and such that are none: few and many
+            shape = {"kv_heads": 1, "head_dim": size, "length": 40}
+            yield plan(cached, heads=1, capacity=capacity, **shape)
+            yield plan(cached, heads=1, capacity=capacity * 3 // 4, **shape)
+            yield plan(cached, heads=5, capacity=capacity, **shape)
+
+
+def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options) -> Planned:
+    said = " ".join(f"{name}={value}" for name, value in options.items())
+    name = f"{build.__name__} {said} {str(dtype).removeprefix('torch.')}"
+    return Planned(name, partial(build, **options), dtype, gradients)
+
+
+#: Of common models, vision encoders among them.
+HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
+#: What the packages are made from. sample is enough to test one; core is warmed up by default.
+FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
+    "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
+    "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
+    "full": partial(
+        flash_calls,
+        HEAD_DIMS,
+        trained=HEAD_DIMS,
+        windowed=True,
+    ),
+}

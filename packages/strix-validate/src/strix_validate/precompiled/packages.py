@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Makes a package of kernels; see lists for its form::
+
+python -m strix_validate.precompiled.packages flash-attn core FOLDER
+python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
+"""
+
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from strix_validate.precompiled.calls import FLASH_SETS, Named
+from strix_validate.precompiled.lists import FOLDER, LIST
+from strix_validate.precompiled.vllm_calls import vllm_set
+from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.modes import Answer
+from strix_validate.triton.stand_in import Lookup
+
+#: Calls of one child process at most, which takes seconds to import torch.
+BATCH = 24
+
+#: Told the answers to some calls, as they come.
+Progress = Callable[[Sequence[Answer]], None]
+
+
+def has(module: str) -> bool:
+    """Whether a package can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def look_up(
+    calls: Sequence[Named],
+    cache: Path,
+    jobs: int | None = None,
+    progress: Progress = lambda _: None,
+    whole: bool = False,
+) -> list[Answer]:
+    """Finds or compiles the kernels of calls, those of one library; cache is Triton's.
+
+    jobs: processes at a time, by default one for each core. whole: all calls in one process, as a
+    program makes them.
+
+    Raises:
+        triton_modes.ChildError: a child process ended without an answer.
+    """
+    jobs = jobs or len(os.sched_getaffinity(0))
+    size = max(1, len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs)))
+    batches = [calls[i : i + size] for i in range(0, len(calls), size)]
+
+    def run(batch: Sequence[Named]) -> list[Answer]:
+        answers = triton_modes.run(batch, "look up", cache).calls
+        progress(answers)
+        return answers
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [answer for answers in pool.map(run, batches) for answer in answers]
+
+
+def write(folder: Path, lookups: Iterable[Lookup]) -> int:
+    """Makes a package's folder of these kernels; returns how many there are."""
+    kernels = {}
+    for found in lookups:
+        files = {}
+        for name, path in found.files.items():
+            content = Path(path).read_bytes()
+            if name.endswith(".json"):
+                content = _without_paths(content)
+            elif not name.endswith(".hsaco"):
+                continue  # stages of the compiler, which nothing reads again
+            file = folder / found.key / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+            files[name] = hashlib.sha256(content).hexdigest()
+        about = {name: getattr(found, name) for name in ("name", "types", "constants", "options")}
+        kernels[found.key] = about | {"files": files}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / LIST).write_text(json.dumps({"kernels": dict(sorted(kernels.items()))}, indent=1))
+    return len(kernels)
+
+
+def _without_paths(metadata: bytes) -> bytes:
+    """A kernel's metadata, where the device libraries are named and not placed."""
+    found = json.loads(metadata)
+    found["extern_libs"] = [[name, Path(path).name] for name, path in found["extern_libs"]]
+    return json.dumps(found).encode()
+
+
+def origins(answers: Iterable[Answer], prefix: Path) -> Counter[str]:
+    """How many kernels came from "packages", from the "cache", and were "compiled"."""
+    packages = str(prefix / FOLDER)
+    found: Counter[str] = Counter()
+    for lookup in (lookup for answer in answers for lookup in answer.lookups):
+        shipped = any(path.startswith(packages) for path in lookup.files.values())
+        found["compiled" if lookup.compiled else "packages" if shipped else "cache"] += 1
+    return found
+
+
+def _make(library: str, name: str, folder: str, source: str = "") -> None:
+    calls: Sequence[Named]
+    calls = list(FLASH_SETS[name]()) if library == "flash-attn" else vllm_set(name, Path(source))
+    done = 0
+
+    def progress(answers: Sequence[Answer]) -> None:
+        nonlocal done
+        done += len(answers)
+        print(f"{done} of {len(calls)} calls", flush=True)
+
+    with tempfile.TemporaryDirectory() as cache:
+        answers = look_up(calls, Path(cache), progress=progress)
+        for call, answer in zip(calls, answers, strict=True):
+            if answer.error:
+                raise SystemExit(f"{call.name}: {': '.join(answer.error)}")
+        number = write(Path(folder), (found for answer in answers for found in answer.lookups))
+    print(f"{number} kernels")
+
+
+if __name__ == "__main__":
+    _make(*sys.argv[1:])

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiles the kernels of a model before its first request, and counts what a workload compiles."""
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from strix_validate.checks import CannotRun, is_named
+from strix_validate.precompiled import packages, vllm_calls, workload
+from strix_validate.precompiled.calls import FLASH_SETS, Named, flash_calls
+from strix_validate.precompiled.vllm_calls import Attention
+from strix_validate.triton.modes import Answer
+from strix_validate.vllm.experts import Experts, experts_calls
+
+#: What transformers assumes where gemma-3-4b's own file is silent.
+_DEFAULTS = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+}
+#: Heads of a layer, and numbers of a head: more is no model.
+MOST = 4096
+
+
+class NoModel(ValueError):
+    """A file that does not describe the attention of a model."""
+
+
+def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
+    """The kinds of attention layers of a model in transformers' config.json, and its dtype.
+
+    Raises:
+        NoModel: a number is missing or none.
+    """
+    try:
+        text = config.get("text_config", config)
+        kind = str(text.get("model_type"))
+        text = _DEFAULTS.get(kind, {}) | text
+        heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
+        size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
+        kv_heads = int(text.get("num_key_value_heads") or heads)
+        window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
+        # gemma's own files name no kinds of layers: some see all
+        both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
+        kinds = text.get("layer_types") or both or {"sliding_attention"}
+        softcap = float(text.get("attn_logit_softcapping") or 0)
+        name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        if not (0 < kv_heads <= heads <= MOST and 0 < size <= MOST and 0 <= window < 1 << 31):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
+        layer = Attention(
+            heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
+        )
+        layers = []
+        if not window or set(kinds) - {"sliding_attention"}:
+            layers.append(_global(text, layer))
+        if window and "sliding_attention" in kinds:
+            layers.append(replace(layer, window=window))
+        if config.get("is_encoder_decoder"):
+            layers.append(replace(layer, causal=False))
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise NoModel(f"no attention can be read from it: {error!r:.200}") from error
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    return layers, dtype
+
+
+def _global(text: dict, layer: Attention) -> Attention:
+    """The layers without a window, which in gemma4 have wider heads, and fewer of them.
+
+    Their blocks take as many bytes as those of the other layers.
+    """
+    if not (size := int(text.get("global_head_dim") or 0)):
+        return layer
+    kv_heads = int(text.get("num_global_key_value_heads") or layer.kv_heads)
+    block = layer.block * layer.kv_heads * layer.head_dim // (kv_heads * size)
+    return replace(layer, kv_heads=kv_heads, head_dim=size, block=max(block, layer.block))
+
+
+def _block(text: dict, kv_heads: int, size: int) -> int:
+    """Tokens of a block of the cache, in 16 bits.
+
+    Beside layers of linear attention it takes at least the bytes of their state: of the
+    convolution in 16 bits, and in float32 of each value head. Follows _align_hybrid_block_size of
+    vllm/platforms/interface.py.
+    """
+    if not (values := int(text.get("linear_num_value_heads") or 0)):
+        return 16
+    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+    wide, steps = int(text["linear_value_head_dim"]), int(text["linear_conv_kernel_dim"]) - 1
+    state = 2 * steps * (2 * keys + values * wide)
+    state += 4 * values * wide * int(text["linear_key_head_dim"])
+    return 16 * -(-state // (16 * 4 * kv_heads * size))
+
+
+def experts_of(config: dict) -> list[Experts]:
+    """A model's layer of experts, if vLLM multiplies them with its own Triton kernels.
+
+    Those are for weights of 16 bits, and of 4 in groups; gpt-oss's have kernels of their own.
+
+    Raises:
+        NoModel: a number is missing or none.
+    """
+    text = config.get("text_config", config)
+    quantized = config.get("quantization_config") or {}
+    try:
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = next((int(text[name]) for name in names if text.get(name)), 0)
+        bits = int(quantized.get("bits") or 0)
+        if not experts or bits != (4 if quantized else 0):
+            return []
+        return [
+            Experts(
+                experts,
+                int(text["num_experts_per_tok"]),
+                int(text["hidden_size"]),
+                int(text.get("moe_intermediate_size") or text["intermediate_size"]),
+                group=int(quantized["group_size"]) if bits else 0,
+                zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
+            )
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoModel(f"no experts can be read from it: {error!r:.200}") from error
+
+
+def read_model(file: Path) -> tuple[list[Attention], list[Experts], torch.dtype]:
+    """Of a file: layers_of and experts_of. Raises NoModel."""
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoModel(f"{file}: {error!s:.200}") from error
+    if not isinstance(config, dict):
+        raise NoModel(f"{file}: not a config.json")
+    layers, dtype = layers_of(config)
+    return layers, experts_of(config), dtype
+
+
+def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
+    """What to warm up, by library: a model's calls, or those of common ones.
+
+    A library that is not installed is left out.
+
+    Raises:
+        CannotRun: neither library is there. NoModel: see read_model.
+    """
+    found: dict[str, list[Named]] = {}
+    layers, experts, dtype = read_model(model) if model else ([], [], torch.bfloat16)
+    if packages.has("flash_attn"):
+        sizes, windowed = {layer.head_dim for layer in layers}, any(x.window for x in layers)
+        own = flash_calls(sizes, [dtype], windowed=windowed)
+        found["flash-attn"] = list(own if model else FLASH_SETS["core"]())
+    try:
+        source = vllm_calls.vllm_source.find(vllm)
+        own_layers = vllm_calls.attention_calls(source, layers, [dtype])
+        own_experts = experts_calls(source, experts, [dtype])
+        common = vllm_calls.vllm_set("core", source)
+        found["vLLM"] = [*own_layers, *own_experts] if model else common
+    except CannotRun as reason:
+        if not found:
+            raise CannotRun(f"flash_attn is not installed; {reason}") from reason
+    return found
+
+
+def fill(wanted: dict[str, list[Named]], jobs: int | None, console: Console) -> bool:
+    """Fills the user's cache, with progress; says what came from where, and whether a call failed.
+
+    Raises:
+        ModuleNotFoundError: triton is not installed.
+    """
+    from triton import knobs
+
+    answers: list[Answer] = []
+    with Progress(console=console) as bar:
+        for library, part in wanted.items():
+            task = bar.add_task(library, total=len(part))
+            answers += packages.look_up(
+                part,
+                Path(knobs.cache.dir),
+                jobs,
+                lambda some, task=task: bar.advance(task, len(some)),  # type: ignore[misc]
+            )
+    names = [call.name for part in wanted.values() for call in part]
+    failures = [(n, a.error) for n, a in zip(names, answers, strict=True) if a.error]
+    for name, error in failures:
+        console.print(escape(f"{name}: {': '.join(error)}"))
+    found = packages.origins(answers, Path(sys.base_prefix))
+    console.print(
+        f"{found.total()} kernels: {found['packages']} from packages, {found['cache']} were in the "
+        f"cache, {found['compiled']} compiled"
+    )
+    return bool(failures)
+
+
+def count(
+    prefix: Path, only: Sequence[str], vllm: Path | None, say: Callable[[str], None]
+) -> dict[str, Counter[str]]:
+    """What each group of the workload needs, with an empty cache of the user's; see origins.
+
+    Raises:
+        CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.
+    """
+    pairs = []
+    if packages.has("flash_attn"):
+        pairs += list(workload.flash_calls())
+    try:
+        pairs += list(workload.vllm_calls(vllm_calls.vllm_source.find(vllm)))
+    except CannotRun as reason:
+        say(str(reason))
+    pairs = [(group, call) for group, call in pairs if not only or is_named(group, only)]
+    if not pairs:
+        raise CannotRun("no call of the workload was selected")
+    found: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for library, part in groupby(pairs, lambda pair: pair[0].startswith("vllm-")):
+            chosen = list(part)
+            say(f"{len(chosen)} calls of {'vLLM' if library else 'flash-attn'}")
+            wanted = [call for _, call in chosen]
+            answers: list[Answer] = packages.look_up(wanted, Path(cache), whole=True)
+            for (group, call), answer in zip(chosen, answers, strict=True):
+                if answer.error:
+                    raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
+                origins = packages.origins([answer], prefix)
+                found[group] = found.get(group, Counter()) + origins
+    return found

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls of 40 lengths: how many kernels they compile. Counted, so it needs no GPU and no clock."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from strix_validate.attention import flash
+from strix_validate.precompiled.calls import BF16, FP16, Named, Planned, cached
+from strix_validate.precompiled.vllm_calls import LAYERS, Batch, ServedCall
+
+#: In tokens: short and long ones, even and odd, multiples of 16 and none.
+LENGTHS = (
+    *(1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 34, 48, 55, 64, 65, 89, 100, 127),
+    *(128, 129, 144, 160, 200, 233, 255, 256, 300, 377, 400, 511, 512, 513, 610, 700, 777, 987),
+    *(1000, 1024),
+)
+CAPACITY = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of a model."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+SHAPES = (
+    Shape("Llama-3.1-8B", 32, 8, 128, BF16),
+    Shape("Qwen2.5-0.5B", 14, 2, 64, FP16),
+    Shape("Gemma-3-12B", 16, 8, 256, BF16),
+    # no package has its kernels
+    Shape("head-dim-112", 8, 8, 112, FP16),
+)
+
+
+def flash_calls() -> Iterator[tuple[str, Named]]:
+    """(MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
+    for shape in SHAPES:
+        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        for n in LENGTHS:
+            fixed = partial(flash.fixed, seqlen_q=n, seqlen_k=n, causal=True, **heads)
+            packed = partial(
+                flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), head_dim=shape.head_dim
+            )
+            decode = partial(cached, capacity=CAPACITY, length=n, **heads)
+            for kind, build, gradients in (
+                ("forward", fixed, False),
+                ("backward", fixed, True),
+                ("varlen", packed, False),
+                ("kvcache", decode, False),
+            ):
+                name = f"{shape.name}/{kind}"
+                yield name, Planned(f"{name}/{n}", build, shape.dtype, gradients)
+
+
+def vllm_calls(source: Path) -> Iterator[tuple[str, Named]]:
+    """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20."""
+    for model in LAYERS:
+        for i, n in enumerate(LENGTHS):
+            for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
+                batch = Batch(LAYERS[model], BF16, count, queries, keys=n, source=source)
+                name = f"vllm-{model}/{'decode' if queries == 1 else 'prefill'}"
+                yield name, ServedCall(f"{name}/{count}x{n}", batch)

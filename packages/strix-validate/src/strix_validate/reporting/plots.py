@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plots of a record's benchmarks, by matplotlib."""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib.figure import Figure
+
+from strix_validate.reporting.record import Record
+
+#: Replaced by the page's own text colour, so that the plot can be read on dark and light.
+_INK = "#010203"
+COLOURS = {
+    "flash": "#2a7de1",
+    "efficient": "#1a9c6b",
+    "math": "#d9822b",
+    "flash-attn": "#8a5cd6",
+    "vllm": "#c23b5e",
+}
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "strix-validate",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), _INK
+    ),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def figures(record: Record) -> Iterator[Figure]:
+    """A server under load; rate by size and backend, forward and backward, and speed-up.
+
+    None of what was not measured.
+    """
+    rates = {
+        tuple(check.id.split("/")[1:]): check.measured
+        for check in record.checks
+        if "forward_tflops" in check.measured and check.measured.get("forward_ms")
+    }
+    loads = [check.measured for check in record.checks if "tokens_per_second" in check.measured]
+    if loads:
+        with matplotlib.rc_context(STYLE):
+            yield _loads(loads)
+    if not rates:
+        return
+    with matplotlib.rc_context(STYLE):
+        for direction in ("forward", "backward"):
+            yield _rates(rates, direction)
+        speedups = {
+            check.id.split("/")[2]: check.measured
+            for check in record.checks
+            if check.id.startswith("bench/speedup/") and "forward" in check.measured
+        }
+        if speedups:
+            yield _speedups(speedups)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element to stand in a page."""
+    stream = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    # the page sets the size
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{figure.get_label()}" ', 1)
+
+
+def write(record: Record, folder: Path) -> list[Path]:
+    """PNG and SVG files of the figures, for use elsewhere; on white."""
+    files = []
+    with matplotlib.rc_context(STYLE):
+        for number, figure in enumerate(figures(record), 1):
+            for suffix in ("svg", "png"):
+                files.append(folder / f"bench-{number}.{suffix}")
+                figure.savefig(files[-1], dpi=150, facecolor="white", metadata={})
+    return files
+
+
+def _loads(loads: list[dict]) -> Figure:
+    """Of a server: tokens a second and time to the first one, by requests at a time."""
+    figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
+    requests = [str(load["requests"]) for load in loads]
+    for place, (name, words) in enumerate(
+        (("tokens_per_second", "tokens / s"), ("first_token_ms", "ms to the first token")), 1
+    ):
+        axes = figure.add_subplot(1, 2, place)
+        axes.bar(requests, [load[name] for load in loads], 0.6, color=COLOURS["vllm"])
+        axes.set_xlabel("requests at a time")
+        axes.set_ylabel(words)
+    return figure
+
+
+def _rates(rates: dict, direction: str) -> Figure:
+    sizes = list(dict.fromkeys(case.rsplit("-", 1)[0] for _, case in rates))
+    figure = Figure(figsize=(8, 3.4), layout="constrained", label=f"{direction} rates")
+    left = None
+    shown = [route for route in COLOURS if route in {route for route, _ in rates}]
+    width = 0.8 / len(shown)
+    for number, mask in enumerate(("causal", "full"), 1):
+        axes = left = figure.add_subplot(1, 2, number, sharey=left)
+        for offset, route in enumerate(shown):
+            found = [rates.get((route, f"{size}-{mask}"), {}) for size in sizes]
+            heights = [x.get(f"{direction}_tflops", 0) for x in found]
+            first = (1 - len(shown)) / 2
+            places = [place + (first + offset) * width for place in range(len(sizes))]
+            axes.bar(places, heights, 0.9 * width, color=COLOURS[route], label=route)
+        axes.set_xticks(range(len(sizes)), sizes)
+        axes.set_title(f"{direction}, {mask}", fontsize=11)
+        if number == 1:
+            axes.set_ylabel("TFLOP/s")
+            axes.legend(frameon=False, labelcolor=_INK)
+    return figure
+
+
+def _speedups(speedups: dict) -> Figure:
+    cases = list(speedups)
+    figure = Figure(figsize=(8, 3), layout="constrained", label="speed-up of flash over math")
+    axes = figure.add_subplot()
+    for offset, direction, alpha in ((-0.2, "forward", 1.0), (0.2, "backward", 0.5)):
+        places = [place + offset for place in range(len(cases))]
+        heights = [speedups[case].get(direction, 0) for case in cases]
+        axes.bar(places, heights, 0.38, color=COLOURS["flash"], alpha=alpha, label=direction)
+    axes.axhline(1, color=_INK, linewidth=0.8)
+    axes.set_xticks(range(len(cases)), [case.replace("-", "\n") for case in cases])
+    axes.set_ylabel("times math")
+    axes.set_title("speed-up of flash over math", fontsize=11)
+    axes.legend(frameon=False, labelcolor=_INK)
+    return figure

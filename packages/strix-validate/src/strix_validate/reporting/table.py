@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A record on the terminal."""
+
+import re
+import textwrap
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from strix_validate.checks import Severity, State
+from strix_validate.reporting.record import CheckRecord, Record
+
+COLOUR = {
+    State.PASSED: "green",
+    State.FAILED: "red",
+    State.SKIPPED: "yellow",
+    Severity.WARNING: "yellow",
+    Severity.INFO: "cyan",
+}
+
+
+def show(record: Record, console: Console) -> None:
+    """One row for each check that ran, then the reasons, each once, the fixes and the totals."""
+    table = Table("check", "state", "measured", box=None)
+    speeds = [check for check in record.checks if "forward_ms" in check.measured]
+    for check in record.checks:
+        if check.state is not State.SKIPPED and check not in speeds:
+            table.add_row(check.id, _coloured(_verdict(check)), escape(summary(check.measured)))
+    if table.row_count:
+        console.print(table)
+    if speeds:
+        console.print(_speed_table(speeds))
+    reasons = Counter((_verdict(check), check.reason) for check in record.checks if check.reason)
+    for (verdict, reason), number in reasons.items():
+        console.print(f"{_coloured(verdict, number)}: {escape(reason)}")
+    for check in record.checks:
+        if check.fix:
+            console.print(f"{escape(check.id)}: [bold]{escape(check.fix)}[/]", soft_wrap=True)
+    console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
+    if record.unfinished:
+        console.print(f"[red]interrupted[/]: {record.unfinished} checks did not run")
+
+
+def _verdict(check: CheckRecord) -> State | Severity:
+    """The state; of a check that passed with a finding, the finding's severity."""
+    return check.severity if check.state is State.PASSED and check.severity else check.state
+
+
+def _coloured(verdict: State | Severity, number: int | None = None) -> str:
+    words = verdict.value if number is None else f"{number} {verdict.value}"
+    return f"[{COLOUR[verdict]}]{words}[/]"
+
+
+def _speed_table(checks: list[CheckRecord]) -> Table:
+    """Milliseconds as median, with the 10th and 90th percentile; decoding has no backward pass."""
+    head = ["forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB"]
+    decodes = any("cache_gbps" in check.measured for check in checks)
+    table = Table("benchmark", *head, *["GB/s"] * decodes, box=None)
+    for check in checks:
+        found = check.measured
+        cells = []
+        for direction in ("forward", "backward"):
+            if f"{direction}_ms" not in found:
+                cells += ["", ""]
+                continue
+            low, median, high = (found[f"{direction}_{part}ms"] for part in ("low_", "", "high_"))
+            cells += [
+                f"{median:.4g} ({low:.4g} to {high:.4g})",
+                f"{found[f'{direction}_tflops']:.3g}",
+            ]
+        peak = found.get("forward_of_peak")
+        cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
+        cells.append(f"{found['cache_gbps']:.0f}" if "cache_gbps" in found else "")
+        table.add_row(check.id.removeprefix("bench/"), *cells[: len(table.columns) - 1])
+    return table
+
+
+#: By the last part of what a measured value is called.
+UNITS = {
+    "ms": "ms",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "mib": "MiB",
+    "gib": "GiB",
+    "gb": "GB",
+    "mhz": "MHz",
+}
+
+
+def summary(measured: dict) -> str:
+    """The largest error as a fraction of its bound; without errors, the plain values."""
+    pairs = [value for value in measured.values() if _is_pair(value)]
+    if any(pair["error"] is None for pair in pairs):
+        return "not finite"
+    if pairs:
+        return f"error {worst(measured):.2f} of the bound"
+    plain = {
+        name: value
+        for name, value in measured.items()
+        # the spread of repeats is the benchmarks' own table's
+        if isinstance(value, int | float | str) and not re.search("_(low|high|repeats)", name)
+    }
+    return textwrap.shorten(", ".join(map(_worded, plain, plain.values())), 160, placeholder=" …")
+
+
+def worst(measured: dict) -> float | None:
+    """The largest error as a fraction of its bound; None if nothing finite was compared."""
+    pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
+    if not pairs or any(error is None for error, _ in pairs):
+        return None
+    pairs += [(m["rms"], m["rms_bound"]) for m in measured.values() if _is_pair(m) and "rms" in m]
+    return max(e / b if b else float(e > 0) for e, b in pairs)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, dict) and {"error", "bound"} <= value.keys()
+
+
+def _worded(name: str, value: int | float | str) -> str:
+    """A value after its name, and with its unit: "forward 1.2 ms" for "forward_ms"."""
+    number = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and name.endswith("_of_peak"):
+        number = f"{value:.1%}"
+    rest, _, unit = name.rpartition("_")
+    has_unit = rest and unit in UNITS
+    words = (rest if has_unit else name).replace("_", " ")  # not the value: x86_64
+    return f"{words} {number} {UNITS[unit]}" if has_unit else f"{words} {number}"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A server of vLLM, ours with a tiny model or the user's, and how it is judged."""

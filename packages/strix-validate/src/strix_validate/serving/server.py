@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A tiny model, what vLLM makes of it offline, and `vllm serve` with it on a free port.
+
+Each stage is one child process; if one fails, the error has the end of its log.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strix_validate.checks import CannotRun, CheckFailed, require
+from strix_validate.serving.endpoint import Endpoint, Generation
+from strix_validate.serving.tiny_llama import PROMPT, TOKENS
+
+#: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
+START_LIMIT = 900
+STOP_LIMIT = 60
+NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+#: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
+GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
+
+
+def once(make: Callable) -> property:
+    """A property computed on first use. Failures are kept as well: one may have taken minutes."""
+
+    def get(self):
+        if make.__name__ not in self.made:
+            try:
+                self.made[make.__name__] = make(self), None
+            except Exception as error:
+                self.made[make.__name__] = None, error
+        value, failure = self.made[make.__name__]
+        if failure is not None:
+            raise failure
+        return value
+
+    return property(get, doc=make.__doc__)
+
+
+@dataclass
+class Session:
+    """The model, its offline output, and the server, each made on first use.
+
+    start_limit and stop_limit are in seconds.
+    """
+
+    device: str
+    start_limit: float = START_LIMIT
+    stop_limit: float = STOP_LIMIT
+    made: dict = field(default_factory=dict)
+    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._closing.close()
+
+    def need_vllm(self) -> None:
+        """Raises CannotRun where vLLM cannot be started."""
+        for name in ("vllm", "transformers"):
+            if importlib.util.find_spec(name) is None:
+                raise CannotRun(f"{name} is not installed")
+        if self.device != "cuda":
+            raise CannotRun("vLLM serves only on a GPU here, and torch sees none")
+
+    @once
+    def folder(self) -> Path:
+        return Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
+
+    @once
+    def reference(self) -> list[float]:
+        """Log probability of each token after the prompt; writes the model."""
+        self.need_vllm()
+        return _child("make", self.folder / "model")["logprobs"]
+
+    def make_model(self) -> None:
+        _ = self.reference
+
+    @once
+    def offline(self) -> dict:
+        """See tiny_llama.generate."""
+        self.make_model()
+        return _child("generate", self.folder / "model")
+
+    def generate(self, name: str) -> tuple[list[float], dict]:
+        """Of a model of tiny_models: its reference, and what vLLM generates offline."""
+        self.need_vllm()
+        folder = self.folder / name
+        return _child("make", folder, name)["logprobs"], _child("generate", folder, name)
+
+    def score(self, tokens: list[int]) -> dict:
+        """See tiny_llama.score: these tokens after the prompt, by transformers in float32."""
+        return _child("score", self.folder / "model", json.dumps(tokens))
+
+    @once
+    def answer(self) -> Generation:
+        """What the server makes of the prompt."""
+        return self.server.endpoint.generate(PROMPT, TOKENS)
+
+    @once
+    def server(self) -> "Server":
+        self.make_model()
+        server = Server(self.folder / "model", self.folder / "server.log")
+        self._closing.callback(server.kill)
+        server.start(self.start_limit)
+        return server
+
+
+class Server:
+    """`vllm serve` on a free local port, in its own process group."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self.model, self.log = model, log
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.endpoint = Endpoint(f"http://127.0.0.1:{self.port}", "tiny")
+        self.process: Any = None  # until it is started
+        self.start_seconds = 0.0
+
+    def start(self, limit: float) -> None:
+        """Returns when it answers. Raises CheckFailed with the end of the log otherwise."""
+        program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
+        command = [
+            program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
+            "--served-model-name", "tiny", "--enable-prefix-caching", "--dtype", "float16",
+            "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", GRAPHS,
+            "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
+        ]  # fmt: skip
+        begin = time.perf_counter()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | NETWORK_OFF,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        while time.perf_counter() - begin < limit:
+            ended = self.process.poll()
+            if ended is not None:
+                raise CheckFailed(f"vllm serve ended with status {ended}: {_tail(self.log)}")
+            with contextlib.suppress(OSError), self.get("/health"):
+                self.start_seconds = time.perf_counter() - begin
+                return
+            time.sleep(0.2)
+        raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
+
+    def get(self, path: str):
+        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
+
+    def stop(self, limit: float) -> int:
+        """The exit status after SIGTERM. Raises CheckFailed if it stays, or leaves a process."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise CheckFailed(f"still running {limit:.0f} s after SIGTERM") from None
+        deadline = time.perf_counter() + limit
+        while self._group_lives():
+            require(time.perf_counter() < deadline, "the server left a process behind")
+            time.sleep(0.1)
+        return status
+
+    def kill(self) -> None:
+        if self.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _child(task: str, folder: Path, *model: str) -> dict:
+    """tiny_llama's answer. Raises CheckFailed with the end of its log if it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "strix_validate.serving.tiny_llama", task, folder, *model],
+        env=os.environ | NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT,
+    )
+    last = " | ".join(done.stderr.strip().splitlines()[-3:])
+    require(done.returncode == 0, f"{task} ended with status {done.returncode}: {last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _tail(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-5:])

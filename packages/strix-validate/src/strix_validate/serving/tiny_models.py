@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small random models as the quantized ones that people serve; made without a network or a GPU.
+
+Each is written by transformers, with the weights that a quantization replaces in its own form. The
+reference is transformers' answer in float32 with the same, dequantized, weights.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strix_validate.vllm.mxfp4 import FP4
+
+VOCABULARY = 512
+#: Numbers that share a scale: of int4, of fp4, and the square blocks of fp8.
+INT4_GROUP, FP4_GROUP, FP8_BLOCK = 32, 32, 128
+FP8 = torch.float8_e4m3fn
+WEIGHTS = "model.safetensors"
+
+_COMMON = {
+    "vocab_size": VOCABULARY, "max_position_embeddings": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "tie_word_embeddings": False,
+    # larger than the default: with flat logits, any token would do
+    "initializer_range": 0.08,
+}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_LLAMA = _COMMON | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+#: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
+Quantized = tuple[dict[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """kind: transformers' model_type. config: its fields. why: the bug that serving it would catch.
+
+    quantize: what becomes of a weight, or None for one that stays bfloat16. quantization: what
+    config.json says of it. method: vLLM's name of it.
+    """
+
+    kind: str
+    architecture: str
+    config: dict
+    why: str
+    quantize: Callable[[str, Tensor], Quantized | None] = lambda name, weight: None
+    quantization: dict | None = None
+    method: str = ""
+
+
+def int4(name: str, weight: Tensor) -> Quantized | None:
+    """compressed-tensors' pack-quantized W4A16: eight numbers to an int32, a scale to a group."""
+    if not name.endswith("proj.weight"):
+        return None
+    rows, columns = weight.shape
+    groups = weight.float().view(rows, -1, INT4_GROUP)
+    scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16()
+    codes = (groups / scale.float()).round().clamp(-8, 7)
+    nibbles = (codes + 8).long().view(rows, columns // 8, 8) << torch.arange(0, 32, 4)
+    packed = nibbles.sum(-1)
+    packed = torch.where(packed >= 2**31, packed - 2**32, packed).int()
+    shape = torch.tensor([rows, columns])
+    tensors = {"_packed": packed, "_scale": scale.squeeze(-1), "_shape": shape}
+    return tensors, (codes * scale.float()).view(rows, columns)
+
+
+def fp8(name: str, weight: Tensor) -> Quantized | None:
+    """FP8 of blocks of 128 by 128, each with a scale, as Qwen and DeepSeek release it."""
+    if not name.endswith("proj.weight"):
+        return None
+    blocks = weight.float().view(len(weight) // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
+    scale = blocks.abs().amax((1, 3)) / torch.finfo(FP8).max
+    every = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    codes = (weight.float() / every).to(FP8)
+    return {"": codes, "_scale_inv": scale}, codes.float() * every
+
+
+def mxfp4(name: str, weight: Tensor) -> Quantized | None:
+    """gpt-oss's experts: blocks of 32 fp4 numbers with a power of two each; (experts, in, out)."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return None
+    groups = weight.float().transpose(1, 2).unflatten(-1, (-1, FP4_GROUP))
+    power = (groups.abs().amax(-1, keepdim=True) / 6).log2().ceil()
+    codes = (groups[..., None] / power.exp2()[..., None] - FP4.float()).abs().argmin(-1)
+    values = (FP4.float()[codes] * power.exp2()).flatten(-2).transpose(1, 2)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    scales = (power.squeeze(-1) + 127).to(torch.uint8)
+    return {"_blocks": blocks, "_scales": scales}, values
+
+
+MODELS = {
+    "bf16": Model(
+        "llama", "LlamaForCausalLM", _LLAMA,
+        "kernels that are right in fp16 alone, the type of the other checks, while models ship in "
+        "bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
+    ),
+    "w4a16": Model(
+        "llama", "LlamaForCausalLM", _LLAMA,
+        "a 4-bit model, what people run on Strix Halo, that answers garbage or finds no kernel: "
+        "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
+        int4,
+        {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "quantization_status": "compressed", "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+                "group_size": INT4_GROUP,
+            }}},
+        },
+        "compressed-tensors",
+    ),
+    "fp8-moe": Model(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        _COMMON | _EXPERTS | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
+        "experts in FP8 that cannot be constructed on RDNA 3: "
+        "https://github.com/lemonade-sdk/vllm-rocm/issues/44",
+        fp8,
+        {
+            "quant_method": "fp8", "activation_scheme": "dynamic",
+            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        },
+        "fp8",
+    ),
+    "mxfp4-moe": Model(
+        "gpt_oss", "GptOssForCausalLM",
+        _COMMON | {
+            "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "sliding_window": 32, "max_position_embeddings": 131072,
+        },
+        "triton_kernels of another generation than Triton (gpt-oss): "
+        "https://github.com/vllm-project/vllm/issues/49779",
+        mxfp4,
+        {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+            "lm_head",
+        ]},
+        "mxfp4",
+    ),
+    "gdn": Model(
+        "qwen3_next", "Qwen3NextForCausalLM",
+        _COMMON | _EXPERTS | {
+            "hidden_size": 256, "intermediate_size": 256, "head_dim": 64,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64, "shared_expert_intermediate_size": 128,
+        },
+        "a hybrid model whose cache blocks of 1056 tokens need more LDS than there is: "
+        "https://github.com/vllm-project/vllm/pull/56232",
+    ),
+}  # fmt: skip
+
+
+def make(name: str, folder: Path, prompt: list[int]) -> dict:
+    """Write the model; returns the log probability of each token after the prompt, in float32."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model, plain = MODELS[name], folder / "dequantized"
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model.kind, **model.config)
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    network.save_pretrained(plain)
+    file, meant = plain / WEIGHTS, {}
+    tensors: dict[str, torch.Tensor] = {}
+    for key, weight in load_file(file).items():
+        if found := model.quantize(key, weight):
+            tensors |= {key + suffix: part.contiguous() for suffix, part in found[0].items()}
+            meant[key] = found[1].contiguous()
+        else:
+            tensors[key], meant[key] = weight, weight.float()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    save_file(meant, file, {"format": "pt"})
+    said = json.loads((plain / "config.json").read_text())
+    said |= {"quantization_config": model.quantization} if model.quantization else {}
+    (folder / "config.json").write_text(json.dumps(said, indent=1))
+    network = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    shutil.rmtree(plain)
+    with torch.no_grad():
+        logits = network(torch.tensor([prompt])).logits[0, -1]
+    return {"logprobs": logits.log_softmax(-1).tolist()}

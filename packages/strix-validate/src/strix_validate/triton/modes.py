@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Triton kernels without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
+
+All three need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the
+rest of the process, so the calls run in a child process.
+"""
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from strix_validate.checks import CannotRun
+from strix_validate.triton import stand_in
+
+#: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
+#: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
+#: look up: like compile, with every candidate of an autotuner, and where each kernel came from.
+#: ask: which kernels those are, and none is compiled.
+Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
+#: Seconds for all calls together.
+LIMIT = 1800
+
+
+class Call(Protocol):
+    """A call of a library: flash.Call or vllm.kernels.Call."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that the call computes."""
+
+    def prepare(self) -> str:
+        """Makes the library ready, once per process; returns which kernels the calls will run."""
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """Makes the call; the library's own exceptions pass through."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: its ELF file, its assembly, and the LDS bytes requested at launch."""
+
+    name: str
+    elf: bytes
+    assembly: str
+    launch_lds: int
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A kernel executed under emulation; code: the start of its machine code's sha256."""
+
+    name: str
+    code: str
+    wave_instructions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a call: its tensors, or the exception's type name and message.
+
+    Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
+    lookups: what Triton looked for, where kernels were compiled. asked: in mode "ask", the keys of
+    the kernels.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    error: tuple[str, str] | None = None
+    kernels: tuple[Kernel, ...] = ()
+    executed: tuple[Executed, ...] = ()
+    lookups: tuple[stand_in.Lookup, ...] = ()
+    asked: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """backend: what Call.prepare says; calls: one answer per call, in order."""
+
+    backend: str
+    calls: list[Answer]
+
+
+class ChildError(RuntimeError):
+    """The child process ended without an answer."""
+
+
+def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers:
+    """Answers to calls of one library, in order, from a child process.
+
+    cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
+    from a cache or a package could hide that it no longer does.
+
+    Raises:
+        ChildError: the child crashed, could not import the library, or exceeded LIMIT.
+        CannotRun: mode "emulate" has no disassembler.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder, "calls"), Path(folder, "answers")
+        asked.write_bytes(pickle.dumps(list(calls)))
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TRITON_CACHE_DIR": str(cache or folder),
+            "TRITON_ALWAYS_COMPILE": str(int(cache is None)),
+            # tensors are small: threads would only wait for each other
+            "OMP_NUM_THREADS": "1",
+        }
+        environment.pop("TRITON_INTERPRET", None)
+        if mode == "interpret":
+            environment["TRITON_INTERPRET"] = "1"
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", __name__, mode, asked, answered],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ChildError(f"no answer within {LIMIT} s") from error
+        if child.returncode:
+            last = child.stderr.strip().splitlines()[-3:]
+            raise ChildError(f"exit status {child.returncode}: {' | '.join(last)}")
+        found = pickle.loads(answered.read_bytes())
+    if isinstance(found, CannotRun):
+        raise found
+    return found
+
+
+def answer(call: Call, device: str) -> Answer:
+    """Makes the call in this process."""
+    begin = perf_counter()
+    try:
+        found = Answer(call.execute(device))
+    except Exception as error:  # a result like any other: the caller judges it
+        found = Answer(error=(type(error).__name__, str(error)))
+    return replace(found, seconds=perf_counter() - begin)
+
+
+def _child(mode, asked: str, answered: str) -> None:
+    Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
+
+
+def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
+    kernels: list[Kernel] = []
+    executed: list[Executed] = []
+    lookups: list[stand_in.Lookup] = []
+    asked_for: list[str] = []
+    if mode != "native":
+        stand_in.install(all_candidates=mode in ("look up", "ask"))
+        stand_in.watch(lookups.append)
+    if mode in ("look up", "ask"):
+        stand_in.intercept(lambda launch: None)
+    if mode == "ask":
+        stand_in.ask(asked_for.append)
+    if mode == "compile":
+        stand_in.intercept(lambda launch: kernels.append(_kernel(launch)))
+    if mode == "emulate":
+        from strix_validate.triton import emulation
+
+        try:
+            emulation.require_disassembler()
+        except CannotRun as reason:
+            return reason
+
+        def execute(launch: stand_in.Launch) -> None:
+            if not launch.is_warmup:
+                executed.append(_executed(emulation.execute(launch)))
+
+        stand_in.intercept(execute)
+    # the parent process wrote this file
+    calls = pickle.loads(asked.read_bytes())
+    backend = calls[0].prepare()
+    answers = []
+    for call in calls:
+        kernels.clear()
+        executed.clear()
+        lookups.clear()
+        asked_for.clear()
+        found = answer(call, "cuda" if mode == "native" else "cpu")
+        answers.append(replace(
+            found, kernels=tuple(kernels), executed=tuple(executed), lookups=tuple(lookups),
+            asked=tuple(asked_for),
+        ))  # fmt: skip
+    return Answers(backend, answers)
+
+
+def _kernel(launch: stand_in.Launch) -> Kernel:
+    compiled = launch.compiled
+    asm = compiled.asm
+    return Kernel(launch.function.__name__, asm["hsaco"], asm["amdgcn"], compiled.metadata.shared)
+
+
+def _executed(launch) -> Executed:
+    code = hashlib.sha256(launch.kernel.code).hexdigest()[:12]
+    return Executed(launch.kernel.name, code, launch.executed, launch.seconds)
+
+
+if __name__ == "__main__":
+    # under its importable name, so that the parent can unpickle the answers
+    from strix_validate.triton import modes
+
+    modes._child(*sys.argv[1:])

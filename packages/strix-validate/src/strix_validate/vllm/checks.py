@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of vLLM's Triton kernels that the tiers kernels, attention and emulated have.
+
+With those that vLLM takes from conch, which is a package of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import conch as conch_kernels
+from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.kernels import (
+    Case,
+    Expected,
+    make,
+    moe,
+    mxfp4,
+    paged_attention,
+    rms_norm,
+    rope,
+    store_keys,
+)
+
+BF16 = torch.bfloat16
+_PREFILL = ((128, 128),)
+_DECODE = ((1, 300), (1, 70))
+_COMPILES = (
+    "a kernel or a Triton that no longer compiles for gfx1151, uses no matrix unit, or needs more "
+    "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+)
+_SPILLS = "; its spills are measured: https://github.com/vllm-project/vllm/pull/56232"
+_NO_KERNELS = "this source of vLLM has no vllm/third_party/triton_kernels: its build adds them"
+_GENERATION = (
+    "triton_kernels of another generation than Triton, which do not import, so that gpt-oss does "
+    "not start: https://github.com/vllm-project/vllm/issues/49779"
+)
+
+
+def _shapes(lengths) -> dict[str, Case]:
+    """Attention layers of models, with the sizes of their heads."""
+    models: dict[str, dict] = {
+        "d64-sinks": {"head_dim": 64, "heads": 64, "kv_heads": 8, "sinks": True},  # gpt-oss
+        "d128": {"heads": 32, "kv_heads": 8},  # Llama, Qwen3
+        "d128-gqa7": {"heads": 28, "kv_heads": 4},  # Qwen2
+        "d128-window-softcap": {"heads": 32, "kv_heads": 16, "window": 1024, "softcap": 50.0},
+        "d128-fp8-kv": {"heads": 32, "kv_heads": 8, "fp8": True},
+        "d256-block1056": {"head_dim": 256, "heads": 16, "kv_heads": 2, "block": 1056},  # Qwen3.6
+        "d512": {"head_dim": 512, "heads": 32, "kv_heads": 4},  # Gemma 4
+    }
+    return {
+        name: Case(partial(paged_attention, lengths=lengths, **shape), _COMPILES + _SPILLS, BF16)
+        for name, shape in models.items()
+    }
+
+
+#: The launches that are compiled only.
+COMPILED = {
+    **{f"prefill-{name}": case for name, case in _shapes(_PREFILL).items()},
+    **{f"decode-{name}": case for name, case in _shapes(_DECODE).items()},
+    "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
+    "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
+    "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, BF16),
+    "rope-adjacent": Case(partial(rope, heads=32, kv_heads=8, head_dim=64, neox=False), _COMPILES),
+    "moe-prefill": Case(partial(moe, tokens=1024, rows=256, columns=256), _COMPILES, BF16),
+    "moe-decode": Case(partial(moe, rows=256, columns=256), _COMPILES, BF16),
+    "moe-int4-prefill": Case(
+        partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, BF16
+    ),
+    "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
+    # gpt-oss-20b has 32 experts of 2880 by 2880
+    "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, BF16),
+    "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, BF16),
+}
+
+_MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"
+_SPLIT = "segments of a split decode that are merged wrongly, or never written and still read"
+_WINDOW = "a sliding window off by one: https://github.com/vllm-project/vllm/issues/28989"
+_SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
+_CAP = "tanh's softcap that overflows or is left out (Gemma)"
+_PAD = "padding of the head dim to a power of two that leaks into the result"
+_PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
+_GROUP = "a query head that reads another group's keys, where groups are no power of two"
+_SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
+_ALIBI = "slopes ignored, or of another head (Bloom, MPT)"
+_FP8 = "a scale of keys or values left out, or one taken for the other"
+_FAR = "keys or segments behind a limit of 512 or 2048 left out"
+_WIDE = "tiles of head dims above 128, which are smaller, executed (Gemma)"
+_EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
+_INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
+
+
+def _attend(why: str, *lengths: tuple[int, int], dtype=torch.float16, **shape) -> Case:
+    return Case(partial(paged_attention, lengths=lengths, **shape), why, dtype)
+
+
+#: Computed in Triton's interpreter, or on a GPU.
+COMPUTED = {
+    "prefill": _attend(_MASK, (37, 37), (5, 80), heads=8),
+    "decode": _attend(_SPLIT, (1, 37), (1, 200), heads=8),
+    "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1)),
+    "prefill-window": _attend(_WINDOW, (70, 70), window=16),
+    "decode-window": _attend(_WINDOW, (1, 200), window=16),
+    "prefill-softcap": _attend(_CAP, (70, 70), softcap=3.0),
+    "decode-softcap": _attend(_CAP, (1, 70), softcap=3.0),
+    "prefill-sinks": _attend(_SINKS, (50, 70), heads=8, kv_heads=1, head_dim=64, sinks=True),
+    "decode-sinks": _attend(
+        _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True
+    ),
+    "prefill-d96": _attend(_PAD, (40, 40), head_dim=96),
+    "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
+    "prefill-gqa7": _attend(_GROUP, (40, 40), heads=14),
+    "decode-gqa7": _attend(_GROUP, (1, 40), heads=14),
+    "prefill-fp8-kv": _attend(_FP8, (40, 60), fp8=True),
+    "prefill-scale": _attend(_SCALE, (40, 40), scale=0.3, head_dim=64),
+    "decode-scale": _attend(_SCALE, (1, 70), scale=0.3, head_dim=64),
+    "prefill-alibi": _attend(_ALIBI, (40, 70), alibi=True, head_dim=64),
+    "decode-alibi": _attend(_ALIBI, (1, 70), alibi=True, head_dim=64),
+    "decode-fp8-kv": _attend(_FP8, (1, 70), fp8=True),
+    "prefill-window-600": _attend(_FAR, (20, 700), window=600, head_dim=64, heads=2, kv_heads=1),
+    "decode-2100": _attend(_FAR, (1, 2100), head_dim=64, heads=2, kv_heads=1),
+    "prefill-gqa3": _attend(_GROUP, (40, 40), heads=6, head_dim=64),
+    "decode-gqa3": _attend(_GROUP, (1, 40), heads=6, head_dim=64),
+    "decode-batch6": _attend(
+        "sequences behind the fourth left out", *((1, 9 + 7 * i) for i in range(6)), head_dim=64
+    ),
+    "prefill-batch6": _attend(
+        "the sequence of a block of queries searched wrongly",
+        *((3, 9 + 7 * i) for i in range(6)),
+        head_dim=64,
+    ),
+    "prefill-d256": _attend(_WIDE, (20, 40), head_dim=256, heads=2, kv_heads=1),
+    "decode-d256": _attend(_WIDE, (1, 40), head_dim=256, heads=2, kv_heads=1),
+    "prefill-d512": _attend(_WIDE, (20, 40), head_dim=512, heads=2, kv_heads=1),
+    "decode-d512": _attend(_WIDE, (1, 40), head_dim=512, heads=2, kv_heads=1),
+    "prefill-softcap-large": _attend(_CAP, (20, 40), softcap=3.0, gain=100.0, head_dim=64),
+    "prefill-block-33000": _attend(
+        "ids of blocks in 16 bits, or offsets in 32",
+        (20, 40),
+        head_dim=64,
+        heads=2,
+        kv_heads=1,
+        first_block=33000,
+    ),
+    "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
+    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "another eps than the model's"),
+    "rope-partial": Case(partial(rope, rotary=64), "lanes turned that are not to be (GLM, Phi)"),
+    "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
+    "moe-ragged": Case(
+        partial(moe, columns=104), "the last tile of columns counted whole (GLM-4.5-Air: 1408)"
+    ),
+    "moe-unrouted": Case(partial(moe, routed=False), "the router's weights applied twice"),
+    "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
+    "moe-int4-zeros": Case(partial(moe, bits=4, zeros=True), "zero points of the wrong row (AWQ)"),
+    "rms-norm": Case(rms_norm, "the last block, which is not full, counted as full"),
+    "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
+    "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
+    "moe": Case(moe, _EXPERT),
+    "moe-int4": Case(partial(moe, bits=4), _INT4),
+}
+
+#: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
+EMULATED = {
+    "prefill": _attend(_MASK, (37, 37), (5, 60), head_dim=64),
+    "prefill-bfloat16": _attend(_MASK, (37, 37), head_dim=64, dtype=BF16),
+    "prefill-window-softcap": _attend(_WINDOW, (50, 50), head_dim=64, window=16, softcap=3.0),
+    "prefill-gqa7": _attend(_GROUP, (20, 20), heads=7, kv_heads=1),
+    "decode-sinks": _attend(_SINKS, (1, 50), (1, 170), head_dim=64, sinks=True),
+    "decode-block1056": _attend(_PAGES, (1, 100), head_dim=80, block=1056),
+    "reshape-and-cache": COMPUTED["reshape-and-cache"],
+    "rms-norm": COMPUTED["rms-norm"],
+    "rope": COMPUTED["rope"],
+    "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
+    "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
+}
+
+_TIERS = {
+    "kernels": (COMPILED, conch_kernels.COMPILED, "compiled for gfx1151"),
+    "attention": (COMPUTED, conch_kernels.COMPUTED, "in Triton's interpreter or on the GPU"),
+    "emulated": (EMULATED, conch_kernels.EMULATED, "executed under emulation"),
+}
+#: Judges an answer: check, call, what it must return, answer.
+Judge = Callable[[Check, triton_modes.Call, Expected, triton_modes.Answer], Result]
+
+
+def checks(tier: str) -> list[Check]:
+    """The tier's checks, TIER/vllm-NAME and TIER/conch-NAME."""
+    vllm, conch, how = _TIERS[tier]
+    return [
+        Check(f"{tier}/{which}-{name}", f"{owner} kernels {how}: {name}", case.why)
+        for which, owner, cases in (("vllm", "vLLM's", vllm), ("conch", "conch's", conch))
+        for name, case in cases.items()
+    ]
+
+
+def run(
+    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
+) -> Iterator[Result]:
+    """The results of those of the wanted checks that are the tier's checks here."""
+    known = set(checks(tier))
+    wanted = [check for check in wanted if check in known]
+    conch = [check for check in wanted if "/conch-" in check.id]
+    if vllm := [check for check in wanted if check not in conch]:
+        yield from _vllm(tier, vllm, options, mode, judge)
+    if conch:
+        try:
+            conch_kernels.require()
+        except CannotRun as error:
+            yield from (Result(check, State.SKIPPED, str(error)) for check in conch)
+            return
+        cases = {f"{tier}/conch-{name}": case for name, case in _TIERS[tier][1].items()}
+        yield from _answered(conch, cases, Path(), mode, judge)
+
+
+def _vllm(
+    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
+) -> Iterator[Result]:
+    try:
+        source = vllm_source.find(options.vllm)
+    except (CannotRun, ValueError) as error:
+        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
+        yield from (Result(check, state, str(error)) for check in wanted)
+        return
+    if not (vllm_source.third_party(source) / "triton_kernels").is_dir():
+        lacking = [check for check in wanted if "/vllm-mxfp4" in check.id]
+        yield from (Result(check, State.SKIPPED, _NO_KERNELS) for check in lacking)
+        wanted = [check for check in wanted if check not in lacking]
+    if wanted:
+        cases = {f"{tier}/vllm-{name}": case for name, case in _TIERS[tier][0].items()}
+        yield from _answered(wanted, cases, source, mode, judge)
+
+
+def _answered(
+    wanted: list[Check], cases: dict[str, Case], source: Path, mode: triton_modes.Mode, judge: Judge
+) -> Iterator[Result]:
+    """The results of checks of one library."""
+    owner = "conch's" if "/conch-" in wanted[0].id else "vLLM's"
+    try:
+        names = [check.id.partition("/")[2].partition("-")[2] for check in wanted]
+        problems = [
+            make(name, cases[check.id], source) for name, check in zip(names, wanted, strict=True)
+        ]
+        answers = triton_modes.run([call for call, _ in problems], mode)
+    except (CannotRun, triton_modes.ChildError) as error:
+        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
+        yield from (Result(check, state, str(error)) for check in wanted)
+        return
+    for check, (call, expected), answer in zip(wanted, problems, answers.calls, strict=True):
+        result = judge(check, call, expected, answer)
+        reason = f"{owner} kernels: {answers.backend}, {mode}. {result.reason}".strip()
+        yield replace(result, reason=reason, seconds=answer.seconds)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""conch's product with packed weights, as vLLM's ConchLinearKernel calls it, and its right answer.
+
+On RDNA vLLM has no other kernel for 8-bit weights beside bfloat16 (W8A16, AWQ with 8 bits).
+"""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.checks import CannotRun
+from strix_validate.vllm import kernels
+from strix_validate.vllm.kernels import Case, Expected, Randn
+
+BITS, CODES = 8, 256
+#: Of uint8b128: what stands for zero where there are no zero points.
+BIAS = 128
+
+
+@dataclass(frozen=True)
+class Call(kernels.Call):
+    """A product; conch is installed, so there is no source."""
+
+    def prepare(self) -> str:
+        return f"conch {version('conch-triton-kernels')}"
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        gemm = importlib.import_module("conch.ops.quantization.gemm")
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        zeros = tensors.get("zeros")
+        out = gemm.mixed_precision_gemm(
+            x=tensors["x"], w_q_packed=tensors["codes"], w_s=tensors["scales"], w_zp=zeros,
+            weight_size_bits=BITS, weight_bias=BIAS if zeros is None else 0, **self.options,
+        )  # fmt: skip
+        return {"out": out}
+
+
+def require() -> None:
+    """Raises CannotRun where conch is not installed."""
+    if importlib.util.find_spec("conch") is None:
+        raise CannotRun("conch is not installed")
+
+
+def w8a16(
+    randn: Randn, *, tokens=5, size=256, rows=64, group=128, zeros=False
+) -> tuple[Call, Expected]:
+    """A layer with 8-bit weights.
+
+    Args:
+        size: of a token's vector.
+        rows: of the answer's vector.
+        group: weights of a row that share a scale; size is one scale per row.
+        zeros: each group has its zero point (AWQ), instead of 128 for all.
+    """
+    x, shape = randn(tokens, size), (size // group, rows)
+    codes = (randn(size, rows).float().abs() * 1000).long() % CODES
+    scales = (randn(*shape).abs() * 0.01 + 0.01).to(x.dtype)
+    points = (randn(*shape).float().abs() * 1000).long() % CODES if zeros else None
+    # four rows of weights in an int32, the first in its lowest byte
+    shifts = torch.arange(0, 32, BITS)[:, None]
+    packed = (codes.view(-1, 32 // BITS, rows) << shifts).sum(1).to(torch.int32)
+    tensors = {"x": x, "codes": packed, "scales": scales}
+    if points is not None:
+        tensors["zeros"] = points.to(torch.uint8)
+    centre = BIAS if points is None else points.repeat_interleave(group, 0)
+    weights = (codes - centre).to(x.dtype) * scales.repeat_interleave(group, 0)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        return {"out": reference.stored(reference.product(x, weights.T, dtype), dtype)}
+
+    return Call("w8a16", tensors, {"group_size": group}), expected
+
+
+_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
+_GROUP = "a scale of the wrong group, or bytes in the wrong order"
+_CHANNEL = "one scale per row: a stride that reads past the scales, as a group size of -1 gave"
+_ZEROS = "a zero point left out, or of the wrong group (AWQ)"
+_TILES = "a row past the last full tile left out, or written over its neighbour"
+
+#: As in checks: compiled only, computed by the interpreter or a GPU, executed as gfx1151 code.
+_SHAPES: dict[str, dict] = {
+    "prefill": {"tokens": 1024},
+    "decode": {"tokens": 1},
+    "zeros": {"tokens": 64, "zeros": True},
+    "channel": {"tokens": 64, "group": 512},
+}
+COMPILED = {
+    f"w8a16-{name}": Case(partial(w8a16, size=512, rows=256, **shape), _COMPILES, torch.bfloat16)
+    for name, shape in _SHAPES.items()
+}
+COMPUTED = {
+    "w8a16": Case(w8a16, _GROUP),
+    "w8a16-channel": Case(partial(w8a16, group=256), _CHANNEL),
+    "w8a16-zeros": Case(partial(w8a16, zeros=True), _ZEROS),
+    "w8a16-tiles": Case(partial(w8a16, tokens=150, size=128, rows=192), _TILES),
+}
+EMULATED = {
+    "w8a16": Case(partial(w8a16, tokens=3), _GROUP, torch.bfloat16),
+    "w8a16-zeros": Case(partial(w8a16, tokens=3, zeros=True), _ZEROS, torch.bfloat16),
+}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's fused mixture of experts as its server launches it, with the tuned tables of this GPU.
+
+Follows vllm/model_executor/layers/fused_moe/experts/triton_moe.py: two products, and the router
+weights the second.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strix_validate.vllm import source as vllm_source
+
+_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
+#: In a step of a server. Together they need every kernel that any number up to 8192 needs: found by
+#: counting, with the tables of the recipe vllm.
+TOKENS = (1, 2, 3, 5, 8, 13, 21, 40, 41, 65, 72, 97, 98, 129, 130, 515, 518)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer. hidden: columns of a token; inner: of an expert; group: of int4 weights, 0 is none.
+
+    zeros: the weights have zero points, as AWQ's do.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    group: int = 0
+    zeros: bool = False
+
+
+#: Layers of common models, by a model that has them.
+LAYERS = {
+    "Qwen3-30B-A3B": Experts(128, 8, 2048, 768),
+    "Qwen3-30B-A3B, GPTQ": Experts(128, 8, 2048, 768, group=128),
+    "Qwen3-30B-A3B, AWQ": Experts(128, 8, 2048, 768, group=128, zeros=True),
+    "Qwen3-Next-80B-A3B, AWQ": Experts(512, 10, 2048, 512, group=128, zeros=True),
+}
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """A layer's two products for this many tokens; the tensors hold no numbers."""
+
+    name: str
+    layer: Experts
+    dtype: torch.dtype
+    tokens: int
+    source: Path = Path()
+
+    def prepare(self) -> str:
+        vllm_source.install(self.source)
+        return vllm_source.version(self.source)
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        layer, module = self.layer, importlib.import_module(_MODULE)
+        place = {"device": device, "dtype": self.dtype}
+        first = _weights(layer, 2 * layer.inner, layer.hidden, place)
+        second = _weights(layer, layer.hidden, layer.inner, place)
+        kind = {"block_shape": [0, layer.group]} if layer.group else {}
+        config = module.try_get_optimal_moe_config(
+            first[0].shape, second[0].shape, layer.top_k,
+            "int4_w4a16" if layer.group else None, self.tokens, **kind,
+        )  # fmt: skip
+        chosen = torch.zeros(self.tokens, layer.top_k, dtype=torch.int32, device=device)
+        assigned = module._prepare_expert_assignment(
+            chosen, config, self.tokens, layer.top_k, layer.experts, None,
+            use_int4_w4a16=bool(layer.group), **kind,
+        )  # fmt: skip
+        routed = torch.empty(chosen.shape, dtype=torch.float32, device=device)
+        rows = self.tokens * layer.top_k
+        for x, (weight, scales, zeros), router, top_k in (
+            (torch.empty(self.tokens, layer.hidden, **place), first, None, layer.top_k),
+            (torch.empty(rows, layer.inner, **place), second, routed, 1),
+        ):
+            out = torch.empty(self.tokens, layer.top_k, weight.shape[1], **place)
+            common = (router, *assigned, router is not None, top_k, config)
+            compute = {"compute_type": getattr(module.tl, str(self.dtype).removeprefix("torch."))}
+            if layer.group:
+                module.invoke_fused_moe_wna16_triton_kernel(
+                    x, weight, out, scales, zeros, *common, **compute, **kind,
+                    use_int8_w8a16=False, use_int4_w4a16=True,
+                )  # fmt: skip
+            else:
+                module.invoke_fused_moe_triton_kernel(
+                    x, weight, out, None, None, *common, **compute, use_fp8_w8a8=False,
+                    use_int8_w8a8=False, use_int8_w8a16=False, use_int4_w4a16=False,
+                    per_channel_quant=False,
+                )  # fmt: skip
+        return {}
+
+
+def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
+    """Of one product: the weights, their scales and their zero points."""
+    if not layer.group:
+        return [torch.empty(layer.experts, rows, columns, **place), None, None]
+    codes = place | {"dtype": torch.uint8}  # two to a byte
+    groups = columns // layer.group
+    return [
+        torch.empty(layer.experts, rows, columns // 2, **codes),
+        torch.empty(layer.experts, rows, groups, **place),
+        torch.empty(layer.experts, rows // 2, groups, **codes) if layer.zeros else None,
+    ]
+
+
+def experts_calls(
+    source: Path,
+    layers: Iterable[Experts],
+    dtypes: Iterable[torch.dtype],
+    tokens: Iterable[int] = TOKENS,
+) -> Iterator[ExpertsCall]:
+    """These layers, for every kind of batch."""
+    for layer, dtype, n in product(layers, dtypes, tokens):
+        name = f"{layer} {str(dtype).removeprefix('torch.')} {n} tokens"
+        yield ExpertsCall(name, layer, dtype, n, source)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""gpt-oss's experts in MXFP4: vLLM's function over triton_kernels, and what it must return."""
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.vllm import source
+
+_SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+#: The numbers of fp4: a sign, two bits of exponent, one of mantissa.
+FP4 = torch.cat([_SIZES, -_SIZES])
+#: Numbers that share a scale, which is a power of two.
+GROUP = 32
+#: Of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
+ALPHA, LIMIT = 1.702, 7.0
+
+
+def problem(
+    randn: Callable[..., Tensor], tokens: int, experts: int, top_k: int, size: int, inner: int
+) -> tuple[dict[str, Tensor], Callable[[Precision], dict[str, Tensor]]]:
+    """The tensors of a call of :func:`launch`, and what it must return.
+
+    Args:
+        size: of a token's vector.
+        inner: of the vector between the two products; gate and up are neighbours in the first.
+    """
+    tensors = {"x": randn(tokens, size), "logits": randn(tokens, experts)}
+    values = {}
+    for name, rows, columns in (("w1", 2 * inner, size), ("w2", size, inner)):
+        codes = (randn(experts, rows, columns).float().abs() * 1000).long() % 16
+        powers = (randn(experts, rows, columns // GROUP).float().abs() * 1000).long() % 4 + 120
+        tensors[name] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        tensors[f"{name}_scale"] = powers.to(torch.uint8)
+        tensors[f"{name}_bias"] = randn(experts, rows).float()
+        values[name] = FP4[codes] * torch.exp2(powers - 127.0).repeat_interleave(GROUP, -1)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        best = tensors["logits"].double().topk(top_k, -1)
+        shares = best.values.softmax(-1)
+        out = []
+        for token, indices, share in zip(tensors["x"], best.indices, shares, strict=True):
+            parts = [_expert(token[None], tensors, values, int(index), dtype) for index in indices]
+            weighted = torch.cat(parts) * share.to(parts[0])[:, None]
+            out.append(reference.stored(weighted, dtype).sum(0))
+        return {"out": reference.stored(torch.stack(out), dtype)}
+
+    return tensors, expected
+
+
+def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision) -> Tensor:
+    """One expert's answer to one token; for TERMS a bound of the sizes of its terms."""
+    work = reference.working(dtype)
+
+    def layer(name: str, x: Tensor) -> Tensor:
+        bias = tensors[f"{name}_bias"][index].to(work)
+        bias = bias.abs() if dtype == reference.TERMS else bias
+        return reference.product(x, values[name][index], dtype) + bias
+
+    both = layer("w1", x)
+    gate, up = both[..., ::2], both[..., 1::2]
+    if dtype == reference.TERMS:  # the activation's slopes are below those of this product
+        return layer("w2", gate * (up + 1))
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return layer("w2", reference.stored(gate * (ALPHA * gate).sigmoid() * (up + 1), dtype))
+
+
+def launch(tensors: dict[str, Tensor], top_k: int) -> dict[str, Tensor]:
+    """triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
+    module = importlib.import_module(source.KERNELS[5])
+    generation = module.triton_kernels_version
+    config = SimpleNamespace()
+    for name in ("w1", "w2"):
+        tensors[name], precision = _wrapped(generation, tensors[name], tensors[f"{name}_scale"])
+        setattr(config, f"{name}_precision", precision)
+        setattr(config, f"{name}_bias", tensors[f"{name}_bias"])
+    out = module.triton_kernel_moe_forward(
+        tensors["x"], tensors["w1"], tensors["w2"], tensors["logits"], top_k, True,
+        quant_config=config,
+    )  # fmt: skip
+    return {"out": out}
+
+
+def _wrapped(generation: str, codes: Tensor, scale: Tensor):
+    """Weights as vLLM's _swizzle_mxfp4 hands them over on RDNA, and how to multiply with them."""
+    kernels = {
+        name: importlib.import_module(f"triton_kernels.{name}")
+        for name in ("matmul" if generation == "3.8" else "matmul_ogs", "numerics", "tensor")
+    }
+    matmul, numerics, tensor = kernels.values()
+    strided = importlib.import_module("triton_kernels.tensor_details.layout").StridedLayout
+    layouts = (strided(-2), strided()) if generation == "3.8" else (strided, strided)
+    codes = tensor.wrap_torch_tensor(codes.transpose(-2, -1), dtype=tensor.FP4)
+    scale = tensor.wrap_torch_tensor(scale.transpose(-2, -1))
+    codes, scale = map(tensor.convert_layout, (codes, scale), layouts)
+    named = {"b_mx_scale": scale, "b_microblock_size": GROUP}
+    named = named if generation == "3.8" else {"weight_scale": scale}
+    flex = matmul.FlexCtx(rhs_data=numerics.InFlexData())
+    return codes, matmul.PrecisionConfig(flex_ctx=flex, **named)
