@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pixi
     [
         ("--help", "  build-all: Build every package"),
         ("--version", "strix-forge 0."),
-        ("plan --base host", "provided   pytorch: by the host base"),
+        ("plan --base host", "   pytorch: provided by the base"),
         ("status", "strix-validate 0.1.0 hostbound_"),
     ],
 )

@@ -118,7 +118,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     steps = forge.recipes.plan(Channel(tmp_path_factory.mktemp("empty")))
     skipped = runner.skipped(forge.project, forge.recipes, steps, last_run=False)
     states = {step.recipe.name: step.action for step in steps} | dict.fromkeys(skipped, "skipped")
-    return states | dict.fromkeys(forge.recipes.provided, "provided")
+    return states | dict.fromkeys(forge.recipes.absent, "provided")
 
 
 @pytest.fixture(scope="module")

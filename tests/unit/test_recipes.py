@@ -14,8 +14,10 @@ import pytest
 from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
 from support.project import CHECKOUT
+from typer.testing import CliRunner
 
 from forge import bases
+from forge.cli.main import app
 from forge.conda import pypi
 from forge.conda.local import CONTENT_HASH
 from forge.project import Project
@@ -235,6 +237,17 @@ def test_another_gpu_is_one_value_away() -> None:
         if words and name in other and name not in products
     }
     assert other["rocm-sdk"] == {"gfx1150", "__amdgpu_arch ==11.5.0"}
+
+
+def test_plan_says_what_upstream_lacks_for_another_gpu(tmp_path: Path) -> None:
+    def plan(arch: str) -> str:
+        arguments = ["plan", "--base", "conda-forge", "--variant", f"gpu_arch={arch}"]
+        return CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)]).output
+
+    other = plan("gfx1150")
+    assert "   rocm-sdk: lacks RCCL's kernels (ROCm/TheRock#150), MIOpen's tuned" in other
+    assert "   vllm-kernels-gfx1151: no package with these variants" in other
+    assert "lacks" not in plan("gfx1151").split("GiB")[0]
 
 
 def test_tests_of_packages_know_their_gpu() -> None:

@@ -22,9 +22,7 @@ from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
-KeepGoing = Annotated[
-    bool, Option("--continue-on-failure", help="Skip only dependents of failures.")
-]
+KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip dependents of failures.")]
 EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
 Format = Annotated[
     str, Option("--package-format", metavar="conda:LEVEL", help="Use conda:19 for a release.")
@@ -176,8 +174,9 @@ def plan(ctx: Context, as_json: Json = False) -> None:
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
             out.print(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
-    for name in ctx.recipes.provided:
-        out.print(f"   provided   {name}: by the {ctx.base.name} base")
+    lacking = {row["recipe"]: f"lacks {row['lacks']}" for row in rows if row["lacks"]}
+    for name, why in (ctx.recipes.absent | lacking).items():
+        out.print(f"   {name}: {why}")
     if lacks := print_costs(ctx, steps):
         out.print(f"a build would not start: it needs {lacks}")
     if missing := not_there(ctx, steps):
@@ -195,6 +194,7 @@ def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
             "action": SKIPPED if name in skipped else step.action,
             "reason": skipped.get(name, step.reason),
             "version": step.recipe.version,
+            "lacks": step.recipe.extra.get("lacks", ""),
             "outputs": [output.dist for output in step.outputs],
             "needs": sorted(ctx.recipes.direct_needs(name)),
             "requirements": step.recipe.requirements,

@@ -63,12 +63,9 @@ class Context:
 
     @cached_property
     def base(self) -> bases.Base:
-        project, (name, line) = (
-            self.project,
-            bases.choose(self.base_name, self.channel.is_host_bound()),
-        )
+        name, line = bases.choose(self.base_name, self.channel.is_host_bound())
         err.print(line)
-        return bases.load(project, name, bases.parse_overrides(self.variants))
+        return bases.load(self.project, name, bases.parse_overrides(self.variants))
 
     @cached_property
     def recipes(self) -> RecipeSet:
@@ -95,8 +92,8 @@ class Context:
         among = among or self.recipes
         wanted = set(names or among.recipes)
         unknown = wanted - among.recipes.keys() - among.broken.keys()
-        if provided := sorted(unknown & set(among.provided)):
-            raise ForgeError(f"{', '.join(provided)} is not built here: provided by the base")
+        for name in sorted(unknown & among.absent.keys()):
+            raise ForgeError(f"{name} is not built here: {among.absent[name]}")
         if unknown:
             there = ", ".join(among.recipes)
             raise ForgeError(f"no recipe {', '.join(sorted(unknown))}; there are: {there}")

@@ -51,8 +51,8 @@ class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
 
     A recipe of a name in `provided` is left out: the base provides that package. So is one that the
-    variants skip. `base_key` says what a base on this machine is made of. Raises ForgeError for a
-    package of two recipes, a dependency cycle, a skipped recipe that another needs, and for one
+    variants skip; `absent` says why. `base_key` says what a base on this machine is made of. Raises
+    ForgeError for a package of two recipes, a cycle, a skipped recipe that another needs, and one
     that cannot be read; with `keep_going` the latter are noted in `broken` and left out.
     """
 
@@ -66,7 +66,7 @@ class RecipeSet:
         paths = {path.parent.name: path for path in project.root.glob("recipes/*/recipe.yaml")}
         if not paths:
             raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
-        self.provided = sorted(paths.keys() & provided)
+        self.absent = dict.fromkeys(sorted(paths.keys() & provided), "provided by the base")
         self.recipes: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}
         skipped: dict[str, NoPackage] = {}
@@ -74,6 +74,7 @@ class RecipeSet:
             try:
                 self.recipes[name] = Recipe(paths[name], base)
             except NoPackage as error:
+                self.absent[name] = "no package with these variants"
                 skipped |= dict.fromkeys(packages_in(paths[name]), error)
                 continue
             except (ForgeError, OSError) as error:
