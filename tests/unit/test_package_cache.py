@@ -7,10 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from support.conda_packages import file, package
+from rattler import RepoDataRecord
+from support import conda_packages
+from support.conda_packages import file
+from support.small_channel import index, package, workspace
 
 from forge.conda.package import cache_folder
 from forge.envs import cache
+from forge.errors import BuildFailed
 from forge.files import sha256_file
 
 
@@ -19,7 +23,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that counts as a large one, and an empty cache of rattler's."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "LARGE", 0)
-    return package(tmp_path, [file("share/a", b"text")])
+    return conda_packages.package(tmp_path, [file("share/a", b"text")])
 
 
 def test_offered(made: Path) -> None:
@@ -50,3 +54,58 @@ def test_what_cannot_be_offered(made: Path, fault: str) -> None:
         Path(os.environ["RATTLER_CACHE_DIR"]).write_text("a file")
     cache.offer(made)
     assert not (cache_folder() / "a-1-0").exists()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RepoDataRecord:
+    """Of one package in a channel that is a folder."""
+    channel = tmp_path / "channel"
+    (channel / "noarch").mkdir(parents=True)
+    package(channel, "alpha", "1.0")
+    package(channel, "beta", "1.0")
+    index(channel)
+    app = workspace(tmp_path / "app", channel.as_uri(), home=tmp_path / "local")
+    app.lock()
+    return next(r for r in app.locked("default") if r.name.normalized == "alpha")
+
+
+def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_path: Path) -> None:
+    """And unpacked anew where its mark is of other bytes, greater or smaller."""
+    folder = tmp_path / "cache/alpha-1.0-h1234567_0"
+    mark = Path(f"{folder}.lock")
+    cache.fill(tmp_path / "cache", [record])
+    inode = folder.stat().st_ino
+    cache.fill(tmp_path / "cache", [record])
+    assert folder.stat().st_ino == inode
+    right = mark.read_bytes()
+    for other in (bytes(32), b"\xff" * 32):
+        before = folder.stat().st_ino
+        mark.write_bytes(right[:8] + other)
+        cache.fill(tmp_path / "cache", [record])
+        assert mark.read_bytes() == right and folder.stat().st_ino != before
+
+
+def test_a_changed_package_is_not_unpacked(record: RepoDataRecord, tmp_path: Path) -> None:
+    """Whichever hash is greater; nor is one that is gone, or longer."""
+    file = tmp_path / "channel/noarch" / record.file_name
+    whole = file.read_bytes()
+    changed = [whole[:-1] + bytes([whole[-1] ^ 1 << bit]) for bit in range(8)]
+    for content in [*changed, whole[:-1], whole + b"x"]:
+        file.write_bytes(content)
+        with pytest.raises(BuildFailed, match=r"alpha-1\.0.*differs from its lock"):
+            cache.fill(tmp_path / "cache", [record])
+    file.unlink()
+    with pytest.raises(BuildFailed, match="is locked but missing"):
+        cache.fill(tmp_path / "cache", [record])
+    assert not (tmp_path / "cache/alpha-1.0-h1234567_0").exists()
+
+
+def test_what_the_bindings_raise_names_the_package(
+    record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("rattler\nsays no")
+
+    monkeypatch.setattr(cache, "_put", fails)
+    with pytest.raises(BuildFailed, match=r"noarch/alpha-1\.0.*: rattler; says no"):
+        cache.fill(tmp_path / "cache", [record])
