@@ -60,7 +60,8 @@ def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):
         "depends": ["triton ==3.7.1 py312h1_0"],
         "constrains": ["__amdgpu_arch ==11.5.1", "flash-attn ==2.8.3.post2 pyh1_0"],
     }
-    kernels = {key: {"files": {}} for key in ("AAA", "BBB", "CCC")}
+    kernel = {"name": "k", "types": {}, "constants": {}, "options": {}, "files": {}}
+    kernels = dict.fromkeys(("AAA", "BBB", "CCC"), kernel)
     return {
         f"home/user/env/share/triton-kernels/{package}/kernels.json": json.dumps(
             {"kernels": kernels}
