@@ -17,7 +17,7 @@ from strix_validate.triton import stand_in
 PROGRAM = """
 import torch, triton
 import triton.language as tl
-from strix_validate.triton import emulation, stand_in as triton_device
+from strix_validate.triton import emulation, stand_in
 
 stand_in.install()
 done = []
