@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 NAME = "libamdhip64.so"
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
          "-pthread"]  # fmt: skip
-_DEFINED = re.compile(r"^(API|HINT|API_OF)\((?:[^,()]+, )?(\w+)\)", re.M)
+_DEFINED = re.compile(r"^(API|HINT|API_OF)\(\s*(?:[^,()]+,\s*)?(\w+)\)", re.M)
 _STATES = {
     "served": "does what HIP does",
     "hint": "accepted, without effect here",
