@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import factors
 from strix_validate.checks import Check, Options, Result, State
-from strix_validate.libraries import convolution, gemm, host_memory, inductor
+from strix_validate.libraries import convolution, factors, gemm, host_memory, inductor
 from strix_validate.run import run
 from strix_validate.tiers import isolated, libraries, run_each
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from strix_validate import factors
 from strix_validate.checks import Check, Options, Result, State
-from strix_validate.libraries import convolution, gemm, host_memory, inductor
+from strix_validate.libraries import convolution, factors, gemm, host_memory, inductor
 from strix_validate.tiers import isolated
 
 _MODULES = (gemm, factors, host_memory, inductor)
