@@ -14,6 +14,7 @@ from pathlib import Path
 import emulated_kernels
 import numpy as np
 from strix_emulate.code import llvm, loader
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import DisassemblerError
 
 ROWS, WIDTH, SCALE = 70, 64, 0.125
@@ -22,7 +23,7 @@ BOUND = 5e-3
 CAUSAL_TYPES = {False: "0", True: "3"}
 
 
-def kernel(folder: Path, name: str, fields: str) -> loader.Kernel:
+def kernel(folder: Path, name: str, fields: str) -> Kernel:
     """The first code object of one image. Raises SystemExit if there is no such image."""
     found = sorted(folder.rglob(f"{name}/FONLY__\uff0afp16@16_{WIDTH}_{fields}__*.aks2"))
     if not found:

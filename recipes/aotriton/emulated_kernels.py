@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 from strix_emulate.api import Buffer, Launch, launch
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import EmulatorError
 
 #: flash.h: WindowValue::TopLeftAligned

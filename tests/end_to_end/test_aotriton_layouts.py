@@ -15,7 +15,7 @@ PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
 SCRIPT = """
 import json, sys
 from strix_emulate.errors import EmulatorError
-from strix_emulate.code.loader import Argument, Kernel
+from strix_emulate.code.kernel import Argument, Kernel
 import emulated_kernels
 
 name, kinds, causal = json.load(sys.stdin)

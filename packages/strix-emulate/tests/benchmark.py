@@ -13,11 +13,12 @@ import fixtures
 import numpy as np
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import loader
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.native import library as native
 from strix_emulate.run.program import decode_kernel
 
 
-def attention_kernel() -> loader.Kernel:
+def attention_kernel() -> Kernel:
     constants = {"CAUSAL": True, "D": 64, "BM": 64, "BN": 32}
     elf, lds = fixtures.compile_kernel(
         fixtures.attention, fixtures._ATTENTION, constants, num_warps=4

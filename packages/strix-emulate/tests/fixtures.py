@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import loader
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

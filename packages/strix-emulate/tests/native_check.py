@@ -14,7 +14,7 @@ import operands
 import selftest
 from strix_emulate.arithmetic import operations, subdword
 from strix_emulate.code.decode import EXEC
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.native import library as native
 from strix_emulate.native.runs import Session, Step

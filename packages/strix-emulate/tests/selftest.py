@@ -20,7 +20,7 @@ from operands import FORMS, REGISTERS, Operation, Source, bits_of, operation
 from oracle_parts import limited
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, Instruction, decode
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory import addressing
 from strix_emulate.memory.arena import Arena, Memory

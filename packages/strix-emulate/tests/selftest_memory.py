@@ -12,7 +12,7 @@ import selftest
 from elftools.elf.elffile import ELFFile
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import llvm
-from strix_emulate.code.loader import Argument, Kernel
+from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import EmulatorError
 from strix_emulate.instructions import vmem
 

@@ -8,7 +8,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import llvm
-from strix_emulate.code.loader import Argument, Kernel
+from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory.findings import CHECKS, parse, with_value
 

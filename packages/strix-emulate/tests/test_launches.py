@@ -9,7 +9,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import decode
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
 from strix_emulate.run import program

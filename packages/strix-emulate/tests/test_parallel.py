@@ -11,7 +11,7 @@ from elftools.elf.elffile import ELFFile
 from strix_emulate import api, statistics
 from strix_emulate.api import Buffer, Options
 from strix_emulate.code import llvm
-from strix_emulate.code.loader import Argument, Kernel
+from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.run import parallel
 

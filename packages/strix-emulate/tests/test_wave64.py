@@ -12,7 +12,7 @@ from elftools.elf.elffile import ELFFile
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, VCC
-from strix_emulate.code.loader import Argument, Kernel
+from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
 from strix_emulate.run import program

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import loader
+from strix_emulate.code.kernel import Kernel
 
 TYPES = {"fp32": "f4", "fp16": "f2", "fp64": "f8", "i32": "i4", "i16": "i2", "i8": "i1",
          "i64": "i8",
@@ -219,7 +220,7 @@ def random(out, seed, BLOCK: tl.constexpr):
 
 
 @cache
-def compiled(function, signature: tuple, constants: tuple) -> loader.Kernel:
+def compiled(function, signature: tuple, constants: tuple) -> Kernel:
     elf, lds = fixtures.compile_kernel(function, dict(signature), dict(constants))
     return loader.parse_elf(elf, function.__name__, lds)[0]
 

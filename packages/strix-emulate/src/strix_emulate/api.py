@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches kernels from Python: numpy arrays in and out."""
+"""The public face: launch kernels from Python, with numpy arrays in and out.
+
+`load` reads the kernels of a file; `launch` runs one over a grid, with a `Buffer` for each pointer,
+and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`.
+"""
 
 import struct
 import time
@@ -10,12 +14,15 @@ import numpy as np
 
 from strix_emulate.code import hidden
 from strix_emulate.code.decode import Instruction
-from strix_emulate.code.loader import LDS_LIMIT, STACK, Image, Kernel
-from strix_emulate.errors import EmulatorError
+from strix_emulate.code.kernel import LDS_LIMIT, STACK, Image, Kernel
+from strix_emulate.code.loader import load
+from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
 from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Block, Program, decode_kernel
+
+__all__ = ["Buffer", "EmulatorError", "Kernel", "Launch", "Options", "Trap", "launch", "load"]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 from strix_emulate import statistics
 from strix_emulate.api import Buffer, launch
 from strix_emulate.code import loader
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
 from strix_emulate.memory.findings import CHECKS, parse, with_value
@@ -155,7 +156,7 @@ def _all_cores() -> int:
         return 1
 
 
-def _pick(file: Path, name: str | None) -> loader.Kernel:
+def _pick(file: Path, name: str | None) -> Kernel:
     kernels = loader.load(file)
     found = [kernel for kernel in kernels if name in (None, kernel.name)]
     if len(found) != 1:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from strix_emulate.api import Launch
 from strix_emulate.code.decode import Instruction
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.instructions.vmem import is_memory
 from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
 

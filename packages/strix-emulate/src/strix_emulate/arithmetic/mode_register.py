@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strix_emulate.code.decode import Instruction, Unknown
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 
 #: bits of MODE
 _ROUND, _DENORMALS_32, _DENORMALS_16_64, _CLAMP_NAN, _IEEE, _FP16_OVFL = 0, 4, 6, 8, 9, 23

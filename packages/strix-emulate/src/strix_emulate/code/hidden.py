@@ -3,7 +3,7 @@
 
 import re
 
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 
 #: What a kernel wants these pointers for, which are null here.

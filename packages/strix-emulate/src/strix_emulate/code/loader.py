@@ -11,13 +11,14 @@ import lzma
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
 from elftools.elf.elffile import ELFFile
 
 from strix_emulate.code.bundles import BUNDLE, require_modest, unbundle
+from strix_emulate.code.kernel import LDS_LIMIT, Argument, Image, Kernel
 from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
@@ -25,74 +26,9 @@ MACH_GFX1151 = 0x4A
 ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
 ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
-LDS_LIMIT = 65536
 #: LLVM's guide, "Relocation Records"
 R_ABS64, R_RELATIVE64 = 3, 13
 IMAGE_LIMIT = 1 << 28
-#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount, and the most
-#: that hipDeviceSetLimit takes (clr's rocclr/device/device.cpp).
-STACK, STACK_LIMIT = 1024, 131056
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One kernel argument in the kernarg segment: byte offset, byte size, LLVM's value kind."""
-
-    name: str
-    offset: int
-    size: int
-    kind: str
-
-
-@dataclass(frozen=True)
-class Image:
-    """The loaded file: bytes by address, relocated for address 0; the kernel's first instruction.
-
-    code: (address, size) of the functions beside the kernels. pointers: where 64-bit addresses
-    stand that count from the image's own address.
-    """
-
-    data: bytes
-    entry: int
-    code: tuple[tuple[int, int], ...]
-    pointers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel: machine code and what its descriptor and metadata say.
-
-    lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
-    keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
-    hold, in order, one per SGPR pair or single as (name, count); workgroup_ids says which are set.
-    """
-
-    name: str
-    code: bytes
-    lds: int = 0
-    scratch: int = 0
-    kernarg: int = 0
-    vgprs: int = 256
-    sgprs: int = 106
-    denormals_32: bool = True
-    denormals_16_64: bool = True
-    ieee: bool = True
-    clamp_nan: bool = True
-    width: int = 32
-    user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
-    workgroup_ids: tuple[bool, ...] = (True, False, False)
-    max_threads: int = 1024
-    vgpr_spills: int = 0
-    sgpr_spills: int = 0
-    arguments: tuple[Argument, ...] = ()
-    finite_16: bool = False
-    launch_lds: int = field(default=0, compare=False)
-    image: Image | None = field(default=None, compare=False, repr=False)
-    dynamic_stack: bool = False
-
-    def with_stack(self, size: int) -> "Kernel":
-        """With scratch for recursion and functions that are called by a pointer, if it has them."""
-        return replace(self, scratch=max(self.scratch, size)) if self.dynamic_stack else self
 
 
 def load(path: Path) -> list[Kernel]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from strix_emulate import api
 from strix_emulate.code import bundles, hidden, loader
+from strix_emulate.code.kernel import LDS_LIMIT, STACK_LIMIT, Kernel
 from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -44,7 +45,7 @@ class _Module:
 
 @dataclass
 class _Function:
-    kernel: loader.Kernel
+    kernel: Kernel
     module: _Module
 
     @cached_property
@@ -159,17 +160,16 @@ class Server:
         if function is None or not function.module.offset:
             raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
         kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
-        kernel = kernel.with_stack(min(stack, loader.STACK_LIMIT))
+        kernel = kernel.with_stack(min(stack, STACK_LIMIT))
         threads = int(np.prod([int(x) for x in block], dtype=object))
         if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
                 f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
                 f"has at most {kernel.max_threads}"
             )
-        if kernel.lds + lds > loader.LDS_LIMIT:
+        if kernel.lds + lds > LDS_LIMIT:
             raise EmulatorError(
-                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has "
-                f"{loader.LDS_LIMIT}"
+                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {LDS_LIMIT}"
             )
         options = self.options
         if cooperative:
@@ -219,7 +219,7 @@ class Server:
         return b""
 
     def _write_arguments(
-        self, kernel: loader.Kernel, given: bytes, grid, block, lds: int, pointers: dict[str, int]
+        self, kernel: Kernel, given: bytes, grid, block, lds: int, pointers: dict[str, int]
     ) -> None:
         if max(kernel.kernarg, len(given)) > _ARGUMENTS:
             raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")

@@ -9,7 +9,7 @@ import numpy as np
 
 from strix_emulate.code.decode import EXEC, Instruction
 from strix_emulate.code.hidden import missing
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.salu import simm16
 from strix_emulate.memory import waits

@@ -8,7 +8,7 @@ from typing import Any
 
 from strix_emulate.arithmetic import mode_register, operations, scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
-from strix_emulate.code.loader import Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import crosslane, salu, valu, vmem
 from strix_emulate.instructions.forms import executable, executes

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A kernel as its code object describes it: code, arguments, and what its descriptor asks for."""
+
+from dataclasses import dataclass, field, replace
+
+#: Bytes of LDS that a workgroup may have.
+LDS_LIMIT = 65536
+#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount, and the most
+#: that hipDeviceSetLimit takes (clr's rocclr/device/device.cpp).
+STACK, STACK_LIMIT = 1024, 131056
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument in the kernarg segment: byte offset, byte size, LLVM's value kind."""
+
+    name: str
+    offset: int
+    size: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """The loaded file: bytes by address, relocated for address 0; the kernel's first instruction.
+
+    code: (address, size) of the functions beside the kernels. pointers: where 64-bit addresses
+    stand that count from the image's own address.
+    """
+
+    data: bytes
+    entry: int
+    code: tuple[tuple[int, int], ...]
+    pointers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: machine code and what its descriptor and metadata say.
+
+    lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
+    keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
+    hold, in order, one per SGPR pair or single as (name, count); workgroup_ids says which are set.
+    """
+
+    name: str
+    code: bytes
+    lds: int = 0
+    scratch: int = 0
+    kernarg: int = 0
+    vgprs: int = 256
+    sgprs: int = 106
+    denormals_32: bool = True
+    denormals_16_64: bool = True
+    ieee: bool = True
+    clamp_nan: bool = True
+    width: int = 32
+    user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
+    workgroup_ids: tuple[bool, ...] = (True, False, False)
+    max_threads: int = 1024
+    vgpr_spills: int = 0
+    sgpr_spills: int = 0
+    arguments: tuple[Argument, ...] = ()
+    finite_16: bool = False
+    launch_lds: int = field(default=0, compare=False)
+    image: Image | None = field(default=None, compare=False, repr=False)
+    dynamic_stack: bool = False
+
+    def with_stack(self, size: int) -> "Kernel":
+        """With scratch for recursion and functions that are called by a pointer, if it has them."""
+        return replace(self, scratch=max(self.scratch, size)) if self.dynamic_stack else self

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long a call takes, on a CPU or by a GPU's own events."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds: median, and the 10th and 90th percentile of the repeats."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+
+def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
+    """Time of one call, over as many calls as the budget allows, at least 5, after a warm-up.
+
+    A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
+    come from memory and the launch is hidden.
+    """
+    if device == "cpu":
+        function()
+        times: list[float] = []
+        while len(times) < 5 or sum(times) < budget_ms:
+            begin = time.perf_counter()
+            function()
+            times.append((time.perf_counter() - begin) * 1e3)
+        return _timing(times)
+    cache_filler = torch.empty(64 * 2**20, dtype=torch.int32, device=device)
+
+    def times_of(number: int) -> list[float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(number)]
+        for begin, end in events:
+            cache_filler.zero_()
+            begin.record()
+            function()
+            end.record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in events]
+
+    estimate = statistics.median(times_of(5))
+    repeats = max(5, min(500, int(budget_ms / max(estimate, 1e-3))))
+    times_of(max(3, repeats // 4))
+    return _timing(times_of(repeats))
+
+
+def _timing(times: list[float]) -> Timing:
+    low, high = (statistics.quantiles(times, n=10)[i] for i in (0, -1))
+    return Timing(statistics.median(times), low, high, len(times))
