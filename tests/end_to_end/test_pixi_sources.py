@@ -43,10 +43,11 @@ RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.ya
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The committed records, and the packages of our other recipes as they render."""
-    folder = tmp_path_factory.mktemp("records")
-    rendered = Rendered({})
-    rendered.repodata(folder / "ours", Solver(folder / "solver", rendered)._has)
-    wanted = {s for name in RECIPES for w in rendered.environments(name) for s in w.specs}
+    folder, wanted = tmp_path_factory.mktemp("records"), set()
+    for python in ("3.12", "3.13"):  # pixi resolves a recipe for both
+        rendered = Rendered({}, python)
+        rendered.repodata(folder / "ours", Solver(folder / f"solver-{python}", rendered)._has)
+        wanted |= {s for name in RECIPES for w in rendered.environments(name) for s in w.specs}
     add_lacking(folder / "ours" / "linux-64" / "repodata.json", wanted)
     shutil.copytree(stand_in.RECORDS, folder / "theirs", ignore=shutil.ignore_patterns("*.yaml"))
     for subdir in (folder / c / s for c in ("ours", "theirs") for s in SUBDIRS):
