@@ -56,6 +56,9 @@ FAULTS = {
     "softcap of large scores left out": ("prefill-softcap-large", {"softcap": 0.0}),
     "another eps": ("rms-norm-eps", {"eps": 1e-6}),
     "sections one after the other": ("rope-interleaved", {"interleaved": False}),
+    "causal where it is not": ("prefill-not-causal", {"causal": True}),
+    "scales of the cache's writer ignored": ("reshape-and-cache-fp8", {"fp8": False}),
+    "a model's window ignored": ("model-window", {"window": 0}),
     "routed twice": ("moe-unrouted", {"routed": True}),
 }
 
@@ -76,6 +79,12 @@ SPOILT = {
     "NaN of an unused slot": ("prefill", "out", lambda out: out * float("nan")),
     "one element": ("decode-gqa7", "out", lambda out: out.index_fill(0, torch.tensor(0), 0.5)),
     "another group's keys": ("prefill-gqa7", "out", lambda out: out.roll(7, 1)),
+    "every token the one before": ("model", "logprobs", lambda out: out.roll(1, 0)),
+    "the last of 24 tokens": (
+        "model-experts",
+        "logprobs",
+        lambda out: out.index_fill(0, torch.tensor(23), -4.5),
+    ),
     "the next slot": ("reshape-and-cache", "key_cache", lambda cache: cache.roll(1, 1)),
     "another expert": ("moe", "out", lambda out: out.roll(1, 1)),
     "another token's norm": ("rms-norm", "out", lambda out: out.roll(1, 0)),

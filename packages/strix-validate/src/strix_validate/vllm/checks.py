@@ -14,6 +14,7 @@ import torch
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 from strix_validate.triton import modes as triton_modes
 from strix_validate.vllm import conch as conch_kernels
+from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.kernels import (
     Case,
@@ -89,9 +90,14 @@ _GROUP = "a query head that reads another group's keys, where groups are no powe
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
 _ALIBI = "slopes ignored, or of another head (Bloom, MPT)"
 _FP8 = "a scale of keys or values left out, or one taken for the other"
+_ACROSS = "a causal mask where there is none: a decoder over an encoder's keys (Whisper)"
 _FAR = "keys or segments behind a limit of 512 or 2048 left out"
 _WIDE = "tiles of head dims above 128, which are smaller, executed (Gemma)"
 _EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
+_MODEL = (
+    "kernels that are right one by one, and a model that answers wrongly from its second token on: "
+    "what one writes, the next does not read"
+)
 _INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
 
 
@@ -162,6 +168,12 @@ COMPUTED = {
     "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
     "moe": Case(moe, _EXPERT),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
+    "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
+    "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
+    "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
+    "model": Case(vllm_model.decoding, _MODEL),
+    "model-window": Case(partial(vllm_model.decoding, window=8), _MODEL),
+    "model-experts": Case(partial(vllm_model.decoding, experts=4), _MODEL),
 }
 
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
@@ -177,6 +189,13 @@ EMULATED = {
     "rope": COMPUTED["rope"],
     "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
     "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
+    "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=BF16),
+    "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=BF16),
+    "prefill-d256-bfloat16": _attend(_WIDE, (8, 20), head_dim=256, dtype=BF16),
+    "prefill-d512-bfloat16": _attend(_WIDE, (8, 20), head_dim=512, dtype=BF16),
+    "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
+    "rope-bfloat16": Case(rope, COMPUTED["rope"].why, BF16),
+    "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, BF16),
 }
 
 _TIERS = {

@@ -69,8 +69,9 @@ def paged_attention(
     alibi: bool = False,
     gain: float = 1.0,
     first_block: int = 2,
+    causal: bool = True,
 ) -> tuple[Call, Expected]:
-    """Causal attention over a paged cache: unified_attention of vLLM.
+    """Attention over a paged cache: unified_attention of vLLM.
 
     Everything in the cache that belongs to no sequence is NaN, as are the scratch tensors.
 
@@ -125,6 +126,7 @@ def paged_attention(
         "softcap": softcap,
         "fp8": fp8,
         "softmax_scale": head_dim**-0.5 if scale is None else scale,
+        "causal": causal,
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -139,7 +141,7 @@ def paged_attention(
                 bias = -tensors["alibi_slopes"][:, None, None].double() * behind
             found = reference.attention(
                 *rows,
-                causal="bottom-right",
+                causal="bottom-right" if causal else None,
                 attn_mask=bias,
                 scale=scale,
                 window=(window - 1, 0) if window else (-1, -1),
@@ -174,38 +176,59 @@ def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict
         q_descale=None,
         k_descale=scales["k"],
         v_descale=scales["v"],
-        causal=True,
         kv_quant_mode=modes.FP8_PER_TENSOR if fp8 else modes.NONE,
         **options,
     )
     return {"out": out}
 
 
-def store_keys(randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16) -> tuple[Call, Expected]:
-    """triton_reshape_and_cache_flash: new keys and values go to their slots, padding to none."""
+def store_keys(
+    randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16, fp8=False, exact=False
+) -> tuple[Call, Expected]:
+    """triton_reshape_and_cache_flash: new keys and values go to their slots, padding to none.
+
+    fp8: divided by a scale each, and stored as e4m3. exact: of values that this does not round, as
+    Triton's interpreter loses the carry into the exponent: 7.9 becomes 4.
+    """
     new = {name: randn(tokens, heads, head_dim) for name in ("key", "value")}
+    if exact:
+        new = {n: (x.to(FP8).float() * FP8_SCALES[n[0]]).to(x.dtype) for n, x in new.items()}
     caches = {f"{name}_cache": randn(4, block, heads, head_dim) for name in new}
     slots = torch.arange(tokens) * 5 % (4 * block)
     slots[tokens // 2] = -1
-    call = Call("reshape_and_cache", new | caches | {"slot_mapping": slots})
+    if fp8:
+        caches = {name: cache.to(FP8).to(cache.dtype) for name, cache in caches.items()}
+    call = Call("reshape_and_cache", new | caches | {"slot_mapping": slots}, {"fp8": fp8})
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         found = {}
         for name, cache in caches.items():
-            after = cache.clone()
-            after.view(-1, heads, head_dim)[slots[slots >= 0]] = new[name[:-6]][slots >= 0]
+            after, rows = cache.clone(), new[name[:-6]][slots >= 0]
+            if fp8:
+                rows = (rows.float() / FP8_SCALES[name[0]]).to(FP8).to(rows.dtype)
+            after.view(-1, heads, head_dim)[slots[slots >= 0]] = rows
             found[name] = after.double()
         return found
 
     return call, expected
 
 
-def _reshape_and_cache(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    one = torch.ones(1, device=tensors["key"].device)
-    importlib.import_module(_CACHE).triton_reshape_and_cache_flash(
-        **tensors, kv_cache_dtype="float16", k_scale=one, v_scale=one
+def _reshape_and_cache(tensors: dict[str, Tensor], fp8: bool) -> dict[str, Tensor]:
+    kind, scales, names = (
+        tensors["key"].dtype,
+        dict.fromkeys("kv", 1.0),
+        ("key_cache", "value_cache"),
     )
-    return {name: tensors[name] for name in ("key_cache", "value_cache")}
+    if fp8:  # only here: tensors of fp8 cannot be pickled
+        tensors |= {name: tensors[name].to(FP8) for name in names}
+        scales = FP8_SCALES
+    places = {
+        f"{n}_scale": torch.tensor([x], device=tensors["key"].device) for n, x in scales.items()
+    }
+    importlib.import_module(_CACHE).triton_reshape_and_cache_flash(
+        **tensors, kv_cache_dtype="fp8" if fp8 else "auto", **places
+    )
+    return {name: tensors[name].to(kind) for name in names}
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[Call, Expected]:

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A Llama of two layers with random weights that decodes through vLLM's kernels, token by token.
+
+Norms, rope, the cache's writer, attention and experts are vLLM's, in the order of a server's step;
+the other matrix products are torch's.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.vllm import kernels, source
+from strix_validate.vllm.kernels import Expected, Randn
+
+LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
+HIDDEN = HEADS * SIZE
+#: Prompt, and tokens that are decoded one by one.
+PROMPT, STEPS = 5, 24
+_EPS = 1e-5
+_CUTS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
+
+
+@dataclass(frozen=True)
+class Decoding(kernels.Call):
+    """function is not used: all of the model's kernels are launched, for each token."""
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return _decode(tensors, **self.options)
+
+
+def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Decoding, Expected]:
+    """The log probabilities after each of STEPS given tokens. experts: of each layer, 0 is none."""
+    inner = HIDDEN
+    tensors = {"embedding": randn(VOCABULARY, HIDDEN), "head": randn(VOCABULARY, HIDDEN) / 6}
+    for i in range(LAYERS):
+        tensors[f"qkv{i}"] = randn(sum(_CUTS), HIDDEN) / HIDDEN**0.5
+        tensors[f"out{i}"] = randn(HIDDEN, HIDDEN) / HIDDEN**0.5
+        tensors[f"router{i}"] = randn(max(experts, 1), HIDDEN) / HIDDEN**0.5
+        tensors[f"up{i}"] = randn(max(experts, 1), 2 * inner, HIDDEN) / HIDDEN**0.5
+        tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
+        tensors |= {f"norm{i}{part}": 1 + randn(HIDDEN) / 8 for part in "ab"}
+    tensors["norm"] = 1 + randn(HIDDEN) / 8
+    angle = torch.arange(PROMPT + STEPS)[:, None] / 100.0 ** torch.linspace(0, 1, SIZE // 2)
+    tensors |= {"cos": angle.cos().to(tensors["norm"].dtype)}
+    tensors |= {"sin": angle.sin().to(tensors["norm"].dtype)}
+    tensors["tokens"] = (torch.arange(PROMPT + STEPS) * 37 + 5) % VOCABULARY
+    options = {"window": window, "experts": experts}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        precise = torch.float64 if dtype == reference.TERMS else dtype
+        x = _forward(tensors, precise, **options)
+        logits = reference.product(x, tensors["head"], precise)
+        if dtype == reference.TERMS:
+            # each layer rounds what it hands on
+            return {"logprobs": LAYERS * reference.product(x, tensors["head"], dtype)[-STEPS:]}
+        return {"logprobs": reference.stored(logits.log_softmax(-1), dtype)[-STEPS:]}
+
+    return Decoding("decoding", tensors, options), expected
+
+
+def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    scaled = x * (x.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight.to(x.dtype)
+    return reference.stored(scaled, dtype)
+
+
+def _forward(tensors: dict[str, Tensor], dtype: torch.dtype, window: int, experts: int) -> Tensor:
+    """What the head reads, of all tokens at once, without a cache."""
+
+    def times(x: Tensor, weight: Tensor) -> Tensor:
+        return reference.stored(reference.product(x, weight, dtype), dtype)
+
+    cos, sin = (tensors[name].to(reference.working(dtype))[:, None] for name in ("cos", "sin"))
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.view(len(x), -1, SIZE).chunk(2, -1)
+        both = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return reference.stored(both, dtype)
+
+    x = tensors["embedding"].to(reference.working(dtype))[tensors["tokens"]]
+    for i in range(LAYERS):
+        normed = _norm(x, tensors[f"norm{i}a"], dtype)
+        q, k, v = times(normed, tensors[f"qkv{i}"]).split(_CUTS, -1)
+        rows = [y.view(len(x), -1, SIZE).transpose(0, 1)[None] for y in (turned(q), turned(k), v)]
+        found = reference.attention(
+            rows[0], rows[1], rows[2], rows[0], causal="bottom-right",
+            window=(window - 1, 0) if window else (-1, -1), dtype=dtype,
+        )["out"][0].transpose(0, 1).reshape(len(x), HIDDEN)  # fmt: skip
+        x = reference.stored(x + times(found, tensors[f"out{i}"]), dtype)
+        normed = _norm(x, tensors[f"norm{i}b"], dtype)
+        shares, chosen = _routed(tensors[f"router{i}"], tensors["tokens"], experts)
+        part = torch.zeros_like(x)
+        for j in range(chosen.shape[1]):
+            for t in range(len(x)):
+                expert = int(chosen[t, j])
+                both = times(normed[t : t + 1], tensors[f"up{i}"][expert])
+                gate, up = both.chunk(2, -1)
+                inner = reference.stored(silu(gate) * up, dtype)
+                part[t] += shares[t, j] * times(inner, tensors[f"down{i}"][expert])[0]
+        x = reference.stored(x + part, dtype)
+    return _norm(x, tensors["norm"], dtype)
+
+
+def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """The share of each token's experts, and which they are: by token, so that rounding decides
+    nothing."""
+    if not experts:
+        return torch.ones(len(tokens), 1), torch.zeros(len(tokens), 1, dtype=torch.int32)
+    chosen = torch.stack([(tokens + j) % experts for j in range(TOP_K)], 1)
+    shares = router.float().mean(-1).sigmoid().to(tokens.device)[chosen]
+    return shares, chosen.int()
+
+
+def _decode(tensors: dict[str, Tensor], window: int, experts: int) -> dict[str, Tensor]:
+    """The prompt, then token by token."""
+    block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
+    caches = [
+        [torch.full((4, block, KV_HEADS, SIZE), float("nan"), **place) for _ in "kv"]
+        for _ in range(LAYERS)
+    ]
+    found = [_step(tensors, caches, 0, PROMPT, window, experts)[-1:]]
+    for at in range(PROMPT, PROMPT + STEPS):
+        found.append(_step(tensors, caches, at, at + 1, window, experts))
+    return {"logprobs": torch.cat(found)[1:]}
+
+
+def _step(
+    tensors: dict[str, Tensor], caches: list, begin: int, end: int, window: int, experts: int
+) -> Tensor:
+    """The log probabilities after the tokens from begin to end."""
+    device = tensors["head"].device
+    writer = importlib.import_module(source.KERNELS[1])
+    tokens = tensors["tokens"][begin:end]
+    # not in order: blocks 3, 0, 2, 1
+    table = torch.tensor([[3, 0, 2, 1]], dtype=torch.int32, device=device)
+    places = torch.arange(begin, end, device=device)
+    slots = table[0].long()[places // 16] * 16 + places % 16
+    cos, sin = (tensors[x][begin:end].expand(3, -1, -1).contiguous() for x in ("cos", "sin"))
+    sections = [SIZE // 2 - 2 * (SIZE // 8), SIZE // 8, SIZE // 8]
+    turn: dict[str, Any] = {
+        "mrope_section": sections, "head_size": SIZE, "rotary_dim": SIZE,
+        "mrope_interleaved": False, "is_neox_style": True,
+    }  # fmt: skip
+    one = torch.ones(1, device=device)
+
+    def norm(x: Tensor, weight: str) -> Tensor:
+        return kernels._rms_norm({"input": x, "weight": tensors[weight]}, _EPS)["out"]
+
+    x = tensors["embedding"][tokens]
+    for i, (keys, values) in enumerate(caches):
+        q, k, v = (norm(x, f"norm{i}a") @ tensors[f"qkv{i}"].T).split(_CUTS, -1)
+        parts = {"q": q.contiguous(), "k": k.contiguous(), "cos": cos, "sin": sin}
+        q, k = kernels._rope(parts, **turn).values()
+        shape = (len(x), KV_HEADS, SIZE)
+        writer.triton_reshape_and_cache_flash(
+            k.view(shape), v.contiguous().view(shape), keys, values, slots, "auto", one, one
+        )
+        paged = {
+            "q": q.view(len(x), HEADS, SIZE),
+            "k": keys,
+            "v": values,
+            "cu_seqlens_q": torch.tensor([0, len(x)], dtype=torch.int32, device=device),
+            "seqused_k": torch.tensor([end], dtype=torch.int32, device=device),
+            "block_table": table,
+        }
+        seen = kernels._unified_attention(
+            paged, False, max_seqlen_q=len(x), max_seqlen_k=end, softcap=0, causal=True,
+            window_size=(window - 1, 0) if window else (-1, -1), softmax_scale=SIZE**-0.5,
+        )["out"].view(len(x), HIDDEN)  # fmt: skip
+        x = x + seen @ tensors[f"out{i}"].T
+        normed = norm(x, f"norm{i}b")
+        shares, chosen = _routed(tensors[f"router{i}"], tokens, experts)
+        if experts:
+            up = {"x": normed, "weights": tensors[f"up{i}"], "experts": chosen, "routed": shares}
+            gate, up = kernels._moe(up, 16, routed=False)["out"].flatten(0, 1).chunk(2, -1)
+            down = {"x": silu(gate) * up, "weights": tensors[f"down{i}"]}
+            down |= {"experts": chosen.reshape(-1, 1), "routed": shares.reshape(-1, 1)}
+            x = x + kernels._moe(down, 16)["out"].view(len(x), TOP_K, HIDDEN).sum(1)
+        else:
+            gate, up = (normed @ tensors[f"up{i}"][0].T).chunk(2, -1)
+            x = x + (silu(gate) * up) @ tensors[f"down{i}"][0].T
+    logits = norm(x, "norm") @ tensors["head"].T
+    return logits.float().log_softmax(-1).to(x.dtype)
