@@ -218,9 +218,20 @@ class TestRollback:
         """As long as before, and another history."""
         location, seen, log = older
         entries = json.loads(log.read_text())
-        log.write_text(json.dumps([entries[0], entries[0] | {"revision": 2}]))
-        with pytest.raises(Refused, match="has 2 revisions, and not the 2"):
-            revisions.require_newer(location, seen)
+        for minute in range(8):  # whichever digest is greater
+            second = entries[0] | {"revision": 2, "time": f"2026-01-01T00:0{minute}:00+00:00"}
+            log.write_text(json.dumps([entries[0], second]))
+            with pytest.raises(Refused, match="has 2 revisions, and not the 2"):
+                revisions.require_newer(location, seen)
+
+    def test_channels_are_remembered_apart(
+        self, older: tuple[Location, Path, Path], release: Release, tmp_path: Path
+    ) -> None:
+        location, seen, _ = older
+        StaticChannel(tmp_path / "other").publish(release.source)
+        with served(tmp_path / "other") as url:
+            revisions.require_newer(Location(url), seen)
+        assert {location.url, url} == json.loads(seen.read_text()).keys()
 
     def test_damaged_memory(self, older: tuple[Location, Path, Path]) -> None:
         location, seen, _ = older

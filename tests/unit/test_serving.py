@@ -172,7 +172,15 @@ def test_log_of_another_shape_is_not_no_log(source: Source, target: Path) -> Non
     StaticChannel(target).publish(source)
     log = target / revisions.LOG
     (entry,) = json.loads(log.read_text())
-    for text in ({}, None, [entry, entry], [entry | {"added": ["noarch/../../x.conda"]}], [[]]):
+    for text in (
+        {},
+        None,
+        [entry, entry],
+        [entry | {"revision": 2}],
+        [entry | {"revision": 0}],
+        [entry | {"added": ["noarch/../../x.conda"]}],
+        [[]],
+    ):
         log.write_text(json.dumps(text))
         with pytest.raises(ForgeError, match="log.json is damaged"):
             revisions.read(Location(target))
