@@ -103,7 +103,7 @@ def download(client: networking.Client, url: str, out: Any) -> None:
 
     The bindings have an OSError for what breaks off in the middle, which lacks a number.
     """
-    pace = Pace(url)
+    pace = Pace(mirrored(url))
 
     class Counted:
         @staticmethod
@@ -121,10 +121,11 @@ def download(client: networking.Client, url: str, out: Any) -> None:
 
     try:
         asyncio.run(run())
-    except OSError as error:
-        if error.errno:  # of this machine: a full disk
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of this machine: a full disk
             raise
-        raise RuntimeError(str(error)) from None
+        host = "" if pace.host in str(error) else f"{pace.host}: "
+        raise RuntimeError(f"{host}{error}") from None
 
 
 class _Answered(Exception):

@@ -192,7 +192,7 @@ def test_redirect_and_host_that_stalls(
     fetch: Callable[[str, str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setenv("FORGE_TIMEOUT", "1")
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
     with pytest.raises(NotAttempted, match="timed out"):
         fetch(f"{upstream.url}/stalled/{path.name}", sha256)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Servers that accept and say nothing, or send a byte a second: each request has an end."""
+"""Servers that accept and say nothing, or send a byte a second: each request has an end.
+
+`trickle` sends the very head of its answer so, `slow` the body alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -12,10 +16,12 @@ from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
+from support.project import MiniProject
 from support.small_channel import workspace
 from typer.testing import CliRunner
 
 from forge import network
+from forge.bases import CONDA_FORGE
 from forge.channel import serving
 from forge.cli.main import app
 from forge.conda.location import Location
@@ -25,22 +31,25 @@ from forge.sources.cache import Source, SourceCache
 from forge.sources.download import Downloader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000000\r\n\r\n"
+BODY = b"\x28\xb5\x2f\xfd" + bytes(1000)  # as a file of zstd begins
 SECONDS = 2  # of patience; the limits below are for a loaded machine
 SOON = 20
 
 
-@pytest.fixture(params=["silent", "slow"])
+@pytest.fixture(params=["silent", "slow", "trickle"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("FORGE_TIMEOUT", str(SECONDS))
     stop = threading.Event()
 
     def answer(client: socket.socket) -> None:
         with client:
-            if request.param == "slow":
-                client.sendall(HEAD)
-            while not stop.wait(0.3):
-                if request.param == "slow":
-                    client.sendall(b"x")
+            sent = len(HEAD) if request.param == "slow" else 0
+            client.sendall(HEAD[:sent])
+            for number in itertools.count(sent):
+                if stop.wait(1):
+                    return
+                if request.param != "silent":
+                    client.sendall((HEAD + BODY)[number : number + 1])
 
     def accept(server: socket.socket) -> None:
         while not stop.is_set():
@@ -76,7 +85,26 @@ def source(tmp_path: Path, url: str) -> None:
 def page(tmp_path: Path, url: str) -> None:
     downloader = Downloader()
     downloader._indexes = [{"type": "index", "url": url}]
+    for name in "abcdefghijklmnopqrstuvwxyz":  # a host that is too slow is asked once
+        with pytest.raises(NotAttempted, match="127"):
+            downloader.files_of(name)
     downloader.locate("a.whl", PackageURL("pypi", None, "alpha", "1"))
+
+
+def commit(tmp_path: Path, url: str) -> None:
+    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
+    SourceCache(project).fetch(Source(url, "", commit="0" * 40), lambda *_: None)
+
+
+def build(tmp_path: Path, url: str) -> None:
+    """rattler-build would wait without an end."""
+    mini = MiniProject(tmp_path / "mini")
+    mini.recipe("alpha")
+    (mini.root / ".pixi").mkdir()
+    (mini.root / ".pixi/config.toml").write_text(f'[mirrors]\n"{CONDA_FORGE}" = ["{url}"]\n')
+    said = mini.forge("build", "alpha", "--base", "conda-forge", code=3, HOME=str(tmp_path)).stderr
+    assert "not started: conda-forge does not answer" in said and not mini.packages()
+    raise NotAttempted(said)
 
 
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
@@ -85,7 +113,9 @@ REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "the names in a channel": lambda tmp_path, url: workspace(tmp_path, url).package_names(url),
     "how long an index is kept": lambda _, url: list(serving.kept(Location(url))),
     "a source": source,
-    "a page of pip's index": page,
+    "pages of pip's index": page,
+    "a commit": commit,
+    "a build": build,
 }
 
 
@@ -95,11 +125,10 @@ def test_each_request_ends(
     request_: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("forge.sources.download.TIMEOUT_SECONDS", SECONDS)
     if request_ == "how long an index is kept" and "slow" in request.node.name:
         assert REQUESTS[request_](tmp_path, url), "the head of the answer has all that is asked"
         return
-    with pytest.raises(NotAttempted, match=r"127\.0\.0\.1|timed out|pip's index") as raised:
+    with pytest.raises(NotAttempted, match=r"127\.0\.0\.1") as raised:
         REQUESTS[request_](tmp_path, url)
     assert raised.value.exit_code == 3
 

@@ -77,7 +77,7 @@ class Index:
         self.folder, self.settings = folder, {"index-url": DOWN}
         monkeypatch.setattr(download, "pip_settings", lambda: self.settings)
         monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
-        monkeypatch.setattr(download, "TIMEOUT_SECONDS", 1)
+        monkeypatch.setenv("FORGE_TIMEOUT", "1")
         self.wheel = folder / "wheels" / WHEEL
         write_text(self.wheel, "a wheel of another system")
         self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()

@@ -74,7 +74,10 @@ def print_costs(ctx: Context, steps: list[Step]) -> str:
 
 
 def not_there(ctx: Context, steps: list[Step]) -> str:
-    """What conda-forge lacks of what the steps need, in a line, if it is their base and answers."""
+    """What conda-forge lacks of what the steps need, in a line, if it is their base.
+
+    Or that it does not answer: rattler-build would wait for it without an end.
+    """
     if ctx.hostbase or not any(step.action == BUILD for step in steps):
         return ""
     why = bases.unanswered()
@@ -83,8 +86,7 @@ def not_there(ctx: Context, steps: list[Step]) -> str:
             return unsolvable(ctx.recipes, steps)
         except Exception as error:  # the bindings have many
             why = redacted(error)
-    err.print(f"whether conda-forge has all that is needed is not known: {why}")
-    return ""
+    return f"conda-forge does not answer: {' '.join(why.split())}"
 
 
 def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:

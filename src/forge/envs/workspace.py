@@ -78,7 +78,7 @@ class Workspace:
         try:
             names = asyncio.run(self._gateway().names([self.records.get(url, url)], SUBDIRS))
         except Exception as error:
-            raise _failure(f"{url} cannot be read", error) from None
+            raise _failure(f"{url} cannot be read", error, url) from None
         return {name.normalized for name in names}
 
     def lock(self, keep: bool = False) -> dict[str, int]:
@@ -101,7 +101,7 @@ class Workspace:
                 records = self._solve(sources, environment.specs, platform, kept)
             except Exception as error:
                 where = f"{self.manifest.path}: environment {name} does not solve"
-                raise _failure(where, error) from None
+                raise _failure(where, error, *urls) from None
             if self.folder == self.manifest.path.parent:
                 self._require_portable(records)
             lockfile.require_checkable(records, urls)
@@ -284,10 +284,10 @@ def _installed(prefix: Path) -> set[tuple[str, str]]:
     return found
 
 
-def _failure(what: str, error: Exception) -> ForgeError:
+def _failure(what: str, error: Exception, *urls: str) -> ForgeError:
     """NotAttempted for a server that does not answer, or not as it should; else BuildFailed."""
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
-        return NotAttempted(f"{what}, a channel does not answer: {_one_line(error)}")
+        return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {_one_line(error)}")
     if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304
         why = "a channel answers what rattler cannot read; forge channel verify says what"
         return NotAttempted(f"{what}: {why}")

@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from unearth.fetchers import PyPIClient
 from forge import network
 from forge.errors import BuildFailed, ForgeError, NotAttempted
 
-TIMEOUT_SECONDS = 10  # to connect, and between two bytes
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
@@ -55,6 +55,29 @@ class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
         self.stream.close()
 
 
+class Client(CLIENT):
+    """Gives a host `network.patience()` seconds to answer; one that takes more is asked once."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(timeout=network.patience(), **settings)
+        self.slow: set[str] = set()
+
+    def send(self, request: Any, *, stream: bool = False, **settings: Any) -> Any:
+        """The answer, with its body unless `stream`. Raises ReadTimeout with the host's name."""
+        host = request.url.netloc.decode()
+        try:
+            if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits
+                send = ThreadPoolExecutor(1).submit(super().send, request, stream=True, **settings)
+                response = send.result(network.patience())
+                if not stream:
+                    response.read()
+                return response
+        except (TimeoutError, HTTPX.TimeoutException):
+            self.slow.add(host)
+        says = f"{host} took more than {network.patience()} s (FORGE_TIMEOUT)"
+        raise HTTPX.ReadTimeout(says) from None
+
+
 @functools.cache
 def pip_settings() -> dict[str, str]:
     """`pip install`'s options, from its configuration files and PIP_* variables."""
@@ -80,13 +103,12 @@ class Downloader:
             verify = ssl.create_default_context(cafile=bundle) if bundle else True
         except OSError as error:
             raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
-        self.client = CLIENT(
+        self.client = Client(
             trusted_hosts=words.get("trusted-host", []),
             verify=verify,
             cert=pip.get("client-cert"),
             proxy=pip.get("proxy"),
             auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index, *extra]),
-            timeout=TIMEOUT_SECONDS,
             follow_redirects=True,
             event_hooks={"response": [Paced]},
         )

@@ -10,14 +10,16 @@ import subprocess
 from pathlib import Path
 
 from forge.errors import ForgeError, NotAttempted
+from forge.network import LOWEST, patience
 
 BRANCH = "refs/heads/source"
-# fail instead of asking for a password, or of waiting for a server that sends nothing
-GIT = ["git", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30", "-C"]
 
 
 def _git(folder: Path, *words: str) -> str:
-    command, environment = [*GIT, str(folder), *words], os.environ | {"GIT_TERMINAL_PROMPT": "0"}
+    # fail instead of asking for a password, or of waiting for a server that sends nothing
+    pace = f"http.lowSpeedLimit={LOWEST}", "-c", f"http.lowSpeedTime={patience()}"
+    command = ["git", "-c", *pace, "-C", str(folder), *words]
+    environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace"
