@@ -5,7 +5,7 @@ import re
 
 # credentials in URLs: rattler puts a stored token there, some hosts redirect to a signed one, and
 # people write passwords into manifests
-SECRETS = ((r"://[^/\s@]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
+SECRETS = ((r"://[^/\s]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
            (r";\w*(token|key|auth)\w*=[^\s/)]+", ""))  # fmt: skip
 
 LONG = re.compile(r"(\S{300})\S{100,}")

@@ -22,6 +22,7 @@ from forge.sources.cache import Source, SourceCache
 
 SECRET = "s3cr3t"
 URLS = [
+    f"http://user:p@{SECRET}@127.0.0.1:9/channel",
     f"http://user:{SECRET}@127.0.0.1:9/channel", f"http://{SECRET}@127.0.0.1:9/channel",
     f"http://127.0.0.1:9/t/{SECRET}/channel", f"http://127.0.0.1:9/channel;token={SECRET}",
     f"http://127.0.0.1:9/channel?api_key={SECRET}",
