@@ -11,7 +11,7 @@ import ctypes
 import torch
 import triton
 from strix_validate.attention import flash
-from strix_validate.attention.reference import compare
+from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, State
 from strix_validate.triton import stand_in
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 import torch
-from strix_validate.attention import behaviour, flash_cases, reference, sdpa
+from strix_validate.attention import behaviour, comparison, flash_cases, reference, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Check, Options, Size, State
@@ -266,7 +266,7 @@ def test_a_yardstick_that_is_not_finite_is_an_error():
     """NaN in it would make every bound infinite, and every result right."""
     exact = {"out": torch.zeros(3, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not finite"):
-        reference.bounds(exact, {"out": torch.full((3,), float("nan"))}, torch.float16)
+        comparison.bounds(exact, {"out": torch.full((3,), float("nan"))}, torch.float16)
 
 
 def test_sizes_hold_the_smaller_ones():

@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
 from strix_validate import cli  # noqa: E402
-from strix_validate.attention import flash_cases, reference  # noqa: E402
+from strix_validate.attention import comparison, flash_cases, reference  # noqa: E402
 from strix_validate.checks import Check, State, exit_code  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, kernels  # noqa: E402
@@ -102,8 +102,8 @@ def test_bound_catches(kind, dtype):
         return reference.attention(*inputs, dtype=precision, **options)
 
     wrong = wrong_reference.WRONG[kind](*inputs, dtype=torch.float64, **options)
-    assert reference.compare(CHECK, right(dtype), right, dtype).state is State.PASSED
-    assert reference.compare(CHECK, wrong, right, dtype).state is State.FAILED
+    assert comparison.compare(CHECK, right(dtype), right, dtype).state is State.PASSED
+    assert comparison.compare(CHECK, wrong, right, dtype).state is State.FAILED
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -115,7 +115,7 @@ def test_bound_catches_what_is_not_finite(value):
 
     broken = right(torch.float32)
     broken["dk"][0, 0, 0, 0] = value
-    result = reference.compare(CHECK, broken, right, torch.float32)
+    result = comparison.compare(CHECK, broken, right, torch.float32)
     assert (result.state, result.reason) == (State.FAILED, "wrong: dk")
     assert result.measured["dk"]["error"] is None
 

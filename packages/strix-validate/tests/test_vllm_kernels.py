@@ -16,7 +16,7 @@ import pytest
 import torch
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, State
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated, kernels
@@ -288,7 +288,7 @@ def test_experts_in_mxfp4_by_another_formula():
         return {"out": torch.stack(out)}
 
     torch.testing.assert_close(answer_with(), expected(torch.float64))
-    compared = partial(reference.compare, CHECK, expected=expected, dtype=torch.bfloat16)
+    compared = partial(comparison.compare, CHECK, expected=expected, dtype=torch.bfloat16)
     assert compared(answer_with()).state is State.PASSED
     for wrong in (answer_with(order=(1, 0)), answer_with(bias=0.0), answer_with(limit=0.5)):
         assert compared(wrong).state is State.FAILED

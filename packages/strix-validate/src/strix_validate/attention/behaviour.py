@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference, sdpa
+from strix_validate.attention import comparison, reference, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import Shape
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, reason_of, require
@@ -74,7 +74,7 @@ def large(route: sdpa.Route, options: Options) -> dict:
     require(all(x.isfinite().all() for x in grads), "a gradient is not finite")
     # equal scores: every weight is 1/seqlen, and 1 bit of rounding of the scores moves none
     exact = v.double().mean(-2, keepdim=True).expand_as(v)
-    error, bound = reference.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
+    error, bound = comparison.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
     require(error <= bound, f"error {error:.3g}, allowed {bound:.3g}")
     return {"out": {"error": error, "bound": bound}}
 
@@ -163,7 +163,7 @@ def lse(route: Watched, options: Options) -> Result:
         exact = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
         return {"lse": exact["lse"]}
 
-    return reference.compare(ANY, {"lse": found}, right, HALF)
+    return comparison.compare(ANY, {"lse": found}, right, HALF)
 
 
 def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     def right(dtype: reference.Precision) -> dict[str, Tensor]:
         return reference.attention(q, k, v, grad_out, keep=keep / expected, dtype=dtype)
 
-    found = reference.compare(ANY, actual, right, HALF)
+    found = comparison.compare(ANY, actual, right, HALF)
     require(found.state is State.PASSED, found.reason)
     return {**found.measured, "kept": share}
 
@@ -238,7 +238,7 @@ def compiled(route: Watched, options: Options) -> dict | Result:
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
     grads = torch.autograd.grad(out, leaves, grad_out)
     actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
-    return reference.compare(ANY, actual, problem.expected, HALF)
+    return comparison.compare(ANY, actual, problem.expected, HALF)
 
 
 BODIES: dict[str, Body] = {

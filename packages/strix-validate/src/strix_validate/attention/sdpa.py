@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SHAPES, Shape
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
@@ -136,7 +136,7 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
         found = problem.expected(dtype)
         return {name: found["out" if name == "inference" else name] for name in actual}
 
-    result = reference.compare(check, actual, expected, problem.dtype)
+    result = comparison.compare(check, actual, expected, problem.dtype)
     name = check.id.split("/")[1]
     fault = wrong_operator(name, operators) or wrong_operator(name, without)
     measured = result.measured | {"operator": kind_of(operators)}

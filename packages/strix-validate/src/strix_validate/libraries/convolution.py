@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.checks import Check, Options, Result, State
 
 ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
@@ -121,7 +121,7 @@ def _check(id_: str, mode: str, shape: Shape, dtype: torch.dtype, options: Optio
         return {name: reference.stored(value, precision) for name, value in right.items()}
 
     check = Check(id_, "", "")
-    result = reference.compare(check, found, expected, dtype, FACTORS.get(dtype))
+    result = comparison.compare(check, found, expected, dtype, FACTORS.get(dtype))
     if options.device == "cpu":
         return replace(result, reason=f"{result.reason} {ON_CPU}".strip())
     return result

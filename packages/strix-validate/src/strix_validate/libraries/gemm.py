@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.checks import Check, Options, Result, require
 
 #: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
@@ -110,7 +110,7 @@ def _check(id_: str, library: str, shape: Shape, dtype: torch.dtype, options: Op
         return {"out": reference.stored(found, precision)}
 
     check = Check(id_, "", "")
-    result = reference.compare(check, {"out": out.cpu()}, expected, out_dtype)
+    result = comparison.compare(check, {"out": out.cpu()}, expected, out_dtype)
     if device == "cpu":
         return Result(check, result.state, f"{result.reason} {ON_CPU}".strip(), result.measured)
     return result

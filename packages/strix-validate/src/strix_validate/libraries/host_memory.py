@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, Result, State, require
 
 ISSUE = "https://github.com/ggml-org/llama.cpp/issues/28211"
@@ -79,7 +79,7 @@ def _weights(kind: str, options: Options) -> dict | Result:
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
         return {"out": reference.stored(reference.product(x, weight, precision), precision)}
 
-    result = reference.compare(Check("", "", ""), {"out": out}, expected, torch.float16)
+    result = comparison.compare(Check("", "", ""), {"out": out}, expected, torch.float16)
     require(result.state is State.PASSED, result.reason)
     return _passed(result.measured, options)
 

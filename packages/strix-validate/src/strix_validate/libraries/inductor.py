@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
+from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, State, require
 
 _WHY = (
@@ -58,6 +58,6 @@ def _check(dtype: torch.dtype, options: Options) -> dict:
         right = normalise(*(t.to(reference.working(precision)) for t in inputs))
         return {"out": reference.stored(right, precision)}
 
-    result = reference.compare(Check("", "", ""), {"out": out.cpu()}, expected, dtype)
+    result = comparison.compare(Check("", "", ""), {"out": out.cpu()}, expected, dtype)
     require(result.state is State.PASSED, result.reason)
     return result.measured | {"kernels": metrics.generated_kernel_count}

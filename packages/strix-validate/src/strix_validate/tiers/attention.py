@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from strix_validate.attention import behaviour, flash, flash_cases, sdpa
-from strix_validate.attention.reference import compare
+from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
