@@ -7,6 +7,7 @@ where it is installed, with those of amd-aiter where that is.
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -138,6 +139,30 @@ def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""
     found = needs(list(flash_calls("Phi-4", [Attention(4, 2, 112)], torch.float16)))
     assert len(found - shipped_flash) > 3
+
+
+WARMED = ("Gemma-2-9B", "Qwen3.6-27B", "Whisper-large-v3")
+
+
+@needs_vllm
+@pytest.mark.parametrize("model", WARMED)
+def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS[model]))
+    warmed = needs(warm.calls(file, SOURCE)["vLLM"])
+    found = needs(first_calls(*warm.layers_of(CONFIGS[model])))
+    assert found and not found - warmed
+
+
+@needs_flash_attn
+def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
+    """Windows, a scale and a cache: without gradients, which no server needs."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
+    warmed = needs(warm.calls(file, None)["flash-attn"])
+    calls = flash_calls("Mistral-7B", *warm.layers_of(CONFIGS["Mistral-7B"]))
+    found = needs([replace(call, gradients=False) for call in calls])
+    assert found and not found - warmed
 
 
 #: Of a model in the table that config.json describes under another name.
