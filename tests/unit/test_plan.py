@@ -17,7 +17,7 @@ from forge.conda.local import Channel, Record
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
-from forge.recipes.plan import BUILD, RecipeSet, Step
+from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 
 
 @pytest.fixture
@@ -71,6 +71,41 @@ def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path)
     mini.recipe("alpha")
     (step,) = recipes_of(mini).plan(Channel(tmp_path / "empty"))
     assert [output.number for output in step.outputs] == [0] and step.reason == "not in the channel"
+
+
+def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject, tmp_path: Path) -> None:
+    """Whatever else is there; and a recipe whose dependency is another build is not."""
+    mini.recipe("alpha")
+    mini.recipe("beta", run=["alpha"])
+    recipes, records, digests = recipes_of(mini), [], {}
+
+    class Fake(Channel):
+        def records(self) -> list[Record]:
+            return [*records, Record("zeta", "9", "h1234567_7", "noarch", "0" * 64, 1)]
+
+        def digest_of(self, record: Record) -> dict[str, str] | None:
+            return digests.get(record.name)
+
+    first = recipes.plan(Fake(tmp_path))
+    (alpha,), (beta,) = (step.outputs for step in first)
+    assert first[1].digest.keys() - first[0].digest.keys() == {f"needs {alpha.dist}"}
+    for step, output in zip(first, (alpha, beta), strict=True):
+        records.append(Record(*vars(output).values(), "0" * 64, 1))
+        digests[output.name] = step.digest
+    assert [step.action for step in recipes.plan(Fake(tmp_path))] == [UP_TO_DATE, UP_TO_DATE]
+    (mini.root / "recipes/alpha/more").touch()
+    changed = recipes_of(mini).plan(Fake(tmp_path))
+    assert [step.reason for step in changed] == [
+        "recipe, script, patch or local source changed",
+        "other alpha",
+    ]
+    assert [step.outputs[0].number for step in changed] == [1, 1]
+    digests["beta"] = changed[1].digest
+    assert recipes_of(mini).plan(Fake(tmp_path))[1].reason == "variant values changed"
+    digests["beta"] = None
+    assert (
+        recipes_of(mini).plan(Fake(tmp_path))[1].reason == "changed since the build in the channel"
+    )
 
 
 def test_a_project_without_recipes(mini: MiniProject) -> None:
