@@ -136,20 +136,21 @@ class Tally:
 
         Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
         """
-        start = time.monotonic()
+        start, result, message = time.monotonic(), None, ""
         try:
             result = read()
-            if time.monotonic() - start > SLOWEST:
-                raise AssertionError(f"more than {SLOWEST} s")
         except self.refusal as error:
-            message = str(error)
-            if not message or len(message) > LONGEST or "Traceback" in message:
-                raise AssertionError(f"{self.reader}: a bad message for {what!r:.500}") from error
-            self.outcomes["refused"] += 1
-            return
+            message = str(error) or "none"
         except BaseException as error:
-            error.add_note(f"{self.reader}, FORGE_SEED={SEED}: {what!r:.500}")
+            error.add_note(self._of(what))
             raise
-        if not right(result):
-            raise AssertionError(f"{self.reader}: wrong content accepted: {what!r:.500}")
-        self.outcomes["accepted"] += 1
+        if time.monotonic() - start > SLOWEST:
+            raise AssertionError(f"more than {SLOWEST} s: {self._of(what)}")
+        if message == "none" or len(message) > LONGEST or "Traceback" in message:
+            raise AssertionError(f"a bad message, {message!r:.500}: {self._of(what)}")
+        if not (message or right(result)):
+            raise AssertionError(f"wrong content accepted: {self._of(what)}")
+        self.outcomes["refused" if message else "accepted"] += 1
+
+    def _of(self, what: object) -> str:
+        return f"{self.reader}, FORGE_SEED={SEED}: {what!r:.500}"

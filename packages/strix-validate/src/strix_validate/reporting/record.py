@@ -142,5 +142,5 @@ def load(file: Path) -> Record:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadRecord(
-            f"{file} is not a record of schema {SCHEMA}: {where} {first['msg']}"
+            f"{file} is not a record of schema {SCHEMA}: {where:.100} {first['msg']:.200}"
         ) from error
