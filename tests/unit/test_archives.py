@@ -135,6 +135,13 @@ def test_only_a_single_top_folder_is_dropped(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "got").iterdir()} == {"a", "b"}
 
 
+def test_a_large_archive_may_grow_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "ALLOWED", 0)
+    text = "".join(f"{n * n} " for n in range(1000))
+    unpack(packed(tmp_path, member("demo/numbers", text)), tmp_path / "got")
+    assert (tmp_path / "got/numbers").read_text() == text
+
+
 def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
     """Eight MiB of zeros, a thousandth of that as an archive."""
     unpack(packed(tmp_path, member("demo/zeros", "\0" * (8 << 20))), tmp_path / "got")

@@ -504,7 +504,11 @@ def test_a_platform_is_what_it_promises(tmp_path: Path) -> None:
         assert same != text
         chosen.lock_file.write_text(same)
         assert chosen.outdated() == []
-    for other in (text.replace(gpu, ""), text.replace("11.5.1\n  - __unix", "11.0.0\n  - __unix")):
+    for other in (
+        text.replace(gpu, ""),
+        text.replace("linux-64", "linux-aarch64"),
+        text.replace("11.5.1\n  - __unix", "11.0.0\n  - __unix"),
+    ):
         chosen.lock_file.write_text(other)
         assert "not for what pixi.toml declares" in "\n".join(chosen.outdated())
 

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from rattler import RepoDataRecord
+from rattler import PackageRecord, RepoDataRecord
 from support import conda_packages
 from support.conda_packages import file
 from support.small_channel import index, package, workspace
 
 from forge.conda.package import cache_folder
 from forge.envs import cache
+from forge.envs.bindings import BuildString
 from forge.errors import BuildFailed
 from forge.files import sha256_file
 
@@ -109,3 +111,20 @@ def test_what_the_bindings_raise_names_the_package(
     monkeypatch.setattr(cache, "_put", fails)
     with pytest.raises(BuildFailed, match=r"noarch/alpha-1\.0.*: rattler; says no"):
         cache.fill(tmp_path / "cache", [record])
+
+
+@pytest.mark.parametrize("noarch", ["python", "generic", "zope"])
+def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> None:
+    """By the record of the Python that they are for."""
+    folder = tmp_path / "a-1-0"
+    for name in ("site-packages/a.py", "python-scripts/a", "share/a"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "info").mkdir()
+    index = {"name": "a", "version": "1", "build": "0", "noarch": noarch}
+    (folder / "info/index.json").write_text(json.dumps(index))
+    python = PackageRecord("python", "3.13.1", BuildString("0"), 0, "linux-64")
+    placed = cache.Unpacked(tmp_path / "a-1-0.conda", folder).placed(python)
+    moved = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
+    stay = {"site-packages/a.py", "python-scripts/a", "share/a"}
+    assert placed.keys() == (moved if noarch == "python" else stay)

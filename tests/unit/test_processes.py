@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from forge import processes
 from forge.building import jobs
-from forge.errors import BuildFailed
+from forge.errors import BuildFailed, ForgeError
 from forge.processes import SESSION, kill_leftovers, left_behind, max_jobs
 from forge.project import Project
 
@@ -85,6 +86,15 @@ def test_compilers_share_the_memory(gib: int, most: int, monkeypatch: pytest.Mon
     assert max_jobs() == most
     monkeypatch.setenv("MAX_JOBS", "5")
     assert max_jobs() == 5
+    for wrong in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv("MAX_JOBS", wrong)
+        with pytest.raises(ForgeError, match="is not a positive number"):
+            max_jobs()
+
+
+def test_the_memory_of_this_machine() -> None:
+    total = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert processes.memory_gib() == pytest.approx(int(total[1]) / 2**20, rel=0.1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -134,6 +134,9 @@ def test_index_that_names_files_elsewhere(elsewhere: object, source: Source, tar
         ("https://evil/c/noarch/x.conda", False),
         ("https://h/c/../x.conda", False),
         ("https://h/c/%2e%2e/x.conda", False),
+        # before and after the channel's own, as texts are compared
+        ("https://a/c/noarch/x.conda", False),
+        ("http://h/c/noarch/x.conda", False),
         ("https://h/c/noarch/../../x.conda", False),
         ("https://h/channel/noarch/x.conda", False),
     ],
