@@ -96,14 +96,13 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(json.dumps({"choices": [{"prompt_logprobs": found}]}).encode())
             return
         with Handler.lock:
-            # not the one that a client leaves: it may still end beside the next
-            counts = body["max_tokens"] != 200
-            Handler.busy += counts
-            mixed = FAULT == "cross-talk" and Handler.busy > 1
+            Handler.busy += 1
         time.sleep(0.05 if FAULT == "cross-talk" else 0)
-        self.complete(body, prompt, mixed)
+        # over before it is answered: the next one of the same client comes alone
         with Handler.lock:
-            Handler.busy -= counts
+            mixed = FAULT == "cross-talk" and Handler.busy > 1
+            Handler.busy -= 1
+        self.complete(body, prompt, mixed)
 
     def templated(self, messages):
         """Of tiny_llama's template."""
