@@ -35,7 +35,8 @@ class Pace:
     """Counts what a server sends; `behind` says in words if it takes too long."""
 
     def __init__(self, url: str) -> None:
-        self.host, self.start, self.bytes = urlsplit(url).netloc, time.monotonic(), 0
+        self.host = urlsplit(url).netloc.rpartition("@")[2]
+        self.start, self.bytes = time.monotonic(), 0
 
     def behind(self) -> str:
         """Called often: it looks at the last `patience()` seconds."""

@@ -142,7 +142,7 @@ def test_explicit_build_string_carries_the_tag(project: MiniProject) -> None:
     recipe.write_text(text.replace("number: 0", tagged))
     project.forge("build-all")
     assert any(p.startswith("alpha-1.0-hostbound_rocm_h") for p in project.packages())
-    assert "alpha-1.0-rocm_h" in project.forge("status", "--base", "conda-forge").stdout
+    assert "alpha-1.0-rocm_h" in project.forge("plan", "--base", "conda-forge").stdout
     recipe.write_text(text.replace("number: 0", 'number: 0\n  string: "rocm_h${{ hash }}_0"'))
     assert "base_tag" in project.forge("plan", code=2).stderr
 

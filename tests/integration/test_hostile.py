@@ -23,7 +23,7 @@ from support.servers import served
 from support.small_channel import index, package, workspace
 from support.static_channel import findings
 
-from forge.envs import workspace as workspaces
+from forge.envs import machine
 from forge.envs.workspace import Workspace
 from forge.errors import BuildFailed, ForgeError, Refused
 from forge.files import sha256_file
@@ -326,7 +326,7 @@ def test_a_machine_without_what_packages_depend_on(
 def test_an_amd_gpu_that_packages_depend_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "__amdgpu" not in workspaces.CHECKED:
+    if "__amdgpu" not in machine.CHECKED:
         pytest.skip("these bindings cannot detect AMD GPUs")
 
     def needy(channel: Path) -> None:

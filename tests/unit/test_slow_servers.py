@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
-from support.project import MiniProject
 from support.small_channel import workspace
 from typer.testing import CliRunner
 
 from forge import network
-from forge.bases import CONDA_FORGE
 from forge.channel import serving
 from forge.cli.main import app
 from forge.conda.location import Location
@@ -96,17 +94,6 @@ def commit(tmp_path: Path, url: str) -> None:
     SourceCache(project).fetch(Source(url, "", commit="0" * 40), lambda *_: None)
 
 
-def build(tmp_path: Path, url: str) -> None:
-    """rattler-build would wait without an end."""
-    mini = MiniProject(tmp_path / "mini")
-    mini.recipe("alpha")
-    (mini.root / ".pixi").mkdir()
-    (mini.root / ".pixi/config.toml").write_text(f'[mirrors]\n"{CONDA_FORGE}" = ["{url}"]\n')
-    said = mini.forge("build", "alpha", "--base", "conda-forge", code=3, HOME=str(tmp_path)).stderr
-    assert "not started: conda-forge does not answer" in said and not mini.packages()
-    raise NotAttempted(said)
-
-
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "a file of a channel": lambda _, url: Location(url).read("noarch/repodata.json"),
     "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
@@ -115,7 +102,6 @@ REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "a source": source,
     "pages of pip's index": page,
     "a commit": commit,
-    "a build": build,
 }
 
 

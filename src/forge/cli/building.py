@@ -74,10 +74,7 @@ def print_costs(ctx: Context, steps: list[Step]) -> str:
 
 
 def not_there(ctx: Context, steps: list[Step]) -> str:
-    """What conda-forge lacks of what the steps need, in a line, if it is their base.
-
-    Or that it does not answer: rattler-build would wait for it without an end.
-    """
+    """What conda-forge lacks of what the steps need, in a line, if it is their base and answers."""
     if ctx.hostbase or not any(step.action == BUILD for step in steps):
         return ""
     why = bases.unanswered()
@@ -86,7 +83,8 @@ def not_there(ctx: Context, steps: list[Step]) -> str:
             return unsolvable(ctx.recipes, steps)
         except Exception as error:  # the bindings have many
             why = redacted(error)
-    return f"conda-forge does not answer: {' '.join(why.split())}"
+    err.print(f"whether conda-forge has all that is needed is not known: {' '.join(why.split())}")
+    return ""
 
 
 def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:

@@ -159,6 +159,8 @@ class Package:
         """
         try:
             paths = PathsJson.from_str(self._read("paths.json").decode()).paths
+        except (BuildFailed, Refused):  # of the whole package
+            raise
         except Exception as error:
             raise BuildFailed(f"{self.path}: info/paths.json is no list: {error!a:.200}") from None
         files = {}

@@ -64,7 +64,7 @@ class Client(CLIENT):
 
     def send(self, request: Any, *, stream: bool = False, **settings: Any) -> Any:
         """The answer, with its body unless `stream`. Raises ReadTimeout with the host's name."""
-        host = request.url.netloc.decode()
+        host = request.url.netloc.decode().rpartition("@")[2]
         try:
             if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits
                 send = ThreadPoolExecutor(1).submit(super().send, request, stream=True, **settings)
