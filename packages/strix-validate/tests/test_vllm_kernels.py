@@ -21,8 +21,8 @@ from strix_validate.checks import CannotRun, Check, Options, State
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.cases import Case, make
 from strix_validate.vllm import checks as vllm_checks
-from strix_validate.vllm import conch
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
@@ -68,8 +68,8 @@ def test_wrong_numbers_are_caught(name):
     case_name, change = FAULTS[name]
     case = vllm_checks.COMPUTED[case_name]
     broken = replace(case, build=partial(case.build, **change))
-    call, expected = vllm_kernels.make("seed", case, Path())
-    _, wrong = vllm_kernels.make("seed", broken, Path())
+    call, expected = make("seed", case)
+    _, wrong = make("seed", broken)
     for judge in (attention._judge_vllm, emulated.judge):
         assert judge(CHECK, call, expected, answer(expected(torch.float16))).state is State.PASSED
         assert judge(CHECK, call, expected, answer(wrong(torch.float16))).state is State.FAILED
@@ -112,54 +112,22 @@ SPOILT = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_spoilt_results_are_caught(name):
     case, tensor, spoil = SPOILT[name]
-    call, expected = vllm_kernels.make("seed", vllm_checks.COMPUTED[case], Path())
+    call, expected = make("seed", vllm_checks.COMPUTED[case])
     right = expected(torch.float16)
     wrong = answer(right | {tensor: spoil(right[tensor])})
     assert attention._judge_vllm(CHECK, call, expected, answer(right)).state is State.PASSED
     assert attention._judge_vllm(CHECK, call, expected, wrong).state is State.FAILED
 
 
-CONCH_SPOILT = {
-    "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
-    "the wrong byte first": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
-    "a zero point left out": ("w8a16-zeros", {"zeros": lambda x: x * 0}),
-}
-
-
-@pytest.mark.parametrize("name", CONCH_SPOILT)
-def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
-    """The answer to expect is that of the packed tensors, and of no others."""
-    case, spoil = CONCH_SPOILT[name]
-    call, expected = vllm_kernels.make("seed", conch.COMPUTED[case], Path())
-
-    def product(tensors):
-        bytes_ = torch.stack([tensors["codes"].long() >> 8 * i & 255 for i in range(4)], 1)
-        centre = tensors["zeros"].repeat_interleave(128, 0) if "zeros" in tensors else 128
-        scales = tensors["scales"].repeat_interleave(128, 0)
-        weights = (bytes_.flatten(0, 1) - centre).half() * scales
-        return {"out": (tensors["x"].float() @ weights.float()).half()}
-
-    wrong = call.tensors | {key: change(call.tensors[key]) for key, change in spoil.items()}
-    for tensors, state in ((call.tensors, State.PASSED), (wrong, State.FAILED)):
-        for judge in (attention._judge_vllm, emulated.judge):
-            assert judge(CHECK, call, expected, answer(product(tensors))).state is state
-
-
-def test_without_conch_its_checks_are_skipped(monkeypatch):
-    monkeypatch.setattr(conch.importlib.util, "find_spec", lambda name: None)
-    (check,) = run(["kernels"], Options(), ["kernels/conch-w8a16-decode"]).checks
-    assert check.state is State.SKIPPED and check.measured == {"said": "conch is not installed"}
-
-
 def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
     """A kernel that takes one for the other is caught, in prefill and decoding."""
     for name in ("prefill-fp8-kv", "decode-fp8-kv"):
         case = vllm_checks.COMPUTED[name]
-        call, expected = vllm_kernels.make("seed", case, Path())
+        call, expected = make("seed", case)
         with monkeypatch.context() as patch:
             swapped = dict(zip("vk", vllm_kernels.FP8_SCALES.values(), strict=True))
             patch.setattr(vllm_kernels, "FP8_SCALES", {n: swapped[n] for n in "kv"})
-            _, wrong = vllm_kernels.make("seed", case, Path())
+            _, wrong = make("seed", case)
         found = answer(wrong(torch.float16))
         assert attention._judge_vllm(CHECK, call, expected, found).state is State.FAILED
 
@@ -264,8 +232,8 @@ def test_triton_kernels_that_do_not_import_fail(tmp_path):
 def test_experts_in_mxfp4_by_another_formula():
     """And what a kernel could get wrong is outside the bounds."""
     build = partial(vllm_kernels.mxfp4, tokens=3, size=64, inner=32)
-    case = vllm_kernels.Case(build, "", torch.bfloat16)
-    call, expected = vllm_kernels.make("seed", case, Path())
+    case = Case(build, "", torch.bfloat16)
+    call, expected = make("seed", case)
     given = call.tensors
     weights = {}
     for name in ("w1", "w2"):

@@ -14,6 +14,7 @@ from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
@@ -31,6 +32,7 @@ def checks() -> list[Check]:
         *behaviour.checks(),
         *_flash_cases(Size.STRESS),
         *vllm_checks.checks("attention"),
+        *package_checks.checks("attention"),
     ]
 
 
@@ -38,9 +40,9 @@ def applies(check: Check, options: Options) -> bool:
     """False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
-    if check.id.startswith(("attention/vllm-", "attention/conch-")):
-        return True
-    return check.id in behaviour.bodies() or options.size.holds(sdpa.size_of(check))
+    if check.id.startswith("sdpa/") and check.id not in behaviour.bodies():
+        return options.size.holds(sdpa.size_of(check))
+    return True
 
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
@@ -58,6 +60,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
     yield from vllm_checks.run("attention", wanted, options, mode, _judge_vllm)
+    yield from package_checks.run("attention", wanted, options, mode, _judge_vllm)
 
 
 def _judge_vllm(

@@ -16,6 +16,7 @@ from strix_validate.attention import flash
 from strix_validate.attention.comparison import compare
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
 _WHY = (
@@ -72,7 +73,7 @@ _DROPPED_WAIT = ("emulated/varlen-empty-gqa", r"_bwd_kernel_dq_causal .*race: LD
 
 
 def checks() -> list[Check]:
-    return [*_flash_checks(), *vllm_checks.checks("emulated")]
+    return [*_flash_checks(), *vllm_checks.checks("emulated"), *package_checks.checks("emulated")]
 
 
 def _flash_checks() -> list[Check]:
@@ -85,6 +86,7 @@ def _flash_checks() -> list[Check]:
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     """See strix_validate.tiers. Needs flash_attn or vLLM's source, a libLLVM, and no GPU."""
     yield from vllm_checks.run("emulated", wanted, options, "emulate", judge)
+    yield from package_checks.run("emulated", wanted, options, "emulate", judge)
     known = _flash_checks()
     wanted = [check for check in wanted if check in known]
     if not wanted:

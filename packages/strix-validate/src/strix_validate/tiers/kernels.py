@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from elftools.elf.elffile import ELFFile
@@ -17,6 +18,7 @@ from strix_validate import TARGET
 from strix_validate.attention import flash
 from strix_validate.checks import Check, Options, Result, State
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
 #: In the names of kernels that multiply no matrices.
@@ -44,7 +46,7 @@ _CALLS: dict[str, tuple[Callable, torch.dtype]] = {
 
 def checks() -> list[Check]:
     """One for each call; it covers every kernel that the call launches."""
-    return [*_flash_checks(), *vllm_checks.checks("kernels")]
+    return [*_flash_checks(), *vllm_checks.checks("kernels"), *package_checks.checks("kernels")]
 
 
 def _flash_checks() -> list[Check]:
@@ -56,6 +58,7 @@ def _flash_checks() -> list[Check]:
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
     yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_vllm)
+    yield from package_checks.run("kernels", wanted, options, "compile", _judge_package)
     known = _flash_checks()
     wanted = [check for check in wanted if check in known]
     if not wanted:
@@ -82,16 +85,33 @@ def _judge_vllm(
     check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer
 ) -> Result:
     del expected  # nothing was computed
-    multiplies = getattr(call, "function", "") in ("unified_attention", "moe", "w8a16")
+    multiplies = getattr(call, "function", "") in ("unified_attention", "moe")
     return _judge(check, answer, 1 if multiplies else 0)
+
+
+def _judge_package(check: Check, call: Any, expected, answer: triton_modes.Answer) -> Result:
+    """See triton_packages.calls.Call.products."""
+    del expected
+    facts, faults = _facts(answer)
+    found = [name for name, fact in facts.items() if fact["wmma"]]
+    if not answer.error and (not facts or len(found) < call.products):
+        faults.append(f"{len(found)} of {len(facts)} kernels have WMMA, expected {call.products}")
+    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
+
+
+def _facts(answer: triton_modes.Answer) -> tuple[dict[str, dict], list[str]]:
+    """The facts of each kernel, and what is wrong with them or with the call."""
+    if answer.error:
+        return {}, [": ".join(answer.error)]
+    facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
+    return facts, [f"{name}: {fault}" for name, f in facts.items() for fault in find_faults(f)]
 
 
 def _judge(check: Check, answer: triton_modes.Answer, least: int) -> Result:
     """least: how many of the kernels must multiply matrices."""
+    facts, faults = _facts(answer)
     if answer.error:
-        return Result(check, State.FAILED, ": ".join(answer.error))
-    facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
-    faults = [f"{name}: {fault}" for name, fact in facts.items() for fault in find_faults(fact)]
+        return Result(check, State.FAILED, faults[0])
     multiplying = {
         name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
     }

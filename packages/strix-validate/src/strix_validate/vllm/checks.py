@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of vLLM's Triton kernels that the tiers kernels, attention and emulated have.
+"""The checks of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
 
-With those that vLLM takes from conch, which is a package of its own.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 from strix_validate.triton import modes as triton_modes
-from strix_validate.vllm import conch as conch_kernels
+from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.kernels import (
-    Case,
-    Expected,
-    make,
     moe,
     mxfp4,
     paged_attention,
@@ -198,22 +191,14 @@ EMULATED = {
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, BF16),
 }
 
-_TIERS = {
-    "kernels": (COMPILED, conch_kernels.COMPILED, "compiled for gfx1151"),
-    "attention": (COMPUTED, conch_kernels.COMPUTED, "in Triton's interpreter or on the GPU"),
-    "emulated": (EMULATED, conch_kernels.EMULATED, "executed under emulation"),
-}
-#: Judges an answer: check, call, what it must return, answer.
-Judge = Callable[[Check, triton_modes.Call, Expected, triton_modes.Answer], Result]
+_TIERS = {"kernels": COMPILED, "attention": COMPUTED, "emulated": EMULATED}
 
 
 def checks(tier: str) -> list[Check]:
-    """The tier's checks, TIER/vllm-NAME and TIER/conch-NAME."""
-    vllm, conch, how = _TIERS[tier]
+    """The tier's checks, TIER/vllm-NAME."""
     return [
-        Check(f"{tier}/{which}-{name}", f"{owner} kernels {how}: {name}", case.why)
-        for which, owner, cases in (("vllm", "vLLM's", vllm), ("conch", "conch's", conch))
-        for name, case in cases.items()
+        Check(f"{tier}/vllm-{name}", f"vLLM's kernels {HOW[tier]}: {name}", case.why)
+        for name, case in _TIERS[tier].items()
     ]
 
 
@@ -223,53 +208,21 @@ def run(
     """The results of those of the wanted checks that are the tier's checks here."""
     known = set(checks(tier))
     wanted = [check for check in wanted if check in known]
-    conch = [check for check in wanted if "/conch-" in check.id]
-    if vllm := [check for check in wanted if check not in conch]:
-        yield from _vllm(tier, vllm, options, mode, judge)
-    if conch:
-        try:
-            conch_kernels.require()
-        except CannotRun as error:
-            yield from (Result(check, State.SKIPPED, str(error)) for check in conch)
-            return
-        cases = {f"{tier}/conch-{name}": case for name, case in _TIERS[tier][1].items()}
-        yield from _answered(conch, cases, Path(), mode, judge)
-
-
-def _vllm(
-    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
-) -> Iterator[Result]:
+    if not wanted:
+        return
     try:
         source = vllm_source.find(options.vllm)
     except (CannotRun, ValueError) as error:
-        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
-        yield from (Result(check, state, str(error)) for check in wanted)
+        yield from unanswered(wanted, error)
         return
     if not (vllm_source.third_party(source) / "triton_kernels").is_dir():
         lacking = [check for check in wanted if "/vllm-mxfp4" in check.id]
         yield from (Result(check, State.SKIPPED, _NO_KERNELS) for check in lacking)
         wanted = [check for check in wanted if check not in lacking]
-    if wanted:
-        cases = {f"{tier}/vllm-{name}": case for name, case in _TIERS[tier][0].items()}
-        yield from _answered(wanted, cases, source, mode, judge)
-
-
-def _answered(
-    wanted: list[Check], cases: dict[str, Case], source: Path, mode: triton_modes.Mode, judge: Judge
-) -> Iterator[Result]:
-    """The results of checks of one library."""
-    owner = "conch's" if "/conch-" in wanted[0].id else "vLLM's"
-    try:
-        names = [check.id.partition("/")[2].partition("-")[2] for check in wanted]
-        problems = [
-            make(name, cases[check.id], source) for name, check in zip(names, wanted, strict=True)
-        ]
-        answers = triton_modes.run([call for call, _ in problems], mode)
-    except (CannotRun, triton_modes.ChildError) as error:
-        state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
-        yield from (Result(check, state, str(error)) for check in wanted)
-        return
-    for check, (call, expected), answer in zip(wanted, problems, answers.calls, strict=True):
-        result = judge(check, call, expected, answer)
-        reason = f"{owner} kernels: {answers.backend}, {mode}. {result.reason}".strip()
-        yield replace(result, reason=reason, seconds=answer.seconds)
+    problems = {}
+    for check in wanted:
+        name = check.id.removeprefix(f"{tier}/vllm-")
+        call, expected = make(name, _TIERS[tier][name])
+        problems[check] = replace(call, source=source), expected
+    if problems:
+        yield from answered(problems, "vLLM's kernels: ", mode, judge)

@@ -3,9 +3,8 @@
 
 import importlib
 import sys
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,12 +13,9 @@ from torch import Tensor
 
 from strix_validate.attention import reference
 from strix_validate.attention.reference import Precision
+from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
-
-#: Randomness of a case: values of a shape.
-Randn = Callable[..., Tensor]
-Expected = Callable[[Precision], dict[str, Tensor]]
 
 _ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
@@ -407,21 +403,3 @@ _LAUNCHES: dict[str, Callable] = {
     "rope": _rope,
     "moe": _moe,
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A launch to build: build(randn) gives the call and what it must return."""
-
-    build: Callable[[Randn], tuple[Call, Expected]]
-    why: str
-    dtype: torch.dtype = torch.float16
-
-
-def make(name: str, case: Case, source: Path) -> tuple[Call, Expected]:
-    """The case's call, of the same numbers in every run, and what it must return."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    call, expected = case.build(
-        lambda *shape: torch.randn(shape, generator=generator).to(case.dtype)
-    )
-    return replace(call, source=source), expected

@@ -15,8 +15,8 @@ from torch.nn.functional import silu
 
 from strix_validate.attention import reference
 from strix_validate.attention.reference import Precision
+from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import kernels, source
-from strix_validate.vllm.kernels import Expected, Randn
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
 HIDDEN = HEADS * SIZE

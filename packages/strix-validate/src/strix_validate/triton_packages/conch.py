@@ -4,48 +4,32 @@
 On RDNA vLLM has no other kernel for 8-bit weights beside bfloat16 (W8A16, AWQ with 8 bits).
 """
 
-import importlib
-import importlib.util
-from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 
 import torch
 from torch import Tensor
 
 from strix_validate.attention import reference
 from strix_validate.attention.reference import Precision
-from strix_validate.checks import CannotRun
-from strix_validate.vllm import kernels
-from strix_validate.vllm.kernels import Case, Expected, Randn
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton_packages.calls import Call
 
+MODULE, PACKAGE = "conch", "conch-triton-kernels"
 BITS, CODES = 8, 256
 #: Of uint8b128: what stands for zero where there are no zero points.
 BIAS = 128
 
 
-@dataclass(frozen=True)
-class Call(kernels.Call):
-    """A product; conch is installed, so there is no source."""
+def _product(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None = None, *, group_size: int
+) -> dict[str, Tensor]:
+    from conch.ops.quantization import gemm
 
-    def prepare(self) -> str:
-        return f"conch {version('conch-triton-kernels')}"
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        gemm = importlib.import_module("conch.ops.quantization.gemm")
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        zeros = tensors.get("zeros")
-        out = gemm.mixed_precision_gemm(
-            x=tensors["x"], w_q_packed=tensors["codes"], w_s=tensors["scales"], w_zp=zeros,
-            weight_size_bits=BITS, weight_bias=BIAS if zeros is None else 0, **self.options,
-        )  # fmt: skip
-        return {"out": out}
-
-
-def require() -> None:
-    """Raises CannotRun where conch is not installed."""
-    if importlib.util.find_spec("conch") is None:
-        raise CannotRun("conch is not installed")
+    out = gemm.mixed_precision_gemm(
+        x=x, w_q_packed=codes, w_s=scales, w_zp=zeros, group_size=group_size,
+        weight_size_bits=BITS, weight_bias=BIAS if zeros is None else 0,
+    )  # fmt: skip
+    return {"out": out}
 
 
 def w8a16(
@@ -75,7 +59,8 @@ def w8a16(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return {"out": reference.stored(reference.product(x, weights.T, dtype), dtype)}
 
-    return Call("w8a16", tensors, {"group_size": group}), expected
+    call = Call(PACKAGE, _product, tensors, {"group_size": group}, products=1)
+    return call, expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
@@ -84,7 +69,6 @@ _CHANNEL = "one scale per row: a stride that reads past the scales, as a group s
 _ZEROS = "a zero point left out, or of the wrong group (AWQ)"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
-#: As in checks: compiled only, computed by the interpreter or a GPU, executed as gfx1151 code.
 _SHAPES: dict[str, dict] = {
     "prefill": {"tokens": 1024},
     "decode": {"tokens": 1},

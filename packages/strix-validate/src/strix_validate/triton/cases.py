@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls of Triton kernels to build, of the same numbers in every run, and how they are judged."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention.reference import Precision
+from strix_validate.checks import CannotRun, Check, Result, State
+from strix_validate.triton import modes
+
+#: Normal numbers of a shape, of the dtype under test.
+Randn = Callable[..., Tensor]
+#: What a call returns by name: in float64, as right kernels of a dtype do, or its terms' sizes.
+Expected = Callable[[Precision], dict[str, Tensor]]
+#: Judges an answer: check, call, what it must return, answer.
+Judge = Callable[[Check, modes.Call, Expected, modes.Answer], Result]
+#: How a tier runs kernels, in titles of checks.
+HOW = {
+    "kernels": "compiled for gfx1151",
+    "attention": "in Triton's interpreter or on the GPU",
+    "emulated": "executed under emulation",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch to build: build(randn) gives the call and what it must return."""
+
+    build: Callable[[Randn], tuple[Any, Expected]]
+    why: str
+    dtype: torch.dtype = torch.float16
+
+
+def make(name: str, case: Case) -> tuple[Any, Expected]:
+    """The case's call, of the same numbers in every run, and what it must return."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
+
+
+def answered(
+    problems: dict[Check, tuple[modes.Call, Expected]], whose: str, mode: modes.Mode, judge: Judge
+) -> Iterator[Result]:
+    """The results of one library's calls; `whose` is what a reason begins with."""
+    try:
+        answers = modes.run([call for call, _ in problems.values()], mode)
+    except (CannotRun, modes.ChildError) as error:
+        yield from unanswered(problems, error)
+        return
+    for (check, (call, expected)), answer in zip(problems.items(), answers.calls, strict=True):
+        result = judge(check, call, expected, answer)
+        reason = f"{whose}{answers.backend}, {mode}. {result.reason}".strip()
+        yield replace(result, reason=reason, seconds=answer.seconds)
+
+
+def unanswered(checks: Iterable[Check], error: Exception) -> Iterator[Result]:
+    """All of them skipped by CannotRun, failed by anything else."""
+    state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
+    yield from (Result(check, state, str(error)) for check in checks)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Triton kernels of packages beside flash-attn and vLLM: a module for each, tables of its calls."""

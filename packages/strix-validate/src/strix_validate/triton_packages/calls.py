@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A call of an installed package's Triton kernels, forward and backward."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from strix_validate.checks import CannotRun
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a package.
+
+    package: as pip calls it. launch: the function here that makes the call, with the tensors and
+    options as keywords, and returns what it computed by name. products: of its kernels, how many
+    must use the matrix unit.
+    """
+
+    package: str
+    launch: Callable[..., dict[str, Tensor]]
+    tensors: dict[str, Tensor]
+    options: dict = field(default_factory=dict)
+    products: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    def prepare(self) -> str:
+        """The package is installed: there is nothing to make ready. Returns its version."""
+        return f"{self.package} {version(self.package)}"
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """What the call computes, by name; the package's own exceptions pass through."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return self.launch(**tensors, **self.options)
+
+
+def require(module: str) -> None:
+    """Raises CannotRun where a package is not installed; module: as it is imported."""
+    if importlib.util.find_spec(module) is None:
+        raise CannotRun(f"{module} is not installed")

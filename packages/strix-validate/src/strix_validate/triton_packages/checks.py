@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of Triton packages that the tiers kernels, attention and emulated have.
+
+A module of this room is a package: MODULE is what it is imported as, and COMPILED, COMPUTED and
+EMULATED are its cases by name: compiled only, computed by the interpreter or a GPU, and executed as
+gfx1151 code. A new package is a new module, named here and in skips.toml.
+"""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from strix_validate.checks import CannotRun, Check, Options, Result
+from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
+from strix_validate.triton_packages import calls, conch
+
+PACKAGES: tuple[ModuleType, ...] = (conch,)
+_TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
+
+
+def _cases(tier: str, package: ModuleType) -> dict[Check, tuple[str, Case]]:
+    name, table = package.__name__.rpartition(".")[2], getattr(package, _TABLES[tier])
+    title = f"{name}'s kernels {HOW[tier]}"
+    return {
+        Check(f"{tier}/{name}-{which}", f"{title}: {which}", case.why): (which, case)
+        for which, case in table.items()
+    }
+
+
+def checks(tier: str) -> list[Check]:
+    """The tier's checks, TIER/PACKAGE-NAME."""
+    return [check for package in PACKAGES for check in _cases(tier, package)]
+
+
+def run(
+    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
+) -> Iterator[Result]:
+    """The results of those of the wanted checks that are the tier's checks here."""
+    for package in PACKAGES:
+        cases = _cases(tier, package)
+        mine = [check for check in wanted if check in cases]
+        try:
+            calls.require(package.MODULE)
+        except CannotRun as error:
+            yield from unanswered(mine, error)
+            continue
+        if problems := {check: make(*cases[check]) for check in mine}:
+            yield from answered(problems, "", mode, judge)
