@@ -18,7 +18,7 @@ import torch
 
 from strix_validate.attention import flash
 from strix_validate.triton.modes import Call
-from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm import calls as vllm_calls
 
 FP16, BF16 = torch.float16, torch.bfloat16
 #: In tokens, and no multiple of 16.
@@ -53,7 +53,7 @@ class Planned:
 
     def _call(self) -> Call:
         call, _ = self.build(lambda *shape: torch.empty(shape, dtype=self.dtype))
-        if isinstance(call, vllm_kernels.Call):
+        if isinstance(call, vllm_calls.Call):
             return replace(call, source=self.source)
         return call if self.gradients else replace(call, grad_out=None)
 

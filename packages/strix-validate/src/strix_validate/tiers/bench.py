@@ -22,6 +22,7 @@ from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import calls as vllm_calls
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import source as vllm_source
 
@@ -255,7 +256,7 @@ def _function(route: str) -> Callable:
 class TimedCall:
     """vLLM's attention, timed where it runs: the answer holds what Timing does."""
 
-    call: vllm_kernels.Call
+    call: vllm_calls.Call
 
     @property
     def dtype(self) -> torch.dtype:

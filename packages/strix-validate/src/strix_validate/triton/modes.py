@@ -33,7 +33,7 @@ LIMIT = 1800
 
 
 class Call(Protocol):
-    """A call of a library: flash.Call, vllm.kernels.Call or triton_packages.calls.Call."""
+    """A call of a library: flash.Call, vllm.calls.Call or triton_packages.calls.Call."""
 
     @property
     def dtype(self) -> torch.dtype:

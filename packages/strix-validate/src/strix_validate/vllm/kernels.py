@@ -3,10 +3,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +13,7 @@ from strix_validate.attention.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.calls import Call
 
 _ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
@@ -23,30 +21,6 @@ SEGMENTS = 16
 FP8 = torch.float8_e4m3fn
 #: Of keys and of values: one for both would hide that they are swapped.
 FP8_SCALES = {"k": 0.5, "v": 0.125}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A launch: the function here that makes it, its tensors and options, and vLLM's folder."""
-
-    function: str
-    tensors: dict[str, Tensor]
-    options: dict = field(default_factory=dict)
-    source: Path = Path()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self.tensors.values())).dtype
-
-    def prepare(self) -> str:
-        """Makes vLLM importable from its source; returns its version."""
-        vllm_source.install(self.source)
-        return vllm_source.version(self.source)
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        """The tensors that the launch writes, by name; vLLM's own exceptions pass through."""
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return _LAUNCHES[self.function](tensors, **self.options)
 
 
 def paged_attention(
@@ -148,7 +122,7 @@ def paged_attention(
             parts.append(found["out"][0].transpose(0, 1))
         return {"out": torch.cat(parts)}
 
-    return Call("unified_attention", tensors, options), expected
+    return Call(_unified_attention, tensors, options), expected
 
 
 def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
@@ -194,7 +168,7 @@ def store_keys(
     slots[tokens // 2] = -1
     if fp8:
         caches = {name: cache.to(FP8).to(cache.dtype) for name, cache in caches.items()}
-    call = Call("reshape_and_cache", new | caches | {"slot_mapping": slots}, {"fp8": fp8})
+    call = Call(_reshape_and_cache, new | caches | {"slot_mapping": slots}, {"fp8": fp8})
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         found = {}
@@ -237,7 +211,7 @@ def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[Call, Exp
         out = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return Call("rms_norm", {"input": x, "weight": weight}, {"eps": eps}), expected
+    return Call(_rms_norm, {"input": x, "weight": weight}, {"eps": eps}), expected
 
 
 def _rms_norm(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
@@ -259,7 +233,7 @@ def rope(
     angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
     call = Call(
-        "rope",
+        _rope,
         {"q": q, "k": k, "cos": cos, "sin": sin},
         {
             "mrope_section": list(sections),
@@ -346,7 +320,7 @@ def moe(
             shares, more = shares.abs(), more.abs()
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    return Call("moe", tensors, {"bits": bits, "routed": routed}), expected
+    return Call(_moe, tensors, {"bits": bits, "routed": routed}), expected
 
 
 def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str, Tensor]:
@@ -392,14 +366,4 @@ def mxfp4(
 ) -> tuple[Call, Expected]:
     """gpt-oss's experts, all of them: see mxfp4."""
     tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
-    return Call("mxfp4", tensors, {"top_k": top_k}), expected
-
-
-_LAUNCHES: dict[str, Callable] = {
-    "mxfp4": vllm_mxfp4.launch,
-    "unified_attention": _unified_attention,
-    "reshape_and_cache": _reshape_and_cache,
-    "rms_norm": _rms_norm,
-    "rope": _rope,
-    "moe": _moe,
-}
+    return Call(vllm_mxfp4.launch, tensors, {"top_k": top_k}), expected

@@ -6,7 +6,6 @@ the other matrix products are torch's.
 """
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from strix_validate.attention import reference
 from strix_validate.attention.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import kernels, source
+from strix_validate.vllm.calls import Call
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
 HIDDEN = HEADS * SIZE
@@ -26,16 +26,7 @@ _EPS = 1e-5
 _CUTS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
 
 
-@dataclass(frozen=True)
-class Decoding(kernels.Call):
-    """function is not used: all of the model's kernels are launched, for each token."""
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return _decode(tensors, **self.options)
-
-
-def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Decoding, Expected]:
+def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Call, Expected]:
     """The log probabilities after each of STEPS given tokens. experts: of each layer, 0 is none."""
     inner = HIDDEN
     tensors = {"embedding": randn(VOCABULARY, HIDDEN), "head": randn(VOCABULARY, HIDDEN) / 6}
@@ -62,7 +53,7 @@ def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Decodi
             return {"logprobs": LAYERS * reference.product(x, tensors["head"], dtype)[-STEPS:]}
         return {"logprobs": reference.stored(logits.log_softmax(-1), dtype)[-STEPS:]}
 
-    return Decoding("decoding", tensors, options), expected
+    return Call(_decode, tensors, options), expected
 
 
 def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

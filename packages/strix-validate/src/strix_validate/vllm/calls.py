@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A call of vLLM's functions, whose Triton kernels run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strix_validate.vllm import source as vllm_source
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch: the function of this room that makes it with these tensors, on their device.
+
+    launch(tensors, **options) returns the tensors that the launch writes, by name. source: vLLM's
+    folder.
+    """
+
+    launch: Callable[..., dict[str, Tensor]]
+    tensors: dict[str, Tensor]
+    options: dict = field(default_factory=dict)
+    source: Path = Path()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    def prepare(self) -> str:
+        """Makes vLLM importable from its source; returns its version."""
+        vllm_source.install(self.source)
+        return vllm_source.version(self.source)
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        """The tensors that the launch writes, by name; vLLM's own exceptions pass through."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return self.launch(tensors, **self.options)
