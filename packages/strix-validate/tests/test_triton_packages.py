@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of Triton packages: what is right passes, and each kind of fault is caught."""
 
+import importlib.util
+from functools import partial
+
 import pytest
 import torch
 from strix_validate.checks import Check, Options, State
@@ -8,7 +11,8 @@ from strix_validate.run import run
 from strix_validate.tiers import attention, emulated
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
-from strix_validate.triton_packages import calls, conch
+from strix_validate.triton_packages import calls, conch, fla, liger, sage
+from strix_validate.triton_packages.checks import PACKAGES
 
 CHECK = Check("x", "", "")
 
@@ -43,7 +47,118 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
             assert judge(CHECK, call, expected, answer(product(tensors))).state is state
 
 
-def test_without_conch_its_checks_are_skipped(monkeypatch):
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
+def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
+    """Each with the reason that skips.toml knows: `said` is set where none of its entries fits."""
     monkeypatch.setattr(calls.importlib.util, "find_spec", lambda name: None)
-    (check,) = run(["kernels"], Options(), ["kernels/conch-w8a16-decode"]).checks
-    assert check.state is State.SKIPPED and check.measured == {"said": "conch is not installed"}
+    name, case = package.__name__.rpartition(".")[2], next(iter(package.COMPILED))
+    (check,) = run(["kernels"], Options(), [f"kernels/{name}-{case}"]).checks
+    said = f"{package.MODULE} is not installed"
+    assert check.state is State.SKIPPED and check.measured == {"said": said}
+    assert check.reason != said
+
+
+def _all_rows_but_one(x):
+    return torch.cat([x[:1] * 0, x[1:]])
+
+
+#: (package, its case): what a fault changes in the answer, by name.
+SPOILT = {
+    (liger, "rms-norm"): {
+        "mean over a padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
+        "no projection": ("dx", lambda x: x * 1.2),
+        "one row's weight gradient": ("dweight", lambda x: x / 5),
+    },
+    (liger, "rms-norm-eps"): {"another eps": ("out", lambda x: x * 1.2)},
+    (liger, "rms-norm-gemma"): {"offset left out": ("out", lambda x: x / 2)},
+    (liger, "rope"): {
+        "gradient turned forward": ("dq", lambda x: x.roll(32, -1)),
+        "keys not turned": ("k_out", lambda x: x.roll(1, -1)),
+    },
+    (liger, "rope-partial"): {"all lanes turned": ("q_out", lambda x: x.roll(16, -1))},
+    (liger, "swiglu"): {
+        "slope left out": ("dgate", lambda x: x * 0.9),
+        "gate for up": ("dup", lambda x: x.flip(0)),
+    },
+    (liger, "loss"): {
+        "ignored labels counted": ("loss", lambda x: x * 7 / 9),
+        "gradient of 1": ("dx", lambda x: x / 2),
+    },
+    (fla, "gla"): {
+        "last chunk": ("out", lambda x: torch.cat([x[:, :64], x[:, 64:] * 0.9], 1)),
+        "state not decayed": ("last", lambda x: x * 1.1),
+        "gate's gradient": ("dgate", lambda x: x * 0.8),
+        "gradient of keys": ("dk", lambda x: x.flip(1)),
+        "scale": ("dq", lambda x: x * 8),
+    },
+    (fla, "gdn-decode"): {
+        "another sequence's state": ("last", lambda x: x.flip(0)),
+        "keys not normalized": ("out", lambda x: x * 1.02),
+    },
+    (fla, "gdn-packed"): {
+        "sequences joined": ("out", lambda x: torch.cat([x[:, :70], x[:, 70:] + 0.05], 1)),
+        "beta's gradient": ("dbeta", lambda x: x * 0.7),
+        "value's gradient": ("dv", lambda x: x.roll(1, 1)),
+    },
+    (sage, "edge"): {
+        "weights of keys past the end": ("out", lambda x: x * 100 / 128),
+        "caller's keys changed": ("keys", lambda x: x - x.mean(2, keepdim=True)),
+    },
+    (sage, "causal"): {
+        "last block": ("out", lambda x: torch.cat([x[..., :192, :], x[..., 192:, :] * 1.01], -2)),
+        "first row": ("out", lambda x: torch.cat([x[..., :1, :] * 0, x[..., 1:, :]], -2)),
+    },
+    (sage, "full"): {
+        "another group": ("out", lambda x: x[:, [1, 2, 3, 0]]),
+        "scale of a block": ("out", lambda x: x * 1.01),
+        "another batch": ("out", lambda x: x.flip(0)),
+        "head dimension": ("out", lambda x: x.roll(1, -1)),
+    },
+    (sage, "packed"): {
+        "sequences joined": ("out", lambda x: x.roll(1, 0)),
+        "one row": ("out", _all_rows_but_one),
+    },
+}
+
+
+@pytest.mark.parametrize("which", SPOILT, ids=lambda which: f"{which[0].MODULE}-{which[1]}")
+def test_spoilt_answers_of_a_package_are_caught(which):
+    package, name = which
+    call, expected = make("seed", package.COMPUTED[name])
+    expected = partial(_kept, expected, {})
+    right = expected(call.dtype)
+    for judge in (attention._judge_vllm, emulated.judge):
+        assert judge(CHECK, call, expected, answer(right)).state is State.PASSED
+        for fault, (tensor, spoil) in SPOILT[which].items():
+            wrong = right | {tensor: spoil(right[tensor])}
+            assert judge(CHECK, call, expected, answer(wrong)).state is State.FAILED, fault
+
+
+def _kept(expected, found, dtype):
+    """The recurrences take seconds: each is computed once."""
+    if dtype not in found:
+        found[dtype] = expected(dtype)
+    return found[dtype]
+
+
+def test_gradients_are_those_of_the_inputs():
+    def product(x, y):
+        return {"out": x * y, "sum": (x + y).sum()}
+
+    x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
+    grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
+    found = calls.differentiated(product, {"x": x, "y": y}, grads)
+    assert found["out"].tolist() == [10, 21] and not found["out"].requires_grad
+    assert found["dx"].tolist() == [105, 170] and found["dy"].tolist() == [102, 130]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_interpreter_knows_what_a_compiled_kernel_knows():
+    """Floats and counters with a tensor's methods, and functions of libdevice."""
+    from interpreted import Interpreted
+
+    (found,) = triton_modes.run([Interpreted()], "interpret").calls
+    assert found.error is None
+    x = torch.arange(4.0)
+    want = (x * 0.5).tanh() + (1 + x).rsqrt() + x.log1p() + 3
+    assert torch.allclose(found.tensors["out"], want, atol=1e-6)

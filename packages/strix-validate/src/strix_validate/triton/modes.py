@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.checks import CannotRun
-from strix_validate.triton import stand_in
+from strix_validate.triton import interpreter, stand_in
 
 #: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
 #: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
@@ -160,6 +160,8 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     if mode != "native":
         stand_in.install(all_candidates=mode in ("look up", "ask"))
         stand_in.watch(lookups.append)
+    if mode == "interpret":
+        interpreter.complete()
     if mode in ("look up", "ask"):
         stand_in.intercept(lambda launch: None)
     if mode == "ask":

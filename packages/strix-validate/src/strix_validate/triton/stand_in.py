@@ -21,7 +21,7 @@ from strix_validate import TARGET
 #: Strix Halo has 40 compute units; HIP counts workgroup processors, which are two each.
 MULTIPROCESSORS = 20
 #: Modules, with those below them, whose asserts want tensors on a GPU.
-_ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils")
+_ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils", "sageattention")
 _DIVISIBLE = ["tt.divisibility", 16]
 
 

@@ -41,6 +41,22 @@ class Call:
         return self.launch(**tensors, **self.options)
 
 
+def differentiated(
+    function: Callable[..., dict[str, Tensor]], inputs: dict[str, Tensor], grads: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """What a function returns, and dNAME, the gradient of each of its inputs.
+
+    Args:
+        inputs: keywords of the function, to differentiate by.
+        grads: by name of what it returns, the gradient that comes from there.
+    """
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    found = function(**leaves)
+    torch.autograd.backward([found[name] for name in grads], list(grads.values()))
+    own = {name: x.detach() for name, x in found.items()}
+    return own | {f"d{name}": x.grad for name, x in leaves.items() if x.grad is not None}
+
+
 def require(module: str) -> None:
     """Raises CannotRun where a package is not installed; module: as it is imported."""
     if importlib.util.find_spec(module) is None:

@@ -12,9 +12,9 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, Options, Result
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
-from strix_validate.triton_packages import calls, conch
+from strix_validate.triton_packages import calls, conch, fla, liger, sage
 
-PACKAGES: tuple[ModuleType, ...] = (conch,)
+PACKAGES: tuple[ModuleType, ...] = (conch, fla, liger, sage)
 _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
 
 

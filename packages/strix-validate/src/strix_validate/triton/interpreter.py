@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What Triton's interpreter lacks of a compiled kernel's language. Changes the whole process."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy
+
+#: Functions of triton.language.extra.libdevice, of which the interpreter computes none.
+_LIBDEVICE: dict[str, Callable] = {
+    "log1p": numpy.log1p,
+    "rsqrt": lambda x: 1 / numpy.sqrt(x),
+    "tanh": numpy.tanh,
+}
+
+
+def complete() -> None:
+    """Gives it numbers and counters that are tensors, and functions of libdevice."""
+    from triton.language import float32, tensor
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    convert = interpreter._implicit_cvt
+
+    def converted(arg: Any) -> Any:
+        # compiled, a float is a tensor with a tensor's methods; interpreted, it is Python's own
+        if not isinstance(arg, float):
+            return convert(arg)
+        handle = interpreter.TensorHandle(numpy.array([arg], numpy.float32), float32)
+        return tensor(handle, float32)
+
+    def elementwise(function: Callable) -> Callable:
+        def apply(x: Any, **_: Any) -> Any:
+            data = function(x.handle.data).astype(x.handle.data.dtype)
+            return tensor(interpreter.TensorHandle(data, x.dtype.scalar), x.type)
+
+        return apply
+
+    def counted(*limits: Any) -> Iterable:
+        # compiled, what a loop counts with is a tensor as well; kernels see the interpreter's names
+        numbers = range(*map(int, limits))
+        return map(convert, numbers) if any(isinstance(x, tensor) for x in limits) else numbers
+
+    interpreter._implicit_cvt = converted
+    interpreter.range = counted
+    for name, function in _LIBDEVICE.items():
+        setattr(libdevice, name, elementwise(function))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""flash-linear-attention's kernels, as Qwen3-Next, Qwen3.5 and Kimi Linear call them.
+
+Gated delta rule, KDA (its gates are of each key's lane) and gated linear attention: prefill and
+training in chunks of 64 tokens with their gradients, and decoding token by token.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
+
+from strix_validate.attention import reference
+from strix_validate.attention.comparison import rms
+from strix_validate.attention.reference import TERMS, Precision, stored
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton_packages.calls import Call, differentiated
+
+MODULE, PACKAGE = "fla", "fla-core"
+#: Rule -> its functions: over chunks, and token by token.
+_RULES = {
+    "gdn": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    "kda": ("chunk_kda", "fused_recurrent_kda"),
+    "gla": ("chunk_gla", "fused_recurrent_gla"),
+}
+
+
+def _attend(
+    rule: str, decode: bool, lengths: tuple[int, ...], normal: bool, **tensors: Tensor
+) -> dict[str, Tensor]:
+    from fla import ops
+
+    function = getattr(ops, _RULES[rule][decode])
+    asked = () if decode else ("out", "last")
+    grads = {name: tensors.pop(f"grad_{name}") for name in asked}
+    more: dict = {"use_qk_l2norm_in_kernel": True} if normal else {}
+    if len(lengths) > 1:
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        more["cu_seqlens"] = ends.to(tensors["q"].device)
+
+    def attend(**inputs: Tensor) -> dict[str, Tensor]:
+        gate = inputs.pop("gate")
+        name = "gk" if rule == "gla" and decode else "g"
+        state = inputs.pop("state", None)
+        out, last = function(
+            **inputs, **{name: gate}, initial_state=state, output_final_state=True, **more
+        )
+        return {"out": out, "last": last}
+
+    if decode:
+        with torch.no_grad():
+            return attend(**tensors)
+    return differentiated(attend, tensors, grads)
+
+
+def attention(
+    randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
+    state=False, normal=False,
+) -> tuple[Call, Expected]:  # fmt: skip
+    """Linear attention with forgetting, of one batch.
+
+    Args:
+        rule: gdn, kda or gla. lengths: tokens of each sequence; of several, packed.
+        keys, values: lanes of a head's keys and values.
+        decode: token by token, without gradients.
+        state: sequences go on from a state. normal: the kernel normalizes q and k.
+    """
+    tokens = sum(lengths)
+    q, k = (randn(1, tokens, heads, keys) for _ in "qk")
+    if not normal:
+        q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
+    gates = (1, tokens, heads, *((keys,) if rule != "gdn" else ()))
+    tensors = {
+        "q": q,
+        "k": k,
+        "v": randn(1, tokens, heads, values),
+        "gate": logsigmoid(randn(*gates).float() + 2),
+    }
+    if rule != "gla":
+        tensors["beta"] = torch.sigmoid(randn(1, tokens, heads).float()).to(q.dtype)
+    if state:
+        tensors["state"] = randn(len(lengths), heads, keys, values).float()
+    grads = {"out": randn(1, tokens, heads, values)}
+    grads["last"] = randn(len(lengths), heads, keys, values).float()
+    inputs = {} if decode else {f"grad_{name}": x for name, x in grads.items()}
+    options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        exact = torch.float64 if dtype == TERMS else dtype
+        work = reference.working(exact)
+
+        def attend(**inputs: Tensor) -> dict[str, Tensor]:
+            if normal:
+                inputs |= {n: normalize(inputs[n], dim=-1) for n in "qk"}
+            parts = {n: x[0].split(lengths) for n, x in inputs.items() if n != "state"}
+            states = inputs.get("state", torch.zeros(len(lengths), heads, keys, values).to(work))
+            store = partial(stored, dtype=exact)
+            sequences = [{n: x[i] for n, x in parts.items()} for i in range(len(lengths))]
+            both = [_recurrence(store, *x) for x in zip(states, sequences, strict=True)]
+            out, last = zip(*both, strict=True)
+            return {"out": torch.cat(out)[None], "last": torch.stack(last)}
+
+        wanted = {name: x.to(work) for name, x in tensors.items()}
+        if decode:
+            found = attend(**wanted)
+        else:
+            found = differentiated(attend, wanted, {n: x.to(work) for n, x in grads.items()})
+        if "dgate" in found:
+            found["dgate"] += _lost(wanted, found, exact, lengths)
+        for name in found.keys() - {"last", "dgate", "dstate"}:
+            found[name] = stored(found[name], exact)
+        if dtype == TERMS:
+            # sums cancel again and again, within a row and over later tokens
+            sizes = {n: x.abs() for n, x in found.items()}
+            found = {
+                n: x + rms(x) + (x.max() if n in ("dgate", "dbeta") else x.amax(-1, True))
+                for n, x in sizes.items()
+            }
+        return found
+
+    return Call(PACKAGE, _attend, tensors | inputs, options, products=0 if decode else 4), expected
+
+
+def _lost(
+    inputs: dict[str, Tensor], found: dict[str, Tensor], dtype: Precision, lengths: tuple[int, ...]
+) -> Tensor:
+    """The error of a gate's gradient that is made of dq and dk as stored, over all later tokens."""
+    errors = [inputs[n] * (stored(found[f"d{n}"], dtype) - found[f"d{n}"]) for n in "qk"]
+    lost = errors[0] - errors[1]
+    lost = lost if lost.shape == inputs["gate"].shape else lost.sum(-1)
+    return torch.cat([x.flip(1).cumsum(1).flip(1) for x in lost.split(lengths, 1)], 1)
+
+
+def _recurrence(
+    store: Callable[[Tensor], Tensor], state: Tensor, sequence: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One sequence, token by token; store: rounds what a kernel keeps in the dtype under test.
+
+    Args:
+        state: (heads, keys, values).
+        sequence: q, k: (tokens, heads, keys), v: (tokens, heads, values), gate, logarithms:
+            (tokens, heads) or (tokens, heads, keys), beta: (tokens, heads), or none (gla).
+    """
+    q, k, v, gate = (sequence[name] for name in ("q", "k", "v", "gate"))
+    beta, rows = sequence.get("beta"), []
+    for i in range(len(q)):
+        state = state * gate[i].exp().reshape(len(state), -1, 1)
+        new = v[i]
+        if beta is not None:  # what the state holds for this key gives way to the new value
+            share = beta[i][..., None]
+            held = store(share * k[i])[..., None] * store(state)
+            new = store(share * new) - store(held.sum(-2))
+        state = state + k[i][..., None] * store(new)[:, None]
+        rows.append((store(state) * q[i][..., None]).sum(-2) * q.shape[-1] ** -0.5)
+    return torch.stack(rows), state
+
+
+_COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
+_CHUNK = "a chunk's state handed on wrongly, or the last chunk, which is not full"
+_STATE = "the state that a sequence goes on from left out, or its gradient"
+_PACKED = "sequences of a batch that see each other's state"
+_DECODE = "decoding that forgets, or that does not normalize keys as prefill does"
+BF16 = torch.bfloat16
+_LAYER: dict = {"lengths": (256,), "heads": 4, "keys": 128, "values": 128}  # Qwen3-Next, Kimi
+
+COMPILED = {
+    f"{rule}-{name}": Case(partial(attention, rule=rule, **_LAYER | more), _COMPILES, BF16)
+    for rule in _RULES
+    for name, more in (("chunk", {}), ("decode", {"decode": True, "lengths": (1,), "state": True}))
+}
+COMPUTED = {
+    "gdn": Case(attention, _CHUNK),
+    "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
+    "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
+    "gdn-decode": Case(
+        partial(attention, decode=True, lengths=(3, 1), state=True, normal=True), _DECODE
+    ),
+    "kda": Case(partial(attention, rule="kda", lengths=(70,)), _CHUNK),
+    "kda-decode": Case(
+        partial(attention, rule="kda", decode=True, lengths=(3, 1), state=True, normal=True),
+        _DECODE,
+    ),
+    "gla": Case(partial(attention, rule="gla", lengths=(70,)), _CHUNK),
+    "gla-state": Case(partial(attention, rule="gla", lengths=(20,), state=True), _STATE),
+}
+EMULATED = {
+    "gdn": Case(partial(attention, lengths=(70,), heads=1), _CHUNK, BF16),
+    "gdn-decode": Case(
+        partial(attention, decode=True, lengths=(2,), heads=1, state=True), _DECODE, BF16
+    ),
+    "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1), _CHUNK, BF16),
+    "gla": Case(partial(attention, rule="gla", lengths=(70,), heads=1), _CHUNK, BF16),
+}

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Liger's kernels for fine-tuning, as its patched models call them, and their gradients.
+
+RMS norm (Llama, Gemma), rotary embedding, SwiGLU, and the last layer fused with its loss.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import TERMS, Precision, stored
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton_packages.calls import Call, differentiated
+
+MODULE, PACKAGE = "liger_kernel", "liger-kernel"
+#: A label that counts for nothing.
+IGNORED = -100
+
+
+def _inputs(dtype: Precision, *tensors: Tensor) -> list[Tensor]:
+    """In the working precision, their magnitudes for TERMS."""
+    found = [x.to(reference.working(dtype)) for x in tensors]
+    return [x.abs() for x in found] if dtype == TERMS else found
+
+
+def _rms_norm(
+    x: Tensor, weight: Tensor, grad: Tensor, *, eps: float, offset: float, casting: str
+) -> dict[str, Tensor]:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    def norm(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {"out": LigerRMSNormFunction.apply(x, weight, eps, offset, casting, False)}
+
+    return differentiated(norm, {"x": x, "weight": weight}, {"out": grad})
+
+
+def rms_norm(
+    randn: Randn, *, rows=5, columns=300, eps=1e-6, offset=0.0, casting="llama"
+) -> tuple[Call, Expected]:
+    """RMS norm, forward and backward.
+
+    Args:
+        eps: large, it shows whether the kernel takes the one that it is given.
+        offset: added to the weight (1 in Gemma).
+        casting: what is rounded before the weight is applied: "llama" the row, "gemma" nothing.
+    """
+    x, weight, grad = randn(rows, columns), randn(columns), randn(rows, columns)
+    tensors = {"x": x, "weight": weight, "grad": grad}
+    options = {"eps": eps, "offset": offset, "casting": casting}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        a, w, d = _inputs(dtype, x, weight + offset, grad)
+        sign = 1.0 if dtype == TERMS else -1.0
+        inverse = (x.to(a.dtype).square().mean(-1, keepdim=True) + eps).rsqrt()
+        row = stored(a * inverse, dtype) if casting == "llama" else a * inverse
+        dot = (d * w * a).mean(-1, keepdim=True)
+        found = {
+            "out": row * w,
+            "dx": inverse * (d * w + sign * inverse.square() * dot * a),
+            "dweight": (d * row).sum(0),
+        }
+        return {name: stored(value, dtype) for name, value in found.items()}
+
+    return Call(PACKAGE, _rms_norm, tensors, options), expected
+
+
+def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor) -> dict:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    def turn(q: Tensor, k: Tensor) -> dict[str, Tensor]:
+        # the kernel writes to what it is given
+        turned = LigerRopeFunction.apply(q * 1, k * 1, cos, sin)
+        return dict(zip(("q_out", "k_out"), turned, strict=True))
+
+    return differentiated(turn, {"q": q, "k": k}, {"q_out": dq, "k_out": dk})
+
+
+def rope(
+    randn: Randn, *, batch=2, tokens=7, heads=6, kv_heads=2, head_dim=64, rotary=0
+) -> tuple[Call, Expected]:
+    """Rotary embedding of queries and keys, in halves, and its inverse on their gradients.
+
+    Args:
+        rotary: lanes that are turned, 0 is all (GLM, Phi: a part).
+    """
+    lanes = rotary or head_dim
+    q, dq = randn(batch, heads, tokens, head_dim), randn(batch, heads, tokens, head_dim)
+    k, dk = randn(batch, kv_heads, tokens, head_dim), randn(batch, kv_heads, tokens, head_dim)
+    angle = (randn(1, tokens, lanes // 2).float() * 3).repeat(1, 1, 2)
+    cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
+
+    def turned(dtype: Precision, x: Tensor, back: bool) -> Tensor:
+        a, c, s = _inputs(dtype, x, cos[:, None], sin[:, None])
+        part, rest = a.split([lanes, head_dim - lanes], -1)
+        first, second = part.chunk(2, -1)
+        minus = 1.0 if dtype == TERMS else -1.0
+        here, there = (1.0, minus) if back else (minus, 1.0)
+        half = slice(lanes // 2)
+        halves = (
+            first * c[..., half] + here * second * s[..., half],
+            second * c[..., half] + there * first * s[..., half],
+        )
+        return stored(torch.cat([*halves, rest], -1), dtype)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        found = {name: turned(dtype, x, False) for name, x in (("q_out", q), ("k_out", k))}
+        return found | {name: turned(dtype, x, True) for name, x in (("dq", dq), ("dk", dk))}
+
+    tensors = {"q": q, "k": k, "cos": cos, "sin": sin, "dq": dq, "dk": dk}
+    return Call(PACKAGE, _rope, tensors), expected
+
+
+def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    def product(gate: Tensor, up: Tensor) -> dict[str, Tensor]:
+        # the backward pass writes over its inputs
+        return {"out": LigerSiLUMulFunction.apply(gate * 1, up * 1)}
+
+    return differentiated(product, {"gate": gate, "up": up}, {"out": grad})
+
+
+def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[Call, Expected]:
+    """silu(gate) * up. gain: gates times this; of large ones the slope is 1 or 0."""
+    gate, up, grad = randn(rows, columns) * gain, randn(rows, columns), randn(rows, columns)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        a, u, d = _inputs(dtype, gate, up, grad)
+        s = torch.sigmoid(gate.to(a.dtype))
+        silu, slope = stored(a * s, dtype), s + a * s * (1 - s)
+        found = {"out": silu * u, "dgate": d * u * slope, "dup": d * silu}
+        return {name: stored(value, dtype) for name, value in found.items()}
+
+    return Call(PACKAGE, _swiglu, {"gate": gate, "up": up, "grad": grad}), expected
+
+
+def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str, Tensor]:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    bias = options.pop("bias", None)
+
+    def loss(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        found = LigerFusedLinearCrossEntropyFunction.apply(
+            x, weight, labels, bias, None, IGNORED, 0.0, options["smoothing"], "mean",
+            options["softcap"], False, torch.float32,
+        )  # fmt: skip
+        return {"loss": found[0]}
+
+    # twice the loss: a gradient of 1 takes a way of its own
+    grad = torch.tensor(2.0, device=x.device, dtype=torch.float32)
+    return differentiated(loss, {"x": x, "weight": weight}, {"loss": grad})
+
+
+def loss(
+    randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2
+) -> tuple[Call, Expected]:
+    """The last layer and cross entropy in one, mean of the labels that count; in float32.
+
+    Args:
+        size: of a token's vector. words: of the vocabulary.
+        ignored: of the labels, how many count for nothing (padding, prompts).
+    """
+    x, weight = randn(tokens, size), randn(words, size) / size**0.5
+    labels = (torch.arange(tokens) * 37 + 11) % words
+    labels[:ignored] = IGNORED
+    options = {"smoothing": smoothing, "softcap": softcap}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        plain = torch.float64 if dtype == TERMS else dtype
+        logits = stored(reference.product(x, weight, plain), plain)
+        slope = torch.ones_like(logits)
+        if softcap:
+            inner = torch.tanh(logits / softcap)
+            logits, slope = softcap * inner, 1 - inner.square()
+        counts = (labels != IGNORED)[:, None]
+        right = torch.nn.functional.one_hot(labels.clamp(min=0), words).to(logits)
+        wanted = right * (1 - smoothing) + smoothing / words
+        log = logits.log_softmax(-1)
+        n = counts.sum()
+        sign = 1.0 if dtype == TERMS else -1.0
+        errors = 2 * (log.exp() + sign * wanted) * slope * counts / n
+        errors = stored(errors, dtype)
+        a, w = _inputs(dtype, x, weight)
+        size_of = (logits.abs() + logits.logsumexp(-1, keepdim=True).abs()) * wanted
+        terms = (size_of if dtype == TERMS else -log * wanted) * counts
+        return {
+            "loss": terms.sum() / n,
+            "dx": stored(errors @ w, dtype),
+            "dweight": stored(errors.T @ a, dtype),
+        }
+
+    return Call(PACKAGE, _loss, {"x": x, "weight": weight, "labels": labels}, options), expected
+
+
+_COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
+_TAIL = "the last block, which is not full, counted as full"
+_GEMMA = "Gemma's 1 + weight, or its rounding, left out"
+_EPS = "another eps than the model's"
+_TURN = "the inverse turn of the gradient left out, or lanes turned that are not to be"
+_SLOPE = "the slope of silu, of large gates as well"
+_LABELS = "labels that count for nothing counted: prompts and padding of fine-tuning"
+_SMOOTH = "label smoothing or Gemma's softcap left out of the gradient"
+BF16 = torch.bfloat16
+
+COMPILED = {
+    "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
+    "rms-norm-gemma": Case(
+        partial(rms_norm, columns=3584, offset=1.0, casting="gemma"), _COMPILES, BF16
+    ),
+    "rope": Case(partial(rope, heads=32, kv_heads=8, head_dim=128), _COMPILES, BF16),
+    "swiglu": Case(partial(swiglu, columns=14336), _COMPILES, BF16),
+    "loss": Case(partial(loss, tokens=4, size=256, words=32000), _COMPILES, BF16),
+}
+COMPUTED = {
+    "rms-norm": Case(rms_norm, _TAIL),
+    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), _EPS),
+    "rms-norm-gemma": Case(partial(rms_norm, offset=1.0, casting="gemma"), _GEMMA),
+    "rope": Case(rope, _TURN),
+    "rope-partial": Case(partial(rope, rotary=32), _TURN),
+    "swiglu": Case(swiglu, _SLOPE),
+    "swiglu-large": Case(partial(swiglu, gain=8.0), _SLOPE),
+    "loss": Case(loss, _LABELS),
+    "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
+    "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
+}
+#: Of sizes that leave no thread without an element of its own. Otherwise Triton has threads repeat
+#: those of others, and they read what these have overwritten: nobody uses it, but it is a race.
+EMULATED = {
+    "rms-norm": Case(rms_norm, _TAIL, BF16),
+    "rms-norm-gemma": Case(partial(rms_norm, offset=1.0, casting="gemma"), _GEMMA, BF16),
+    "rope": Case(partial(rope, heads=8, kv_heads=4), _TURN, BF16),
+    "swiglu": Case(swiglu, _SLOPE, BF16),
+    "loss": Case(partial(loss, tokens=5, size=1024, words=1000), _LABELS, BF16),
+}

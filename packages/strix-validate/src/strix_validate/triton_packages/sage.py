@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""SageAttention's Triton kernels: attention with queries and keys in 8 bits.
+
+They are judged by what they mean to compute, softmax of the rounded scores: a kernel's fault would
+drown in the error of 8 bits. What those cost against float64 is measured beside it, as `quantized`.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import TERMS, Precision, stored
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton_packages.calls import Call
+
+MODULE, PACKAGE = "sageattention", "sageattention"
+#: Rows that share a scale.
+QUERIES, KEYS = 128, 64
+_LOG2_E = 1.44269504
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Tensor]:
+    from sageattention import sageattn
+
+    return {"out": sageattn(q, k, v, is_causal=causal), "keys": k}
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *, longest: int, causal: bool) -> dict:
+    from sageattention import sageattn_varlen
+
+    out = sageattn_varlen(q, k, v, ends, ends, longest, longest, is_causal=causal)
+    return {"out": out, "keys": k}
+
+
+def _rounded(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
+    """x * scale in 8 bits, each `rows` rows of a head with a scale of their own, in float64.
+
+    Args:
+        x: (heads, tokens, head_dim), float32.
+    """
+    parts = []
+    for part in (x * scale).split(rows, 1):
+        unit = part.abs().amax((1, 2), keepdim=True) / 127
+        codes = part / unit
+        codes = (codes + 0.5 * torch.where(codes >= 0, 1.0, -1.0)).trunc()
+        parts.append(codes.double() * unit.double())
+    return torch.cat(parts, 1)
+
+
+def attention(
+    randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False
+) -> tuple[Call, Expected]:
+    """Attention of sequences that are as long as each other, or packed.
+
+    Args:
+        lengths: tokens of each sequence; of a batch that is not packed, all the same.
+    """
+    q, k, v = (randn(sum(lengths), n, head_dim) for n in (heads, kv_heads, kv_heads))
+    mean = k.float().mean(0, keepdim=True) if packed else None
+
+    def one(dtype: Precision, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(tokens, heads, head_dim) each."""
+        own = k.mean(0, keepdim=True) if mean is None else mean.to(k.dtype)
+        smooth = (k - own).transpose(0, 1).float()
+        scale = head_dim**-0.5 * _LOG2_E
+        scores = _rounded(q.transpose(0, 1).float(), QUERIES, scale)
+        keys = _rounded(smooth, KEYS).repeat_interleave(heads // kv_heads, 0)
+        scores = scores @ keys.transpose(1, 2) / _LOG2_E
+        if causal:
+            seen = torch.ones(len(q), len(k), dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, float("-inf"))
+        exact = torch.float64 if dtype == TERMS else dtype
+        weights = scores.to(reference.working(exact)).softmax(-1)
+        values = v.half().transpose(0, 1).repeat_interleave(heads // kv_heads, 0).to(weights)
+        if dtype == TERMS:
+            return (weights @ values.abs()).transpose(0, 1)
+        # a block's products are summed up in 16 bits
+        narrow = torch.float64 if exact is torch.float64 else torch.float16
+        parts = zip(weights.split(KEYS, -1), values.split(KEYS, 1), strict=True)
+        out = sum(stored(stored(w, narrow) @ x, narrow) for w, x in parts)
+        return stored(out.to(weights), exact).transpose(0, 1)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        sequences = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        found = [one(dtype, *x) for x in sequences]
+        out = torch.cat(found) if packed else torch.stack(found).transpose(1, 2)
+        # its means are taken from a copy
+        return {"out": out, "keys": tensors["k"].double()}
+
+    options = {"causal": causal}
+    if packed:
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        tensors = {"q": q, "k": k, "v": v, "ends": ends}
+        call = Call(PACKAGE, _varlen, tensors, options | {"longest": max(lengths)}, products=1)
+        return call, expected
+    tensors = {
+        name: x.unflatten(0, (len(lengths), -1)).transpose(1, 2).contiguous()
+        for name, x in (("q", q), ("k", k), ("v", v))
+    }
+    return Call(PACKAGE, _attend, tensors, options, products=1), expected
+
+
+_COMPILES = "a kernel that no longer compiles for gfx1151, or multiplies 8 bits without WMMA"
+_EDGE = "keys past the end, which are zeros, that get a share of the weights"
+_MASK = "a causal mask that is off by one, or left out in the block on the diagonal"
+_GROUP = "a query head that reads another group's keys, or their scale"
+_PACKED = "sequences that see each other's keys, or take each other's scales"
+BF16 = torch.bfloat16
+
+COMPILED = {
+    f"d{size}{'-causal' * causal}": Case(
+        partial(attention, lengths=(512,), heads=4, head_dim=size, causal=causal), _COMPILES, BF16
+    )
+    for size in (64, 96, 128)
+    for causal in (False, True)
+}
+COMPUTED = {
+    "full": Case(partial(attention, lengths=(128, 128)), _GROUP),
+    "edge": Case(attention, _EDGE),
+    "causal": Case(partial(attention, lengths=(200,), causal=True), _MASK),
+    "d96": Case(partial(attention, head_dim=96, lengths=(70,), causal=True), _MASK),
+    "packed": Case(partial(attention, lengths=(100, 40), packed=True, causal=True), _PACKED),
+    "packed-edge": Case(partial(attention, lengths=(100, 40), packed=True), _EDGE),
+}
+EMULATED = {
+    "edge": Case(partial(attention, lengths=(70,), heads=2, kv_heads=1), _EDGE, BF16),
+    "causal": Case(partial(attention, lengths=(70,), heads=1, kv_heads=1, causal=True), _MASK),
+}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A kernel of what Triton's interpreter lacks, in a module that its child process can import."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """Sums 0, 1 and 2 with counters of a loop, and calls three functions."""
+
+    dtype: torch.dtype = torch.float32
+
+    def prepare(self) -> str:
+        return ""
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        # here: a function takes what the interpreter offers when it is imported
+        from triton.language.extra import libdevice
+
+        @triton.jit
+        def kernel(x, out, n, factor, SIZE: tl.constexpr):
+            place = tl.arange(0, SIZE)
+            value = tl.load(x + place)
+            total = libdevice.tanh(value * factor.to(tl.float32))
+            total += libdevice.rsqrt(1 + value) + libdevice.log1p(value)
+            for i in range(n):
+                total += i.to(tl.float32)
+            tl.store(out + place, total)
+
+        kernel.fn.__globals__["libdevice"] = libdevice
+        x = torch.arange(4.0, device=device)
+        out = torch.zeros_like(x)
+        kernel[(1,)](x, out, 3, 0.5, SIZE=4)
+        return {"out": out}
