@@ -105,6 +105,7 @@ def _digest(log: list[Revision]) -> str:
 
 
 def dump(log: list[Revision]) -> str:
+    """The log as its file has it."""
     return json.dumps([asdict(entry) for entry in log], indent=1)
 
 

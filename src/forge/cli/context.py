@@ -59,10 +59,12 @@ class Context:
 
     @cached_property
     def project(self) -> Project:
+        """The checkout, and where packages go."""
         return Project.at(self.root, self.output)
 
     @cached_property
     def base(self) -> bases.Base:
+        """The base to build on, chosen when it is first needed."""
         name, line = bases.choose(self.base_name, self.channel.is_host_bound())
         err.print(line)
         return bases.load(self.project, name, bases.parse_overrides(self.variants))
@@ -81,10 +83,12 @@ class Context:
 
     @cached_property
     def channel(self) -> Channel:
+        """The local channel."""
         return Channel(self.project.channel, self.project.names)
 
     @cached_property
     def hostbase(self) -> HostBase | None:
+        """The host base, if that is the base."""
         return HostBase(self.project, self.base) if self.base.folder else None
 
     def select(self, names: Iterable[str] | None, among: RecipeSet | None = None) -> set[str]:

@@ -51,6 +51,7 @@ class Interrupted(BaseException):
 
 
 def interrupt(*_: object) -> None:
+    """Raise Interrupted, as a handler of signals."""
     raise Interrupted
 
 

@@ -112,6 +112,7 @@ class Run(TyperCommand):
     """Takes options of ours up to `--`, or without it up to the first word of the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the words of ours from the command's."""
         ctx.allow_interspersed_args = "--" in args
         return super().parse_args(ctx, args)
 

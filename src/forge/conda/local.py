@@ -35,14 +35,17 @@ class Output:
 
     @property
     def dist(self) -> str:
+        """NAME-VERSION-BUILD."""
         return f"{self.name}-{self.version}-{self.build}"
 
     @property
     def file_name(self) -> str:
+        """The name of its package file."""
         return f"{self.dist}.conda"
 
     @property
     def number(self) -> int:
+        """The build number."""
         return int(self.build.rsplit("_", 1)[1])
 
     @property
@@ -97,6 +100,7 @@ class Channel:
             yield Record(**{f.name: record[f.name] for f in fields(Record)})
 
     def path(self, output: Output) -> Path:
+        """Where a package is or would be."""
         return self.folder / output.subdir / output.file_name
 
     def reconcile(self) -> None:

@@ -57,7 +57,9 @@ class Records:
 
     # What rattler asks of a source of records (its protocol RepoDataSource)
     async def fetch_package_records(self, platform: Any, name: PackageName) -> list[RepoDataRecord]:
+        """The records of a name in a subdir."""
         return self._data[str(platform)].load_records(name)
 
     def package_names(self, platform: Any) -> list[str]:
+        """The names in a subdir."""
         return self._data[str(platform)].package_names()

@@ -53,9 +53,11 @@ class Workspace:
 
     @property
     def lock_file(self) -> Path:
+        """The pixi.lock of this workspace."""
         return self.folder / "pixi.lock"
 
     def prefix(self, environment: str) -> Path:
+        """Where an environment is installed."""
         return self.folder / ".pixi" / "envs" / environment
 
     def channels(self, of: Environment | None = None) -> list[str]:

@@ -62,6 +62,7 @@ class Conversion:
 
     @property
     def file_name(self) -> str:
+        """The name of the package file."""
         return f"{self.name}-{self.version}-{self.build}.conda"
 
     def size(self) -> int:

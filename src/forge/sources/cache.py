@@ -44,18 +44,22 @@ class Source:
 
     @property
     def file_name(self) -> str:
+        """The last part of its URL."""
         return self.url.rsplit("/", 1)[1]
 
     @property
     def digest(self) -> str:
+        """Its sha256 or commit."""
         return self.sha256 or self.commit
 
     @property
     def kind(self) -> str:
+        """What the digest is."""
         return "commit" if self.commit else "sha256"
 
     @property
     def origin(self) -> str:
+        """Its package URL, else its URL."""
         return str(self.purl or self.url)
 
 
@@ -70,6 +74,7 @@ class SourceCache:
         return Downloader()
 
     def path(self, source: Source) -> Path:
+        """Where a source is or would be."""
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:

@@ -52,6 +52,7 @@ class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
                 raise HTTPX.ReadTimeout(why)
 
     def close(self) -> None:
+        """Close the body."""
         self.stream.close()
 
 

@@ -129,6 +129,7 @@ def choose(downloader: Downloader, recipe: Recipe, wanted: str | None) -> str | 
 
 
 def why_none(recipe: Recipe) -> str:
+    """Why a recipe has no upstream of its own."""
     key = KEY.search(recipe.path.read_text())
     return f"it follows {key[1]} in {VARIANTS}" if key else "it is made here"
 

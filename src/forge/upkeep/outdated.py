@@ -32,6 +32,7 @@ class Row:
 
     @property
     def outdated(self) -> bool:
+        """Whether upstream has a newer release."""
         return bool(self.newest) and Version(self.newest) > Version(self.version)
 
 

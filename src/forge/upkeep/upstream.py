@@ -31,6 +31,7 @@ class Release:
 
     @property
     def key(self) -> Version:
+        """By which releases are ordered."""
         return Version(self.version)
 
 

@@ -25,7 +25,6 @@ from strix_emulate.run.program import decode_kernel
 
 EXIT_STATUS = "Exit status: 0 done, 1 the kernel trapped, 2 bad input or usage, 3 no disassembler."
 app = typer.Typer(
-    help="Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits.",
     epilog=EXIT_STATUS,
     add_completion=False,
     no_args_is_help=True,
@@ -64,7 +63,7 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    pass
+    """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits."""
 
 
 @app.command()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 
 class State(StrEnum):
+    """The outcome of a check."""
+
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # could not run: neither passed nor failed
@@ -33,6 +35,7 @@ class Size(StrEnum):
     STRESS = "stress"
 
     def holds(self, other: "Size") -> bool:
+        """Whether this size includes the other."""
         order = list(Size)
         return order.index(other) <= order.index(self)
 

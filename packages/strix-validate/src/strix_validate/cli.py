@@ -28,7 +28,6 @@ EXIT_STATUS = (
     "be checked, 130 interrupted."
 )
 app = typer.Typer(
-    help="Validate the attention of the installed PyTorch, flash-attn and vLLM, and the host.",
     epilog=EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
@@ -50,7 +49,7 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    pass
+    """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the host."""
 
 
 @app.command()
@@ -278,6 +277,7 @@ def report(
 
 
 def main() -> None:
+    """Run the command line."""
     app()
 
 

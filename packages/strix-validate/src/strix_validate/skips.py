@@ -32,6 +32,8 @@ class Machine:
 
 
 class When(BaseModel):
+    """The machine that an entry is about; None is any."""
+
     model_config = ConfigDict(extra="forbid")
     build: str | None = None
     device: str | None = None
@@ -50,6 +52,7 @@ class Skip(BaseModel):
     date: date
 
     def covers(self, result: Result, machine: Machine) -> bool:
+        """Whether an entry explains a skipped result on a machine."""
         return (
             is_named(result.check.id, self.ids)
             and all(getattr(machine, key) == value for key, value in self.when if value is not None)
@@ -59,6 +62,7 @@ class Skip(BaseModel):
 
 @cache
 def table() -> list[Skip]:
+    """The entries of skips.toml."""
     text = (files("strix_validate") / "skips.toml").read_text()
     return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
 

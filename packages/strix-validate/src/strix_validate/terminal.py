@@ -25,6 +25,8 @@ SECONDS_BETWEEN_WRITES = 5.0
 
 
 class DeviceName(StrEnum):
+    """The values of --device."""
+
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"

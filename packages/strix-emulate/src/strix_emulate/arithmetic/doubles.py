@@ -90,6 +90,7 @@ def trig_preop(x, segment):
 
 
 def fract(x):
+    """x minus its floor, below 1 as the ISA has it."""
     return np.minimum(x - np.floor(x), 1 - 2.0**-53)
 
 

@@ -28,6 +28,7 @@ class Mode:
     finite_16: bool = False
 
     def keeps(self, kind: str) -> bool:
+        """Whether numbers of a kind ("f16", "f32", "f64") keep their denormals."""
         return self.denormals_32 if kind == "f32" else self.denormals_16_64
 
     @property

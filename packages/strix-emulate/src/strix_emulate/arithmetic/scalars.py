@@ -16,6 +16,7 @@ U32 = np.uint32
 
 
 def wide(x):
+    """x as int64, in which sums of 32 bits do not wrap."""
     return np.asanyarray(x).astype(np.int64)
 
 

@@ -37,6 +37,7 @@ class Symbol(np.ndarray):
     body: "Body"
 
     def __new__(cls, dtype, code: str, body: "Body"):
+        """An array without dimensions that stands for a value of that dtype."""
         self = np.zeros((), dtype).view(cls)
         self.code, self.body = code, body
         return self
@@ -45,9 +46,11 @@ class Symbol(np.ndarray):
         pass
 
     def astype(self, dtype, **_):
+        """A cast, as C."""
         return self.body.cast(self, np.dtype(dtype))
 
     def view(self, *kind):
+        """The same bits as another dtype. Raises Untranslatable for one of another size."""
         dtype = np.dtype(kind[0])
         if dtype.itemsize != self.dtype.itemsize:
             raise Untranslatable("a view of another size")
@@ -116,6 +119,7 @@ class Body:
         return self.symbol(dtype, f"{name}({', '.join(parts)})")
 
     def cast(self, x, dtype: np.dtype) -> Symbol:
+        """x converted to a dtype, as NumPy converts."""
         if x.dtype == dtype:
             return x
         if dtype.char == "e":
@@ -126,6 +130,7 @@ class Body:
         return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
 
     def bits(self, x, dtype: np.dtype) -> Symbol:
+        """The bits of x as a dtype of the same size."""
         if x.dtype == dtype:
             return x
         if x.dtype.char == "e":
@@ -137,6 +142,7 @@ class Body:
         return self.symbol(dtype, f"{dtype.char}_of_{x.dtype.char}({x.code})")
 
     def constant(self, value, dtype: np.dtype) -> Symbol:
+        """A literal of a dtype. Raises Untranslatable for an array."""
         if isinstance(value, np.ndarray):
             raise Untranslatable("an array that is no symbol")
         value = np.asarray(value).astype(dtype)
@@ -155,6 +161,7 @@ class Body:
         return self.cast(x, dtype) if isinstance(x, Symbol) else self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
+        """The call of a ufunc, in the loop that NumPy would choose. Raises Untranslatable."""
         signature = tuple(type(x) if type(x) in (int, float) else np.asarray(x).dtype
                           for x in inputs) + (None,) * ufunc.nout  # fmt: skip
         wanted = {} if dtype is None else {"signature": (np.dtype(dtype),) * len(signature)}

@@ -163,6 +163,7 @@ class DeviceMemory(Arena):
         return np.ascontiguousarray(rows)
 
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
+        """See Arena.find: of memory that the program allocated."""
         at = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(at):
             return at, False

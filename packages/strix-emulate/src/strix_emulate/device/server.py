@@ -97,6 +97,7 @@ class Server:
             raise Refused(Status.OUT_OF_MEMORY, text, lasting=True) from error
 
     def load(self, data: bytes) -> bytes:
+        """Read a code object or a bundle; answers its number and the bytes of its image."""
         size, _ = unpack(protocol.ORIGIN, data)
         start = protocol.ORIGIN.size + size
         origin, data = data[protocol.ORIGIN.size : start], data[start:]
@@ -111,6 +112,7 @@ class Server:
         return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
 
     def place(self, data: bytes) -> bytes:
+        """Put a loaded module at its address, its pointers relocated."""
         number, _, offset = unpack(protocol.PLACE, data)
         module = self._module(number)
         image = module.contents.image
@@ -123,6 +125,7 @@ class Server:
         return b""
 
     def unload(self, data: bytes) -> bytes:
+        """Forget a module and its functions."""
         number, _ = unpack(protocol.MODULE, data)
         module = self._module(number)
         del self.modules[number]
@@ -130,6 +133,7 @@ class Server:
         return b""
 
     def function(self, data: bytes) -> bytes:
+        """The number of a kernel by name, and what a launch must know of it."""
         module, name = self._named(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
@@ -148,6 +152,7 @@ class Server:
         return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
 
     def symbol(self, data: bytes) -> bytes:
+        """Address and size of a variable by name."""
         module, name = self._named(data)
         found = module.contents.variables.get(name)
         if found is None:
@@ -155,6 +160,7 @@ class Server:
         return protocol.SYMBOL.pack(*found)
 
     def launch(self, data: bytes) -> bytes:
+        """Execute a kernel; answers what it printed."""
         number, *sizes, lds, cooperative, stack = unpack(protocol.LAUNCHED, data)
         function = self.functions.get(number)
         if function is None or not function.module.offset:

@@ -55,4 +55,5 @@ def executes(run: Callable, *forms: Form, issues=None, waits: bool = False) -> C
 
 
 def executable(run: Callable) -> Executable:
+    """What is marked on a function that executes an instruction; nothing where it has no mark."""
     return getattr(run, _EXECUTABLE, Executable())

@@ -55,6 +55,7 @@ def names() -> set[str]:
 
 
 def is_memory(name: str) -> bool:
+    """Whether an instruction accesses memory or the LDS."""
     return bool(_PATTERN.match(name) or _SCALAR.match(name) or name in NO_EFFECT
                 or name in atomics.NAMES or name in atomics.COUNTED
                 or name in _EXCHANGES)  # fmt: skip

@@ -29,6 +29,7 @@ class Spaces:
 
 
 def global_address(ins: Instruction, address: Operand, base: Operand) -> Callable:
+    """A function of waves: the addresses of a global access, uint64, one for each active lane."""
     constant = np.int64(ins.modifiers.get("offset", 0)).astype(np.uint64)
     if base.kind == "off":
         wide = reader(address, "u64")
@@ -79,6 +80,7 @@ def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None
 
 
 def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
+    """A function of waves: where a global access lies in the arena, and the tags to leave there."""
     address = global_address(ins, *operands)
 
     def locate(g: Waves):
@@ -126,6 +128,7 @@ def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Are
 
 
 def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Callable:
+    """A function of waves: where a scratch access lies in the lanes' private memory."""
     address, base = (op if op.kind != "off" else Operand("const", text="0") for op in operands)
     index, start = reader(address, "u32"), reader(base, "u32")
     constant, limit = ins.modifiers.get("offset", 0), spaces.scratch_size
@@ -142,6 +145,7 @@ def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Cal
 
 
 def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Callable:
+    """A function of waves: where an access to the LDS lies in its workgroup's."""
     index, limit = reader(address, "u32"), spaces.lds_size
 
     def locate(g: Waves):

@@ -78,6 +78,7 @@ class Memory:
         self.clear_tags()
 
     def clear_tags(self) -> None:
+        """Forget who wrote and read what."""
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there

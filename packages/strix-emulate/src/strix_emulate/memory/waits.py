@@ -59,6 +59,7 @@ def registers(kind: str, first: int, count: int = 1) -> int:
 
 
 def issue(g: Waves, counter: int, entry: Outstanding) -> None:
+    """Note that a memory instruction is under way, and its registers with it."""
     g.queues[counter].append(entry)
     g.pending |= entry.registers
 

@@ -47,10 +47,14 @@ def _fields(kind, names: str) -> list:
 
 
 class COperand(ctypes.Structure):
+    """An operand, as emulate.c reads it."""
+
     _fields_ = [*_fields(_I, "file index bits half neg abs flush pad"), ("value", ctypes.c_uint64)]
 
 
 class COp(ctypes.Structure):
+    """An instruction, as emulate.c reads it."""
+
     _fields_ = [
         ("function", _P), *_fields(_I, "form results sources after write_exec step"),
         ("factor", ctypes.c_float),
@@ -63,6 +67,8 @@ class COp(ctypes.Structure):
 
 
 class CMemory(ctypes.Structure):
+    """A space of memory, as emulate.c reads it."""
+
     _fields_ = [
         *_fields(_P, "bytes written read writers slots"),
         *_fields(_L, "size stride shift strict copies"),
@@ -71,6 +77,8 @@ class CMemory(ctypes.Structure):
 
 
 class CState(ctypes.Structure):
+    """The registers of waves, as emulate.c reads them."""
+
     _fields_ = [
         *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
         *_fields(_L, "exec_changed ordered"),

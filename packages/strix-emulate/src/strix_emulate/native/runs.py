@@ -206,6 +206,7 @@ class Run:
         self._plans: dict[tuple, Plan | None] = {}
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
+        """Execute the steps: in C where all that they need is known, else one by one."""
         first = 0
         while first < len(self.steps):
             plan = self._plan(g, first, checks) if checks else None

@@ -21,6 +21,7 @@ Body = Callable[["Watched", Options], dict | Result]
 
 
 def checks() -> list[Check]:
+    """One for each kind of behaviour and route."""
     return [
         Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body))
         for name, body in BODIES.items()
@@ -52,6 +53,7 @@ class Watched:
         self.name, self.unwatched = name, sdpa.ROUTES[name]
 
     def __call__(self, *args: Tensor, **options) -> Tensor:
+        """What the route computes. Raises CheckFailed if another backend did."""
         out, operators = sdpa.call(self.unwatched, *args, **options)
         fault = sdpa.wrong_operator(self.name, operators)
         require(not fault, fault)

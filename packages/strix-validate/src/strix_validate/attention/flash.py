@@ -36,6 +36,7 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the tensors."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:

@@ -52,6 +52,7 @@ ROUTES: dict[str, Route] = {
 
 
 def checks() -> list[Check]:
+    """One for each shape, data type and route."""
     return [_check(*case) for case in _cases()]
 
 
@@ -80,6 +81,7 @@ def _free_gib(device: str) -> float:
 
 
 def size_of(check: Check) -> Size:
+    """The size that a check belongs to."""
     return _sizes()[check.id]
 
 

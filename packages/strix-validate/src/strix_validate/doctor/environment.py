@@ -185,5 +185,6 @@ def disk(tree: Tree) -> Result:
 
 
 def free_bytes(place: Path) -> int:
+    """What an ordinary user may still write to the file system of a place."""
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize

@@ -50,12 +50,15 @@ class Tree:
 
     @property
     def is_live(self) -> bool:
+        """Whether this is the machine itself, not a recorded tree."""
         return self.root.resolve() == Path("/")
 
     def path(self, name: str) -> Path:
+        """Where a file of the machine lies."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str | None:
+        """A text file without its end, or None."""
         try:
             return self.path(name).read_bytes().decode(errors="replace").strip("\0\n ")
         except OSError:
@@ -86,6 +89,7 @@ class Tree:
 
     @cached_property
     def environ(self) -> Mapping[str, str]:
+        """The environment of this process, or the recorded one."""
         if self.is_live:
             return os.environ
         pairs = (self.read("proc/self/environ") or "").split("\0")
@@ -197,6 +201,7 @@ class Tree:
 
     @cached_property
     def glibc(self) -> tuple[int, ...] | None:
+        """The version of the C library, or None."""
         if self.is_live:
             text = os.confstr("CS_GNU_LIBC_VERSION") or ""
         else:
@@ -208,6 +213,7 @@ class Tree:
 
     @cached_property
     def home(self) -> Path:
+        """The user's folder."""
         return self.path(self.environ.get("HOME", "/root"))
 
     @cached_property

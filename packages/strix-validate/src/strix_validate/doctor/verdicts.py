@@ -9,14 +9,17 @@ _ANY = Check("", "", "")
 
 
 def fine(**measured) -> Result:
+    """A pass."""
     return Result(_ANY, State.PASSED, "", measured)
 
 
 def error(what: str, fix: str, **measured) -> Result:
+    """A failure, and the command that mends it."""
     return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
 
 
 def warning(what: str, fix: str, **measured) -> Result:
+    """A pass that costs speed or memory, and the command that mends it."""
     return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
 
 

@@ -64,14 +64,17 @@ def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
 
 
 def mode_of(check: Check) -> str:
+    """The find mode that a check runs in."""
     return check.id.split("/")[1]
 
 
 def environment(check: Check) -> dict[str, str]:
+    """What MIOpen must find in its environment."""
     return MODES[mode_of(check)]
 
 
 def checks() -> list[Check]:
+    """One for each shape, data type and find mode."""
     why = f"every solver of MIOpen failing, or wrong numbers: {ISSUE}"
     return [
         Check(id_, f"convolution, MIOpen's find mode {mode}: {id_.rsplit('/', 1)[1]}", why)

@@ -39,6 +39,7 @@ _ANY = Check("", "", "")
 
 
 def checks() -> list[Check]:
+    """One for each factorisation and data type."""
     return [
         Check(id_, f"torch.linalg: {id_.split('/')[1]}", WHY[id_.split("/")[1].split("-")[0]])
         for id_ in bodies()

@@ -70,6 +70,7 @@ def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
 
 
 def checks() -> list[Check]:
+    """One for each library, shape and data type."""
     return [
         Check(id_, f"{_NAMES[library]}: {id_.rsplit('/', 1)[1]}", shape.why)
         for id_, library, shape, _ in _cases()

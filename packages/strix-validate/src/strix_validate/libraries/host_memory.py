@@ -24,6 +24,7 @@ KINDS = ("pinned", "managed")
 
 
 def checks() -> list[Check]:
+    """One for each kind of host memory and use."""
     return [
         Check(f"host-memory/{kind}-{name}", f"{kind} host memory: {title}", f"{why}: {ISSUE}")
         for kind in KINDS
@@ -95,6 +96,7 @@ def write(view: Tensor, values: Tensor) -> None:
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """A linear layer."""
     return x @ weight.T
 
 

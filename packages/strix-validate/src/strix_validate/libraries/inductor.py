@@ -20,6 +20,7 @@ _DTYPES = (torch.float32, torch.float16)
 
 
 def checks() -> list[Check]:
+    """One for each data type."""
     return [
         Check(id_, f"torch.compile with Inductor: {id_.rsplit('-', 1)[1]}", _WHY)
         for id_ in bodies()

@@ -58,9 +58,11 @@ class Planned:
         return call if self.gradients else replace(call, grad_out=None)
 
     def prepare(self) -> str:
+        """See triton.modes.Call."""
         return self._call().prepare()
 
     def execute(self, device: str) -> dict[str, torch.Tensor]:
+        """See triton.modes.Call."""
         return self._call().execute(device)
 
 

@@ -26,6 +26,8 @@ class Listed(BaseModel):
 
 
 class List(BaseModel):
+    """kernels.json: what a package holds, by key."""
+
     kernels: dict[str, Listed]
 
 

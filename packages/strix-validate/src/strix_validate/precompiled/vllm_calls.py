@@ -60,10 +60,12 @@ class Batch:
     source: Path = Path()
 
     def prepare(self) -> str:
+        """See triton.modes.Call."""
         vllm_source.install(self.source)
         return vllm_source.version(self.source)
 
     def execute(self, device: str) -> dict[str, Tensor]:
+        """See triton.modes.Call."""
         layer, count = self.layer, self.sequences
         empty = partial(torch.empty, dtype=self.dtype, device=device)
         q = empty(count * self.queries, layer.heads, layer.head_dim)
@@ -177,12 +179,15 @@ class ServedCall:
 
     @property
     def dtype(self) -> torch.dtype:
+        """See triton.modes.Call."""
         return self.batch.dtype
 
     def prepare(self) -> str:
+        """See triton.modes.Call."""
         return self.batch.prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
+        """See triton.modes.Call."""
         return self.batch.execute(device)
 
 

@@ -19,6 +19,8 @@ class BadRecord(ValueError):
 
 
 class Model(BaseModel):
+    """A part of a record; a key that it does not know is an error."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -47,6 +49,8 @@ class Package(Model):
 
 
 class Host(Model):
+    """The machine that checks ran on."""
+
     kernel: str
     distribution: str
     glibc: str
@@ -93,6 +97,7 @@ class Record(Model):
     unfinished: int = 0
 
     def dump(self) -> str:
+        """As JSON."""
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
@@ -114,6 +119,7 @@ def summarise(checks: list[CheckRecord]) -> dict[str, int]:
 
 
 def of_result(tier: str, result: Result) -> CheckRecord:
+    """A result as records have it."""
     return CheckRecord(
         id=result.check.id,
         tier=tier,

@@ -116,6 +116,7 @@ class Endpoint:
         return Generation([], tokens, [], text, finish, usage, seconds=tuple(times))
 
     def parts(self, path: str, body: dict) -> Iterator[dict]:
+        """The parts of a streamed answer. Raises CheckFailed for a stream without an end."""
         with self.post(path, body) as answer:
             for line in answer:
                 data = line.decode().removeprefix("data:").strip()
@@ -191,6 +192,7 @@ def judge_usage(found: Generation, number: int) -> dict:
 
 
 def judge_finish(found: Generation, expected: str) -> dict:
+    """The reason for the end, if it is the right one; else raises CheckFailed."""
     require(found.finish == expected, f"finish_reason is {found.finish!r}, right is {expected!r}")
     return {"finish_reason": found.finish}
 

@@ -79,6 +79,7 @@ class Session:
 
     @once
     def folder(self) -> Path:
+        """Holds the model and the log, as long as this is open."""
         return Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
 
     @once
@@ -88,6 +89,7 @@ class Session:
         return _child("make", self.folder / "model")["logprobs"]
 
     def make_model(self) -> None:
+        """Write the model, once."""
         _ = self.reference
 
     @once
@@ -113,6 +115,7 @@ class Session:
 
     @once
     def server(self) -> "Server":
+        """A server of the model, started when first asked for."""
         self.make_model()
         server = Server(self.folder / "model", self.folder / "server.log")
         self._closing.callback(server.kill)
@@ -161,6 +164,7 @@ class Server:
         raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
 
     def get(self, path: str):
+        """The answer to a GET; an HTTPError is for the caller."""
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
 
     def stop(self, limit: float) -> int:
@@ -177,6 +181,7 @@ class Server:
         return status
 
     def kill(self) -> None:
+        """End the server and what it started."""
         if self.process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -30,6 +30,7 @@ HARMFUL = {
 
 
 def checks() -> list[Check]:
+    """One for each body."""
     return [
         Check(
             f"backend/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split())

@@ -101,6 +101,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
 
 
 def checks() -> list[Check]:
+    """One for each route, size and mask."""
     measured = [
         Check(
             f"bench/{route}/{size}-{mask}",
@@ -260,12 +261,15 @@ class TimedCall:
 
     @property
     def dtype(self) -> torch.dtype:
+        """See triton.modes.Call."""
         return self.call.dtype
 
     def prepare(self) -> str:
+        """See triton.modes.Call."""
         return self.call.prepare()
 
     def execute(self, device: str) -> dict[str, torch.Tensor]:
+        """The times of the call, in place of what it returns."""
         tensors = {name: x.to(device) for name, x in self.call.tensors.items()}
         on_device = replace(self.call, tensors=tensors)
         found = timed(lambda: on_device.execute(device), device)

@@ -15,6 +15,7 @@ from strix_validate.tiers import run_each
 
 
 def checks() -> list[Check]:
+    """One for each finding that there may be."""
     return [
         Check(f"doctor/{name}", title_of(body), reason_of(body)) for name, body in BODIES.items()
     ]

@@ -73,6 +73,7 @@ _DROPPED_WAIT = ("emulated/varlen-empty-gqa", r"_bwd_kernel_dq_causal .*race: LD
 
 
 def checks() -> list[Check]:
+    """One for each call."""
     return [*_flash_checks(), *vllm_checks.checks("emulated"), *package_checks.checks("emulated")]
 
 

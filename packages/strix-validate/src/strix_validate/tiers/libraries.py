@@ -16,6 +16,7 @@ _MODULES = (gemm, factors, host_memory, inductor)
 
 
 def checks() -> list[Check]:
+    """Those of all libraries; convolutions last, which take longest."""
     return [check for module in (*_MODULES, convolution) for check in module.checks()]
 
 

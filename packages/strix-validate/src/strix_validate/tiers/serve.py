@@ -28,6 +28,7 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 
 
 def checks() -> list[Check]:
+    """One for each body."""
     return [
         Check(f"serve/{name}", title_of(body), reason_of(body))
         for name, body in (BODIES | URL_BODIES).items()

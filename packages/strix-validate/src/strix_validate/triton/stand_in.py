@@ -45,6 +45,7 @@ class Launch:
         return values
 
     def workgroups(self) -> tuple[int, ...]:
+        """How many are launched in each direction."""
         size = self.grid(self.values()) if callable(self.grid) else self.grid
         return tuple(int(x) for x in size)
 
@@ -119,6 +120,7 @@ class KernelLibraries:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
+        """The spec of a module whose asserts are left out, or None for any other."""
         asserts = any(f"{name}.".startswith(f"{known}.") for known in _ASSERTING)
         found = PathFinder.find_spec(name, path) if asserts else None
         if found and isinstance(found.loader, SourceFileLoader):

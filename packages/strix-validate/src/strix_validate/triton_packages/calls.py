@@ -29,6 +29,7 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the numbers that the call computes."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:

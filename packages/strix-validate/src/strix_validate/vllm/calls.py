@@ -26,6 +26,7 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the numbers that the launch computes."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:

@@ -58,10 +58,12 @@ class ExpertsCall:
     source: Path = Path()
 
     def prepare(self) -> str:
+        """See triton.modes.Call."""
         vllm_source.install(self.source)
         return vllm_source.version(self.source)
 
     def execute(self, device: str) -> dict[str, Tensor]:
+        """See triton.modes.Call."""
         layer, module = self.layer, importlib.import_module(_MODULE)
         place = {"device": device, "dtype": self.dtype}
         first = _weights(layer, 2 * layer.inner, layer.hidden, place)
