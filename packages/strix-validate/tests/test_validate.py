@@ -4,6 +4,7 @@
 Runs in the package's test environment (recipes/strix-validate), where it is installed.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,10 +25,10 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
 from strix_validate import cli  # noqa: E402
-from strix_validate.attention import comparison, flash_cases, reference  # noqa: E402
-from strix_validate.checks import Check, State, exit_code  # noqa: E402
+from strix_validate.attention import comparison, flash_cases, reference, sdpa  # noqa: E402
+from strix_validate.checks import CannotRun, Check, CheckFailed, Options, State, exit_code  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
-from strix_validate.tiers import attention, kernels  # noqa: E402
+from strix_validate.tiers import attention, backend, kernels  # noqa: E402
 from strix_validate.triton import modes as triton_modes  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -183,6 +185,23 @@ def test_attention_passes_and_json_is_alone_on_stdout():
 def test_backend_passes():
     done = run("backend", "--device", "cpu")
     assert done.returncode == 0, done.stdout
+
+
+@contextlib.contextmanager
+def profiler_without_records(**_):
+    yield SimpleNamespace(events=list)
+
+
+@pytest.mark.parametrize("gpu", ["AMD Radeon 8060S", "AMD Radeon 8060S (emulated)"])
+def test_a_profiler_that_sees_nothing_is_a_fault_of_a_real_gpu(gpu, monkeypatch):
+    monkeypatch.setattr(torch.profiler, "profile", profiler_without_records)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.ones(shape))
+    monkeypatch.setattr(sdpa, "call", lambda *_: None)
+    expected = CannotRun if "emulated" in gpu else CheckFailed
+    with pytest.raises(expected):
+        backend.kernel_name(Options(device="cuda"))
 
 
 @pytest.mark.parametrize("kind", ["scale", "causal", "heads"])

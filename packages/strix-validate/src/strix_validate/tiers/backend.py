@@ -230,6 +230,8 @@ def kernel_name(options: Options) -> dict:
         torch.cuda.synchronize()
     kinds = torch.autograd.DeviceType.CUDA
     names = sorted({event.name for event in profiler.events() if event.device_type == kinds})
+    if not names and "(emulated)" in torch.cuda.get_device_name():
+        raise CannotRun("the emulated device shows its launches to no profiler")
     named = [name for name in names if re.search(r"attn_fwd|flash|fmha", name, re.IGNORECASE)]
     require(named, f"no attention kernel was launched, but {names or 'none'}")
     if _is_gfx1151(options):
