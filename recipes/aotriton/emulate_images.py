@@ -13,9 +13,7 @@ from pathlib import Path
 
 import emulated_kernels
 import numpy as np
-from strix_emulate.code import llvm, loader
-from strix_emulate.code.kernel import Kernel
-from strix_emulate.errors import DisassemblerError
+from strix_emulate.api import DisassemblerError, Kernel, find_disassembler, load
 
 ROWS, WIDTH, SCALE = 70, 64, 0.125
 # fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
@@ -28,7 +26,7 @@ def kernel(folder: Path, name: str, fields: str) -> Kernel:
     found = sorted(folder.rglob(f"{name}/FONLY__\uff0afp16@16_{WIDTH}_{fields}__*.aks2"))
     if not found:
         raise SystemExit(f"no image of {name} for fp16, head dimension {WIDTH}, {fields}")
-    return loader.load(found[0])[0]
+    return load(found[0])[0]
 
 
 def reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
@@ -50,7 +48,7 @@ def reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
 def main() -> None:
     folder = Path(sys.argv[1])
     try:
-        llvm.find()
+        find_disassembler()
     except DisassemblerError as error:
         print(f"SKIPPED, nothing was executed: {error}")
         return

@@ -9,9 +9,7 @@ which optional groups it has.
 from itertools import combinations
 
 import numpy as np
-from strix_emulate.api import Buffer, Launch, launch
-from strix_emulate.code.kernel import Kernel
-from strix_emulate.errors import EmulatorError
+from strix_emulate.api import Buffer, EmulatorError, Kernel, Launch, launch
 
 #: flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from elftools.elf.elffile import ELFFile
-from strix_emulate.code.kernel import LDS_LIMIT
-from strix_emulate.code.loader import EM_AMDGPU, MACH_GFX1151, elf_metadata
+from strix_emulate.api import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash

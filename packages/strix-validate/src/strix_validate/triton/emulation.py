@@ -7,8 +7,6 @@ import gc
 import numpy as np
 import torch
 from strix_emulate import api
-from strix_emulate.code import llvm, loader
-from strix_emulate.errors import DisassemblerError, EmulatorError
 
 from strix_validate.checks import CannotRun
 from strix_validate.triton.stand_in import Launch
@@ -17,8 +15,8 @@ from strix_validate.triton.stand_in import Launch
 def require_disassembler() -> None:
     """Raises CannotRun if no libLLVM can decode gfx1151; nothing can be executed then."""
     try:
-        llvm.find()
-    except DisassemblerError as error:
+        api.find_disassembler()
+    except api.DisassemblerError as error:
         raise CannotRun(str(error)) from error
 
 
@@ -29,7 +27,7 @@ def execute(launch: Launch) -> api.Launch:
         Trap: the kernel did something forbidden. EmulatorError: a tensor is not in host memory.
     """
     compiled, values = launch.compiled, launch.values()
-    kernel = loader.parse_elf(compiled.asm["hsaco"], compiled.name, compiled.metadata.shared)[0]
+    kernel = api.parse_elf(compiled.asm["hsaco"], compiled.name, compiled.metadata.shared)[0]
     storages: dict[int, np.ndarray] = {}
     arguments = [
         _pointer(values[name], storages)
@@ -77,7 +75,7 @@ def _pointer(tensor, storages: dict[int, np.ndarray]) -> api.Buffer:
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":
-        raise EmulatorError(f"a tensor is on {storage.device}; the emulator needs host memory")
+        raise api.EmulatorError(f"a tensor is on {storage.device}; the emulator needs host memory")
     address = storage.data_ptr()
     if address not in storages:
         raw = (ctypes.c_uint8 * storage.nbytes()).from_address(address)
