@@ -42,6 +42,8 @@ def applies(check: Check, options: Options) -> bool:
         return check in _flash_cases(options.size, _kind(options))
     if check.id.startswith("sdpa/") and check.id not in behaviour.bodies():
         return options.size.holds(sdpa.size_of(check))
+    if check.id.startswith("attention/vllm-"):
+        return options.size.holds(vllm_checks.size_of(check))
     return True
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention.reference import Precision
-from strix_validate.checks import CannotRun, Check, Result, State
+from strix_validate.checks import CannotRun, Check, Result, Size, State
 from strix_validate.triton import modes
 
 #: Normal numbers of a shape, of the dtype under test.
@@ -29,11 +29,15 @@ HOW = {
 
 @dataclass(frozen=True)
 class Case:
-    """A launch to build: build(randn) gives the call and what it must return."""
+    """A launch to build: build(randn) gives the call and what it must return.
+
+    size: from which on the tier attention has it.
+    """
 
     build: Callable[[Randn], tuple[Any, Expected]]
     why: str
     dtype: torch.dtype = torch.float16
+    size: Size = Size.QUICK
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:

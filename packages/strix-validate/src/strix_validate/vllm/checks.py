@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 
-from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
+from strix_validate.vllm import linear_attention, lora, mla, quantized, sampling
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.kernels import (
@@ -22,6 +23,8 @@ from strix_validate.vllm.kernels import (
 )
 
 BF16 = torch.bfloat16
+#: Each has a table of cases for the tier attention.
+FAMILIES = (sampling, mla, linear_attention, quantized, lora)
 _PREFILL = ((128, 128),)
 _DECODE = ((1, 300), (1, 70))
 _COMPILES = (
@@ -164,6 +167,7 @@ COMPUTED = {
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
+    **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
     "model": Case(vllm_model.decoding, _MODEL),
     "model-window": Case(partial(vllm_model.decoding, window=8), _MODEL),
     "model-experts": Case(partial(vllm_model.decoding, experts=4), _MODEL),
@@ -200,6 +204,12 @@ def checks(tier: str) -> list[Check]:
         Check(f"{tier}/vllm-{name}", f"vLLM's kernels {HOW[tier]}: {name}", case.why)
         for name, case in _TIERS[tier].items()
     ]
+
+
+def size_of(check: Check) -> Size:
+    """From which size on one of the tier attention runs."""
+    case = COMPUTED.get(check.id.removeprefix("attention/vllm-"))
+    return case.size if case else Size.QUICK
 
 
 def run(

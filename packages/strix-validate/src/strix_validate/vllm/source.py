@@ -10,6 +10,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 from pathlib import Path
@@ -19,6 +20,7 @@ from unittest.mock import MagicMock
 import torch
 
 from strix_validate.checks import CannotRun
+from strix_validate.triton.stand_in import MULTIPROCESSORS
 
 #: The modules that run as they are in the source.
 KERNELS = (
@@ -38,6 +40,26 @@ _HELPERS = (
     "vllm.model_executor.layers.fused_moe.moe_align_block_size",
     "vllm.model_executor.layers.fused_moe.utils",
     "vllm.model_executor.layers.quantization.utils.quant_utils",
+    "vllm.model_executor.warmup.jit_warmup",
+    "vllm.model_executor.warmup.jit_warmup_triton_helper",
+    "vllm.v1.spec_decode.fly",
+    "vllm.v1.watermarking.prfs.base",
+    "vllm.v1.watermarking.prfs.philox",
+)
+#: Of sampling, MLA, linear attention, quantized products and LoRA: these, and what is below them.
+_FAMILIES = (
+    "vllm.v1.sample.ops.topk_topp_triton",
+    "vllm.v1.worker.gpu.sample",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils",
+    "vllm.v1.attention.ops.triton_decode_attention",
+    "vllm.v1.attention.ops.triton_merge_attn_states",
+    "vllm.v1.attention.ops.triton_prefill_attention",
+    "vllm.third_party.flash_linear_attention.ops",
+    "vllm.model_executor.layers.mamba.ops",
+    "vllm.model_executor.layers.quantization.awq_triton",
+    "vllm.model_executor.layers.quantization.utils.fp8_utils",
+    "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16",
+    "vllm.lora.ops.triton_ops",
 )
 #: Stand-ins that are base classes: of two mocks nothing can inherit.
 _MOE = "vllm.model_executor.layers.fused_moe"
@@ -45,6 +67,8 @@ _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
     f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
 }
+#: Where FLA's kernels have exp from, by another name.
+_EXP = "vllm.third_party.flash_linear_attention.ops.op"
 #: Of vllm.platforms.rocm, the questions whose answer is yes on gfx1151.
 _GFX1151_IS = ("on_gfx1x", "on_gfx11", "on_gfx115x", "on_gfx1151", "on_rdna")
 #: (11, 5) as vLLM counts compute capabilities.
@@ -147,6 +171,11 @@ def _stand_in(name: str) -> types.ModuleType:
     if name == "vllm.utils.platform_utils":
         # the tables are named after it
         module.get_device_name_as_file_name = lambda: "AMD_Radeon_8060S"
+        module.num_compute_units = lambda device=None: MULTIPROCESSORS
+    if name == "vllm.utils.torch_utils":
+        module.async_tensor_h2d = lambda x, **place: torch.as_tensor(x).to(**place)
+    if name == "vllm.v1.attention.backends.utils":
+        module.PAD_SLOT_ID, module.NULL_BLOCK_ID = -1, 0
     if name == "vllm.config.cache":
         # no plugin registers a kind of cache
         module.get_kv_cache_dtype_handler = lambda kind: None
@@ -155,8 +184,16 @@ def _stand_in(name: str) -> types.ModuleType:
     if name == "vllm.triton_utils":
         import triton
         from triton import language
+        from triton.language.extra import libdevice
 
         module.triton, module.tl, module.HAS_TRITON = triton, language, True
+        module.tldevice = libdevice
+    if name == _EXP:
+        # the interpreter replaces Triton's functions when a kernel starts: look each up then
+        from triton import language
+
+        module.exp, module.log = lambda x: language.exp(x), lambda x: language.log(x)
+        module.exp2, module.log2 = lambda x: language.exp2(x), lambda x: language.log2(x)
     return module
 
 
@@ -170,7 +207,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name != "vllm" and not name.startswith("vllm."):
             return None
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
-        if name in (*KERNELS, *_HELPERS) and file.is_file():
+        family = any(f"{name}.".startswith(f"{known}.") for known in _FAMILIES)
+        family &= not (name == _EXP and os.environ.get("TRITON_INTERPRET"))
+        if (family or name in (*KERNELS, *_HELPERS)) and file.is_file():
             return importlib.util.spec_from_file_location(name, file)
         # every stand-in counts as a package, so that anything can be imported from it
         return importlib.machinery.ModuleSpec(name, self, is_package=True)

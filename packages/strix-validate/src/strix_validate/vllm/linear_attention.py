@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's linear attention of Qwen3-Next and Qwen3.6: short convolution and gated delta rule.
+
+Follows _forward_core and _forward_core_decode_non_spec of
+vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py, which gfx1151 gets: amd-aiter's
+kernels for decoding are for RDNA 4.
+"""
+
+import importlib
+import os
+from functools import partial
+from itertools import accumulate
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.checks import Size
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.vllm.calls import Call
+
+_OPS = "vllm.third_party.flash_linear_attention.ops"
+_CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
+_EPS = 1e-6
+
+
+def convolution(
+    randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4
+) -> tuple[Call, Expected]:
+    """causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for each.
+
+    The first sequence begins anew, the others go on from the state in their block.
+    """
+    count = len(lengths)
+    tensors = {
+        "x": randn(sum(lengths), channels),
+        "next": randn(count, channels),
+        "weight": randn(channels, width) / 2,
+        "states": randn(count + 2, width - 1, channels),
+        # not in sequence; block 0 belongs to none
+        "blocks": torch.arange(count + 1, 1, -1, dtype=torch.int32),
+        "begins": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+    }
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work = reference.working(dtype)
+        found: dict[str, list[Tensor]] = {"out": [], "next": []}
+        states, weight = tensors["states"].clone().to(work), tensors["weight"].to(work).T
+        for i, part in enumerate(tensors["x"].to(work).split(lengths)):
+            block = int(tensors["blocks"][i])
+            before = states[block] if i else torch.zeros_like(states[block])
+            rows = torch.cat([before, part, tensors["next"][i : i + 1].to(work)])
+            states[block] = rows[1 - width :]
+            windows = rows.unfold(0, width, 1).transpose(1, 2)
+            if dtype == reference.TERMS:
+                out = (windows * weight).abs().sum(1)
+            else:
+                out = reference.stored(silu((windows * weight).sum(1)), dtype)
+            found["out"].append(out[:-1])
+            found["next"].append(out[-1:])
+        return {name: torch.cat(x) for name, x in found.items()} | {"states": states}
+
+    return Call(_convolve, tensors), expected
+
+
+def _convolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    module, blocks = importlib.import_module(_CONV), tensors["blocks"]
+    states = tensors["states"].clone()
+    channels_first = states.transpose(-1, -2)
+    out = module.causal_conv1d_fn(
+        tensors["x"].T, tensors["weight"], None, channels_first, tensors["begins"],
+        cache_indices=blocks, has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
+        activation="silu", metadata=_tiles(tensors["begins"]),
+    ).T  # fmt: skip
+    new = module.causal_conv1d_update(
+        tensors["next"].clone(), channels_first, tensors["weight"], None, "silu",
+        conv_state_indices=blocks,
+    )  # fmt: skip
+    return {"out": out, "next": new, "states": states}
+
+
+def _tiles(begins: Tensor) -> SimpleNamespace:
+    """Which part of which sequence each workgroup has, as vLLM's compute_causal_conv1d_metadata."""
+    numbers = (begins.diff() + 7) // 8
+    place = {"dtype": torch.int32, "device": begins.device}
+    owners = torch.repeat_interleave(torch.arange(len(numbers), **place), numbers)
+    parts = torch.cat([torch.arange(n, **place) for n in numbers.tolist()])
+    both = {"batch_ptr": owners, "token_chunk_offset_ptr": parts}
+    known = {"tot": len(parts), "mlist": owners, "mlist_len": len(parts), "offsetlist": parts}
+    if os.environ.get("TRITON_INTERPRET"):
+        # the launch replaces arguments by these after the interpreter has converted those
+        from triton.runtime.interpreter import _implicit_cvt
+
+        known |= {name: _implicit_cvt(x) for name, x in both.items()}
+    return SimpleNamespace(nums_dict={8: both | known}, **both)
+
+
+def _gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The logarithm of how much a state keeps, and how much it takes, of each token and head."""
+    a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
+    return -log.exp() * softplus(a + bias), b.sigmoid()
+
+
+def _normed(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + _EPS).sqrt()
+
+
+def _follow(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, take: Tensor, state: Tensor, dtype: Precision,
+    rounded: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gated delta rule token by token: q, k (tokens, heads, K), v alike, state (heads, V, K).
+
+    rounded: as chunks do it, which hand corrected values and states on in 16 bits. With TERMS also
+    what each value and its correction add to the state.
+    """
+    out, terms = [], state.abs()
+    for t in range(len(q)):
+        state, terms = (keep[t].exp()[:, None, None] * x for x in (state, terms))
+        seen = torch.einsum("hvk,hk->hv", state, k[t])
+        new = take[t][:, None] * (v[t] - seen)
+        new = reference.stored(new, dtype) if rounded else new
+        state = state + new[..., None] * k[t][:, None]
+        size = torch.maximum(new.abs(), take[t][:, None] * v[t].abs())
+        terms = terms + size[..., None] * k[t].abs()[:, None]
+        handed = reference.stored(state, dtype) if rounded else state
+        if dtype == reference.TERMS:
+            out.append(torch.einsum("hvk,hk->hv", terms, q[t].abs()))
+        else:
+            out.append(torch.einsum("hvk,hk->hv", handed, q[t]))
+    return torch.stack(out), terms if dtype == reference.TERMS else state
+
+
+def delta_rule(
+    randn: Randn, *, lengths: tuple[int, ...], heads=1, value_heads=2, size=64, kernel="chunks"
+) -> tuple[Call, Expected]:
+    """Layers of Qwen3-Next behind their convolution.
+
+    kernel: "chunks": fused_post_conv_prep and chunk_gated_delta_rule, of prompts. "one": a token of
+    each sequence, fused_recurrent_gated_delta_rule_packed_decode. "several": in a batch with
+    prompts, fused_sigmoid_gating_delta_rule_update. The first sequence of "one" has block 0, which
+    belongs to none.
+    """
+    tokens, count = sum(lengths), len(lengths)
+    tensors = {
+        "qkv": randn(tokens, (2 * heads + value_heads) * size),
+        "a": randn(tokens, value_heads),
+        "b": randn(tokens, value_heads),
+        "log": randn(value_heads).float() / 3 - 1,
+        "bias": randn(value_heads).float() / 2,
+        "states": randn(count + 2, value_heads, size, size).float() / 8,
+        "blocks": torch.arange(count + 1, 1, -1, dtype=torch.int32),
+        "begins": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+    }
+    if kernel == "one":
+        tensors["blocks"][0] = 0
+    options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work, chunks = reference.working(dtype), kernel == "chunks"
+        states = tensors["states"].clone().to(work)
+        cuts = [heads * size, heads * size, value_heads * size]
+        q, k, v = (x.unflatten(1, (-1, size)).to(work) for x in tensors["qkv"].split(cuts, 1))
+        q, k = (_normed(x) for x in (q, k))
+        if chunks:  # written between the kernels
+            q, k = (reference.stored(x, dtype) for x in (q, k))
+        found = {"q": q, "k": k, "v": v} if chunks else {}
+        q, k = (x.repeat_interleave(value_heads // heads, 1) for x in (q, k))
+        keep, take = _gates(tensors, work)
+        parts = []
+        for i, (begin, n) in enumerate(zip(tensors["begins"].tolist(), lengths, strict=False)):
+            block, own = int(tensors["blocks"][i]), slice(begin, begin + n)
+            if block:
+                rows = (q[own] * size**-0.5, k[own], v[own], keep[own], take[own])
+                out, states[block] = _follow(*rows, states[block], dtype, chunks)
+                parts.append(reference.stored(out, dtype))
+            else:
+                parts.append(torch.zeros(n, value_heads, size, dtype=work))
+        return found | {"out": torch.cat(parts), "states": states}
+
+    return Call(_run_delta_rule, tensors, options), expected
+
+
+def _run_delta_rule(
+    tensors: dict[str, Tensor], heads: int, value_heads: int, size: int, kernel: str
+) -> dict[str, Tensor]:
+    qkv, states, blocks = tensors["qkv"], tensors["states"].clone(), tensors["blocks"]
+    a, b, log, bias, begins = (tensors[name] for name in ("a", "b", "log", "bias", "begins"))
+    if kernel == "one":
+        out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
+        importlib.import_module(
+            f"{_OPS}.fused_recurrent"
+        ).fused_recurrent_gated_delta_rule_packed_decode(
+            qkv, a, b, log, bias, size**-0.5, states, out, blocks, use_qk_l2norm_in_kernel=True
+        )
+        return {"out": out[:, 0], "states": states}
+    if kernel == "several":
+        cuts = [heads * size, heads * size, value_heads * size]
+        q, k, v = (x.unflatten(1, (-1, size))[None].contiguous() for x in qkv.split(cuts, 1))
+        module = importlib.import_module(f"{_OPS}.fused_sigmoid_gating")
+        out, _ = module.fused_sigmoid_gating_delta_rule_update(
+            log, a, b, bias, q, k, v, initial_state=states, inplace_final_state=True,
+            cu_seqlens=begins, ssm_state_indices=blocks, use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+        return {"out": out[0], "states": states}
+    parts = importlib.import_module(f"{_OPS}.fused_gdn_prefill_post_conv").fused_post_conv_prep(
+        qkv, a, b, log, bias, heads, size, size
+    )
+    out, last = importlib.import_module(f"{_OPS}.chunk").chunk_gated_delta_rule(
+        *(x[None] for x in parts), initial_state=states[blocks.long()], output_final_state=True,
+        cu_seqlens=begins,
+    )  # fmt: skip
+    states[blocks.long()] = last.to(states.dtype)
+    return dict(zip("qkv", parts[:3], strict=True)) | {"out": out[0], "states": states}
+
+
+def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[Call, Expected]:
+    """rmsnorm_fn: a norm of each head, then times silu of the gate."""
+    tensors = {"x": randn(rows, columns), "weight": randn(columns), "gate": randn(rows, columns)}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        x, weight, gate = (x.to(reference.working(dtype)) for x in tensors.values())
+        out = x * (x.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight * silu(gate)
+        return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
+
+    return Call(_gated_norm, tensors), expected
+
+
+def _gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
+    return {"out": function(tensors["x"], tensors["weight"], None, z=tensors["gate"], eps=_EPS)}
+
+
+_CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"
+_CHUNKS = "a chunk's state handed on wrongly, or a sequence that begins with another one's"
+_RECURRENT = "a gate left out, or a state that is read and not written"
+_STEPS = partial(delta_rule, lengths=(1, 1, 1))
+COMPUTED = {
+    "conv1d": Case(convolution, _CONVOLUTION),
+    "gdn-prefill": Case(partial(delta_rule, lengths=(3, 70)), _CHUNKS),
+    "gdn-decode": Case(partial(_STEPS, kernel="one"), _RECURRENT, torch.float32),
+    "gdn-mixed": Case(partial(_STEPS, kernel="several"), _RECURRENT, torch.float32, Size.FULL),
+    "gated-norm": Case(gated_norm, "the gate before the norm, or left out"),
+}

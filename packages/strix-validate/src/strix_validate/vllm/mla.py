@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Decoding with latent attention (DeepSeek, GLM-4.7-Flash, Kimi), as vLLM's TRITON_MLA does it.
+
+All query heads read one head of the cache: the latent vector, which is the value as well, and
+behind it the lanes of rope.
+"""
+
+import importlib
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.checks import Size
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.vllm.calls import Call
+
+_OPS = "vllm.v1.attention.ops"
+_FP8 = torch.float8_e4m3fn
+_FP8_SCALE = 0.5
+
+
+def latent(
+    randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
+    scale=0.07, fp8=False,
+) -> tuple[Call, Expected]:  # fmt: skip
+    """decode_attention_fwd: a query of each sequence; slots of the cache without a key are NaN."""
+    q, blocks = randn(len(keys), heads, rank + rope), [-(-n // block) for n in keys]
+    cache = torch.full((sum(blocks) + 2, block, rank + rope), float("nan")).to(q.dtype)
+    table = torch.zeros(len(keys), max(blocks) + 1, dtype=torch.int32)
+    order, kept = iter(range(sum(blocks) + 1, 1, -1)), []  # not in sequence
+    for i, n in enumerate(keys):
+        own = torch.tensor([next(order) for _ in range(blocks[i])])
+        table[i, : blocks[i]] = own
+        kept.append(randn(n, rank + rope))
+        padded = torch.full((blocks[i] * block, rank + rope), float("nan")).to(q.dtype)
+        padded[:n] = kept[-1]
+        cache[own] = padded.view(blocks[i], block, -1)
+    if fp8:
+        kept = [x.to(_FP8).to(q.dtype) * _FP8_SCALE for x in kept]
+    tensors = {"q": q, "cache": cache, "table": table, "keys": torch.tensor(keys).int()}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        parts = []
+        for row, own in zip(q, kept, strict=True):
+            query, key = row[None, :, None], own[None, None]
+            value, grad = key[..., :rank], query[..., :rank]
+            found = reference.attention(query, key, value, grad, scale=scale, lse=True, dtype=dtype)
+            # vLLM keeps the logsumexp in 16 bits
+            size = reference.stored(found["lse"][0, :, 0], dtype)
+            parts.append((found["out"][0, :, 0], size))
+        out, size = (torch.stack(x) for x in zip(*parts, strict=True))
+        return {"out": out, "logsumexp": size}
+
+    return Call(
+        _latent, tensors, {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
+    ), expected
+
+
+def _latent(
+    tensors: dict[str, Tensor], rank: int, splits: int, scale: float, fp8: bool
+) -> dict[str, Tensor]:
+    q, cache = tensors["q"], tensors["cache"]
+    if fp8:  # only here: tensors of fp8 cannot be pickled
+        cache = cache.to(_FP8)
+    cache = cache.unsqueeze(2)
+    out, size = (
+        q.new_full((*q.shape[:2], rank), float("nan")),
+        q.new_full(q.shape[:2], float("nan")),
+    )
+    scratch = q.new_full((*q.shape[:2], splits, rank + 1), float("nan"), dtype=torch.float32)
+    one = torch.tensor(_FP8_SCALE if fp8 else 1.0, device=q.device)
+    importlib.import_module(f"{_OPS}.triton_decode_attention").decode_attention_fwd(
+        q, cache, cache[..., :rank], out, size, tensors["table"], tensors["keys"], scratch, splits,
+        scale, cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
+    )  # fmt: skip
+    return {"out": out, "logsumexp": size}
+
+
+def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[Call, Expected]:
+    """merge_attn_states: attention over cached and over new keys, of tokens that have both.
+
+    One of them has no cached key, which a logsumexp of infinity says.
+    """
+    names = ("prefix", "suffix")
+    tensors = {name: randn(tokens, heads, head_dim) for name in names}
+    tensors |= {f"{name}_lse": randn(heads, tokens).float() * 3 for name in names}
+    tensors["prefix_lse"][1, 0] = float("inf")
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work = reference.working(dtype)
+        sizes = torch.stack([tensors[f"{name}_lse"].to(work) for name in names])
+        sizes[sizes == float("inf")] = -float("inf")
+        sizes[0, :, cached:] = -float("inf")
+        shares = sizes.softmax(0).transpose(1, 2)[..., None]
+        both = torch.stack([tensors[name].to(work) for name in names])
+        both = both.abs() if dtype == reference.TERMS else both
+        lse = sizes.logsumexp(0)
+        terms = lse.abs() + 1 if dtype == reference.TERMS else lse
+        return {"out": reference.stored((both * shares).sum(0), dtype), "lse": terms}
+
+    return Call(_merge, tensors, {"cached": cached}), expected
+
+
+def _merge(tensors: dict[str, Tensor], cached: int) -> dict[str, Tensor]:
+    out = torch.full_like(tensors["prefix"], float("nan"))
+    lse = torch.full_like(tensors["prefix_lse"], float("nan"))
+    importlib.import_module(f"{_OPS}.triton_merge_attn_states").merge_attn_states(
+        out, tensors["prefix"], tensors["prefix_lse"], tensors["suffix"], tensors["suffix_lse"],
+        lse, cached,
+    )  # fmt: skip
+    return {"out": out, "lse": lse}
+
+
+_LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (DeepSeek)"
+_MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
+COMPUTED = {
+    "mla-decode": Case(partial(latent, keys=(1, 70), rank=128, rope=32), _LATENT),
+    "mla-decode-512": Case(partial(latent, keys=(100, 33), heads=20), _LATENT, size=Size.FULL),
+    "mla-decode-fp8": Case(
+        partial(latent, keys=(40,), rank=128, rope=32, fp8=True),
+        "the scale of an fp8 cache left out", size=Size.FULL,
+    ),
+    "merge-states": Case(merged, _MERGE),
+}  # fmt: skip

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vLLM's sampling: what a step does with logits, by the kernels of its second model runner.
+
+Of what is drawn at random, only how often each token comes is compared: which one is a matter of
+vLLM's version.
+"""
+
+import importlib
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from strix_validate.attention import reference
+from strix_validate.attention.reference import Precision
+from strix_validate.checks import Size
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.vllm.calls import Call
+
+_SAMPLE = "vllm.v1.worker.gpu.sample"
+#: Standard deviations by which a count of draws may be off: one of 2 million healthy runs is.
+SIGMAS = 5.0
+
+
+class _Elsewhere(Tensor):
+    """A tensor in host memory that says it is on a GPU: vLLM chooses tiles and kernels by that."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def _uniform(x: Tensor) -> Tensor:
+    """Normal numbers, as uniform ones."""
+    return torch.special.ndtr(x.double())
+
+
+def _kept(logits: Tensor) -> dict[str, Tensor]:
+    """Masked logits: which are left, and their values."""
+    left = logits > float("-inf")
+    return {"kept": left.double(), "logits": logits.double().masked_fill(~left, 0)}
+
+
+def truncated(
+    randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000
+) -> tuple[Call, Expected]:
+    """apply_top_k_top_p_triton: of each row the largest logits, and of these the most likely.
+
+    keys: top-k of each row, 0 is all. nuclei: tokens that each row's top-p lets through, 0 is all;
+    the threshold lies in the middle of the last one's probability, so that no rounding decides.
+    """
+    logits = randn(len(keys), vocabulary) * 3
+    order = logits.double().sort(descending=True)
+    left = torch.zeros(logits.shape, dtype=torch.bool)
+    p = torch.ones(len(keys))
+    for row, (k, nucleus) in enumerate(zip(keys, nuclei, strict=True)):
+        first = order.values[row, : k or vocabulary].softmax(-1)
+        if nucleus:
+            p[row] = float(first[: nucleus - 1].sum() + first[nucleus - 1] / 2)
+        left[row, order.indices[row, : min(nucleus or vocabulary, len(first))]] = True
+    tensors = {"logits": logits}
+    if any(keys):
+        tensors["k"] = torch.tensor([k or vocabulary for k in keys], dtype=torch.int32)
+    if any(nuclei):
+        tensors["p"] = p
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        return _kept(logits.masked_fill(~left, float("-inf")))
+
+    return Call(_truncate, tensors), expected
+
+
+def _truncate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    module = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
+    logits = tensors["logits"]
+    if logits.device.type == "cpu":
+        logits = logits.as_subclass(_Elsewhere)
+    found = module.apply_top_k_top_p_triton(logits, tensors.get("k"), tensors.get("p"))
+    return _kept(found.as_subclass(Tensor))
+
+
+def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Call, Expected]:
+    """bincount and apply_penalties: of tokens in the prompt, in the output, and in a draft.
+
+    Four requests, not in the order of their states: all penalties, one of each kind, none. The
+    first has two drafted tokens, which count from the next position on.
+    """
+    states, drafted = torch.tensor([3, 0, 2, 1]), 2
+    rows = torch.tensor([3, 3, 3, 0, 2, 1], dtype=torch.int32)
+    logits = randn(len(rows), vocabulary) * 3
+    tokens = (_uniform(randn(len(states), prompt + made)) * 60).int() * 151 % vocabulary
+    lengths = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
+    drafts = tokens[3, -1:].expand(len(rows)).clone()
+    tensors = {
+        "logits": logits,
+        "rows": rows,
+        "states": states,
+        "tokens": tokens,
+        "prompts": lengths,
+        "ends": lengths + made - 5,
+        "local": torch.tensor([0, 1, 2, 0, 0, 0], dtype=torch.int32),
+        "drafts": drafts,
+        "repetition": torch.tensor([1.3, 1.0, 1.0, 1.7]),
+        "frequency": torch.tensor([0.0, 0.0, 0.4, 0.3]),
+        "presence": torch.tensor([0.0, 0.0, 0.0, -0.6]),
+    }
+    assert drafted == int(tensors["local"].max())
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        found = logits.to(reference.working(dtype)).clone()
+        for i, row in enumerate(rows.tolist()):
+            begin, end = int(lengths[row]), int(tensors["ends"][row])
+            count = torch.zeros(vocabulary, dtype=found.dtype)
+            seen = torch.zeros(vocabulary, dtype=torch.bool)
+            count.index_add_(0, tokens[row, begin:end], torch.ones(end - begin).to(found))
+            for j in range(int(tensors["local"][i])):
+                count[int(drafts[i - int(tensors["local"][i]) + j + 1])] += 1
+            seen[tokens[row, :begin].long()] = True
+            seen |= count > 0
+            repetition, frequency, presence = (
+                float(tensors[name][row]) for name in ("repetition", "frequency", "presence")
+            )
+            x = found[i]
+            x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
+            if dtype == reference.TERMS:
+                x, frequency, presence = x.abs(), -abs(frequency), -abs(presence)
+            found[i] = x - frequency * count - presence * (count > 0)
+        return {"logits": reference.stored(found, dtype)}
+
+    return Call(_penalize, tensors), expected
+
+
+def _penalize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    module, logits = importlib.import_module(f"{_SAMPLE}.penalties"), tensors["logits"]
+    count, vocabulary = len(tensors["states"]), logits.shape[1]
+    place = {"dtype": torch.int32, "device": logits.device}
+    # what another request left there
+    seen = torch.full((count, -(-vocabulary // 32)), -1, **place)
+    counts = torch.full((count, vocabulary), 7, **place)
+    module.bincount(
+        tensors["states"], tensors["tokens"], tensors["prompts"], tensors["ends"], seen, counts,
+        int(tensors["ends"].max()),
+    )  # fmt: skip
+    module.apply_penalties(
+        logits, tensors["rows"], tensors["drafts"], tensors["local"], tensors["repetition"],
+        tensors["frequency"], tensors["presence"], seen, counts,
+    )  # fmt: skip
+    return {"logits": logits}
+
+
+def scaled(randn: Randn, *, vocabulary=9000) -> tuple[Call, Expected]:
+    """apply_temperature, then apply_min_p, of requests that are not in the order of their states.
+
+    As many tokens are left as `least` says; the threshold lies between two logits.
+    """
+    rows, least = torch.tensor([2, 0, 1, 2], dtype=torch.int32), (40, 0, 3, 700)
+    logits, temperature = randn(len(rows), vocabulary) * 3, torch.tensor([0.0, 1.0, 0.6])
+    heat = torch.where(temperature == 0, 1.0, temperature)[rows.long()].double()[:, None]
+    right = logits.double() / heat
+    order = right.sort(descending=True).values
+    owner = {2: 0, 0: 1, 1: 2}  # of a state, the row that its threshold is chosen by
+    min_p = torch.zeros(3)
+    for state, row in owner.items():
+        if n := least[row]:
+            middle = (order[row, n - 1] + order[row, n]) / 2
+            min_p[state] = float((middle - order[row, 0]).exp())
+    lowest = order[:, :1] + min_p[rows.long()].double().log()[:, None]
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        found = reference.stored(logits.to(reference.working(dtype)) / heat, dtype)
+        return _kept(found.masked_fill(right < lowest, float("-inf")))
+
+    tensors = {"logits": logits, "rows": rows, "temperature": temperature, "min_p": min_p}
+    return Call(_scale, tensors), expected
+
+
+def _scale(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    logits, rows = tensors["logits"], tensors["rows"]
+    importlib.import_module(f"{_SAMPLE}.gumbel").apply_temperature(
+        logits, rows, tensors["temperature"]
+    )
+    importlib.import_module(f"{_SAMPLE}.min_p").apply_min_p(logits, rows, tensors["min_p"])
+    return _kept(logits)
+
+
+def _beyond(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Of draws from one distribution: for each token 1 where its count is SIGMAS off, else 0."""
+    shares = logits.double().softmax(-1)
+    counts = torch.bincount(tokens.flatten(), minlength=len(shares))[: len(shares)].double()
+    sigma = (len(tokens) * shares * (1 - shares)).sqrt() + 0.5
+    return ((counts - len(tokens) * shares).abs() > SIGMAS * sigma).double()
+
+
+def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[Call, Expected]:
+    """gumbel_sample: rows that draw, each with a seed and a position of its own, and greedy ones.
+
+    A few tokens, of both blocks of the vocabulary, are likely; temperature is applied by the
+    kernel.
+    """
+    logits = torch.full((vocabulary,), -40.0)
+    likely = torch.tensor([0, 5, 700, 1023, 1024, 1029])
+    logits[likely] = randn(len(likely)) / 2
+    best = randn(greedy, vocabulary)
+    seeds = torch.arange(draws, dtype=torch.int64) // 2 * 0x9E3779B97F4A7C1 % (1 << 62)
+    tensors = {"logits": logits, "greedy": best, "seeds": seeds}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        found = torch.nn.functional.one_hot(best.argmax(-1), vocabulary)
+        return {"greedy": found.double(), "beyond": torch.zeros(vocabulary, dtype=torch.float64)}
+
+    return Call(_draw, tensors, {"temperature": 0.5}), expected
+
+
+def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
+    module = importlib.import_module(f"{_SAMPLE}.gumbel")
+    best, seeds, place = tensors["greedy"], tensors["seeds"], {"device": tensors["greedy"].device}
+    (greedy, vocabulary), draws = best.shape, len(seeds)
+    heat = torch.tensor([temperature] * draws + [0.0] * greedy, **place)
+    rows = torch.arange(draws + greedy, dtype=torch.int32, **place)
+    sampled = module.gumbel_sample(
+        torch.cat([tensors["logits"].expand(draws, -1), best]),
+        rows, heat, torch.cat([seeds, seeds[:greedy]]),
+        # each seed is drawn with at two positions
+        rows.long() % 2 + 7, True, False,
+    )  # fmt: skip
+    chosen = torch.nn.functional.one_hot(sampled[draws:], vocabulary)
+    return {
+        "greedy": chosen.double(),
+        "beyond": _beyond(sampled[:draws], tensors["logits"] / temperature),
+    }
+
+
+def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[Call, Expected]:
+    """rejection_sample of two drafted tokens for each request.
+
+    Three requests are greedy: none, one or both drafted tokens are what the model would choose.
+    For three, draft and model agree: both are accepted. For the others the model gives two tokens
+    half each and the draft one of them all, so a token behind rejection is the other one.
+    """
+    greedy, same = randn(3, 3, vocabulary), randn(3, 3, vocabulary)
+    best, agreed = greedy.argmax(-1), same.argmax(-1)[:, :2]
+    right = torch.arange(3)
+    drafts = torch.where(torch.arange(2) < right[:, None], best[:, :2], (best[:, :2] + 1) % 6)
+    tensors = {"greedy": greedy, "same": same, "drafts": torch.cat([drafts, agreed])}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        tokens = torch.where(torch.arange(3) <= right[:, None], best, -1)
+        zero = torch.zeros(1, dtype=torch.float64)
+        return {"greedy": tokens.double(), "agreed": agreed.double(), "wrong": zero, "alike": zero}
+
+    return Call(_accept, tensors, {"requests": requests}), expected
+
+
+def _accept(tensors: dict[str, Tensor], requests: int) -> dict[str, Tensor]:
+    module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
+    greedy, place = tensors["greedy"], {"device": tensors["greedy"].device}
+    vocabulary, count = greedy.shape[-1], 6 + requests
+    halves = torch.full((requests, 3, vocabulary), -60.0, **place)
+    halves[..., [1, 4]] = 0
+    one = torch.full((requests, 2, vocabulary), -60.0, **place)
+    one[..., 1] = 0
+    target = torch.cat([greedy, tensors["same"], halves])
+    draft = torch.cat([greedy[:, :2], tensors["same"][:, :2], one])
+    drafts = torch.cat([tensors["drafts"], torch.ones(requests, 2, dtype=torch.int64, **place)])
+    states = torch.arange(count, dtype=torch.int32, **place)
+    sampled, number = module.rejection_sample(
+        target.view(-1, vocabulary), draft.contiguous(),
+        # the first of three is the token that was sampled before
+        torch.nn.functional.pad(drafts, (1, 0)).flatten(),
+        torch.arange(count + 1, dtype=torch.int32, **place) * 3,
+        torch.arange(3, **place).repeat(count) + 11, states, states.repeat_interleave(3),
+        torch.arange(3, dtype=torch.int32, **place).repeat(count),
+        torch.tensor([0.0] * 3 + [1.0] * (count - 3), **place),
+        torch.arange(count, dtype=torch.int64, **place) * 0x9E3779B97F4A7C1 % (1 << 62), 2,
+    )  # fmt: skip
+    sampled = torch.where(torch.arange(3, **place) < number[:, None], sampled, -1)
+    tokens, number = sampled[6:], number[6:]
+    last = tokens.gather(1, number.long()[:, None] - 1)[:, 0]
+    wrong = (tokens[:, :2] == 1).sum(1) < (number - 1)  # accepted, and another token
+    wrong |= torch.where(number < 3, last != 4, (last != 4) & (last != 1))
+    alike = len(number.unique()) == 1
+    return {
+        "greedy": sampled[:3].double(),
+        "agreed": sampled[3:6, :2].double(),
+        "wrong": wrong.double().sum()[None],
+        "alike": torch.tensor([float(alike)]),
+    }
+
+
+_TOP = "a token of top-k or top-p too many or too few: models that ramble, or repeat themselves"
+_PENALTY = "a penalty of another request, or of tokens that another one has used"
+_HEAT = "another request's temperature, or a min-p threshold of the logits before it"
+_DRAW = "noise that is the same at each position, or favours some tokens"
+_ACCEPT = "speculation that changes what a model says"
+_FLOAT32: dict = {"dtype": torch.float32}
+_FULL: dict = _FLOAT32 | {"size": Size.FULL}
+COMPUTED = {
+    "top-k-top-p": Case(
+        partial(truncated, keys=(1, 50, 3000, 0, 20), nuclei=(0, 20, 0, 0, 1)), _TOP, **_FLOAT32
+    ),
+    "top-p": Case(
+        partial(truncated, keys=(0, 0), nuclei=(30, 400), vocabulary=15000), _TOP, **_FULL
+    ),
+    "penalties": Case(penalized, _PENALTY, **_FLOAT32),
+    "temperature-min-p": Case(scaled, _HEAT, **_FLOAT32),
+    "gumbel": Case(drawn, _DRAW, **_FULL),
+    "rejection": Case(accepted, _ACCEPT, **_FULL),
+}

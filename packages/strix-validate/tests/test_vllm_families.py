@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of vLLM's sampling, MLA, linear attention, quantized products and LoRA can fail.
+
+Spoilt results need no kernel. Set VLLM_SOURCE to a folder of vLLM's source to plant faults in its
+kernels, which run in Triton's interpreter.
+"""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from strix_validate.attention.comparison import compare
+from strix_validate.checks import Check, Options, Size, State
+from strix_validate.run import run
+from strix_validate.tiers import attention
+from strix_validate.triton.cases import make
+from strix_validate.vllm import checks as vllm_checks
+from strix_validate.vllm import sampling
+from vllm_faults import FAULTS
+
+CHECK = Check("x", "", "")
+SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
+needs_vllm = pytest.mark.skipif(
+    not os.environ.get("VLLM_SOURCE") or importlib.util.find_spec("triton") is None,
+    reason="VLLM_SOURCE is not set, or triton is not installed",
+)
+CASES = {name: case for family in vllm_checks.FAMILIES for name, case in family.COMPUTED.items()}
+
+
+def judged(name: str, tensor: str = "", spoil=None, seed: str = "seed"):
+    """The check's verdict about what its own reference returns, spoilt."""
+    call, expected = make(seed, CASES[name])
+    found = expected(call.dtype)
+    if spoil:
+        found[tensor] = spoil(found[tensor].clone())
+    return compare(CHECK, found, expected, call.dtype).state
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", ["a", "b", "c"])
+def test_what_is_right_passes(name, seed):
+    assert judged(name, seed=seed) is State.PASSED
+
+
+def _put(index, value):
+    def put(x):
+        x.view(-1)[index] = value
+        return x
+
+    return put
+
+
+#: name: (check, what it returns, how that is wrong)
+SPOILT = {
+    "one token too many": ("top-k-top-p", "kept", _put(4, 1.0)),
+    "no token left": ("top-p", "kept", lambda x: x * 0),
+    "a logit of the neighbour": ("top-k-top-p", "logits", lambda x: x.roll(1, 1)),
+    "a penalty of the neighbour": ("penalties", "logits", lambda x: x.roll(1, 0)),
+    "a threshold without a token": ("temperature-min-p", "kept", lambda x: x.roll(1, 1)),
+    "a temperature of 0.61": ("temperature-min-p", "logits", lambda x: x * 0.6 / 0.61),
+    "greedy, and not the best": ("gumbel", "greedy", lambda x: x.roll(1, 1)),
+    "drawn too often": ("gumbel", "beyond", _put(5, 1.0)),
+    "a draft that is refused": ("rejection", "agreed", _put(0, -1.0)),
+    "a token that cannot be": ("rejection", "wrong", lambda x: x + 1),
+    "accepted each time": ("rejection", "alike", lambda x: x + 1),
+    "a head of the neighbour": ("mla-decode", "out", lambda x: x.roll(1, 1)),
+    "NaN of an unused slot": ("mla-decode-512", "out", lambda x: x * float("nan")),
+    "a scale of 1": ("mla-decode-fp8", "out", lambda x: x * 2),
+    "a logsumexp without its maximum": ("mla-decode", "logsumexp", lambda x: x - 0.1),
+    "a token's cached part": ("merge-states", "out", lambda x: x.roll(1, 0)),
+    "NaN where nothing is cached": ("merge-states", "lse", _put(0, float("nan"))),
+    "a token late": ("conv1d", "out", lambda x: x.roll(1, 0)),
+    "a state that stays": ("conv1d", "states", lambda x: x.roll(1, 1)),
+    "the next head": ("gdn-prefill", "out", lambda x: x.roll(1, 1)),
+    "a state of the next sequence": ("gdn-prefill", "states", lambda x: x.roll(1, 0)),
+    "keys of another length": ("gdn-prefill", "k", lambda x: x * 1.01),
+    "a state transposed": ("gdn-decode", "states", lambda x: x.mT),
+    "0.1 % of a state": ("gdn-decode", "states", lambda x: x * 1.001),
+    "a token of another sequence": ("gdn-mixed", "out", lambda x: x.roll(1, 0)),
+    "a norm of the gate": ("gated-norm", "out", lambda x: x * 1.02),
+    "a weight of the neighbour": ("awq", "weights", lambda x: x.roll(1, 1)),
+    "a group's scale": ("awq", "out", lambda x: x * 1.02),
+    "zero points off by one": ("w4a16-zeros", "out", lambda x: x + x.mean()),
+    "rows past the last tile": ("w4a16", "out", _put(-1, 0.0)),
+    "a block's scale": ("fp8-blocks", "out", lambda x: x * 1.02),
+    "another adapter": ("lora", "shrunk", lambda x: x.roll(1, 1)),
+    "a slice of the neighbour": ("lora", "out", lambda x: x.roll(32, 1)),
+    "tokens of no adapter": ("lora-one-slice", "out", _put(50, 9.0)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_spoilt_results_are_caught(name):
+    assert judged(*SPOILT[name]) is State.FAILED
+
+
+def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
+    assert set(CASES) == {check for check, *_ in SPOILT.values()}
+    untested = {"gdn-mixed", "lora", "mla-decode-512"}  # their kernels are planted in by others
+    assert set(CASES) == {check for *_, check in FAULTS.values()} | untested
+
+
+def test_draws_that_follow_another_distribution_are_beyond():
+    logits = torch.tensor([0.5, 0.0, -1.0, 1.0])
+    generator = torch.Generator().manual_seed(5)
+    for shift, beyond in ((0.0, False), (1.5, True)):
+        shares = (logits + shift * torch.tensor([1.0, 0, 0, 0])).softmax(-1)
+        drawn = torch.multinomial(shares, 200, replacement=True, generator=generator)
+        assert bool(sampling._beyond(drawn, logits).any()) is beyond
+
+
+def test_slow_checks_are_left_to_full():
+    slow = Check("attention/vllm-gumbel", "", "")
+    assert not attention.applies(slow, Options(size=Size.QUICK))
+    assert attention.applies(slow, Options(size=Size.FULL))
+    assert attention.applies(Check("attention/vllm-penalties", "", ""), Options(size=Size.QUICK))
+
+
+@needs_vllm
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_in_the_source_are_caught(fault, tmp_path):
+    file, old, new, check = FAULTS[fault]
+    shutil.copytree(SOURCE / "vllm", tmp_path / "vllm", ignore=shutil.ignore_patterns("*.json"))
+    text = (tmp_path / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new))
+    wanted = [f"attention/vllm-{check}"]
+    (found,) = run(["attention"], Options(vllm=tmp_path, size=Size.FULL), wanted).checks
+    assert found.state is State.FAILED and "wrong:" in found.reason
+
+
+@needs_vllm
+def test_the_source_is_right():
+    wanted = [f"attention/vllm-{name}" for name in CASES]
+    found = run(["attention"], Options(vllm=SOURCE, size=Size.FULL), wanted).checks
+    assert {check.check.id for check in found} == set(wanted)
+    assert not [check for check in found if check.state is not State.PASSED]
