@@ -29,7 +29,9 @@ CONFIGS = {
     "Qwen3-30B-A3B": _heads(
         32, 4, 2048, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768
     ),
-    "Qwen3-235B-A22B": _heads(64, 4, 4096, **_QWEN_3),
+    "Qwen3-235B-A22B": _heads(
+        64, 4, 4096, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536
+    ),
     "Qwen3.6-27B": {
         "text_config": _heads(
             24,
@@ -78,14 +80,37 @@ CONFIGS = {
     "gpt-oss-20b": _heads(
         64, 8, 2880, model_type="gpt_oss", head_dim=64, sliding_window=128, **_MIXED
     ),
-    "GLM-4.5-Air": _heads(96, 8, 4096, model_type="glm4_moe", head_dim=128),
+    "GLM-4.5-Air": _heads(
+        96,
+        8,
+        4096,
+        model_type="glm4_moe",
+        head_dim=128,
+        n_routed_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1408,
+    ),
     "Seed-OSS-36B": _heads(80, 8, 5120, model_type="seed_oss", head_dim=128),
-    "MiniMax-M2": _heads(48, 8, 3072, model_type="minimax_m2", head_dim=128),
+    "MiniMax-M2": _heads(
+        48,
+        8,
+        3072,
+        model_type="minimax_m2",
+        head_dim=128,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+        intermediate_size=1536,
+        quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
     "Llama-4-Scout": {
         "text_config": _heads(
             40,
             8,
+            model_type="llama4_text",
             head_dim=128,
+            num_local_experts=16,
+            num_experts_per_tok=1,
+            intermediate_size=8192,
             attention_chunk_size=8192,
             layer_types=["chunked_attention", "full_attention"],
         )

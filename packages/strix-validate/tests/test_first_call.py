@@ -23,6 +23,7 @@ from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled import vllm_calls, warm
 from strix_validate.precompiled.vllm_calls import LAYERS, Attention, Batch
 from strix_validate.triton import modes as triton_modes
+from strix_validate.vllm import experts
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -71,6 +72,40 @@ def test_vllm_compiles_nothing(shipped: set[str]) -> None:
     assert all(found)
     lacking = {model for (model, _), keys in zip(pairs, found, strict=True) if keys - shipped}
     assert not lacking
+
+
+#: Of tokens in a step, those that no set was made with among them.
+STEP_TOKENS = (1, 2, 4, 7, 9, 17, 32, 33, 64, 66, 96, 100, 128, 131, 256, 511, 512, 513, 2048, 4099)
+
+
+def first_experts(model: str) -> list[experts.ExpertsCall]:
+    layers = warm.experts_of(CONFIGS[model])
+    return list(experts.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
+
+
+#: Models whose experts have vLLM's own Triton kernels.
+WITH_EXPERTS = [model for model, config in CONFIGS.items() if warm.experts_of(config)]
+
+
+def test_the_experts_of_the_table_are_what_config_says() -> None:
+    assert len(WITH_EXPERTS) == 5
+    for model in WITH_EXPERTS:
+        assert warm.experts_of(CONFIGS[model]) == [experts.LAYERS[model]]
+
+
+@needs_vllm
+@pytest.mark.parametrize("model", WITH_EXPERTS)
+def test_experts_compile_nothing(model: str, shipped: set[str]) -> None:
+    found = needs(first_experts(model))
+    assert found and not found - shipped
+
+
+@needs_vllm
+def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
+    """Three experts for each token, which is compiled in."""
+    layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
+    found = needs(list(experts.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64])))
+    assert found - shipped
 
 
 @needs_vllm

@@ -103,7 +103,8 @@ def _block(text: dict, kv_heads: int, size: int) -> int:
 def experts_of(config: dict) -> list[Experts]:
     """A model's layer of experts, if vLLM multiplies them with its own Triton kernels.
 
-    Those are for weights of 16 bits, and of 4 in groups; gpt-oss's have kernels of their own.
+    Those are for weights of 16 bits, of 4 in groups, and of FP8 in blocks; gpt-oss's have kernels
+    of their own.
 
     Raises:
         NoModel: a number is missing or none.
@@ -114,7 +115,8 @@ def experts_of(config: dict) -> list[Experts]:
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((int(text[name]) for name in names if text.get(name)), 0)
         bits = int(quantized.get("bits") or 0)
-        if not experts or bits != (4 if quantized else 0):
+        block = int((quantized.get("weight_block_size") or [0])[0])
+        if not experts or bits != (4 if quantized and not block else 0):
             return []
         return [
             Experts(
@@ -124,6 +126,8 @@ def experts_of(config: dict) -> list[Experts]:
                 int(text.get("moe_intermediate_size") or text["intermediate_size"]),
                 group=int(quantized["group_size"]) if bits else 0,
                 zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
+                block=block,
+                first=str(text.get("model_type")).startswith("llama4"),
             )
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -19,15 +19,17 @@ from strix_validate.vllm import source as vllm_source
 
 _MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 #: In a step of a server. Together they need every kernel that any number up to 8192 needs: found by
-#: counting, with the tables of the recipe vllm.
-TOKENS = (1, 2, 3, 5, 8, 13, 21, 40, 41, 65, 72, 97, 98, 129, 130, 515, 518)
+#: counting, with the tables of the recipe vllm. Those behind 518 are for few experts.
+TOKENS = (1, 2, 3, 5, 8, 13, 16, 21, 40, 41, 48, 65, 72, 80, 97, 98, 112, 129, 130, 144, 515, 518)
+TOKENS += (528, 2065, 2080)
 
 
 @dataclass(frozen=True)
 class Experts:
     """A layer. hidden: columns of a token; inner: of an expert; group: of int4 weights, 0 is none.
 
-    zeros: the weights have zero points, as AWQ's do.
+    zeros: the weights have zero points, as AWQ's do. block: rows and columns of FP8 weights that
+    share a scale, 0 is none. first: the router weights what experts read, not what they answer.
     """
 
     experts: int
@@ -36,6 +38,8 @@ class Experts:
     inner: int
     group: int = 0
     zeros: bool = False
+    block: int = 0
+    first: bool = False
 
 
 #: Layers of common models, by a model that has them.
@@ -43,7 +47,13 @@ LAYERS = {
     "Qwen3-30B-A3B": Experts(128, 8, 2048, 768),
     "Qwen3-30B-A3B, GPTQ": Experts(128, 8, 2048, 768, group=128),
     "Qwen3-30B-A3B, AWQ": Experts(128, 8, 2048, 768, group=128, zeros=True),
+    "Qwen3-30B-A3B, FP8": Experts(128, 8, 2048, 768, block=128),
+    "Qwen3-235B-A22B": Experts(128, 8, 4096, 1536),
+    "Qwen3-Next-80B-A3B": Experts(512, 10, 2048, 512),
     "Qwen3-Next-80B-A3B, AWQ": Experts(512, 10, 2048, 512, group=128, zeros=True),
+    "GLM-4.5-Air": Experts(128, 8, 4096, 1408),
+    "Llama-4-Scout": Experts(16, 1, 5120, 8192, first=True),
+    "MiniMax-M2": Experts(256, 8, 3072, 1536, block=128),
 }
 
 
@@ -68,10 +78,11 @@ class ExpertsCall:
         place = {"device": device, "dtype": self.dtype}
         first = _weights(layer, 2 * layer.inner, layer.hidden, place)
         second = _weights(layer, layer.hidden, layer.inner, place)
-        kind = {"block_shape": [0, layer.group]} if layer.group else {}
+        scaled = [layer.block, layer.group or layer.block]
+        kind = {"block_shape": scaled} if any(scaled) else {}
+        name = "int4_w4a16" if layer.group else "fp8_w8a8" if layer.block else None
         config = module.try_get_optimal_moe_config(
-            first[0].shape, second[0].shape, layer.top_k,
-            "int4_w4a16" if layer.group else None, self.tokens, **kind,
+            first[0].shape, second[0].shape, layer.top_k, name, self.tokens, **kind,
         )  # fmt: skip
         chosen = torch.zeros(self.tokens, layer.top_k, dtype=torch.int32, device=device)
         assigned = module._prepare_expert_assignment(
@@ -82,11 +93,18 @@ class ExpertsCall:
         rows = self.tokens * layer.top_k
         for x, (weight, scales, zeros), router, top_k in (
             (torch.empty(self.tokens, layer.hidden, **place), first, None, layer.top_k),
-            (torch.empty(rows, layer.inner, **place), second, routed, 1),
+            (torch.empty(rows, layer.inner, **place), second, None if layer.first else routed, 1),
         ):
             out = torch.empty(self.tokens, layer.top_k, weight.shape[1], **place)
             common = (router, *assigned, router is not None, top_k, config)
             compute = {"compute_type": getattr(module.tl, str(self.dtype).removeprefix("torch."))}
+            own = None
+            if layer.block:  # tokens come in FP8 too, with a scale for each block
+                own = torch.empty(len(x), x.shape[1] // layer.block, device=device)
+                x, compute = (
+                    torch.empty_like(x, dtype=weight.dtype),
+                    {"compute_type": module.tl.bfloat16},
+                )
             if layer.group:
                 module.invoke_fused_moe_wna16_triton_kernel(
                     x, weight, out, scales, zeros, *common, **compute, **kind,
@@ -94,15 +112,20 @@ class ExpertsCall:
                 )  # fmt: skip
             else:
                 module.invoke_fused_moe_triton_kernel(
-                    x, weight, out, None, None, *common, **compute, use_fp8_w8a8=False,
-                    use_int8_w8a8=False, use_int8_w8a16=False, use_int4_w4a16=False,
-                    per_channel_quant=False,
+                    x, weight, out, own, scales, *common, **compute, **kind,
+                    use_fp8_w8a8=bool(layer.block), use_int8_w8a8=False, use_int8_w8a16=False,
+                    use_int4_w4a16=False, per_channel_quant=False,
                 )  # fmt: skip
         return {}
 
 
 def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
     """Of one product: the weights, their scales and their zero points."""
+    if layer.block:
+        shape = (layer.experts, -(-rows // layer.block), -(-columns // layer.block))
+        scales = torch.empty(shape, device=place["device"])
+        fp8 = place | {"dtype": torch.float8_e4m3fn}
+        return [torch.empty(layer.experts, rows, columns, **fp8), scales, None]
     if not layer.group:
         return [torch.empty(layer.experts, rows, columns, **place), None, None]
     codes = place | {"dtype": torch.uint8}  # two to a byte
