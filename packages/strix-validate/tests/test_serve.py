@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from strix_validate import skips
-from strix_validate.checks import Options, State
+from strix_validate.checks import CannotRun, CheckFailed, Options, State
+from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models
 from strix_validate.serving import server as vllm_server
-from strix_validate.serving import tiny_llama, tiny_models
 from strix_validate.skips import Machine
 from strix_validate.tiers import run_each, serve
 
@@ -146,10 +146,79 @@ def test_the_server_captures_graphs(examine, monkeypatch):
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
 
 
+#: What `vllm bench serve` leaves, as vLLM 0.33 names it.
+BENCH = {
+    "completed": 32, "failed": 0, "request_throughput": 2.5, "output_throughput": 160.0,
+    "mean_ttft_ms": 80.5, "median_ttft_ms": 75.0, "p99_ttft_ms": 200.0, "mean_tpot_ms": 21.0,
+    "model_id": "any", "ttfts": [0.08],
+}  # fmt: skip
+#: A command vllm that measures nothing: it checks its arguments and writes this text.
+BENCH_STAND_IN = """#!{python}
+import pathlib, sys
+given = sys.argv[1:]
+option = lambda name: given[given.index(name) + 1]
+assert given[:2] == ["bench", "serve"] and "--save-result" in given
+assert option("--base-url").startswith("http://127.0.0.1") and option("--model") == "any"
+if {text!r}:
+    pathlib.Path(option("--result-dir"), option("--result-filename")).write_text({text!r})
+sys.exit({status!r})
+"""
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Installs that command."""
+
+    def install(text, status=0):
+        program = tmp_path / "bin" / "vllm"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(BENCH_STAND_IN.format(python=sys.executable, text=text, status=status))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent))
+
+    return install
+
+
+SERVER = endpoint.Endpoint("http://127.0.0.1:9", "any")
+
+
+def test_the_numbers_of_vllm_bench_serve_are_read(bench):
+    bench(json.dumps(BENCH))
+    found = bench_serve.measure(SERVER)
+    assert found["output_throughput"] == 160.0 and found["median_ttft_ms"] == 75.0
+    assert "ttfts" not in found and "model_id" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        (json.dumps(BENCH | {"completed": 31, "failed": 1}), 0, "31 of 32 requests"),
+        ("", 0, "wrote no result"),
+        ("[1", 0, "wrote no result"),
+        ('{"completed": "many"}', 0, "wrote no result"),
+        ("", "no tokenizer of that name", "ended with 1: no tokenizer of that name"),
+    ],
+)
+def test_what_vllm_bench_serve_cannot_measure_fails(text, status, said, bench):
+    bench(text, status)
+    with pytest.raises(CheckFailed, match=said):
+        bench_serve.measure(SERVER)
+
+
+def test_without_vllm_its_bench_is_skipped(monkeypatch, running):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CannotRun, match="vllm is not installed"):
+        bench_serve.measure(SERVER)
+    found = running("")["bench"]
+    assert found.state is State.SKIPPED
+    assert skips.judge(found, Machine()).state is State.SKIPPED
+
+
 @pytest.fixture
 def running(monkeypatch):
     """The stand-in as a server of the user's, with a fault; the results of --url by name."""
     monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("PATH", "")  # no vllm of the machine's
     vllm = importlib.import_module("vllm")
 
     def run(fault, model="any"):
@@ -165,9 +234,11 @@ def running(monkeypatch):
     return run
 
 
-def test_a_right_server_of_the_users_passes(running):
+def test_a_right_server_of_the_users_passes(running, bench):
+    bench(json.dumps(BENCH))
     found = running("")
     assert {r.state for r in found.values()} == {State.PASSED}, found
+    assert found["bench"].measured["output_throughput"] == 160.0
     assert found["load-16"].measured["tokens_per_second"] > 0
     assert found["load-4"].measured["requests"] == 4
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from strix_validate.checks import Check, Options, Result, reason_of, require, title_of
-from strix_validate.serving import endpoint
+from strix_validate.serving import bench_serve, endpoint
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.server import Session
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
@@ -289,6 +289,12 @@ def _of_load(load: int) -> Callable[[Endpoint], dict]:
     return body
 
 
+def _bench(server: Endpoint) -> dict:
+    """What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published
+    numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/"""
+    return bench_serve.measure(server)
+
+
 def _described(judge: Callable[[Endpoint], dict], like: Callable) -> Callable[[Endpoint], dict]:
     judge.__doc__ = f"The server given by --url: {like.__doc__}"
     return judge
@@ -316,4 +322,5 @@ URL_BODIES = {
         lambda server: endpoint.judge_abort(server, endpoint.PROMPTS[0]), abort
     ),
     **{f"url-load-{load}": _of_load(load) for load in endpoint.LOADS},
+    "url-bench": _bench,
 }
