@@ -406,8 +406,10 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
     for task in tasks.values():
         assert set(task) == {"cmd", "description"}, "a task with args refuses a program's own flags"
         program, command = task["cmd"].split()[:2]
-        assert task["description"] and program in ("strix-validate", "strix-emulate", "vllm")
+        assert task["description"]
+        assert program in ("strix-validate", "strix-emulate", "vllm", "python")
         assert program != "strix-validate" or command in commands
+        assert program != "python" or (manifest.parent / command).is_file()
 
 
 PIXI = CHECKOUT / "tests" / "data" / "pixi"
