@@ -136,7 +136,8 @@ def device(
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
-        bool, typer.Option(help="What checks find in AMD's libraries ends a launch as well.")
+        bool,
+        typer.Option(help="What checks find in libraries of ROCm and torch ends a launch as well."),
     ] = False,
 ) -> None:
     """Run a program that uses HIP; its launches are executed by the emulator."""

@@ -8,16 +8,16 @@ from collections import Counter
 
 from strix_emulate.memory.findings import Note
 
-#: Libraries of ROCm with kernels, which AMD or a distribution compiles.
-_AMDS = re.compile(
+#: Libraries of ROCm and of torch with kernels, which others wrote.
+_UPSTREAM = re.compile(
     r"lib(rocblas|hipblaslt|hipsparselt|rocsolver|rocsparse|rocrand|hiprand|rocfft|rocalution|rccl"
-    r"|MIOpen|hiptensor|rpp|composable_kernel|rocwmma)[^/]*\.so[.\d]*$"
+    r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma)[^/]*\.so[.\d]*$"
 )
 
 
-def is_amds(path: str) -> bool:
+def is_upstream(path: str) -> bool:
     """Whether a library's checks only note what they find: none of ours, nor of the program."""
-    return _AMDS.search(path) is not None
+    return _UPSTREAM.search(path) is not None
 
 
 class Tally:

@@ -23,7 +23,7 @@ from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
-from strix_emulate.device.report import Tally, is_amds
+from strix_emulate.device.report import Tally, is_upstream
 from strix_emulate.errors import EmulatorError, LoadError, Trap, Unsupported
 from strix_emulate.memory.findings import CHECKS, parse
 from strix_emulate.run.machine import Machine, Options
@@ -107,7 +107,7 @@ class Server:
             except LoadError as error:
                 raise Refused(Status.NO_BINARY, str(error)) from error
         number = self._new()
-        lenient = not self.strict and is_amds(origin.decode(errors="replace"))
+        lenient = not self.strict and is_upstream(origin.decode(errors="replace"))
         self.modules[number] = _Module(loader.parse_module(data, "module"), lenient)
         return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
 
