@@ -137,7 +137,7 @@ def device(
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
         bool,
-        typer.Option(help="What checks find in libraries of ROCm and torch ends a launch as well."),
+        typer.Option(help="What checks find in ROCm's and torch's libraries ends a launch too."),
     ] = False,
 ) -> None:
     """Run a program that uses HIP; its launches are executed by the emulator."""

@@ -65,8 +65,8 @@ def environment(
 def execute(command: list[str], **options) -> None:
     """Becomes the program. Options: off, checks that are not made; memory of the device in bytes;
     budget of a launch in wave-instructions, seconds of the clock for it; cores; log, a line for
-    each launch; strict, what checks find in libraries of ROCm and torch ends a launch as well; devices, how
-    many the program sees.
+    each launch; strict, what checks find in ROCm's and torch's libraries ends a launch as well;
+    devices, how many the program sees.
 
     Raises:
         EmulatorError: no such program, or the library is missing.
