@@ -145,6 +145,14 @@ def test_sinks_are_one_more_key():
         torch.testing.assert_close(found[name], right)
 
 
+@pytest.mark.parametrize("name", ["prefill-d128", "decode-d128", "moe-decode", "mla-decode", "awq"])
+def test_a_product_that_left_the_matrix_unit_is_caught(name):
+    call, expected = make("seed", vllm_checks.COMPILED[name])
+    assert call.products
+    found = kernels._judge_products(CHECK, call, expected, triton_modes.Answer())
+    assert found.state is State.FAILED and "0 of 0 kernels have WMMA, expected 1" in found.reason
+
+
 def test_there_are_enough_of_each_kind():
     both = sum(name.startswith("decode") for name in vllm_checks.COMPILED)  # and reduce_segments
     assert len(vllm_checks.COMPILED) + both >= 14

@@ -21,7 +21,7 @@ from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
 #: In the names of kernels that multiply no matrices.
-_HELPERS = ("preprocess", "reduce", "reshape_and_cache", "rms_norm", "mrope")
+_HELPERS = ("preprocess", "reduce")
 
 _WHY = (
     "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
@@ -56,8 +56,8 @@ def _flash_checks() -> list[Check]:
 
 def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
-    yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_vllm)
-    yield from package_checks.run("kernels", wanted, options, "compile", _judge_package)
+    yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_products)
+    yield from package_checks.run("kernels", wanted, options, "compile", _judge_products)
     known = _flash_checks()
     wanted = [check for check in wanted if check in known]
     if not wanted:
@@ -80,16 +80,8 @@ def judge(check: Check, answer: triton_modes.Answer) -> Result:
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
-def _judge_vllm(
-    check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer
-) -> Result:
-    del expected  # nothing was computed
-    multiplies = getattr(call, "function", "") in ("unified_attention", "moe")
-    return _judge(check, answer, 1 if multiplies else 0)
-
-
-def _judge_package(check: Check, call: Any, expected, answer: triton_modes.Answer) -> Result:
-    """See triton_packages.calls.Call.products."""
+def _judge_products(check: Check, call: Any, expected, answer: triton_modes.Answer) -> Result:
+    """See products of vllm.calls.Call and triton_packages.calls.Call."""
     del expected
     facts, faults = _facts(answer)
     found = [name for name, fact in facts.items() if fact["wmma"]]

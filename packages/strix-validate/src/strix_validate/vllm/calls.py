@@ -15,13 +15,14 @@ from strix_validate.vllm import source as vllm_source
 class Call:
     """A launch: the function of this room that makes it with these tensors, on their device.
 
-    launch(tensors, **options) returns the tensors that the launch writes, by name. source: vLLM's
-    folder.
+    launch(tensors, **options) returns the tensors that the launch writes, by name. products: of its
+    kernels, how many must use the matrix unit. source: vLLM's folder.
     """
 
     launch: Callable[..., dict[str, Tensor]]
     tensors: dict[str, Tensor]
     options: dict = field(default_factory=dict)
+    products: int = 0
     source: Path = Path()
 
     @property

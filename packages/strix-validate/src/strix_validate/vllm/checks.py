@@ -23,7 +23,7 @@ from strix_validate.vllm.kernels import (
 )
 
 BF16 = torch.bfloat16
-#: Each has a table of cases for the tier attention.
+#: Each has a table of cases for the tier attention, and some have one for the tier kernels.
 FAMILIES = (sampling, mla, linear_attention, quantized, lora)
 _PREFILL = ((128, 128),)
 _DECODE = ((1, 300), (1, 70))
@@ -73,6 +73,8 @@ COMPILED = {
     # gpt-oss-20b has 32 experts of 2880 by 2880
     "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, BF16),
     "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, BF16),
+    **mla.COMPILED,
+    **quantized.COMPILED,
 }
 
 _MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"

@@ -122,7 +122,7 @@ def paged_attention(
             parts.append(found["out"][0].transpose(0, 1))
         return {"out": torch.cat(parts)}
 
-    return Call(_unified_attention, tensors, options), expected
+    return Call(_unified_attention, tensors, options, products=1), expected
 
 
 def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
@@ -320,7 +320,7 @@ def moe(
             shares, more = shares.abs(), more.abs()
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    return Call(_moe, tensors, {"bits": bits, "routed": routed}), expected
+    return Call(_moe, tensors, {"bits": bits, "routed": routed}, products=1), expected
 
 
 def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str, Tensor]:
@@ -366,4 +366,4 @@ def mxfp4(
 ) -> tuple[Call, Expected]:
     """gpt-oss's experts, all of them: see mxfp4."""
     tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
-    return Call(vllm_mxfp4.launch, tensors, {"top_k": top_k}), expected
+    return Call(vllm_mxfp4.launch, tensors, {"top_k": top_k}, products=2), expected

@@ -54,9 +54,8 @@ def latent(
         out, size = (torch.stack(x) for x in zip(*parts, strict=True))
         return {"out": out, "logsumexp": size}
 
-    return Call(
-        _latent, tensors, {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
-    ), expected
+    options = {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
+    return Call(_latent, tensors, options, products=1), expected
 
 
 def _latent(
@@ -125,3 +124,11 @@ COMPUTED = {
     ),
     "merge-states": Case(merged, _MERGE),
 }  # fmt: skip
+COMPILED = {
+    # DeepSeek's heads, which spill
+    "mla-decode": Case(
+        partial(latent, keys=(300, 70), heads=128),
+        "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has",
+        torch.bfloat16,
+    ),
+}

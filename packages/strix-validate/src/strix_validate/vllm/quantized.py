@@ -56,7 +56,7 @@ def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[Call, E
             "weights": work.abs() if dtype == reference.TERMS else work,
         }
 
-    return Call(_awq, tensors), expected
+    return Call(_awq, tensors, products=1), expected
 
 
 def _awq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def w4a16(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return {"out": reference.stored(reference.product(x, weights, dtype), dtype)}
 
-    return Call(_w4a16, tensors, {"group": group}), expected
+    return Call(_w4a16, tensors, {"group": group}, products=1), expected
 
 
 def _w4a16(tensors: dict[str, Tensor], group: int) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ def fp8_blocks(randn: Randn, *, tokens=5, size=384, rows=192, block=128) -> tupl
         found = reference.product(x.to(work) * spread[0], wide, dtype)
         return {"out": reference.stored(found, dtype)}
 
-    return Call(_fp8_blocks, tensors, {"block": block}), expected
+    return Call(_fp8_blocks, tensors, {"block": block}, products=1), expected
 
 
 def _fp8_blocks(tensors: dict[str, Tensor], block: int) -> dict[str, Tensor]:
@@ -141,4 +141,10 @@ COMPUTED = {
     "w4a16": Case(partial(w4a16, rows=40, size=128), _HYBRID_WHY, torch.float32),
     "w4a16-zeros": Case(partial(w4a16, rows=40, size=128, zeros=True), _HYBRID_WHY, size=Size.FULL),
     "fp8-blocks": Case(partial(fp8_blocks, tokens=3), _BLOCKS),
+}
+_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
+_WIDE: dict = {"tokens": 64, "size": 512, "rows": 512}
+COMPILED = {
+    "awq": Case(partial(awq, group=128, **_WIDE), _COMPILES),
+    "w4a16": Case(partial(w4a16, group=128, **_WIDE), _COMPILES, torch.bfloat16),
 }
