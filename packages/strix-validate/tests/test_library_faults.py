@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from strix_validate.checks import Check, Options, Result, State
-from strix_validate.libraries import convolution, factors, gemm, host_memory, inductor
+from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
 from strix_validate.run import run
 from strix_validate.tiers import isolated, libraries, run_each
 
@@ -18,6 +18,7 @@ from strix_validate.tiers import isolated, libraries, run_each
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 right_multiply, right_convolve = gemm.multiply, convolution.convolve
 right_factorise = factors.factorise
+right_gradient = gradients.gradient
 
 
 def judge(module, id_) -> Result:
@@ -122,6 +123,26 @@ def test_wrong_factors_are_caught(name, monkeypatch):
     monkeypatch.setattr(factors, "factorise", broken)
     failed = judge(factors, f"factors/{check}")
     assert failed.state is State.FAILED and "rows: their factors give them back" in failed.reason
+
+
+def lost_summand(tokens, incoming):
+    """The last token's part of one column."""
+    incoming[-1, 5] = 0
+    incoming[0, 5] = 0
+    return right_gradient(tokens, incoming)
+
+
+def neighbour(tokens, incoming):
+    return right_gradient(tokens.roll(1), incoming)
+
+
+@pytest.mark.parametrize("broken", [lost_summand, neighbour])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_wrong_gradients_are_caught(broken, kind, monkeypatch):
+    assert judge(gradients, f"gradients/embedding-{kind}").state is State.PASSED
+    monkeypatch.setattr(gradients, "gradient", broken)
+    failed = judge(gradients, f"gradients/embedding-{kind}")
+    assert failed.state is State.FAILED and "sums of whole numbers" in failed.reason
 
 
 def stale(view, seen={}):  # noqa: B006 the memory of the first call is the fault

@@ -248,7 +248,9 @@ def test_list_names_every_check_once():
     lines = CliRunner().invoke(cli.app, ["list"]).stdout.splitlines()
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(ids) == len(set(ids)) > 500
-    groups = "doctor backend gemm factors conv host-memory compile sdpa flash-attn attention"
+    groups = (
+        "doctor backend gemm factors gradients conv host-memory compile sdpa flash-attn attention"
+    )
     assert {*groups.split(), "kernels", "emulated", "bench", "serve"} == {
         id_.split("/")[0] for id_ in ids
     }

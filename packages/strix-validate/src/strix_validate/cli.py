@@ -70,7 +70,7 @@ def libraries(
     skip: Skip = None,
     device: DeviceOption = DeviceName.AUTO,
 ) -> None:
-    """Check matrix products, factors, convolutions, host memory and torch.compile on the GPU.
+    """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
 
     On a CPU, this checks only the checks themselves.
     """

@@ -19,7 +19,7 @@ from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: What the ids of a tier's checks begin with, where that is not the tier's name alone.
 GROUPS = {
-    "libraries": ("gemm", "factors", "conv", "host-memory", "compile"),
+    "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile"),
     "attention": ("attention", "sdpa", "flash-attn"),
 }
 

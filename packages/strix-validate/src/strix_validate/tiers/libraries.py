@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What lies below attention: matrix products, factors, convolutions, host memory, torch.compile.
+"""What lies below attention: products, factors, gradients, convolutions, memory, torch.compile.
 
 Each group runs in a child process, because what it looks for also crashes: see isolated.
 """
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from strix_validate.checks import Check, Options, Result, State
-from strix_validate.libraries import convolution, factors, gemm, host_memory, inductor
+from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
 from strix_validate.tiers import isolated
 
-_MODULES = (gemm, factors, host_memory, inductor)
+_MODULES = (gemm, factors, gradients, host_memory, inductor)
 
 
 def checks() -> list[Check]:
