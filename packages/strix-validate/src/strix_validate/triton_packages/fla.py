@@ -69,7 +69,9 @@ def attention(
     """
     tokens = sum(lengths)
     q, k = (randn(1, tokens, heads, keys) for _ in "qk")
-    if not normal:
+    if normal:  # so short that another eps shows
+        q, k = q / 16, k / 16
+    else:
         q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
     gates = (1, tokens, heads, *((keys,) if rule != "gdn" else ()))
     tensors = {
