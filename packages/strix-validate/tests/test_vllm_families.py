@@ -99,7 +99,9 @@ def test_spoilt_results_are_caught(name):
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) == {check for check, *_ in SPOILT.values()}
-    untested = {"gdn-mixed", "lora", "mla-decode-512"}  # their kernels are planted in by others
+    # slow, or of kernels that others plant faults in
+    slow = {"gdn-prefill", "gumbel", "rejection", "top-p"}
+    untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     assert set(CASES) == {check for *_, check in FAULTS.values()} | untested
 
 

@@ -7,7 +7,6 @@ _FLA = "vllm/third_party/flash_linear_attention/ops"
 _LAYERS = "vllm/model_executor/layers"
 _TOP = "vllm/v1/sample/ops/topk_topp_triton.py"
 _HYBRID = "vllm/model_executor/kernels/linear/mixed_precision/rdna_hybrid_w4a16.py"
-_REJECTION = f"{_GPU}/spec_decode/rejection_sampler_utils.py"
 
 SAMPLING = {
     "top-k of the first row": (
@@ -16,9 +15,6 @@ SAMPLING = {
     "top-p of the first row": (
         _TOP, "                    p = tl.load(P + row_id)", "                    p = tl.load(P)",
         "top-k-top-p",
-    ),
-    "top-p of small batches left out": (
-        _TOP, "    for round_i in range(_SPLIT_ROUNDS):", "    for round_i in range(1):", "top-p",
     ),
     "penalties of another request": (
         f"{_GPU}/sample/penalties.py",
@@ -44,21 +40,6 @@ SAMPLING = {
         f"{_GPU}/sample/gumbel.py",
         "    logits = logits / temperature\n", "    logits = logits * temperature\n",
         "temperature-min-p",
-    ),
-    "noise of half the size": (
-        f"{_GPU}/sample/gumbel.py", "-tl.log(-_log1p_neg_stable(u))",
-        "-tl.log(-_log1p_neg_stable(u)) / 2", "gumbel",
-    ),
-    "noise for greedy requests": (
-        f"{_GPU}/sample/gumbel.py", "    if temp != 0.0:\n        if IS_DRAFTING",
-        "    if temp != 9.0:\n        if IS_DRAFTING", "gumbel",
-    ),
-    "drafts that are always accepted": (
-        _REJECTION, "accepted = target_logprob > tl.log(u) + draft_logprob",
-        "accepted = target_logprob > -99.0", "rejection",
-    ),
-    "drawn again from all tokens": (
-        _REJECTION, "            ratio < 1.0,", "            ratio < 9.0e9,", "rejection",
     ),
 }  # fmt: skip
 MLA = {
@@ -92,17 +73,6 @@ LINEAR_ATTENTION = {
     "a state for a sequence that has none": (
         f"{_FLA}/fused_recurrent.py", "    if state_idx <= 0:\n        zero",
         "    if state_idx < 0:\n        zero", "gdn-decode",
-    ),
-    "chunks handed on without decay": (
-        f"{_FLA}/chunk_delta_h.py", "            b_h1 *= b_g_last\n", "", "gdn-prefill",
-    ),
-    "decay within a chunk": (
-        f"{_FLA}/chunk_o.py", "b_A = b_A * exp(b_g[:, None] - b_g[None, :])", "b_A = b_A",
-        "gdn-prefill",
-    ),
-    "a decay without its exponential": (
-        f"{_FLA}/fused_gdn_prefill_post_conv.py", "tl.exp(A_log_val) * sp", "A_log_val * sp",
-        "gdn-prefill",
     ),
     "the state of a convolution not written": (
         f"{_LAYERS}/mamba/ops/causal_conv1d.py",
@@ -147,7 +117,7 @@ LORA = {
         "        (lora_id + 1) % 3,\n        slice_id,", "lora-one-slice",
     ),
     "scaling left out": (
-        f"{_LORA}/kernel_utils.py", "        accumulator *= scaling\n", "", "lora-one-slice",
+        f"{_LORA}/lora_shrink_op.py", "accumulator * scaling", "accumulator", "lora-one-slice",
     ),
     "tokens of another adapter": (
         f"{_LORA}/lora_shrink_op.py",
