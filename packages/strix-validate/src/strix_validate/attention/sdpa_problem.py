@@ -34,7 +34,7 @@ class Problem:
 
         self.shape, self.dtype, self.device = shape, dtype, device
         v_dim, kv_heads = shape.v_dim or shape.head_dim, shape.kv_heads
-        q = randn(shape.heads, shape.seqlen_q) * shape.gain
+        q = randn(shape.heads, shape.seqlen_q)
         grad_out = randn(shape.heads, shape.seqlen_q, v_dim)
         k = randn(1 if shape.layout == "expanded" else kv_heads, shape.seqlen_k)
         v = randn(k.shape[1], shape.seqlen_k, v_dim)
