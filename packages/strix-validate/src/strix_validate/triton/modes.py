@@ -119,6 +119,8 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
         environment.pop("TRITON_INTERPRET", None)
         if mode == "interpret":
             environment["TRITON_INTERPRET"] = "1"
+        if mode == "native":  # float32 as on gfx1151: NVIDIA's matrix unit would take TF32
+            environment["TRITON_F32_DEFAULT"] = "ieee"
         try:
             child = subprocess.run(
                 [sys.executable, "-m", __name__, mode, asked, answered],
@@ -160,6 +162,8 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     if mode != "native":
         stand_in.install(all_candidates=mode in ("look up", "ask"))
         stand_in.watch(lookups.append)
+    else:
+        stand_in.first_candidate()
     if mode == "interpret":
         interpreter.complete()
     if mode in ("look up", "ask"):

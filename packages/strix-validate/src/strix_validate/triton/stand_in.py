@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any
 
@@ -68,6 +69,22 @@ class Lookup:
     compiled: bool
 
 
+def _measure_nothing(calls: bool, call, quantiles=None) -> list[float]:
+    if calls:
+        call()
+    return [0.0] * len(quantiles or (0.5,))
+
+
+def first_candidate() -> None:
+    """Makes triton.autotune take its first configuration on the real device too.
+
+    fla's kernels have dozens, which took an H100 minutes to compile; and which one wins is noise.
+    """
+    from triton.runtime import driver
+
+    driver.active.get_benchmarker = lambda: partial(_measure_nothing, False)
+
+
 class _Driver:
     """A Triton driver that knows its target but has no device.
 
@@ -96,12 +113,7 @@ class _Driver:
         return torch.device("cpu")
 
     def get_benchmarker(self):
-        def measure(call, quantiles=None):
-            if self.all_candidates:
-                call()
-            return [0.0] * len(quantiles or (0.5,))
-
-        return measure
+        return partial(_measure_nothing, self.all_candidates)
 
     def map_python_to_cpp_type(self, type_name):
         return type_name
