@@ -177,7 +177,7 @@ def test_every_task_that_pages_show_exists() -> None:
     tasks |= {name for feature in MANIFEST["feature"].values() for name in feature.get("tasks", {})}
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"\bpixi run (?:-e \w+ )?([a-z][a-z-]*)", text))
-    tasks.add("python")  # a program of every environment
+    tasks |= {"python", "pip", "pre-commit"}  # programs of environments, not tasks
     # those of the stacks, which are workspaces of their own
     for stack in CHECKOUT.glob("stacks/*/pixi.toml"):
         tasks |= {"strix-validate", *tomllib.loads(stack.read_text())["tasks"]}
