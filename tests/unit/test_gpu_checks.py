@@ -37,7 +37,7 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
 
 @pytest.mark.parametrize(
     "program", ["pytorch/test_with_gpu", "amdsmi/check_library", "torchvision/check_ops",
-                "torchaudio/check_ops"]
+                "torchaudio/check_ops", "bitsandbytes/check_numbers"]
 )  # fmt: skip
 def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
