@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tells vLLM of the emulated device. It asks amdsmi and the kernel driver for an AMD GPU and ends
+with "Failed to infer device type" where neither knows one, although HIP works."""
+
+import os
+
+
+def platform() -> str | None:
+    """The entry point: vLLM's ROCm in a program of `strix-emulate device`, else nothing."""
+    emulated = "STRIX_EMULATE_PYTHON" in os.environ
+    return "vllm.platforms.rocm.RocmPlatform" if emulated else None
