@@ -264,3 +264,14 @@ def test_the_groups_of_ids_are_known_without_the_tiers():
 def test_unknown_tier_and_root_are_wrong_usage():
     for arguments in (["run", "--tier", "nope"], ["doctor", "--root", "/no/such"]):
         assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+
+
+def test_a_seed_draws_other_inputs():
+    """The same ones each time, and the record says which."""
+
+    def measured(seed):
+        found = run(["attention"], Options(seed=seed), ["sdpa/math/one-query-float32"])
+        assert found.seed == seed
+        return found.checks[0].measured["out"]
+
+    assert measured(5) == measured(5) != measured(0)

@@ -19,7 +19,7 @@ from strix_validate.tiers import attention
 from strix_validate.triton.cases import make
 from strix_validate.vllm import checks as vllm_checks
 from strix_validate.vllm import sampling
-from vllm_faults import FAULTS
+from vllm_faults import ATTENTION, FAULTS
 
 CHECK = Check("x", "", "")
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
@@ -122,16 +122,17 @@ def test_slow_checks_are_left_to_full():
 
 
 @needs_vllm
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS | ATTENTION)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
-    file, old, new, check = FAULTS[fault]
+    """Each by the check that is there for it."""
+    file, old, new, check = (FAULTS | ATTENTION)[fault]
     shutil.copytree(SOURCE / "vllm", tmp_path / "vllm", ignore=shutil.ignore_patterns("*.json"))
     text = (tmp_path / file).read_text()
     assert old in text
     (tmp_path / file).write_text(text.replace(old, new))
     wanted = [f"attention/vllm-{check}"]
     (found,) = run(["attention"], Options(vllm=tmp_path, size=Size.FULL), wanted).checks
-    assert found.state is State.FAILED and "wrong:" in found.reason
+    assert found.state is State.FAILED and "wrong:" in found.reason, found.reason
 
 
 @needs_vllm

@@ -126,3 +126,160 @@ LORA = {
     ),
 }  # fmt: skip
 FAULTS = SAMPLING | MLA | LINEAR_ATTENTION | QUANTIZED | LORA
+
+_HELPERS = f"{_OPS}/triton_attention_helpers.py"
+_UNIFIED = f"{_OPS}/triton_unified_attention.py"
+_WRITER = f"{_OPS}/triton_reshape_and_cache_flash.py"
+_MOE = f"{_LAYERS}/fused_moe/fused_moe.py"
+_ROPE = f"{_LAYERS}/rotary_embedding/mrope.py"
+_NORM = "vllm/model_executor/determinism/batch_invariant.py"
+_WIDER = (
+    "(query_abs_pos - seq_offset) < SLIDING_WINDOW",
+    "(query_abs_pos - seq_offset) <= SLIDING_WINDOW",
+)
+_SCALE = ("    score_scale = scale\n", "    score_scale = 1.0 / HEAD_SIZE**0.5\n")
+_SOFTCAP = ("            S = apply_softcap(S, softcap)", "            S = S * 1.0")
+_GROUP = ("+ offs_m % num_queries_per_kv", "+ offs_m % (num_queries_per_kv // 2 * 2)")
+_BEYOND = ("seq_offset[None, :] <= query_abs_pos\n", "seq_offset[None, :] <= query_abs_pos + 1\n")
+_FOURTH = ("    right = num_seqs\n", "    right = tl.minimum(num_seqs, 4)\n")
+_LANES = ("tl.where(offs_d < HEAD_SIZE, 1, 0)", "tl.where(offs_d < min(HEAD_SIZE, 128), 1, 0)")
+_SLOPE = ("alibi_slopes_ptr + query_offset_1, mask", "alibi_slopes_ptr + query_offset_1 * 0, mask")
+_KEYS_SCALE = ("V_load, Q, v_scale, KV", "V_load, Q, k_scale, KV")
+_SINK = ("sink_ptr + query_offset_1,", "sink_ptr + query_offset_1 * 0,")
+#: In the paged attention, the cache's writer, rope, norm and experts, and in whole models.
+ATTENTION = {
+    "a key of the future": (_HELPERS, *_BEYOND, "prefill"),
+    "a key of the future in a batch": (_HELPERS, *_BEYOND, "mixed"),
+    "a window one wider": (_HELPERS, *_WIDER, "prefill-window"),
+    "a window one wider in decoding": (_HELPERS, *_WIDER, "decode-window"),
+    "a window of 512": (
+        _HELPERS, "q_abs - SLIDING_WINDOW + 1", "q_abs - tl.minimum(SLIDING_WINDOW, 512) + 1",
+        "prefill-window-600",
+    ),
+    "no softcap": (_UNIFIED, *_SOFTCAP, "prefill-softcap"),
+    "no softcap in decoding": (_UNIFIED, *_SOFTCAP, "decode-softcap"),
+    "a softcap that overflows": (
+        _HELPERS, "x * (1.0 - 2.0 / (tl.exp(2.0 * y) + 1.0))",
+        "x * (tl.exp(y) - tl.exp(-y)) / (tl.exp(y) + tl.exp(-y))", "prefill-softcap-large",
+    ),
+    "sinks of the first head": (_HELPERS, *_SINK, "prefill-sinks"),
+    "sinks of the first head in decoding": (_HELPERS, *_SINK, "decode-sinks"),
+    "sinks once per segment": (
+        _HELPERS, "(not IS_3D) or (segm_idx_or_0 == 0)", "True", "decode-sinks",
+    ),
+    "the head dim's scale": (_UNIFIED, *_SCALE, "prefill-scale"),
+    "the head dim's scale in decoding": (_UNIFIED, *_SCALE, "decode-scale"),
+    "causal over an encoder's keys": (
+        _HELPERS, "seq_mask = seq_offset[None, :] < seq_len",
+        "seq_mask = seq_offset[None, :] <= query_abs_pos", "prefill-not-causal",
+    ),
+    "a key behind an encoder's last": (
+        _HELPERS, "seq_mask = seq_offset[None, :] < seq_len",
+        "seq_mask = seq_offset[None, :] <= seq_len", "decode-not-causal",
+    ),
+    "keys' scale for values": (_UNIFIED, *_KEYS_SCALE, "prefill-fp8-kv"),
+    "keys' scale for values in decoding": (_UNIFIED, *_KEYS_SCALE, "decode-fp8-kv"),
+    "a group of 3 as 2": (_UNIFIED, *_GROUP, "prefill-gqa3"),
+    "a group of 3 as 2 in decoding": (_UNIFIED, *_GROUP, "decode-gqa3"),
+    "a group of 7 as 6": (_UNIFIED, *_GROUP, "prefill-gqa7"),
+    "a group of 7 as 6 in decoding": (_UNIFIED, *_GROUP, "decode-gqa7"),
+    "blocks in 15 bits": (
+        _UNIFIED,
+        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)",
+        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n"
+        "        ).to(tl.int64) & 32767",
+        "prefill-block-33000",
+    ),
+    "four sequences": (_HELPERS, *_FOURTH, "prefill-batch6"),
+    "four sequences in decoding": (_HELPERS, *_FOURTH, "decode-batch6"),
+    "128 lanes of 256": (_UNIFIED, *_LANES, "prefill-d256"),
+    "128 lanes of 256 in decoding": (_UNIFIED, *_LANES, "decode-d256"),
+    "128 lanes of 512": (_UNIFIED, *_LANES, "prefill-d512"),
+    "128 lanes of 512 in decoding": (_UNIFIED, *_LANES, "decode-d512"),
+    "2048 keys": (
+        _HELPERS, "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, tile_end)",
+        "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, min(tile_end, 2048 // TILE_SIZE))",
+        "decode-2100",
+    ),
+    "segments not rescaled": (
+        _UNIFIED, "    segm_output *= segment_scale[:, None]\n", "", "decode",
+    ),
+    "blocks of a power of two": (
+        _UNIFIED, "(seq_offset % BLOCK_SIZE)[None, :]", "(seq_offset % 1024)[None, :]",
+        "decode-d80-block1056",
+    ),
+    "lanes of padding": (
+        _UNIFIED, "mask=dim_mask[:, None] & tile_mask[None, :],", "mask=tile_mask[None, :],",
+        "prefill-d96",
+    ),
+    "slopes of the first head": (_UNIFIED, *_SLOPE, "prefill-alibi"),
+    "slopes of the first head in decoding": (_UNIFIED, *_SLOPE, "decode-alibi"),
+    "the next slot": (
+        _WRITER, "block_offset = slot_idx % block_size",
+        "block_offset = (slot_idx + 1) % block_size", "reshape-and-cache",
+    ),
+    "keys' scale for written values": (
+        _WRITER, "value_load / tl.load(v_scale)", "value_load / tl.load(k_scale)",
+        "reshape-and-cache-fp8",
+    ),
+    "keys written without their scale": (
+        _WRITER, "key_load / tl.load(k_scale)", "key_load", "reshape-and-cache-fp8",
+    ),
+    "a section twice": (
+        _ROPE, "((cos_offsets % 3) == 1)", "((cos_offsets % 3) >= 1)", "rope-interleaved",
+    ),
+    "a section one short": (
+        _ROPE, "(cos_offsets < h_end)", "(cos_offsets < h_end - 1)", "rope",
+    ),
+    "halves of the whole head": (
+        _ROPE, "second_q_offsets = first_q_offsets + (rd // 2)",
+        "second_q_offsets = first_q_offsets + (hd // 2)", "rope-partial",
+    ),
+    "keys turned back": (
+        _ROPE, "k_tile_2 * cos_row + k_tile_1 * sin_row", "k_tile_2 * cos_row - k_tile_1 * sin_row",
+        "rope",
+    ),
+    "eps left out": (_NORM, "tl.sqrt(mean_sq + eps)", "tl.sqrt(mean_sq)", "rms-norm-eps"),
+    "the block's mean": (_NORM, "sum_sq / n_cols", "sum_sq / BLOCK_SIZE", "rms-norm"),
+    "the last tile whole": (
+        _MOE, "b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=0.0)",
+        "b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=1.0)\n"
+        "            a = tl.where(offs_k[None, :] < K - k * BLOCK_SIZE_K, a, 1.0).to(a.dtype)",
+        "moe-ragged",
+    ),
+    "the first expert's bias": (
+        _MOE, "b_bias_ptr + off_experts * stride_bbe", "b_bias_ptr", "moe-bias",
+    ),
+    "the bias not routed": (
+        _MOE, "    if HAS_BIAS:\n        accumulator += bias[None, :]\n",
+        "    if HAS_BIAS:\n        accumulator += 0.5 * bias[None, :]\n", "moe-bias",
+    ),
+    "routed by the next token": (
+        _MOE, "    topk_weights_ptr + offs_token,", "    topk_weights_ptr + offs_token // 2,",
+        "moe",
+    ),
+    "a model sees the future": (_HELPERS, *_BEYOND, "model"),
+    "a model's keys one slot on": (
+        _WRITER, "block_offset = slot_idx % block_size",
+        "block_offset = (slot_idx + 1) % block_size", "model",
+    ),
+    "a model's window one wider": (_HELPERS, *_WIDER, "model-window"),
+    "a model's experts": (
+        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "model-experts",
+    ),
+    "a model's state that does not decay": (
+        f"{_FLA}/fused_recurrent.py", "b_h *= exp(g_val)", "b_h *= 1.0", "model-hybrid",
+    ),
+    "a model's state without beta": (
+        f"{_FLA}/fused_recurrent.py", "b_v *= beta_val", "b_v *= 1.0", "model-hybrid",
+    ),
+    "a model's convolution that stays": (
+        f"{_LAYERS}/mamba/ops/causal_conv1d.py",
+        "tl.store(conv_state_ptrs_target, new_conv_state, mask)",
+        "tl.store(conv_state_ptrs_target, new_conv_state, mask & False)", "model-hybrid",
+    ),
+    "a model's gate without its sigmoid": (
+        f"{_FLA}/layernorm_guard.py", "            y *= z * tl.sigmoid(z)", "            y *= z",
+        "model-hybrid",
+    ),
+}  # fmt: skip

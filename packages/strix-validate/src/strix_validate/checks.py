@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks, their results, and which ones are wanted."""
 
+import os
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+#: The variable that --seed sets: child processes draw inputs as well.
+SEED = "STRIX_VALIDATE_SEED"
 
 
 class State(StrEnum):
@@ -74,7 +79,7 @@ class Options:
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
     the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
     vllm: a source folder of vLLM to take instead of the installed one. url, model: a server that
-    runs already, and what it calls its model.
+    runs already, and what it calls its model. seed: of random inputs.
     """
 
     device: str = "cpu"
@@ -84,6 +89,7 @@ class Options:
     vllm: Path | None = None
     url: str = ""
     model: str = ""
+    seed: int = 0
 
 
 class CannotRun(Exception):
@@ -92,6 +98,11 @@ class CannotRun(Exception):
 
 class CheckFailed(Exception):
     """The verdict of a check: what is wrong, in words."""
+
+
+def seed_of(name: str) -> int:
+    """The seed of the inputs that have this name: the same in every run, others with --seed."""
+    return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
 
 def require(condition: object, message: str) -> None:

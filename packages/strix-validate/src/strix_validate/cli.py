@@ -17,6 +17,7 @@ from strix_validate.terminal import (
     DeviceOption,
     Json,
     Only,
+    SeedOption,
     SizeOption,
     Skip,
     VllmOption,
@@ -69,12 +70,13 @@ def libraries(
     only: Only = None,
     skip: Skip = None,
     device: DeviceOption = DeviceName.AUTO,
+    seed: SeedOption = 0,
 ) -> None:
     """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
 
     On a CPU, this checks only the checks themselves.
     """
-    run_and_exit(["libraries"], as_json, only, skip, device)
+    run_and_exit(["libraries"], as_json, only, skip, device, seed=seed)
 
 
 @app.command()
@@ -85,12 +87,13 @@ def attention(
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.QUICK,
     vllm_source: VllmOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
 
     Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
     """
-    run_and_exit(["attention"], as_json, only, skip, device, size, vllm=vllm_source)
+    run_and_exit(["attention"], as_json, only, skip, device, size, vllm=vllm_source, seed=seed)
 
 
 @app.command()
@@ -203,6 +206,7 @@ def run_all(
         Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
     ] = None,
     vllm_source: VllmOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Run every tier and write a record of evidence."""
     unknown = [name for name in tier or [] if name not in tiers.TIERS]
@@ -217,6 +221,7 @@ def run_all(
         size,
         evidence=evidence,
         vllm=vllm_source,
+        seed=seed,
     )
 
 

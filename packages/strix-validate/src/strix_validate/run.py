@@ -2,6 +2,7 @@
 """Runs the wanted checks of the named tiers and makes their record."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from time import perf_counter
 from types import ModuleType
 
 from strix_validate import TARGET, skips, tiers
-from strix_validate.checks import Check, Options, Result, State, is_named
+from strix_validate.checks import SEED, Check, Options, Result, State, is_named
 from strix_validate.doctor import host
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
@@ -83,6 +84,7 @@ def run(
         ModuleNotFoundError: a named tier needs a package that is not installed.
     """
     refuse_misspelt(names, [*only, *skip])
+    os.environ[SEED] = str(options.seed)
     began, begin = datetime.now(UTC), perf_counter()
     modules = {name: tiers.load(name) for name in names}
     known = {name: module.checks() for name, module in modules.items()}
@@ -99,6 +101,7 @@ def run(
         created=began,
         command=list(names),
         size=options.size.value,
+        seed=options.seed,
         subject="packages" if gpu_is_ours else "harness",
         versions=host.versions(),
         packages=host.packages(),

@@ -57,6 +57,9 @@ VllmOption = Annotated[
         help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
     ),
 ]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Draw other random inputs.")
+]
 SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
 
 
@@ -74,6 +77,7 @@ def run_and_exit(
     vllm: Path | None = None,
     url: str = "",
     model: str = "",
+    seed: int = 0,
 ) -> None:
     """Run tiers, write the record where requested, and exit with its status."""
     console = Console(stderr=True, highlight=False)
@@ -84,7 +88,7 @@ def run_and_exit(
     try:
         refuse_misspelt(names, [*(only or []), *(skip or [])])
         where = "none" if names == ["doctor"] or url else host.device_for(device.value)
-        options = Options(where, size, root, weights, vllm, url, model)
+        options = Options(where, size, root, weights, vllm, url, model, seed)
         with _progress(console) as bar:
             keep = _keep(bar, evidence)
             found = run(names, options, only or [], skip or [], bar.console.print, keep)

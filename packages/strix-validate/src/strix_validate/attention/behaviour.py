@@ -12,7 +12,17 @@ from torch import Tensor
 from strix_validate.attention import comparison, reference, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import Shape
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, reason_of, require
+from strix_validate.checks import (
+    CannotRun,
+    Check,
+    Options,
+    Result,
+    Size,
+    State,
+    reason_of,
+    require,
+    seed_of,
+)
 
 HALF = torch.float16
 #: Placeholder for a comparison whose result becomes another check's.
@@ -61,7 +71,9 @@ class Watched:
 
 
 def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed_of(str(seed)))).to(
+        device, dtype
+    )
 
 
 def large(route: sdpa.Route, options: Options) -> dict:
@@ -99,7 +111,7 @@ def finite(route: sdpa.Route, options: Options) -> dict:
     """No NaN or infinity in 100 calls with fresh inputs, forward and gradients: some races show in
     one call of hundreds. https://github.com/ROCm/aotriton/issues/183"""
     repeats = 1000 if options.size is Size.STRESS else 100
-    generator = torch.Generator(options.device).manual_seed(0)
+    generator = torch.Generator(options.device).manual_seed(seed_of("finite"))
     for i in range(repeats):
         size = (1, 2, 130, (72, 80)[i % 2])
         leaves = [
@@ -195,7 +207,7 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     k = _randn(2, 4, n, n, device=options.device, seed=1)
     v = torch.eye(n, dtype=HALF, device=options.device).expand(2, 4, n, n).contiguous()
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    torch.manual_seed(7)
+    torch.manual_seed(seed_of("dropout"))
     out = route(*leaves, dropout_p=p)
     keep = (out != 0).double()
     share, expected = keep.mean().item(), 1 - p

@@ -226,7 +226,7 @@ SHAPES = (
         kv_heads=32,
         seqlen_q=1,
         seqlen_k=2,
-        head_dim=16,
+        head_dim=8,
         dtypes=(torch.float16,),
     ),
     Shape(

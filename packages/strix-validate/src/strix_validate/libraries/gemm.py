@@ -2,7 +2,6 @@
 """Matrix products of language models, through each of torch's two libraries, against float64."""
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention import comparison, reference
-from strix_validate.checks import Check, Options, Result, require
+from strix_validate.checks import Check, Options, Result, require, seed_of
 
 #: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
 LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
@@ -90,7 +89,7 @@ def _check(id_: str, library: str, shape: Shape, dtype: torch.dtype, options: Op
         size if device == "cuda" else min(size, CPU_LIMIT)
         for size in (shape.tokens, shape.rows, shape.columns)
     )
-    generator = torch.Generator(device).manual_seed(zlib.crc32(id_.encode()))
+    generator = torch.Generator(device).manual_seed(seed_of(id_))
 
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device).to(dtype)

@@ -86,6 +86,7 @@ class Record(Model):
     created: datetime
     command: list[str]
     size: str = ""
+    seed: int = 0
     subject: Literal["packages", "harness"]
     versions: dict[str, str | None]
     packages: list[Package]

@@ -2,6 +2,7 @@
 """Attention gives the right output and gradients: torch's backends, flash-attn and vLLM."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -52,7 +53,8 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
-    if options.device == "cpu" and options.size is Size.QUICK:
+    chosen = "OMP_NUM_THREADS" in os.environ
+    if options.device == "cpu" and options.size is Size.QUICK and not chosen:
         # tensors are small: on busy cores, threads would only wait for each other
         torch.set_num_threads(1)
     yield from timed(sdpa.run(set(wanted), options))

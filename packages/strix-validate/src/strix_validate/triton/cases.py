@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of Triton kernels to build, of the same numbers in every run, and how they are judged."""
+"""Calls of Triton kernels to build, of the same numbers for a seed, and how they are judged."""
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention.reference import Precision
-from strix_validate.checks import CannotRun, Check, Result, Size, State
+from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
 from strix_validate.triton import modes
 
 #: Normal numbers of a shape, of the dtype under test.
@@ -41,8 +40,8 @@ class Case:
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:
-    """The case's call, of the same numbers in every run, and what it must return."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    """The case's call, of the same numbers for a seed, and what it must return."""
+    generator = torch.Generator().manual_seed(seed_of(name))
     return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
 
 

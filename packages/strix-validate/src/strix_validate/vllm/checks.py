@@ -171,8 +171,15 @@ COMPUTED = {
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
     **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
     "model": Case(vllm_model.decoding, _MODEL),
-    "model-window": Case(partial(vllm_model.decoding, window=8), _MODEL),
-    "model-experts": Case(partial(vllm_model.decoding, experts=4), _MODEL),
+    # dear, and each one's kernels have quick checks of their own
+    **{
+        f"model-{name}": Case(partial(vllm_model.decoding, **kind), _MODEL, size=Size.FULL)
+        for name, kind in (
+            ("window", {"window": 8}),
+            ("experts", {"experts": 4}),
+            ("hybrid", {"linear": 1}),
+        )
+    },
 }
 
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.

@@ -24,7 +24,7 @@ from strix_validate.vllm.calls import Call
 
 _OPS = "vllm.third_party.flash_linear_attention.ops"
 _CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
-_EPS = 1e-6
+EPS = 1e-6
 
 
 def convolution(
@@ -67,19 +67,27 @@ def convolution(
 
 
 def _convolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    module, blocks = importlib.import_module(_CONV), tensors["blocks"]
-    states = tensors["states"].clone()
-    channels_first = states.transpose(-1, -2)
-    out = module.causal_conv1d_fn(
-        tensors["x"].T, tensors["weight"], None, channels_first, tensors["begins"],
-        cache_indices=blocks, has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
-        activation="silu", metadata=_tiles(tensors["begins"]),
-    ).T  # fmt: skip
-    new = module.causal_conv1d_update(
-        tensors["next"].clone(), channels_first, tensors["weight"], None, "silu",
-        conv_state_indices=blocks,
-    )  # fmt: skip
+    weight, blocks, states = tensors["weight"], tensors["blocks"], tensors["states"].clone()
+    out = convolve(tensors["x"], weight, states, blocks, tensors["begins"])
+    new = convolve_next(tensors["next"].clone(), weight, states, blocks)
     return {"out": out, "next": new, "states": states}
+
+
+def convolve(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor) -> Tensor:
+    """causal_conv1d_fn, which writes the states; the first sequence begins anew."""
+    found = importlib.import_module(_CONV).causal_conv1d_fn(
+        x.T, weight, None, states.transpose(-1, -2), begins, cache_indices=blocks,
+        has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
+        activation="silu", metadata=_tiles(begins),
+    )  # fmt: skip
+    return found.T
+
+
+def convolve_next(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor) -> Tensor:
+    """causal_conv1d_update by a token of each sequence; x is overwritten."""
+    return importlib.import_module(_CONV).causal_conv1d_update(
+        x, states.transpose(-1, -2), weight, None, "silu", conv_state_indices=blocks
+    )
 
 
 def _tiles(begins: Tensor) -> SimpleNamespace:
@@ -98,17 +106,18 @@ def _tiles(begins: Tensor) -> SimpleNamespace:
     return SimpleNamespace(nums_dict={8: both | known}, **both)
 
 
-def _gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
+def gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
     """The logarithm of how much a state keeps, and how much it takes, of each token and head."""
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
     return -log.exp() * softplus(a + bias), b.sigmoid()
 
 
-def _normed(x: Tensor) -> Tensor:
-    return x / (x.square().sum(-1, keepdim=True) + _EPS).sqrt()
+def normed(x: Tensor) -> Tensor:
+    """Of length 1, as queries and keys are."""
+    return x / (x.square().sum(-1, keepdim=True) + EPS).sqrt()
 
 
-def _follow(
+def follow(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, take: Tensor, state: Tensor, dtype: Precision,
     rounded: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -164,29 +173,30 @@ def delta_rule(
         states = tensors["states"].clone().to(work)
         cuts = [heads * size, heads * size, value_heads * size]
         q, k, v = (x.unflatten(1, (-1, size)).to(work) for x in tensors["qkv"].split(cuts, 1))
-        q, k = (_normed(x) for x in (q, k))
+        q, k = (normed(x) for x in (q, k))
         if chunks:  # written between the kernels
             q, k = (reference.stored(x, dtype) for x in (q, k))
         found = {"q": q, "k": k, "v": v} if chunks else {}
         q, k = (x.repeat_interleave(value_heads // heads, 1) for x in (q, k))
-        keep, take = _gates(tensors, work)
+        keep, take = gates(tensors, work)
         parts = []
         for i, (begin, n) in enumerate(zip(tensors["begins"].tolist(), lengths, strict=False)):
             block, own = int(tensors["blocks"][i]), slice(begin, begin + n)
             if block:
                 rows = (q[own] * size**-0.5, k[own], v[own], keep[own], take[own])
-                out, states[block] = _follow(*rows, states[block], dtype, chunks)
+                out, states[block] = follow(*rows, states[block], dtype, chunks)
                 parts.append(reference.stored(out, dtype))
             else:
                 parts.append(torch.zeros(n, value_heads, size, dtype=work))
         return found | {"out": torch.cat(parts), "states": states}
 
-    return Call(_run_delta_rule, tensors, options), expected
+    return Call(run_delta_rule, tensors, options), expected
 
 
-def _run_delta_rule(
+def run_delta_rule(
     tensors: dict[str, Tensor], heads: int, value_heads: int, size: int, kernel: str
 ) -> dict[str, Tensor]:
+    """See delta_rule; states are a copy."""
     qkv, states, blocks = tensors["qkv"], tensors["states"].clone(), tensors["blocks"]
     a, b, log, bias, begins = (tensors[name] for name in ("a", "b", "log", "bias", "begins"))
     if kernel == "one":
@@ -223,15 +233,16 @@ def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[Call, Expected]:
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         x, weight, gate = (x.to(reference.working(dtype)) for x in tensors.values())
-        out = x * (x.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight * silu(gate)
+        out = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight * silu(gate)
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return Call(_gated_norm, tensors), expected
+    return Call(run_gated_norm, tensors), expected
 
 
-def _gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def run_gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of tensors x, weight and gate."""
     function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
-    return {"out": function(tensors["x"], tensors["weight"], None, z=tensors["gate"], eps=_EPS)}
+    return {"out": function(tensors["x"], tensors["weight"], None, z=tensors["gate"], eps=EPS)}
 
 
 _CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"

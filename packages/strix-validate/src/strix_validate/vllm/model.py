@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A Llama of two layers with random weights that decodes through vLLM's kernels, token by token.
 
-Norms, rope, the cache's writer, attention and experts are vLLM's, in the order of a server's step;
-the other matrix products are torch's.
+Norms, rope, the cache's writer, attention, linear attention and experts are vLLM's, in the order of
+a server's step; the other matrix products are torch's.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from strix_validate.attention import reference
 from strix_validate.attention.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import kernels, source
+from strix_validate.vllm import hybrid, kernels, source
 from strix_validate.vllm.calls import Call
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
@@ -26,8 +26,14 @@ _EPS = 1e-5
 _CUTS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
 
 
-def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Call, Expected]:
-    """The log probabilities after each of STEPS given tokens. experts: of each layer, 0 is none."""
+def decoding(
+    randn: Randn, *, window: int = 0, experts: int = 0, linear: int = 0
+) -> tuple[Call, Expected]:
+    """The log probabilities after each of STEPS given tokens.
+
+    experts: of each layer, 0 is none. linear: how many layers, the first ones, have linear
+    attention.
+    """
     inner = HIDDEN
     tensors = {"embedding": randn(VOCABULARY, HIDDEN), "head": randn(VOCABULARY, HIDDEN) / 6}
     for i in range(LAYERS):
@@ -37,12 +43,15 @@ def decoding(randn: Randn, *, window: int = 0, experts: int = 0) -> tuple[Call, 
         tensors[f"up{i}"] = randn(max(experts, 1), 2 * inner, HIDDEN) / HIDDEN**0.5
         tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
         tensors |= {f"norm{i}{part}": 1 + randn(HIDDEN) / 8 for part in "ab"}
+        if i < linear:
+            own = hybrid.weights(randn, HIDDEN)
+            tensors |= {f"linear{i}-{name}": x for name, x in own.items()}
     tensors["norm"] = 1 + randn(HIDDEN) / 8
     angle = torch.arange(PROMPT + STEPS)[:, None] / 100.0 ** torch.linspace(0, 1, SIZE // 2)
     tensors |= {"cos": angle.cos().to(tensors["norm"].dtype)}
     tensors |= {"sin": angle.sin().to(tensors["norm"].dtype)}
     tensors["tokens"] = (torch.arange(PROMPT + STEPS) * 37 + 5) % VOCABULARY
-    options = {"window": window, "experts": experts}
+    options = {"window": window, "experts": experts, "linear": linear}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         precise = torch.float64 if dtype == reference.TERMS else dtype
@@ -61,7 +70,15 @@ def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return reference.stored(scaled, dtype)
 
 
-def _forward(tensors: dict[str, Tensor], dtype: torch.dtype, window: int, experts: int) -> Tensor:
+def _linear(tensors: dict[str, Tensor], i: int) -> dict[str, Tensor]:
+    """The weights of a layer's linear attention."""
+    begin = f"linear{i}-"
+    return {name.removeprefix(begin): x for name, x in tensors.items() if name.startswith(begin)}
+
+
+def _forward(
+    tensors: dict[str, Tensor], dtype: torch.dtype, window: int, experts: int, linear: int
+) -> Tensor:
     """What the head reads, of all tokens at once, without a cache."""
 
     def times(x: Tensor, weight: Tensor) -> Tensor:
@@ -77,12 +94,16 @@ def _forward(tensors: dict[str, Tensor], dtype: torch.dtype, window: int, expert
     x = tensors["embedding"].to(reference.working(dtype))[tensors["tokens"]]
     for i in range(LAYERS):
         normed = _norm(x, tensors[f"norm{i}a"], dtype)
-        q, k, v = times(normed, tensors[f"qkv{i}"]).split(_CUTS, -1)
-        rows = [y.view(len(x), -1, SIZE).transpose(0, 1)[None] for y in (turned(q), turned(k), v)]
-        found = reference.attention(
-            rows[0], rows[1], rows[2], rows[0], causal="bottom-right",
-            window=(window - 1, 0) if window else (-1, -1), dtype=dtype,
-        )["out"][0].transpose(0, 1).reshape(len(x), HIDDEN)  # fmt: skip
+        if i < linear:
+            found = hybrid.forward(_linear(tensors, i), normed, PROMPT, dtype)
+        else:
+            q, k, v = times(normed, tensors[f"qkv{i}"]).split(_CUTS, -1)
+            heads = (y.view(len(x), -1, SIZE) for y in (turned(q), turned(k), v))
+            rows = [y.transpose(0, 1)[None] for y in heads]
+            found = reference.attention(
+                rows[0], rows[1], rows[2], rows[0], causal="bottom-right",
+                window=(window - 1, 0) if window else (-1, -1), dtype=dtype,
+            )["out"][0].transpose(0, 1).reshape(len(x), HIDDEN)  # fmt: skip
         x = reference.stored(x + times(found, tensors[f"out{i}"]), dtype)
         normed = _norm(x, tensors[f"norm{i}b"], dtype)
         shares, chosen = _routed(tensors[f"router{i}"], tensors["tokens"], experts)
@@ -108,22 +129,27 @@ def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tenso
     return shares, chosen.int()
 
 
-def _decode(tensors: dict[str, Tensor], window: int, experts: int) -> dict[str, Tensor]:
+def _decode(
+    tensors: dict[str, Tensor], window: int, experts: int, linear: int
+) -> dict[str, Tensor]:
     """The prompt, then token by token."""
     block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
-    caches = [
-        [torch.full((4, block, KV_HEADS, SIZE), float("nan"), **place) for _ in "kv"]
-        for _ in range(LAYERS)
+    caches: list[Any] = [
+        hybrid.empty(place)
+        if i < linear
+        else [torch.full((4, block, KV_HEADS, SIZE), float("nan"), **place) for _ in "kv"]
+        for i in range(LAYERS)
     ]
-    found = [_step(tensors, caches, 0, PROMPT, window, experts)[-1:]]
+    found = [_step(tensors, caches, 0, PROMPT, window, experts, linear)[-1:]]
     for at in range(PROMPT, PROMPT + STEPS):
-        found.append(_step(tensors, caches, at, at + 1, window, experts))
+        found.append(_step(tensors, caches, at, at + 1, window, experts, linear))
     return {"logprobs": torch.cat(found)[1:]}
 
 
 def _step(
-    tensors: dict[str, Tensor], caches: list, begin: int, end: int, window: int, experts: int
-) -> Tensor:
+    tensors: dict[str, Tensor], caches: list, begin: int, end: int, window: int, experts: int,
+    linear: int,
+) -> Tensor:  # fmt: skip
     """The log probabilities after the tokens from begin to end."""
     device = tensors["head"].device
     writer = importlib.import_module(source.KERNELS[1])
@@ -143,27 +169,35 @@ def _step(
     def norm(x: Tensor, weight: str) -> Tensor:
         return kernels._rms_norm({"input": x, "weight": tensors[weight]}, _EPS)["out"]
 
-    x = tensors["embedding"][tokens]
-    for i, (keys, values) in enumerate(caches):
-        q, k, v = (norm(x, f"norm{i}a") @ tensors[f"qkv{i}"].T).split(_CUTS, -1)
+    def attended(i: int, normed: Tensor) -> Tensor:
+        keys, values = caches[i]
+        q, k, v = (normed @ tensors[f"qkv{i}"].T).split(_CUTS, -1)
         parts = {"q": q.contiguous(), "k": k.contiguous(), "cos": cos, "sin": sin}
         q, k = kernels._rope(parts, **turn).values()
-        shape = (len(x), KV_HEADS, SIZE)
+        shape = (len(normed), KV_HEADS, SIZE)
         writer.triton_reshape_and_cache_flash(
             k.view(shape), v.contiguous().view(shape), keys, values, slots, "auto", one, one
         )
         paged = {
-            "q": q.view(len(x), HEADS, SIZE),
+            "q": q.view(len(normed), HEADS, SIZE),
             "k": keys,
             "v": values,
-            "cu_seqlens_q": torch.tensor([0, len(x)], dtype=torch.int32, device=device),
+            "cu_seqlens_q": torch.tensor([0, len(normed)], dtype=torch.int32, device=device),
             "seqused_k": torch.tensor([end], dtype=torch.int32, device=device),
             "block_table": table,
         }
-        seen = kernels._unified_attention(
-            paged, False, max_seqlen_q=len(x), max_seqlen_k=end, softcap=0, causal=True,
+        return kernels._unified_attention(
+            paged, False, max_seqlen_q=len(normed), max_seqlen_k=end, softcap=0, causal=True,
             window_size=(window - 1, 0) if window else (-1, -1), softmax_scale=SIZE**-0.5,
-        )["out"].view(len(x), HIDDEN)  # fmt: skip
+        )["out"].view(len(normed), HIDDEN)  # fmt: skip
+
+    x = tensors["embedding"][tokens]
+    for i, cache in enumerate(caches):
+        normed = norm(x, f"norm{i}a")
+        if i < linear:
+            seen = hybrid.step(_linear(tensors, i), normed, cache, not begin)
+        else:
+            seen = attended(i, normed)
         x = x + seen @ tensors[f"out{i}"].T
         normed = norm(x, f"norm{i}b")
         shares, chosen = _routed(tensors[f"router{i}"], tokens, experts)
