@@ -169,6 +169,27 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     assert not {call.name for call, keys in zip(calls, found, strict=True) if keys - shipped_flash}
 
 
+#: Heads, head dimension and tokens of a picture or 30 seconds, as vLLM's encoders call flash-attn.
+ENCODERS = {
+    "Whisper-large-v3": (20, 64, (1500, 1500), torch.float16),
+    "Qwen2.5-VL-7B": (16, 80, (64, 64, 16), torch.bfloat16),
+    "Qwen2.5-VL-7B, whole": (16, 80, (4096,), torch.bfloat16),
+    "Mistral-Small": (16, 64, (1000, 300), torch.bfloat16),
+    "Gemma-3-4B": (16, 72, (4096,), torch.bfloat16),
+}
+
+
+@needs_flash_attn
+@pytest.mark.parametrize("model", ENCODERS)
+def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
+    heads, head_dim, lengths, dtype = ENCODERS[model]
+    shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "causal": False}
+    more = {"lengths_q": lengths, "lengths_k": lengths, "scale": head_dim**-0.5}
+    build = partial(flash.varlen, **shape, **more)
+    found = needs([kernel_calls.Planned(model, build, dtype, gradients=False)])
+    assert found and not found - shipped_flash
+
+
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""

@@ -173,11 +173,11 @@ COMPUTED = {
     "model": Case(vllm_model.decoding, _MODEL),
     # dear, and each one's kernels have quick checks of their own
     **{
-        f"model-{name}": Case(partial(vllm_model.decoding, **kind), _MODEL, size=Size.FULL)
-        for name, kind in (
-            ("window", {"window": 8}),
-            ("experts", {"experts": 4}),
-            ("hybrid", {"linear": 1}),
+        f"model-{name}": Case(build, _MODEL, size=Size.FULL)
+        for name, build in (
+            ("window", partial(vllm_model.decoding, window=8)),
+            ("experts", partial(vllm_model.decoding, experts=4)),
+            ("hybrid", partial(vllm_model.decoding, linear=1)),
         )
     },
 }

@@ -44,10 +44,10 @@ def forward(own: dict[str, Tensor], x: Tensor, prompt: int, dtype: torch.dtype) 
     q, k = (part.repeat_interleave(VALUE_HEADS // HEADS, 1) for part in (q, k))
     keep, take = linear_attention.gates(own | {"a": a, "b": b}, work)
     state = torch.zeros(VALUE_HEADS, SIZE, SIZE, dtype=work)
-    out = []
+    rows, out = (q * SIZE**-0.5, k, v, keep, take), []
     for tokens, chunks in ((slice(prompt), True), (slice(prompt, None), False)):
-        rows = (part[tokens] for part in (q * SIZE**-0.5, k, v, keep, take))
-        found, state = linear_attention.follow(*rows, state, dtype, chunks)
+        q, k, v, keep, take = (x[tokens] for x in rows)
+        found, state = linear_attention.follow(q, k, v, keep, take, state, dtype, chunks)
         out.append(reference.stored(found, dtype))
     heads = torch.cat(out)
     scale = (heads.square().mean(-1, keepdim=True) + linear_attention.EPS).rsqrt()
