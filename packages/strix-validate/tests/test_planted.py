@@ -108,8 +108,29 @@ FAULTS = {
     },
 }
 
-#: The check that is there for a fault, where it is not any.
+#: The check that is there for a fault, where it is not the first one.
 CLAIMED = {
+    "causal sees one key more": "causal",
+    "causal sees one key less": "causal",
+    "causal in the other corner": "cross-causal",
+    "key/value head of a neighbour": "gqa",
+    "gradient of one head of a group": "gqa",
+    "last tile of keys left out": "ragged",
+    "last query not written": "ragged",
+    "padding behind the keys counted": "ragged",
+    "keys behind the 512th left out": "blocks",
+    "queries behind the 512th left out": "blocks",
+    "padded lanes of the head dim used": "d72",
+    "strides ignored": "strided",
+    "mask read for the first tile only": "bool-mask",
+    "out summed in 16 bits": "sink-key",
+    "out summed in 16 bits by 16 keys": "sink-key",
+    "dk and dv summed in 16 bits": "sink-query",
+    "inference: causal sees one key more": "causal",
+    "inference: last tile of keys left out": "ragged",
+    "inference: out summed in 16 bits": "sink-key",
+    "inference: scale argument ignored": "scale-",
+    "inference: mask read for the first tile only": "bool-mask",
     "ALiBi ignored": "alibi-heads",
     "ALiBi of the first sequence": "alibi-batch",
     "ALiBi with the wrong sign": "alibi-heads",

@@ -209,17 +209,18 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     torch.manual_seed(seed_of("dropout"))
     out = route(*leaves, dropout_p=p)
-    keep = (out != 0).double()
+    kept = out != 0
+    keep = kept.double()
     share, expected = keep.mean().item(), 1 - p
     spread = (p * (1 - p) / keep.numel()) ** 0.5
     require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
     value = out[out != 0].double() * n * expected
     require((value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)")
     for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
-        for apart in (1 << i for i in range(8) if 1 << i < keep.shape[axis]):
-            first, second = keep.narrow(axis, 0, apart), keep.narrow(axis, apart, apart)
+        for apart in (1 << i for i in range(8) if 1 << i < kept.shape[axis]):
+            first, second = kept.narrow(axis, 0, apart), kept.narrow(axis, apart, apart)
             # by chance two of three are alike; a pattern of the tile repeats whole
-            alike = (first == second).double().mean().item()
+            alike = (first == second).float().mean().item()
             require(alike < 0.8, f"{name} {apart} apart drop the same weights")
     grad_out = _randn(*out.shape, device=options.device, seed=2)
     grads = torch.autograd.grad(out, leaves, grad_out)

@@ -221,8 +221,14 @@ _SPECS = (
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
     _Spec("varlen-no-keys", partial(flash.varlen, **flash.NO_KEYS), _EMPTY),
     *(
-        # the slowest cases of all; what they look for shows in any dtype
-        _Spec(name, partial(flash.varlen, **flash.NO_KEYS, **other), _EMPTY, half_only=True)
+        # the slowest of all, in any dtype alike; emulated has them too
+        _Spec(
+            name,
+            partial(flash.varlen, **flash.NO_KEYS, **other),
+            _EMPTY,
+            half_only=True,
+            size=Size.FULL,
+        )
         for name, other in (
             ("varlen-no-keys-full", {"causal": False}),
             ("varlen-no-keys-d72", {"head_dim": 72}),

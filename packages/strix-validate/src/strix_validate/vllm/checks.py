@@ -156,7 +156,8 @@ COMPUTED = {
     "rope-partial": Case(partial(rope, rotary=64), "lanes turned that are not to be (GLM, Phi)"),
     "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
     "moe-ragged": Case(
-        partial(moe, columns=104), "the last tile of columns counted whole (GLM-4.5-Air: 1408)"
+        partial(moe, tokens=4, rows=32, columns=104),
+        "the last tile of columns counted whole (GLM-4.5-Air: 1408)",
     ),
     "moe-unrouted": Case(partial(moe, routed=False), "the router's weights applied twice"),
     "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
@@ -170,14 +171,14 @@ COMPUTED = {
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
     **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
-    "model": Case(vllm_model.decoding, _MODEL),
     # dear, and each one's kernels have quick checks of their own
     **{
-        f"model-{name}": Case(build, _MODEL, size=Size.FULL)
+        name: Case(build, _MODEL, size=Size.FULL)
         for name, build in (
-            ("window", partial(vllm_model.decoding, window=8)),
-            ("experts", partial(vllm_model.decoding, experts=4)),
-            ("hybrid", partial(vllm_model.decoding, linear=1)),
+            ("model", vllm_model.decoding),
+            ("model-window", partial(vllm_model.decoding, window=8)),
+            ("model-experts", partial(vllm_model.decoding, experts=4)),
+            ("model-hybrid", partial(vllm_model.decoding, linear=1)),
         )
     },
 }
