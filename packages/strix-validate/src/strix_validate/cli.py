@@ -10,6 +10,7 @@ import typer
 
 from strix_validate import kernel_commands, tiers
 from strix_validate.checks import Size
+from strix_validate.models import command as models_command
 from strix_validate.reporting import record
 from strix_validate.run import NoSuchCheck, select
 from strix_validate.terminal import (
@@ -225,6 +226,7 @@ def run_all(
     )
 
 
+app.command()(models_command.models)
 app.command()(kernel_commands.warm)
 app.command()(kernel_commands.compilations)
 

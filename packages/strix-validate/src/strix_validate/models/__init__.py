@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which models run: what vLLM chooses for a config.json on gfx1151, how far that is proven."""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`strix-validate models`: what runs a model, and in how much memory; needs no torch."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strix_validate.checks import CannotRun
+from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.vllm_memory import GIB, memory_of
+from strix_validate.models import memory, table
+from strix_validate.models.table import NoModel, Row
+from strix_validate.terminal import Json, VllmOption
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one model. parts: name by part, as vLLM chooses; weights, token: bytes."""
+
+    source: str
+    rows: list[Row]
+    parts: dict[str, list[str]]
+    refusal: str
+    weights: int
+    token: int
+    compared: bool
+
+
+def find(model: str) -> Path:
+    """The config.json of a folder, of a file, or of a model that Hugging Face's cache holds.
+
+    Raises:
+        NoModel: there is none; the message says how to get it. Nothing is downloaded.
+    """
+    path = Path(model)
+    if path.suffix == ".gguf":
+        row = next(row for row in table.rows() if row.of == "gguf")
+        raise NoModel(f"{model}: vLLM refuses GGUF ({row.refused}); take {row.instead}")
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        raise NoModel(f"{model} has no config.json: name the folder of a model")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+        cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
+        if found := sorted(cached.glob("*/config.json")):
+            return found[-1]
+        raise NoModel(
+            f"{model} is not on this machine, and nothing is downloaded here: hf download {model} "
+            f"config.json model.safetensors.index.json (for a gated model, accept its licence on "
+            f"its page and run hf auth login first), then run this again"
+        )
+    raise NoModel(f"{model} is no file, no folder and no name such as Qwen/Qwen3-8B")
+
+
+def read(file: Path) -> dict:
+    """A config.json.
+
+    Raises:
+        NoModel: it is none.
+    """
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise NoModel(f"{file}: {error!s:.200}") from error
+    if not isinstance(config, dict):
+        raise NoModel(f"{file}: not a config.json")
+    return config
+
+
+def answer(config: dict, folder: Path | None, source: Path | None) -> Answer:
+    """What vLLM's code at source says, or else the table.
+
+    Raises:
+        NoModel: the table cannot place it. CannotRun: vLLM's code does not run.
+    """
+    try:
+        rows = table.rows_of(config)
+        weights = (folder and memory.weights_of_files(folder)) or memory.weights(config)
+        token = memory.cache_of_token(config)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, NoModel):
+            raise
+        raise NoModel(f"a dimension is missing or is no number: {error!r:.200}") from error
+    refusal = next((row.refused for row in rows if row.refused), "")
+    parts: dict[str, list[str]] = {}
+    for row in rows:
+        parts[row.part] = sorted({*parts.get(row.part, []), row.chosen})
+    said = f"the table, compared with vLLM {table.version()}"
+    if source:
+        from strix_validate.models.choose import ask
+        from strix_validate.vllm.source import version
+
+        (found,) = ask([config], source)
+        said = f"the code of vLLM {version(source)}, on a made-up gfx1151"
+        refusal = found.get("error", "").partition("\n")[0]
+        parts = found.get("chosen", {})
+        weights = (folder and memory.weights_of_files(folder)) or found.get("parameters", weights)
+    return Answer(said, rows, parts, refusal, weights, token, table.was_compared(config))
+
+
+def describe(name: str, found: Answer, tree: Tree) -> list[str]:
+    """Lines for people."""
+    lines = [f"{name}: {'does not start' if found.refusal else 'starts'}, says {found.source}"]
+    if not found.compared:
+        lines.append("  no model of this architecture was compared: what follows is a guess")
+    if found.refusal:
+        instead = next((f"; take {row.instead}" for row in found.rows if row.instead), "")
+        return [*lines, f"  vLLM says: {found.refusal}{instead}"]
+    for part, names in found.parts.items():
+        for chosen in names:
+            rows = [row for row in found.rows if (row.part, row.chosen) == (part, chosen)]
+            proofs = [f"{row.proven} ({row.of})" for row in rows] or ["not in the table"]
+            lines.append(f"  {part:17} {chosen}: {'; '.join(proofs)}")
+    cache = f"{found.token / 1024:.0f} KiB of KV cache a token at most"
+    lines.append(
+        f"  {'memory':17} {found.weights / GIB:.1f} GiB of weights, "
+        f"{cache if found.token else 'no KV cache'}"
+    )
+    if not (machine := memory_of(tree)):
+        return [*lines, f"  {'here':17} no Strix Halo whose memory could be read"]
+    flags = machine.flags(found.weights)
+    if not flags:
+        return [*lines, f"  {'here':17} does not fit: strix-validate doctor says what limits it"]
+    tokens = machine.cache_gib(found.weights) * GIB // found.token if found.token else 0
+    room = f", room for {tokens} tokens" if tokens else ""
+    return [*lines, f"  {'here':17} vllm serve {name} {flags}{room}"]
+
+
+def as_dict(found: Answer) -> Mapping:
+    """What --json prints."""
+    proven = [{"part": r.part, "of": r.of, "chosen": r.chosen, "proven": r.proven}
+              for r in found.rows]  # fmt: skip
+    return vars(found) | {"rows": proven}
+
+
+def models(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, a config.json, or OWNER/NAME.")
+    ],
+    as_json: Json = False,
+    vllm_source: VllmOption = None,
+) -> None:
+    """Say whether a model runs: vLLM's backends and kernels, how far each is proven, and memory.
+
+    Reads config.json alone and downloads nothing. Where vLLM is installed, its own code chooses, on
+    a made-up gfx1151; elsewhere a table does that was compared with it. Exit status 1: vLLM
+    refuses the model.
+    """
+    from importlib.util import find_spec
+
+    try:
+        file = find(model)
+        config = read(file)
+        source = vllm_source
+        if source or find_spec("vllm"):
+            from strix_validate.vllm import source as vllm
+
+            source = vllm.find(vllm_source)
+        folder = file.parent if file.name == "config.json" else None
+        try:
+            found = answer(config, folder, source)
+        except (CannotRun, ModuleNotFoundError) as reason:
+            typer.echo(f"{reason}: the table answers", err=True)
+            found = answer(config, folder, None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        typer.echo(json.dumps(as_dict(found), indent=1))
+    else:
+        typer.echo("\n".join(describe(model, found, Tree())))
+    raise typer.Exit(int(bool(found.refusal)))

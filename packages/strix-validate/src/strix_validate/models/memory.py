@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How much memory a model's weights take, and each token that its server keeps."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from strix_validate.models.table import format_of
+
+#: Bytes of a weight in a layer's matrices, with its share of a scale; 4 bits in groups of 128.
+_BYTES = {
+    "16 bits": 2.0, "fp8": 1.0, "fp8-blocks": 1.0,
+    "w4a16": 0.5 + 2 / 128, "gptq": 0.5 + 2.5 / 128, "awq": 0.5 + 2.5 / 128,
+    "mxfp4": 0.5 + 1 / 32, "gguf": 0.5 + 2 / 32,
+}  # fmt: skip
+
+
+def weights_of_files(folder: Path) -> int:
+    """Bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
+    if found := sum(file.stat().st_size for file in folder.glob("*.safetensors")):
+        return found
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def weights(config: Mapping) -> int:
+    """Bytes of a model's weights, counted from its dimensions; norms and biases are left out."""
+    text = config.get("text_config") or config
+    hidden = text.get("hidden_size") or text["d_model"]
+    form, vocabulary = format_of(config), text["vocab_size"]
+    matrix = 2.0 if form == "mxfp4" else _BYTES[form]
+    tied = text.get("tie_word_embeddings", True) or "encoder_layers" in text
+    total = 2.0 * vocabulary * hidden * (1 if tied or _is_encoder(text) else 2)
+    if "encoder_layers" in text:  # an encoder, and a decoder that looks at it
+        own = 4 * hidden**2 + 2 * hidden * text["encoder_ffn_dim"]
+        across = 8 * hidden**2 + 2 * hidden * text["decoder_ffn_dim"]
+        layers = text["encoder_layers"] * own + text["decoder_layers"] * across
+        return int(total + matrix * layers)
+    count = text["num_hidden_layers"]
+    linear = linear_layers(text)
+    total += matrix * ((count - linear) * _attention(text, hidden) + linear * _delta(text, hidden))
+    wide = 2 if _is_encoder(text) else 3
+    experts = next((n for k in _EXPERTS if (n := text.get(k))), 0)
+    dense = text.get("first_k_dense_replace", 0) if experts else count
+    total += matrix * dense * wide * hidden * text["intermediate_size"]
+    if experts:
+        size = text.get("moe_intermediate_size") or text["intermediate_size"]
+        shared = text.get("shared_expert_intermediate_size") or size * (
+            text.get("n_shared_experts") or 0
+        )
+        routed = 3 * experts * hidden * size
+        if form == "mxfp4":  # padded by vLLM
+            routed = 3 * experts * _padded(hidden) * _padded(size)
+        total += (count - dense) * (_BYTES[form] * routed + 3 * matrix * hidden * shared)
+    vision = config.get("vision_config") or {}
+    if depth := vision.get("depth") or vision.get("num_hidden_layers"):
+        side, inner = vision["hidden_size"], vision["intermediate_size"]
+        total += 2.0 * depth * (4 * side**2 + 3 * side * inner)
+    return int(total)
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _padded(size: int) -> int:
+    return -(-size // 256) * 256
+
+
+def _is_encoder(text: Mapping) -> bool:
+    return "type_vocab_size" in text
+
+
+def linear_layers(text: Mapping) -> int:
+    """Of a model's layers, those with linear attention."""
+    if not text.get("linear_num_value_heads"):
+        return 0
+    if kinds := text.get("layer_types"):
+        return kinds.count("linear_attention")
+    count = text["num_hidden_layers"]
+    return count - count // text.get("full_attention_interval", 4)
+
+
+def _head(text: Mapping) -> int:
+    return text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+
+
+def _attention(text: Mapping, hidden: int) -> int:
+    heads = text["num_attention_heads"]
+    if rank := text.get("kv_lora_rank"):
+        query, rope = text["qk_nope_head_dim"] + text["qk_rope_head_dim"], text["qk_rope_head_dim"]
+        low = text.get("q_lora_rank")
+        queries = low * (hidden + heads * query) if low else hidden * heads * query
+        keys = hidden * (rank + rope) + rank * heads * (
+            text["qk_nope_head_dim"] + text["v_head_dim"]
+        )
+        return queries + keys + heads * text["v_head_dim"] * hidden
+    size, keys = _head(text), text.get("num_key_value_heads") or heads
+    gate = heads if text.get("linear_num_value_heads") else 0  # Qwen3-Next gates its output
+    return hidden * size * (2 * heads + gate + 2 * keys)
+
+
+def _delta(text: Mapping, hidden: int) -> int:
+    if not (values := text.get("linear_num_value_heads")):
+        return 0
+    keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    wide = values * text["linear_value_head_dim"]
+    return hidden * (2 * keys + 3 * wide + 2 * values)
+
+
+def cache_of_token(config: Mapping) -> int:
+    """Bytes of a token's keys and values in 16 bits, at most: windowed layers keep fewer tokens."""
+    text = config.get("text_config") or config
+    if _is_encoder(text):
+        return 0
+    if "decoder_layers" in text:
+        return 4 * text["decoder_layers"] * text["d_model"]
+    count = text["num_hidden_layers"] - linear_layers(text)
+    if rank := text.get("kv_lora_rank"):
+        return 2 * count * (rank + text["qk_rope_head_dim"])
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    return 4 * count * heads * _head(text)

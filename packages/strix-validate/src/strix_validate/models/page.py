@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""docs/models.md, from the table: python -m strix_validate.models.page CONFIGS > docs/models.md"""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, UTILIZATION
+from strix_validate.models import memory, table
+
+_TITLES = {
+    "attention": "Attention while tokens are read and written",
+    "prefill": "Latent attention of new tokens",
+    "linear attention": "Linear attention",
+    "encoder": "Encoders of images and sound",
+    "linear": "Linear layers, by format",
+    "experts": "Experts, by format",
+}
+_HEAD = ("of", "vLLM's choice", "proven")
+_TEXT = """\
+# Which models run
+
+`python -m strix_validate.models.page packages/strix-validate/tests/configs` prints this page, from
+`strix_validate/models/table.toml` and the configurations of public models in that folder.
+
+`strix-validate models FOLDER` says it for your model, from its config.json, and downloads nothing.
+Where vLLM is installed, or with `--vllm-source DIR`, vLLM's own code chooses: it builds the model,
+without memory, on a made-up gfx1151. Elsewhere the table answers, which was
+[compared](../evidence/2026-11-23-models.md) with vLLM {version} and the recipe's patches.
+
+How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against
+float64; *emulated*: the compiled code executed on a CPU, against float64; *HIP compiled by hand*:
+vLLM 0.32.0's [HIP files](../evidence/2026-11-21-vllm-hip.md), never executed. A proof covers what
+the [checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
+
+## What vLLM chooses
+"""
+_MEMORY = """\
+
+## Models that were compared
+
+Weights are counted from dimensions, within 1 % of what vLLM allocates. Keys and values are in 16
+bits, and at most: layers with windows keep fewer. Of 96 GiB for the GPU, vLLM's default and the
+[overhead](vllm.md#memory) leave {total:.0f} for both.
+"""
+#: What doctor lets weights and cache have of 96 GiB.
+_ROOM = UTILIZATION * 96 * GIB - OVERHEAD
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _parts() -> list[str]:
+    lines = []
+    for part, title in _TITLES.items():
+        lines += ["", f"**{title}**", "", _line(_HEAD), _line(["---"] * len(_HEAD))]
+        for row in table.rows():
+            if row.part == part:
+                refused = f"refused: “{row.refused}”; take {row.instead}"
+                chosen = refused if row.refused else f"`{row.chosen}`"
+                lines.append(_line((row.of, chosen, row.proven)))
+    return lines
+
+
+def _models(configs: dict[str, dict]) -> list[str]:
+    head = ("model", "format", "parts", "weights, GiB", "cache of a token, KiB", "tokens in 96 GiB")
+    lines = ["", _line(head), _line(["---"] * 6)]
+    for name, config in configs.items():
+        size, token = memory.weights(config), memory.cache_of_token(config)
+        parts = [f"{row.part} ({row.of})" for row in table.rows_of(config)
+                 if row.part not in ("linear", "experts", "prefill")]  # fmt: skip
+        room = int(_ROOM - size)
+        tokens = f"{room // token:,}" if token else "no cache"
+        lines.append(_line((
+            name, table.format_of(config), ", ".join(parts), f"{size / GIB:.1f}",
+            f"{token / 1024:.0f}", "does not fit" if room < GIB else tokens,
+        )))  # fmt: skip
+    return lines
+
+
+def render(folder: Path) -> str:
+    """The page, with the models whose configurations are in the folder."""
+    configs = {
+        file.stem: json.loads(file.read_text())
+        for file in sorted(folder.glob("*.json"))
+        if file.stem != "formats"
+    }
+    lines = [_TEXT.format(version=table.version()).rstrip("\n"), *_parts()]
+    lines += [_MEMORY.format(total=_ROOM / GIB).rstrip("\n"), *_models(configs)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(Path(sys.argv[1])))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What vLLM chooses on gfx1151, as a table: the rows of a config.json, how far each is proven."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+#: What a check proves by the start of its id; `gemm/` proves something on a GPU alone.
+PROVES = {
+    "kernels": "compiled",
+    "attention": "interpreted",
+    "flash-attn": "interpreted",
+    "emulated": "emulated",
+}
+#: Encoders without a decoder: their attention sees all tokens.
+_ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
+
+
+class NoModel(ValueError):
+    """A config.json without a model in it that this table can place."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part of a model, and what vLLM chooses for it, or the words in which it refuses."""
+
+    part: str
+    of: str
+    chosen: str = ""
+    refused: str = ""
+    instead: str = ""
+    checks: tuple[str, ...] = ()
+    record: str = ""
+
+    @property
+    def proven(self) -> str:
+        """How far: in the words of :data:`PROVES`."""
+        if self.refused:
+            return "does not start"
+        tiers = {check.partition("/")[0] for check in self.checks}
+        levels = list(dict.fromkeys(level for tier, level in PROVES.items() if tier in tiers))
+        if self.record:
+            levels.append("HIP compiled by hand")
+        return ", ".join(levels) or "not at all"
+
+
+@cache
+def _table() -> dict:
+    return tomllib.loads(files(__package__).joinpath("table.toml").read_text())
+
+
+def rows() -> list[Row]:
+    """All rows, in the file's order."""
+    return [Row(**row | {"checks": tuple(row.get("checks", ()))}) for row in _table()["row"]]
+
+
+def version() -> str:
+    """The release of vLLM whose code the table was compared with."""
+    return _table()["vllm"]
+
+
+def was_compared(config: Mapping) -> bool:
+    """Whether a model of the same architecture was."""
+    return bool(set(config.get("architectures") or ()) & set(_table()["architectures"]))
+
+
+def format_of(config: Mapping) -> str:
+    """The format of a model's weights.
+
+    Raises:
+        NoModel: it is in none of the table's.
+    """
+    said = config.get("quantization_config")
+    if not said:
+        return "16 bits"
+    method = str(said.get("quant_method"))
+    if method == "fp8":
+        return "fp8-blocks" if said.get("weight_block_size") else "fp8"
+    if method == "compressed-tensors":
+        groups = said.get("config_groups") or {}
+        kinds = {
+            (str(w.get("type")), w.get("num_bits") or 0, w.get("strategy"))
+            for w in (group.get("weights") or {} for group in groups.values())
+        }
+        known = {("float", 8): "fp8", ("int", 4): "w4a16"}
+        found = {known.get((type_, bits), "") for type_, bits, _ in kinds}
+        if ("float", 8, "block") in kinds:
+            found = {"fp8-blocks"} if len(kinds) == 1 else {""}
+        if any(group.get("input_activations") for group in groups.values()) and "w4a16" in found:
+            found = {""}
+        if len(found) == 1 and (name := found.pop()):
+            return name
+    four_bits = method in ("awq", "gptq") and int(said.get("bits") or 0) == 4
+    if four_bits or method in ("mxfp4", "gguf"):
+        return method
+    raise NoModel(f"a quantization_config that was not compared: {method}")
+
+
+def rows_of(config: Mapping) -> list[Row]:
+    """The rows of a model.
+
+    Raises:
+        NoModel: it has no attention, or a format, that the table knows.
+    """
+    text = config.get("text_config") or config
+    kind = str(text.get("model_type"))
+    if not (text.get("num_attention_heads") or text.get("decoder_attention_heads")):
+        raise NoModel("no attention heads are in it: is it the config.json of a language model?")
+    wanted = []
+    if text.get("kv_lora_rank"):
+        wanted += [("attention", "latent"), ("prefill", "latent")]
+    elif kind in _ENCODERS:
+        wanted += [("attention", "across")]
+    else:
+        wanted += [("attention", "sinks" if kind == "gpt_oss" else "heads")]
+        if text.get("sliding_window") and text.get("use_sliding_window", True):
+            wanted += [("attention", "windows")]
+        if config.get("is_encoder_decoder"):
+            wanted += [("attention", "across")]
+    if text.get("linear_num_value_heads"):
+        wanted += [("linear attention", "gated delta rule")]
+    if config.get("vision_config") or config.get("encoder_attention_heads"):
+        wanted += [("encoder", "images or sound")]
+    form = format_of(config)
+    # gpt-oss keeps all but its experts in 16 bits
+    wanted += [("linear", "16 bits" if form == "mxfp4" else form)]
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    known = {(row.part, row.of): row for row in rows()}
+    if any(text.get(name) for name in names) and not known[wanted[-1]].refused:
+        wanted += [("experts", form)]
+    if text.get("linear_num_value_heads") and form != "16 bits" and not known[wanted[-1]].refused:
+        wanted += [("linear", "16 bits")]  # the projections of its decay and its gates
+    if form == "mxfp4" and wanted[-1][0] != "experts":
+        raise NoModel("MXFP4 was compared for experts alone")
+    return [known[key] for key in wanted]

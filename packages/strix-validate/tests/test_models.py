@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""strix-validate models: the table against vLLM's own code, the page against the table, bad input.
+
+Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches, in an environment that has
+vLLM's requirements, to compare with its code; evidence/2026-11-23-models.md has the last result.
+"""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import hosts
+import pytest
+from strix_validate import tiers
+from strix_validate.cli import app
+from strix_validate.doctor.tree import Tree
+from strix_validate.models import choose, command, memory, page, table
+from typer.testing import CliRunner
+
+FOLDER = Path(__file__).parent / "configs"
+CHECKOUT = Path(__file__).parents[3]
+FORMATS = json.loads((FOLDER / "formats.json").read_text())
+CONFIGS = {
+    file.stem: json.loads(file.read_text())
+    for file in sorted(FOLDER.glob("*.json"))
+    if file.stem != "formats"
+}
+#: With every format as well: dense, experts, and linear attention with experts.
+EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
+CASES = CONFIGS | {
+    f"{name}, {form}": CONFIGS[name] | {"quantization_config": said}
+    for name in EACH_FORMAT
+    for form, said in FORMATS.items()
+}
+#: Checks that prove something on a GPU alone.
+ON_A_GPU = ("gemm",)
+#: GiB of parameters that vLLM 0.33.0 allocates.
+ALLOCATES = {
+    "DeepSeek-V2-Lite": 29.26, "Gemma-3-1B": 1.86, "Llama-3.1-8B": 14.96, "Mistral-7B": 13.49,
+    "Qwen2.5-VL-7B": 15.45, "Qwen3-30B-A3B": 56.87, "Qwen3-8B": 15.26,
+    "Qwen3-Embedding-0.6B": 1.11, "Qwen3-Next-80B-A3B": 148.41, "Whisper-large-v3": 2.88,
+    "gpt-oss-20b": 14.12, "multilingual-e5-large": 1.04, "Llama-3.1-8B, awq": 5.33,
+    "Llama-3.1-8B, fp8-blocks": 8.46, "Qwen3-30B-A3B, w4a16": 15.52,
+    "Qwen3-Next-80B-A3B, gptq": 39.2,
+}  # fmt: skip
+
+
+def differences(config: dict, said: dict) -> list[str]:
+    """Where vLLM's answer is not what the table's rows say."""
+    rows = table.rows_of(config)
+    if refused := [row.refused for row in rows if row.refused]:
+        return [words for words in refused if words not in said.get("error", "")]
+    expected: dict[str, set[str]] = {}
+    for row in rows:
+        expected.setdefault(row.part, set()).add(row.chosen)
+    chosen = {part: set(names) for part, names in said.get("chosen", {}).items()}
+    parts = expected.keys() | chosen.keys()
+    wrong = [part for part in parts if expected.get(part) != chosen.get(part)]
+    return [f"{part}: {chosen.get(part)}" for part in wrong] + list(
+        filter(None, [said.get("error")])
+    )
+
+
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+@pytest.mark.skipif(
+    not all(map(find_spec, ("transformers", "compressed_tensors", "xgrammar"))),
+    reason="vLLM's requirements are not installed",
+)
+def test_the_table_is_what_vllm_chooses() -> None:
+    answers = choose.ask(list(CASES.values()), Path(os.environ["VLLM_SOURCE"]).resolve())
+    wrong = {
+        name: found
+        for (name, config), said in zip(CASES.items(), answers, strict=True)
+        if (found := differences(config, said))
+    }
+    assert not wrong
+    said = dict(zip(CASES, answers, strict=True))
+    assert {n: round(said[n]["parameters"] / 2**30, 2) for n in ALLOCATES} == ALLOCATES
+    used = {row for config in CASES.values() for row in table.rows_of(config)}
+    assert used == set(table.rows()), "a row that no model here has"
+
+
+def test_a_wrong_row_is_found() -> None:
+    right = {"chosen": {"attention": ["TRITON_ATTN"], "linear": ["UnquantizedLinearMethod"]}}
+    llama = CONFIGS["Llama-3.1-8B"]
+    assert differences(llama, right) == []
+    assert differences(llama, {"chosen": right["chosen"] | {"attention": ["ROCM_ATTN"]}})
+    assert differences(llama, {"chosen": right["chosen"] | {"experts": ["TritonExperts"]}})
+    assert differences(llama, {"error": "no backend"})
+    assert differences(CASES["Llama-3.1-8B, fp8"], right)
+
+
+def test_every_check_of_the_table_exists() -> None:
+    known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
+    named = {name for row in table.rows() for name in row.checks}
+    assert named and not named - known
+    assert {name.partition("/")[0] for name in named} == {*table.PROVES, *ON_A_GPU}
+
+
+def test_architectures_are_those_that_are_compared() -> None:
+    names = {name for config in CONFIGS.values() for name in config["architectures"]}
+    assert table.was_compared(CONFIGS["Qwen3-8B"]) and not table.was_compared({})
+    assert sorted(names) == table._table()["architectures"]
+
+
+@pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")
+def test_page_and_table_agree() -> None:
+    written = (CHECKOUT / "docs" / "models.md").read_text()
+    assert written == page.render(FOLDER), "python -m strix_validate.models.page prints it"
+    records = {row.record for row in table.rows()} - {""}
+    assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
+
+
+@pytest.mark.parametrize("name", ALLOCATES)
+def test_weights_are_what_vllm_allocates(name: str) -> None:
+    assert memory.weights(CASES[name]) / 2**30 == pytest.approx(ALLOCATES[name], rel=0.01)
+
+
+def test_files_count_before_dimensions(tmp_path: Path) -> None:
+    assert memory.weights_of_files(tmp_path) == 0
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 123}}')
+    assert memory.weights_of_files(tmp_path) == 123
+    (tmp_path / "a.safetensors").write_bytes(b"1234")
+    assert memory.weights_of_files(tmp_path) == 4
+    found = command.answer(CONFIGS["Llama-3.1-8B"], tmp_path, None)
+    assert (found.weights, found.token) == (4, 32 * 2 * 8 * 128 * 2)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["models", *map(str, arguments)], env={"COLUMNS": "4000"})
+    return done.exit_code, done.output
+
+
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+
+needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM answers, not the table")
+
+
+@needs_table
+def test_command_says_backend_proof_and_memory() -> None:
+    status, said = run(FOLDER / "Qwen3-30B-A3B.json")
+    assert status == 0
+    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
+    assert "TritonExperts: compiled, interpreted, emulated (16 bits)" in said
+    assert "56.8 GiB of weights, 96 KiB of KV cache a token" in said
+    status, said = run(FOLDER / "Qwen3-30B-A3B.json", "--json")
+    assert status == 0 and json.loads(said)["parts"]["experts"] == ["TritonExperts"]
+
+
+@needs_table
+@pytest.mark.parametrize(("form", "words"), [("fp8", "FP8 in blocks"), ("gguf", "llama.cpp")])
+def test_command_fails_where_vllm_refuses(form: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CASES[f"Llama-3.1-8B, {form}"]))
+    status, said = run(tmp_path)
+    assert status == 1 and "does not start" in said and words in said
+
+
+def test_flags_are_the_doctors(tmp_path: Path) -> None:
+    tree = Tree(hosts.make(tmp_path, {}))
+    fits = command.answer(CONFIGS["Qwen3-30B-A3B"], None, None)
+    here = command.describe("NAME", fits, tree)[-1]
+    assert "vllm serve NAME --gpu-memory-utilization 0.9" in here and "tokens" in here
+    large = command.answer(CONFIGS["Qwen3-Next-80B-A3B"], None, None)
+    assert "does not fit" in command.describe("NAME", large, tree)[-1]
+    other = command.answer(CONFIGS["Llama-3.1-8B"] | {"architectures": ["New"]}, None, None)
+    assert "a guess" in command.describe("NAME", other, tree)[1]
+
+
+@needs_table
+def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
+    status, said = run("Qwen/Qwen3-8B")
+    assert status == 2 and "hf download Qwen/Qwen3-8B config.json" in said and "gated" in said
+    folder = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS["Qwen3-8B"]))
+    assert run("Qwen/Qwen3-8B")[0] == 0
+
+
+LLAMA = CONFIGS["Llama-3.1-8B"]
+BAD = {
+    "no text": ("{", "config.json"),
+    "a list": ("[]", "not a config.json"),
+    "no model": ("{}", "no attention heads"),
+    "no size": (json.dumps({**LLAMA, "hidden_size": None}), "dimension"),
+    "a word": (json.dumps({**LLAMA, "num_hidden_layers": "many"}), "dimension"),
+    "a format": (json.dumps({**LLAMA, "quantization_config": {"quant_method": "new"}}), "new"),
+    "2 bits": (
+        json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 2}}),
+        "gptq",
+    ),
+    "not a format": (json.dumps({**LLAMA, "quantization_config": "awq"}), "dimension"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
+    text, words = BAD[name]
+    (tmp_path / "config.json").write_text(text)
+    status, said = run(tmp_path)
+    assert status == 2 and words in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [("", "no config.json"), ("missing", "no file"), ("model.gguf", "vLLM refuses GGUF")],
+)
+def test_what_is_no_model(argument: str, words: str, tmp_path: Path) -> None:
+    status, said = run(tmp_path / argument)
+    assert status == 2 and words in said
