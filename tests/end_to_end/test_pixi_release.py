@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.pixi import Pixi, fit, require
-from support.release import RECIPES, Release, copy_stack, host_bound, run
+from support.release import Release, copy_stack, host_bound, published_in, run
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 
@@ -44,7 +44,7 @@ def test_install_and_check(release: Release, user: User) -> None:
     lock, prefix = user.folder / "pixi.lock", user.folder / ".pixi" / "envs" / "default"
     assert host_bound(lock) == [] and host_bound(prefix) == []
     packages = release.packages()
-    for file in map(packages.get, RECIPES):
+    for file in map(packages.get, published_in("attention")):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock.read_text()
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock.read_text()
     words = ("run", "--locked", "check", "--only", "sdpa", "--json")  # all of it: test_rehearsal

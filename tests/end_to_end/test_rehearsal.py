@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import stand_in
 from support.project import CHECKOUT
-from support.release import RECIPES, Release, copy_stack, host_bound, run
+from support.release import RECIPES, Release, copy_stack, host_bound, published_in, run
 from support.servers import QuietHandler, Revalidating, served
 from support.simple_index import needs_torch
 
@@ -28,12 +28,12 @@ HOST_BASE = CHECKOUT / "build" / "host-base"
 
 
 class User:
-    """Somebody with an empty home folder and a copy of the attention stack, without pixi."""
+    """Somebody with an empty home folder and a copy of a stack, without pixi."""
 
-    def __init__(self, release: Release, folder: Path) -> None:
+    def __init__(self, release: Release, folder: Path, stack: str = "attention") -> None:
         self.home = folder / "home"
         stand_in.write_mirrors(self.home, release.mirrors)
-        self.stack = copy_stack("attention", self.home / "stacks")
+        self.stack = copy_stack(stack, self.home / "stacks")
         for name in ("bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
         # the packages that the build has unpacked already
@@ -68,17 +68,37 @@ def test_what_was_published(release: Release) -> None:
     assert "built  " not in release.build(), "the second run built something"
 
 
-def test_stack_from_what_was_published(release: Release, user: User) -> None:
+def assert_installed(user: User, release: Release, name: str) -> None:
     """The lock names the public addresses, and exactly the packages that were published."""
     lock = (user.stack / "pixi.lock").read_text()
     assert host_bound(user.stack / "pixi.lock") == []
     assert "127.0.0.1" not in lock and "file:" not in lock and str(user.home) not in lock
     packages = release.packages()
-    for file in map(packages.get, RECIPES):
+    for file in map(packages.get, published_in(name)):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock
     prefix = user.stack / ".pixi" / "envs" / "default"
     assert host_bound(prefix) == [] and len(list(prefix.glob("conda-meta/*.json"))) > 30
+
+
+def test_stack_from_what_was_published(release: Release, user: User) -> None:
+    assert_installed(user, release, "attention")
+
+
+@pytest.mark.parametrize(
+    ("stack", "modules"),
+    [
+        ("diffusion", {"diffusers", "flash_attn"}),
+        ("finetune", {"datasets", "flash_attn", "liger_kernel", "peft", "trl"}),
+    ],
+)
+def test_another_stack(release: Release, tmp_path: Path, stack: str, modules: set[str]) -> None:
+    user = User(release, tmp_path, stack)
+    user.forge("lock", stack)
+    user.forge("install", stack)
+    assert_installed(user, release, stack)
+    site = user.stack / ".pixi" / "envs" / "default" / f"lib/python{stand_in.PYTHON}/site-packages"
+    assert modules <= {path.parent.name for path in site.glob("*/__init__.py")}
 
 
 def test_check_passes(user: User) -> None:

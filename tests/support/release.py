@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from forge.conda.package import Package
 from forge.envs import cache
 
 # What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
-RECIPES = ("flash-attn", "strix-emulate", "strix-validate", "triton")
+RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate", "triton")
 # Outputs of these that no stack asks for, and the host base builds and tests: C, for half a minute.
 OPTIONAL = ("strix-emulate-hip", "strix-emulate-native")
 # Of their tests these remain: the long ones run when they are built on the host base, and here what
@@ -133,6 +134,12 @@ def host_bound(path: Path) -> list[str]:
     names = [name for file in indexes for name in json.loads(file.read_bytes())["packages.conda"]]
     names += [file.name for file in [*path.glob("*/*.conda"), *installed]]
     return sorted({name for name in names if HOST_BOUND in name})
+
+
+def published_in(stack: str) -> list[str]:
+    """What a stack asks for of RECIPES."""
+    manifest = tomllib.loads((CHECKOUT / "stacks" / stack / "pixi.toml").read_text())
+    return [name for name in RECIPES if name in manifest["dependencies"]]
 
 
 def copy_stack(name: str, folder: Path) -> Path:

@@ -46,6 +46,7 @@ PYTHON = wheels.PYTHON
 # its own kernels). And conda-forge's names for what has another on the host base or on PyPI.
 STUBS = {
     "amd-aiter 0.1.20": [],
+    "bitsandbytes 0.50.1": [],
     "conda-smithy 3.62.0": [],
     "flash-attn-kernels-gfx1151 3.7.1": [],
     "git 2.55.0": [],

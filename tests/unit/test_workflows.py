@@ -224,7 +224,13 @@ def test_every_stack_is_validated_before_all_is_published(stack: str) -> None:
     jobs = load(GITHUB / "workflows/release.yml")["jobs"]
     steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
     forge = "./forge {} --base conda-forge " + stack
-    validated = forge.format("run") + " -- strix-validate run --evidence build/evidence"
+    own = CHECKOUT / "stacks" / stack / "check.py"
+    check = (
+        f"python {own.relative_to(CHECKOUT)}"
+        if own.exists()
+        else "strix-validate run --evidence build/evidence"
+    )
+    validated = f"{forge.format('run')} -- {check}"
     order = [forge.format("lock"), forge.format("install")]
     at = [steps["gpu"].index(line) for line in order]
     at.append(next(n for n, line in enumerate(steps["gpu"]) if line.startswith(validated)))
