@@ -37,7 +37,7 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 def contents(solver: Solver, request: pytest.FixtureRequest) -> tuple[str, list[RepoDataRecord]]:
     """A stack's name and the packages of its default environment."""
     manifest = Manifest.load(CHECKOUT / "stacks" / request.param / "pixi.toml")
-    (environment,) = manifest.environments().values()
+    environment = manifest.environments()["default"]
     records = solver.records(environment.specs, environment.platforms[0].promised)
     return request.param, records
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from strix_validate import kernel_commands, tiers
+from strix_validate import cluster, kernel_commands, tiers
 from strix_validate.checks import Size
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
@@ -227,6 +227,7 @@ def run_all(
 
 
 app.command()(models_command.models)
+app.add_typer(cluster.app, name="cluster")
 app.command()(kernel_commands.warm)
 app.command()(kernel_commands.compilations)
 

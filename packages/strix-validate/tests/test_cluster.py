@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Two machines: what is refused with one message, and Ray in two network namespaces."""
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from strix_validate import cluster
+from strix_validate.cluster import Link, NotReady
+
+NEAR = Link("10.77.0.1", "thunderbolt0")
+
+
+def node(address: str, label: str, alive: bool = True, gpus: int = 1) -> dict:
+    resources = {"GPU": gpus} if gpus else {}
+    labels = {cluster.LABEL: label}
+    return {
+        "Alive": alive, "NodeManagerAddress": address, "Resources": resources, "Labels": labels,
+    }  # fmt: skip
+
+
+def test_two_alike_serve() -> None:
+    cluster.compare([node("a", "1"), node("b", "1")], 2, "a")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([], "0 of 2 machines have joined (none)"),
+        ([node("a", "1")], "1 of 2 machines have joined (a): on the other one, run"),
+        ([node("a", "1"), node("b", "1", alive=False)], "worker 10.0.0.1"),
+        ([node("a", "1"), node("b", "1", gpus=0)], "1 of 2"),
+        ([node("a", "1"), node("b", "2")], "different packages (a 1, b 2)"),
+        ([node("a", "1"), node("b", "1") | {"Labels": {}}], "different packages"),
+    ],
+)
+def test_a_missing_or_other_machine_is_one_message(nodes: list[dict], words: str) -> None:
+    with pytest.raises(NotReady) as reason:
+        cluster.compare(nodes, 2, "10.0.0.1")
+    assert words in str(reason.value) and "\n" not in str(reason.value)
+
+
+def test_interface_must_be_named_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [NEAR, Link("192.168.0.2", "enp1s0")]
+    monkeypatch.setattr(cluster, "interfaces", lambda: both)
+    assert cluster.own_link("10.77.0.1") == NEAR
+    with pytest.raises(NotReady, match=r"which network.*thunderbolt0.*enp1s0"):
+        cluster.own_link("")
+    with pytest.raises(NotReady, match="is not this machine's"):
+        cluster.own_link("10.9.9.9")
+    monkeypatch.setattr(cluster, "interfaces", lambda: [NEAR])
+    assert cluster.own_link("") == NEAR
+
+
+def test_limits_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    with pytest.raises(NotReady, match=r"at most 4096 open files.*limits.conf"):
+        cluster.raise_limit()
+    set_: list[tuple] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 10**6))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: set_.append(pair))
+    cluster.raise_limit()
+    assert set_ == [(cluster.FILES, 10**6)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(NotReady, match="start `head` first"):
+            cluster.check_port("127.0.0.1", free.getsockname()[1])
+        free.listen()
+        cluster.check_port("127.0.0.1", free.getsockname()[1])
+
+
+def test_a_firewall_that_drops_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    monkeypatch.setattr(cluster, "link_to", lambda peer: NEAR)
+    with pytest.raises(NotReady, match=r"6379 does not answer.*change-interface=thunderbolt0"):
+        cluster.check_port("10.77.0.2")
+
+
+def test_sockets_of_the_link_and_a_label() -> None:
+    said = cluster.environment(NEAR)
+    assert said["NCCL_SOCKET_IFNAME"] == said["GLOO_SOCKET_IFNAME"] == "thunderbolt0"
+    assert (said["NCCL_IB_DISABLE"], said["VLLM_HOST_IP"]) == ("1", "10.77.0.1")
+    first = cluster.ray_command(NEAR, "", [])
+    second = cluster.ray_command(NEAR, "10.77.0.2", ["--num-cpus=2"])
+    assert "--head" in first and "--address=10.77.0.2:6379" in second
+    assert second[-1] == "--num-cpus=2"
+    assert f"--labels={cluster.LABEL}={cluster.packages()}" in first
+
+
+@contextmanager
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them, and no other network."""
+    names = [f"strix-{os.getpid()}-{end}" for end in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = [f"sx{os.getpid() % 10**6}{end}" for end in "ab"]
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def can_make_namespaces() -> bool:
+    if os.geteuid() or not shutil.which("ip"):
+        return False
+    with suppress(subprocess.CalledProcessError), namespaces():
+        return True
+    return False
+
+
+@pytest.fixture
+def ends() -> Iterator[list[str]]:
+    if not find_spec("ray"):
+        pytest.skip("ray is not installed")
+    if not can_make_namespaces():
+        pytest.skip("network namespaces need root and iproute2")
+    with namespaces() as names:
+        yield names
+
+
+def command(name: str, *words: str) -> list[str]:
+    return [
+        "ip",
+        "netns",
+        "exec",
+        name,
+        sys.executable,
+        "-m",
+        "strix_validate.cli",
+        "cluster",
+        *words,
+    ]
+
+
+@contextmanager
+def running(name: str, *words: str) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(
+        command(name, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def serve(name: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(name, "serve", "MODEL"), capture_output=True, text=True, timeout=90
+    )
+
+
+def test_two_namespaces_are_two_machines(ends: list[str], tmp_path: Path) -> None:
+    small = ["--num-cpus=1", "--object-store-memory=100000000"]
+    folders = [f"--temp-dir=/tmp/sx{os.getpid()}{end}" for end in "ab"]
+    refused = subprocess.run(
+        command(ends[1], "worker", "10.77.0.1"), capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 1 and "start `head` first" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    try:
+        with running(ends[0], "head", *small, folders[0]):
+            lines = wait(ends[0], "1 of 2 machines")
+            assert lines == [lines[0]] and "worker 10.77.0.1" in lines[0]
+            with running(ends[1], "worker", "10.77.0.1", *small, folders[1]):
+                # the machines are ready: what follows is vLLM's, which this environment has not
+                wait(ends[0], "vllm serve MODEL --distributed-executor-backend=ray")
+            wait(ends[0], "1 of 2 machines")
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder.partition("=")[2], ignore_errors=True)
+
+
+def wait(name: str, words: str) -> list[str]:
+    """What `serve` says, once it says these words."""
+    said = ""
+    for _ in range(30):
+        said = serve(name).stderr
+        if words in said:
+            return said.splitlines()
+        time.sleep(1)
+    raise AssertionError(said)
