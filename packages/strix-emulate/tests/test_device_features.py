@@ -55,18 +55,20 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """The same code as one of ROCm's libraries, as torch's and as another one."""
+    """The same code as one of ROCm's libraries, as torch's, as vLLM's and as another one."""
     image = device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")
     found = {}
-    for name in ("librocsolver.so.0", "libtorch_hip.so", "libours.so"):
+    (folder / "vllm").mkdir()
+    theirs = ("librocsolver.so.0", "libtorch_hip.so", "vllm/_C_stable_libtorch.abi3.so")
+    for name in (*theirs, "libours.so"):
         host_program(HIP_PROGRAMS / "race.hip", image, folder, name, "-shared", "-fPIC")
         program = link(folder, caller, folder / name, f"-Wl,-rpath,{folder}", name="caller")
         found[name] = on(folder, program), on(folder, program, options=["--no-checks", "race"])
         if name == "librocsolver.so.0":
             strict = on(folder, program, options=["--strict"])
-    for name in ("librocsolver.so.0", "libtorch_hip.so"):
+    for name in theirs:
         noted, off = found[name]
         assert noted.stdout == "hipSuccess\n"
         assert noted.stderr.count("noted in _Z8exchangePi at 0x") == 1

@@ -8,10 +8,11 @@ from collections import Counter
 
 from strix_emulate.memory.findings import Note
 
-#: Libraries of ROCm and of torch with kernels, which others wrote.
+#: Libraries of ROCm, torch and vLLM with kernels, which others wrote.
 _UPSTREAM = re.compile(
     r"lib(rocblas|hipblaslt|hipsparselt|rocsolver|rocsparse|rocrand|hiprand|rocfft|rocalution|rccl"
     r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma)[^/]*\.so[.\d]*$"
+    r"|/vllm/_(C|moe_C|rocm_C)[^/]*\.so$"
 )
 
 
