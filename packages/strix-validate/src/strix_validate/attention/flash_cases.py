@@ -219,19 +219,19 @@ _SPECS = (
         "sequences of one token beside long ones: keys of a neighbour in the last block",
     ),
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
-    _Spec("varlen-no-keys", partial(flash.varlen, **flash.NO_KEYS), _EMPTY),
     *(
         # the slowest of all, in any dtype alike; emulated has them too
         _Spec(
-            name,
+            f"varlen-no-keys{name}",
             partial(flash.varlen, **flash.NO_KEYS, **other),
             _EMPTY,
             half_only=True,
-            size=Size.FULL,
+            size=size,
         )
-        for name, other in (
-            ("varlen-no-keys-full", {"causal": False}),
-            ("varlen-no-keys-d72", {"head_dim": 72}),
+        for name, other, size in (
+            ("", {}, Size.QUICK),
+            ("-full", {"causal": False}, Size.FULL),
+            ("-d72", {"head_dim": 72}, Size.FULL),
         )
     ),
     *(
