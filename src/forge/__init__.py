@@ -2,6 +2,6 @@
 """The strix-forge driver: recipes in, channel and locked environments out.
 
 A thin layer over py-rattler-build (render, build, test) and py-rattler (index, solve, lock,
-install). From the ground up: errors, files, locks, processes and project; sources and provenance;
-channel; bases and hostbase; recipes; build; envs; upkeep; and cli on top.
+install). From the ground up: errors, files, locks, processes, project and network; conda and
+sources; bases and recipes; envs; channel; hostbase; building; upkeep; and cli on top.
 """

@@ -21,7 +21,7 @@ from forge.project import Project
 from forge.recipes.recipe import NoPackage, Recipe, packages_in
 from forge.recipes.render import render
 
-# What a plan says of a recipe. SKIPPED is what the run cannot attempt; see build.runner.skipped.
+# What a plan says of a recipe. SKIPPED is what the run cannot attempt; see building.runner.skipped.
 BUILD, UP_TO_DATE, SKIPPED = "build", "up-to-date", "skipped"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge bump` and `forge outdated`: recipes move to other releases.
+"""`forge bump`: recipes move to other releases.
 
 A bump edits a copy of the recipes as text, so that comments and layout stay. What the copy says is
 rendered, downloaded and hashed before any file of the checkout is written.
