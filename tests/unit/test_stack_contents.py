@@ -17,7 +17,8 @@ STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml")
 # What has a screen, a printer, a sound card or another maker's GPU.
 BALLAST = re.compile(
     r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"
-    r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|cuda-|nvidia-|mkl$)"
+    r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|mkl$|cuda|nvidia-|cudnn|nccl|libnv|"
+    r"libcu(blas|fft|rand|solver|sparse))"
 )
 # Pillow's clipboard, which it has no build without.
 TOLERATED = {"xorg-libxau", "xorg-libxdmcp"}
@@ -56,6 +57,19 @@ def test_a_stack_has_no_ballast(contents: tuple[str, list[RepoDataRecord]]) -> N
     assert str(blas.build).startswith("openmp"), "it hangs beside OpenMP"
 
 
+@pytest.fixture(scope="module")
+def solver_313(tmp_path_factory: pytest.TempPathFactory) -> Solver:
+    return Solver(tmp_path_factory.mktemp("records-3.13"), Rendered({}, "3.13"))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_stack_has_no_ballast_for_python_313(solver_313: Solver, stack: str) -> None:
+    manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
+    environment = manifest.environments()["default"]
+    specs = [*environment.specs, "python 3.13.*"]
+    assert not ballast(solver_313.records(specs, environment.platforms[0].promised))
+
+
 @pytest.mark.parametrize(
     ("specs", "seen"),
     [
@@ -63,6 +77,7 @@ def test_a_stack_has_no_ballast(contents: tuple[str, list[RepoDataRecord]]) -> N
         (["numpy", "python 3.12.*", "nomkl", "libblas * *netlib"], {"libblas", "liblapack"}),
         (["libopencv 4.13.* headless*", "python 3.12.*"], {"ffmpeg", "libopenvino", "sdl2"}),
         (["qt6-main"], {"qt6-main", "fontconfig"}),
+        (["libcublas", "cudnn"], {"libcublas", "cudnn", "cuda-version"}),
     ],
 )
 def test_ballast_is_seen(solver: Solver, specs: list[str], seen: set[str]) -> None:
