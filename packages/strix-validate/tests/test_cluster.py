@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Two machines: what is refused with one message, and Ray in two network namespaces."""
+"""Two machines: what is refused with one message; Ray, and vLLM's executor, in two namespaces."""
 
+import json
 import os
 import resource
 import shutil
@@ -197,6 +198,50 @@ def test_two_namespaces_are_two_machines(ends: list[str], tmp_path: Path) -> Non
     finally:
         for folder in folders:
             shutil.rmtree(folder.partition("=")[2], ignore_errors=True)
+
+
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+@pytest.mark.skipif(
+    not all(map(find_spec, ("transformers", "compressed_tensors", "xgrammar"))),
+    reason="vLLM's requirements are not installed",
+)
+def test_vllms_executor_starts_and_stops_on_both(
+    ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, source = Path(__file__).parent, os.environ["VLLM_SOURCE"]
+    paths = [str(here), source, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    small = ["--num-cpus=1", "--object-store-memory=100000000"]
+    folders = [f"--temp-dir=/tmp/sx{os.getpid()}{end}" for end in "ab"]
+    script = [sys.executable, str(here / "two_machines.py"), source]
+    config = str(here / "configs" / "Llama-3.1-8B.json")
+    try:
+        with running(ends[0], "head", *small, folders[0]):
+            wait(ends[0], "1 of 2 machines")
+            with running(ends[1], "worker", "10.77.0.1", *small, folders[1]):
+                wait(ends[0], "vllm serve MODEL")
+                found = subprocess.run(
+                    ["ip", "netns", "exec", ends[0], *script, config],
+                    capture_output=True, text=True, timeout=500, check=False,
+                    env=os.environ | cluster.environment(own_end(ends[0]))
+                    | {"RAY_ADDRESS": f"10.77.0.1:{cluster.PORT}"},
+                )  # fmt: skip
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder.partition("=")[2], ignore_errors=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    said = json.loads(found.stdout.splitlines()[-1])
+    assert said["executor"] == "RayExecutorV2"
+    assert sorted(said["met"]) == [["10.77.0.1", 0, 3.0], ["10.77.0.2", 1, 3.0]]
+
+
+def own_end(name: str) -> Link:
+    """The veth's end in this namespace."""
+    done = subprocess.run(
+        ["ip", "-n", name, "-brief", "-4", "address", "show", "type", "veth"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return Link("10.77.0.1", done.stdout.partition("@")[0])
 
 
 def wait(name: str, words: str) -> list[str]:

@@ -90,7 +90,7 @@ def _operators(source: Path) -> list[torch.library.Library]:
     return libraries
 
 
-def _make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
+def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
     """Makes this process one on gfx1151, before vLLM is imported."""
     for number, text in enumerate(_NODES):
         node = folder / "kfd/kfd/topology/nodes" / str(number)
@@ -195,7 +195,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM prints
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        libraries = _make_machine(folder, source)
+        libraries = make_machine(folder, source)
         _start(folder)
         for number, config in enumerate(json.load(sys.stdin)):
             try:
