@@ -141,6 +141,8 @@ class Handler(BaseHTTPRequestHandler):
             listed = {"token_logprobs": logprobs, "top_logprobs": [top] * number}
             choice = {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
                       "finish_reason": finish, "logprobs": listed}  # fmt: skip
+            # which a stream's usage lacks
+            usage["prompt_tokens_details"] = None
             whole = {"choices": [choice], "usage": usage, "prompt_token_ids": prompt}
             self.answer(json.dumps(whole).encode())
             return

@@ -24,6 +24,8 @@ LOADS = (1, 4, 16)
 BOUND = 0.3
 #: Seconds that a request may take, and those after an aborted one.
 LIMIT, AFTER_ABORT = 300.0, 60.0
+#: What a server says that it used, of OpenAI's API.
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _SUBJECTS = (
     "A tide, a violin, photosynthesis, the printing press, a glacier, bread, the compass, cement, "
     "an eclipse, the monsoon, a honeybee, paper, a volcano, the loom, rust, an orchard"
@@ -36,7 +38,7 @@ PROMPTS = tuple(
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: tokens as ids, log probabilities of each, usage as OpenAI's API has it.
+    """An answer: tokens as ids, log probabilities of each, and COUNTS.
 
     seconds: from the request to each part of a stream.
     """
@@ -95,7 +97,7 @@ class Endpoint:
             logprobs.get("token_logprobs") or [],
             choice.get("text") or "",
             choice.get("finish_reason") or "",
-            found.get("usage") or {},
+            _counts(found.get("usage") or {}),
             logprobs.get("top_logprobs") or [],
         )
 
@@ -113,7 +115,7 @@ class Endpoint:
                 text += choice.get("text") or ""
                 finish = choice.get("finish_reason") or finish
                 times.append(time.perf_counter() - begin)
-        return Generation([], tokens, [], text, finish, usage, seconds=tuple(times))
+        return Generation([], tokens, [], text, finish, _counts(usage), seconds=tuple(times))
 
     def parts(self, path: str, body: dict) -> Iterator[dict]:
         """The parts of a streamed answer. Raises CheckFailed for a stream without an end."""
@@ -178,17 +180,18 @@ def judge_greedy(server: Endpoint, found: Generation, bound: float = BOUND) -> d
     }
 
 
+def _counts(usage: dict) -> dict:
+    """The three counts; vLLM adds `prompt_tokens_details`, though not to each kind of answer."""
+    return {name: usage.get(name) for name in COUNTS}
+
+
 def judge_usage(found: Generation, number: int) -> dict:
     """Tokens are counted, and the end is said to be the limit's. Raises CheckFailed otherwise."""
     require(len(found.tokens) == number, f"{len(found.tokens)} tokens, {number} were asked for")
-    expected = {
-        "prompt_tokens": len(found.prompt),
-        "completion_tokens": number,
-        "total_tokens": len(found.prompt) + number,
-    }
-    usage = {name: found.usage.get(name) for name in expected}
-    require(usage == expected, f"usage says {usage}, right is {expected}")
-    return usage
+    counts = (len(found.prompt), number, len(found.prompt) + number)
+    expected = dict(zip(COUNTS, counts, strict=True))
+    require(found.usage == expected, f"usage says {found.usage}, right is {expected}")
+    return found.usage
 
 
 def judge_finish(found: Generation, expected: str) -> dict:
