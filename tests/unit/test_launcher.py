@@ -172,15 +172,20 @@ def test_every_command_has_a_described_task_of_one_line() -> None:
         assert set(task) == {"cmd", "description"}
 
 
+def tasks_of(manifest: dict) -> set[str]:
+    """The names of its tasks, and of those that a feature brings."""
+    features = manifest.get("feature", {}).values()
+    return {name for part in (manifest, *features) for name in part.get("tasks", {})}
+
+
 def test_every_task_that_pages_show_exists() -> None:
-    tasks = set(MANIFEST["tasks"])
-    tasks |= {name for feature in MANIFEST["feature"].values() for name in feature.get("tasks", {})}
+    tasks = tasks_of(MANIFEST)
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"\bpixi run (?:-e \w+ )?([a-z][a-z-]*)", text))
     tasks |= {"python", "pip", "pre-commit"}  # programs of environments, not tasks
     # those of the stacks, which are workspaces of their own
     for stack in CHECKOUT.glob("stacks/*/pixi.toml"):
-        tasks |= {"strix-validate", *tomllib.loads(stack.read_text())["tasks"]}
+        tasks |= {"strix-validate", *tasks_of(tomllib.loads(stack.read_text()))}
     assert named and named <= tasks
 
 

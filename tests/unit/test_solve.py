@@ -166,8 +166,8 @@ def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: 
 UNPINNED = {
     "ccache", "jemalloc", "jinja2", "llvm-openmp", "make", "msgpack-python", "ninja",
     "packaging", "pandas", "patch", "pip", "pkg-config", "psutil", "pybind11", "pyelftools",
-    "pyyaml", "regex", "requests", "setuptools", "setuptools-scm", "six", "typing_extensions",
-    "wheel",
+    "pyyaml", "regex", "requests", "scikit-build-core", "setuptools", "setuptools-scm", "six",
+    "typing_extensions", "wheel",
 }  # fmt: skip
 
 
