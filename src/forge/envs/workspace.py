@@ -147,11 +147,10 @@ class Workspace:
 
     def _solve(self, sources: Any, specs: list[str], on: Platform, kept: Packages) -> Packages:
         """The newest packages of `sources`, or those of `kept` where they will do."""
-        solution = rattler.solve(
+        return asyncio.run(rattler.solve(
             sources, specs, self._gateway(), platforms=SUBDIRS, locked_packages=kept,
             virtual_packages=on.virtual_packages(),
-        )  # fmt: skip
-        return asyncio.run(solution)
+        ))  # fmt: skip
 
     def _require_attested(self, records: Packages, anew: bool = False) -> None:
         """Raise Refused for a package whose channel's publisher, if declared, did not attest it.
