@@ -149,9 +149,11 @@ def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -
         folder.mkdir()
     copy_checkout(root, packages=False)
     one_python(root)
-    for file in CHECKOUT.glob("build/sources/*/*"):
+    # by name: other tests leave files of one name and several contents there
+    found = {file.name: file for file in CHECKOUT.glob("build/sources/*/*")}
+    for name, file in found.items():
         if file.suffix in (".whl", ".gz"):
-            (sources / file.name).symlink_to(file.resolve())
+            (sources / name).symlink_to(file.resolve())
     (tmp_path / "ours").mkdir()
     for subdir in SUBDIRS:
         stand_in.write_repodata(tmp_path / "ours", subdir, {})

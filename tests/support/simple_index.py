@@ -16,9 +16,9 @@ from support.servers import QuietHandler
 # what people add to a torch, and what it requires of PyPI's (the last is for one torch alone)
 ADDED = {
     "accelerate": ("numpy>=1.17", "torch>=2.0.0"),
-    "bitsandbytes": ("torch>=2.3,<3", "numpy>=1.17"),
     "timm": ("torch", "torchvision"),
     "torchao": (),
+    "torchmetrics": ("torch>=2.0.0,<3", "numpy>1.20.0"),
     "xformers": ("numpy", "torch==2.99.0"),
 }
 
