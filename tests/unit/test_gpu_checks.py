@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from support.recipe_checks import RECIPES
 
+from checks import gpu
 from checks.gpu import why_skipped
 
 CPU, GFX1151, GFX1100 = (f"simd_count 1\ngfx_target_version {v}\n" for v in (0, 110501, 110000))
@@ -35,6 +37,15 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
     assert reason in said and bool(reason) == bool(said)
 
 
+def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one whatever KFD says, and a gfx1151 alone."""
+    nowhere = tmp_path / "none"
+    monkeypatch.setenv("STRIX_EMULATE_PYTHON", "python")
+    assert not why_skipped(nowhere, nowhere)
+    monkeypatch.setattr(gpu, "ARCH", "gfx1150")
+    assert "is a gfx1151, not a gfx1150" in why_skipped(nowhere, nowhere)
+
+
 @pytest.mark.parametrize(
     "program", ["pytorch/test_with_gpu", "amdsmi/check_library", "torchvision/check_ops",
                 "torchaudio/check_ops", "bitsandbytes/check_numbers"]
@@ -43,3 +54,16 @@ def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
     assert "if reason := why_skipped():" in text
     assert "conv2d" not in text, "MIOpen's open fault would cost a build of hours"
+
+
+@pytest.mark.parametrize("recipe", ["bitsandbytes", "pytorch", "torchaudio", "torchvision", "vllm"])
+def test_what_cannot_be_built_here_proves_itself_under_emulation(recipe: str) -> None:
+    """By its package test, which installs the emulated device and its C."""
+    text = (RECIPES / recipe / "recipe.yaml").read_text()
+    emulated = re.findall(r"- strix-emulate device --no-checks -- (\S+) (\S+)", text)
+    assert emulated
+    for program, argument in emulated:
+        assert program == "strix-validate" or f"- python {argument}\n" in text
+    assert {"strix-emulate-hip", "strix-emulate-native"} <= set(
+        re.findall(r"- (strix-emulate-\w+)\n", text)
+    )

@@ -304,7 +304,7 @@ def test_vllm_runs_the_checks_of_its_kernels(recipes: RecipeSet) -> None:
         "strix-validate emulated --only 'emulated/vllm-*' || test $? -eq 3",
         "strix-validate serve || test $? -eq 3",
     ]
-    assert {"strix-validate", "strix-emulate"} <= set(test["requirements"]["run"])
+    assert "strix-validate" in test["requirements"]["run"]
     assert {"pytorch", "triton"} <= {package_name(spec) for spec in recipe.requirements["run"]}
 
 
