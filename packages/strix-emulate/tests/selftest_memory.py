@@ -71,7 +71,7 @@ class Case:
     found: list[bytes]
 
 
-def execute(body: str, data: bytes, out: bytes, native: bool = True) -> bytes:
+def execute(body: str, data: bytes, out: bytes, native: bool = True, checks: bool = True) -> bytes:
     elf = ELFFile(io.BytesIO(llvm.assemble(HEAD + body + TAIL)))
     kernel = Kernel(
         "test", elf.get_section_by_name(".text").data(), lds=1024, kernarg=16, scratch=32,
@@ -79,7 +79,7 @@ def execute(body: str, data: bytes, out: bytes, native: bool = True) -> bytes:
     )  # fmt: skip
     into = np.frombuffer(out, np.uint8).copy()
     launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
-           threads=32, options=Options(budget=10_000, native=native))  # fmt: skip
+           threads=32, options=Options(budget=10_000, native=native, checks=checks))  # fmt: skip
     return into.tobytes()
 
 

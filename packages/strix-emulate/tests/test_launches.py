@@ -17,15 +17,16 @@ from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Program
 from test_checks import LOAD, STORE, execute
 
-#: the atomic is numpy's where C is installed, too
+#: the flat load is numpy's where C is installed, too
 BODY = (
     LOAD
     + """
 global_load_b32 v3, v1, s[4:5]
 s_waitcnt vmcnt(0)
 v_lshlrev_b32 v2, 1, v3
-v_mov_b32 v4, 1
-global_atomic_add_u32 v1, v4, s[4:5]
+v_add_co_u32 v4, vcc_lo, s4, v1
+v_add_co_ci_u32 v5, vcc_lo, s5, 0, vcc_lo
+flat_load_b32 v6, v[4:5]
 """
     + STORE
 )

@@ -2,16 +2,21 @@
 """C against numpy: every operation bit for bit, whole kernels, and what happens without C."""
 
 import os
+import re
 import shutil
+from dataclasses import replace
 
 import fixtures
 import native_check
 import numpy as np
 import pytest
-from strix_emulate.api import Options
+import selftest_memory
+import zoo
+from strix_emulate.api import Buffer, Options
 from strix_emulate.arithmetic import translate
 from strix_emulate.native import generate
 from strix_emulate.native import library as native
+from strix_emulate.run import program
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,6 +59,75 @@ def test_a_wrong_operation_is_seen(library):
         assert any("v_add_f32" in text for text in native_check.run(2400, seed=2).differences)
     finally:
         library.functions.update(right)
+
+
+#: four lanes share each cell, some are not active; what each found is stored apart
+_SHARED = """
+v_and_b32 v1, 0x70, v1
+v_add_co_u32 v2, vcc_lo, s6, v1
+v_add_co_ci_u32 v3, vcc_lo, s7, 0, vcc_lo
+s_mov_b32 exec_lo, 0xf3ff0f5a
+"""
+_APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
+
+
+def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
+    """Loads, stores and atomics whose results differ in C and numpy; which numpy executed in C's
+    place. names: a pattern."""
+    by_numpy, found = set(), []
+    original = native_check.Step.execute
+    cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
+    # what other waves change is asked for with GLC
+    pattern = r"((global|buffer)_load.*)"
+    loads = [replace(case, body=re.sub(pattern, r"\1 glc", case.body))
+             for case in cases if re.match(pattern, case.mnemonic)]  # fmt: skip
+    for case in (*cases, *loads):
+        body = _SHARED + case.body + _APART
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native_check.Step, "execute", lambda self, g, checks: (
+                by_numpy.add(self.instruction.name), original(self, g, checks)))  # fmt: skip
+            in_c = selftest_memory.execute(body, case.data, case.cells + bytes(512), True, checks)
+        if in_c != selftest_memory.execute(body, case.data, case.cells + bytes(512), False, checks):
+            found.append(case.mnemonic)
+    return found, by_numpy
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_every_access_gives_what_numpy_gives(checks):
+    found, by_numpy = differing(checks)
+    assert found == []
+    assert {name for name in by_numpy if not name.startswith(("flat_", "s_buffer_", "s_wait"))} <= {
+        "ds_append", "ds_consume"}  # fmt: skip
+
+
+def test_a_wrong_atomic_is_seen(library, monkeypatch):
+    """The control."""
+    monkeypatch.setattr(program, "_KNOWN", {})
+    monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
+    assert differing(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
+        "global_atomic_add_u32"]  # fmt: skip
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_locks_and_counters_give_the_same_bits(checks):
+    """Waves of several workgroups that wait for each other, and a sum of the last one."""
+    results = []
+    x = np.arange(8 * 128, dtype=np.int32)
+    for by_c in (True, False):
+        options = Options(checks=checks, native=by_c, budget=1_000_000)
+        lock, total, count, out = (np.zeros(1, np.int32) for _ in range(4))
+        done = [
+            zoo.run(zoo.locked, (8,), dict.fromkeys(("lock", "total", "count", "x"), "*i32"),
+                    {"BLOCK": 128}, [*map(Buffer, (lock, total, count, x))], options=options),
+            zoo.run(zoo.last_block, (8,),
+                    dict.fromkeys(("x", "partial", "counter", "out"), "*i32"),
+                    {"BLOCK": 128, "PARTS": 8},
+                    [*map(Buffer, (x, np.zeros(8, np.int32), np.zeros(1, np.int32), out))],
+                    options=options),
+        ]  # fmt: skip
+        assert total == out == x.sum() and count == 8
+        results.append([launch.executed for launch in done])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("checks", [False, True])

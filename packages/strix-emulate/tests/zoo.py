@@ -228,7 +228,8 @@ def compiled(function, signature: tuple, constants: tuple) -> Kernel:
 def run(function, grid, signature: dict, constants: dict, arguments: list, **more):
     """Compiles, if it is not yet, and launches with every check."""
     kernel = compiled(function, tuple(signature.items()), tuple(constants.items()))
-    return launch(kernel, grid, arguments, threads=128, options=Options(budget=5_000_000), **more)
+    more = {"options": Options(budget=5_000_000)} | more
+    return launch(kernel, grid, arguments, threads=128, **more)
 
 
 def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray:

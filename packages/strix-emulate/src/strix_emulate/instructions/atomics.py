@@ -6,12 +6,14 @@ Atomics of different waves are no race with each other: they order what comes be
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
+from strix_emulate.instructions.forms import Form, executes
 from strix_emulate.memory import addressing
 from strix_emulate.memory.waits import (
     LGKM,
@@ -26,23 +28,24 @@ from strix_emulate.memory.waits import (
 from strix_emulate.memory.waves import Waves
 
 _MODIFIERS = {"glc", "slc", "dlc", "offset"}
-#: name: (new value of old, data and second data; ufunc with an `at` that does the same, or None)
-_OPERATIONS = {
-    "add": (lambda old, x, _: old + x, np.add),
-    "sub": (lambda old, x, _: old - x, np.subtract),
-    "rsub": (lambda old, x, _: x - old, None),
-    "inc": (lambda old, x, _: np.where(old >= x, old.dtype.type(0), old + old.dtype.type(1)), None),
-    "dec": (lambda old, x, _: np.where((old == 0) | (old > x), x, old - old.dtype.type(1)), None),
-    "csub": (lambda old, x, _: np.where(old < x, old.dtype.type(0), old - x), None),
-    "and": (lambda old, x, _: old & x, np.bitwise_and),
-    "or": (lambda old, x, _: old | x, np.bitwise_or),
-    "xor": (lambda old, x, _: old ^ x, np.bitwise_xor),
-    "min": (lambda old, x, _: np.where(x < old, x, old), None),
-    "max": (lambda old, x, _: np.where(x > old, x, old), None),
-    "swap": (lambda _old, x, _: x, None),
+#: name: (new value of old, data and second data, or None for the data; ufunc with an `at` that does
+#: the same, or None)
+_OPERATIONS: dict[str, tuple[Any, Any]] = {
+    "add": (lambda old, x: old + x, np.add),
+    "sub": (lambda old, x: old - x, np.subtract),
+    "rsub": (lambda old, x: x - old, None),
+    "inc": (lambda old, x: np.where(old >= x, old.dtype.type(0), old + old.dtype.type(1)), None),
+    "dec": (lambda old, x: np.where((old == 0) | (old > x), x, old - old.dtype.type(1)), None),
+    "csub": (lambda old, x: np.where(old < x, old.dtype.type(0), old - x), None),
+    "and": (lambda old, x: old & x, np.bitwise_and),
+    "or": (lambda old, x: old | x, np.bitwise_or),
+    "xor": (lambda old, x: old ^ x, np.bitwise_xor),
+    "min": (lambda old, x: np.where(x < old, x, old), None),
+    "max": (lambda old, x: np.where(x > old, x, old), None),
+    "swap": (None, None),
     "cmpswap": (lambda old, x, expected: np.where(old == expected, x, old), None),
     # LDS has other names, and the mask first
-    "storexchg": (lambda _old, x, _: x, None),
+    "storexchg": (None, None),
     "cmpstore": (lambda old, x, expected: np.where(old == expected, x, old), None),
     "mskor": (lambda old, mask, x: (old & ~mask) | x, None),
 }
@@ -71,6 +74,12 @@ NAMES = {
        if rtn or op != "storexchg"},
 }  # fmt: skip
 
+#: of those that are more than a copy, for C: kind of the result, kinds of sources, function
+FUNCTIONS = {
+    f"atomic_{op}_{kind}": (kind, (kind,) * (3 if op in _TWO_SOURCES else 2), _OPERATIONS[op][0])
+    for table in (_GLOBAL, _LDS) for op, kinds in table.items() for kind in kinds
+    if _OPERATIONS[op][0] is not None
+}  # fmt: skip
 COUNTED = {"ds_append", "ds_consume"}
 
 
@@ -99,9 +108,9 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
             base = ops[2] if space == "global" else Operand("off")
             locate = addressing.locate_global(ins, [address, base], size, True, spaces.arena)
     first = data.index
-    second = None
+    given = [first]
     if op in _TWO_SOURCES:
-        second = ops[2].index if space == "ds" else first + words
+        given.append(ops[2].index if space == "ds" else first + words)
     function, ufunc = _OPERATIONS[op]
     bits = registers("v", target.index, words) if returns else 0
 
@@ -116,10 +125,9 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
         def run(g: Waves):
             at, inside, _ = locate(g)
             places = at // size
-            x = operand(g, first, inside)
-            y = x if second is None else operand(g, second, inside)
+            values = [operand(g, register, inside) for register in given]
             _order(g, memory, at, inside, size)
-            old = _apply(memory.bytes.view(dtype), places, x, y, function, ufunc, returns)
+            old = _apply(memory.bytes.view(dtype), places, values, function, ufunc, returns)
             if returns:
                 result = old.view(np.uint32).reshape(-1, words).T
                 if inside is not None:
@@ -130,7 +138,18 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
                     g.VF[target.index + i][g.lanes] = result[i]
             issue_all(g, counters, issued)
 
-        return run
+        if len(counters) > 1:
+            return run
+        rest = [address] if space == "ds" else ops[1:] if space == "buffer" else [address, ops[2]]
+        form = Form(
+            "" if function is None else f"atomic_{op}_{kind}", function, f"b{8 * size}",
+            replace(target, count=words) if returns else None,
+            (*addressing.sources(ins, rest, 2),
+             *((Operand("v", register), f"b{8 * size}") for register in given)),
+            shape="atomic",
+            access=addressing.access(ins, rest) | {"size": size, "words": words},
+        )  # fmt: skip
+        return executes(run, form, issues=(counters[0], issued), orders=ordered)
 
     if space in ("global", "buffer"):
         return on(spaces.arena, locate, counters[:1])
@@ -150,7 +169,12 @@ def _order(g: Waves, memory, at, inside, size: int) -> None:
     if not memory.checked:
         return
     marks = g.lane_array(g.tags)
-    memory.track_atomic(at, size, marks if inside is None else marks[inside])
+    ordered(g, memory, at, size, marks if inside is None else marks[inside])
+
+
+def ordered(g: Waves, memory, at, size: int, marks) -> None:
+    """Notes for the race checks what an atomic at these offsets orders."""
+    memory.track_atomic(at, size, marks)
     if memory.order is not None:
         # the waves' accesses after it are not ordered by it
         at_release(g)
@@ -178,26 +202,27 @@ def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
         old = np.zeros(g.n, np.uint32)
         count = g.mask.sum(axis=1)[waves] * sign
         old[waves] = _apply(
-            spaces.lds.bytes.view(np.uint32), at[first] // 4, count.astype(np.uint32), first,
-            lambda held, x, _: held + x, None, True)  # fmt: skip
+            spaces.lds.bytes.view(np.uint32), at[first] // 4, [count.astype(np.uint32)],
+            lambda held, x: held + x, None, True)  # fmt: skip
         g.VF[target][g.lanes] = old[wave]
         issue(g, LGKM, issued)
 
     return run
 
 
-def _apply(cells, places, x, y, function, ufunc, returns):
+def _apply(cells, places, data, function, ufunc, returns):
     """One lane after the other, as far as they share a cell. Gives what each lane found there."""
     if ufunc is not None and not returns:
-        ufunc.at(cells, places, x)
+        ufunc.at(cells, places, data[0])
         return None
-    old = np.zeros_like(x)
+    old = np.zeros_like(data[0])
     left = np.arange(len(places))
     while len(left):
         _, first = np.unique(places[left], return_index=True)
         now = left[first]
         held = cells[places[now]]
         old[now] = held
-        cells[places[now]] = function(held, x[now], y[now])
+        more = [x[now] for x in data]
+        cells[places[now]] = function(held, *more) if function else more[0]
         left = np.delete(left, first)
     return old

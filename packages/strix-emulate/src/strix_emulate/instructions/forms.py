@@ -37,20 +37,24 @@ class Form:
 class Executable:
     """What C needs to execute a step in numpy's place: forms, or None if it cannot.
 
-    issues: the wait counter that counts it, and the entry; waits: it is a wait.
+    issues: the wait counter that counts it, and the entry; waits: it is a wait. orders: notes what
+    it orders for the race checks, given waves, memory, offsets, bytes and tags.
     """
 
     forms: tuple[Form, ...] | None = None
     issues: tuple[int, Any] | None = None
     waits: bool = False
+    orders: Callable | None = None
 
 
 _EXECUTABLE = "executable"
 
 
-def executes(run: Callable, *forms: Form, issues=None, waits: bool = False) -> Callable:
+def executes(
+    run: Callable, *forms: Form, issues=None, waits: bool = False, orders: Callable | None = None
+) -> Callable:
     """Notes at a function on Waves what does the same in C."""
-    setattr(run, _EXECUTABLE, Executable(forms, issues, waits))
+    setattr(run, _EXECUTABLE, Executable(forms, issues, waits, orders))
     return run
 
 

@@ -11,6 +11,7 @@ from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics
 from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.memory import addressing
 from strix_emulate.memory.addressing import (
     Spaces,
     in_apertures,
@@ -198,25 +199,26 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     else:
         loads = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
         run, issues = _load(ins, loads, memory, size, words, how, (counter,))
-    if "glc" in ins.modifiers:
-        return run
     rest = [address] if space == "ds" else rest
     constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
-    access = {"memory": _SPACES[space], "size": size, "words": words,
-              "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
-              "extended": int("sign" in how)}  # fmt: skip
-    if space == "buffer":
-        index, resource, base = rest
-        access["resource"] = 1 + resource.index
-        rest = [index if "offen" in ins.modifiers else Operand("off"), base]
+    acquires = not write and "glc" in ins.modifiers
+    access = addressing.access(ins, rest) | {
+        "size": size, "words": words, "acquires": int(acquires),
+        "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
+        "extended": int("sign" in how)}  # fmt: skip
     forms = [
         Form("", None, "b32",
              data[i] if write else replace(data[0], index=data[0].index + i * words, half=""),
-             _address_sources(space, rest), shape="store" if write else "load",
+             addressing.sources(ins, rest), shape="store" if write else "load",
              access=access | {"offset": constant})
         for i, constant in enumerate(constants)
     ]  # fmt: skip
-    return executes(run, *forms, issues=issues)
+    return executes(run, *forms, issues=issues, orders=acquired if acquires else None)
+
+
+def acquired(_g: Waves, memory, at, size: int, marks) -> None:
+    """Notes for the race checks what a load with GLC at these offsets orders."""
+    memory.track_acquire(at, size, marks)
 
 
 def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Spaces) -> Callable:
@@ -238,17 +240,7 @@ def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Space
     )  # fmt: skip
 
 
-_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
 _HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
-
-
-def _address_sources(space: str, operands) -> tuple[tuple[Operand, str], ...]:
-    """What is added to the constant offset."""
-    if space == "global":
-        first, base = operands
-        return ((first, "u64"),) if base.kind == "off" else ((base, "u64"), (first, "u32"))
-    zero = Operand("const", text="0")
-    return tuple((zero if op.kind == "off" else op, "u32") for op in operands)
 
 
 def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:

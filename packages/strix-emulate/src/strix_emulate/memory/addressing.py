@@ -28,6 +28,31 @@ class Spaces:
     clock: Callable[[], int] = lambda: 0
 
 
+_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
+
+
+def access(ins: Instruction, operands) -> dict:
+    """For C: the memory of an access, and its buffer resource."""
+    space = ins.name.split("_")[0]
+    found = {"memory": _SPACES[space], "offset": ins.modifiers.get("offset", 0)}
+    if space == "buffer":
+        found["resource"] = 1 + operands[1].index
+    return found
+
+
+def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, str], ...]:
+    """For C: what is added to the constant offset; least: of so many operands."""
+    space, zero = ins.name.split("_")[0], Operand("const", text="0")
+    if space == "buffer":
+        index, _, base = operands
+        operands = [index if "offen" in ins.modifiers else zero, base]
+    found = [(zero if op.kind == "off" else op, "u32") for op in operands]
+    if space == "global":
+        first, base = operands
+        found = [(first, "u64")] if base.kind == "off" else [(base, "u64"), (first, "u32")]
+    return (*found, *[(zero, "u32")] * (least - len(found)))
+
+
 def global_address(ins: Instruction, address: Operand, base: Operand) -> Callable:
     """A function of waves: the addresses of a global access, uint64, one for each active lane."""
     constant = np.int64(ins.modifiers.get("offset", 0)).astype(np.uint64)

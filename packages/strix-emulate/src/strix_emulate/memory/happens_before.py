@@ -96,34 +96,42 @@ class Order:
 
     def _work_off(self) -> None:
         events, self._events = self._events, []
+        merge = _Merge()
         for memory, cells, marks, written, releases in events:
             if cells is None:
-                self._meet(marks.tolist())
+                self._meet(marks.tolist(), merge)
                 continue
+            last: tuple = (0, 0)
+            seen = kept = _NOTHING
             for cell, mark, writer in dict.fromkeys(
                 zip(cells.tolist(), marks.tolist(), written.tolist(), strict=True)
             ):
-                known = self._known.setdefault(who(mark), {})
-                place = (memory, cell)
-                _merge(known, self._released.get(place, {}))
+                place, wave = (memory, cell), who(mark)
+                found = self._released.get(place, _NOTHING)
+                if found is seen and (mark, writer) == last:
+                    # nothing new for the wave, as in most lanes
+                    if releases:
+                        self._released[place] = kept
+                    continue
+                last, seen = (mark, writer), found
+                known = merge(self._known.get(wave, _NOTHING), found)
                 if writer and writer & 0xFF != SEVERAL:
-                    _merge(known, self._known.get(who(writer), {}))
-                    _merge(known, _own(writer))
+                    known = merge(known, self._known.get(who(writer), _NOTHING))
+                    known = merge(known, merge.own(writer))
+                self._known[wave] = known
                 if releases:
-                    kept = self._released.setdefault(place, {})
-                    _merge(kept, known)
-                    _merge(kept, _own(mark))
+                    self._released[place] = kept = merge(known, merge.own(mark))
 
-    def _meet(self, marks: list[int]) -> None:
+    def _meet(self, marks: list[int], merge: "_Merge") -> None:
         groups: dict[int, list[int]] = {}
         for mark in marks:
             groups.setdefault(mark >> WORKGROUP, []).append(who(mark))
         for waves in groups.values():
-            everything: dict[int, int] = {}
+            everything = _NOTHING
             for wave in waves:
-                _merge(everything, self._known.get(wave, {}))
+                everything = merge(everything, self._known.get(wave, _NOTHING))
             if everything:
-                self._known |= {wave: dict(everything) for wave in waves}
+                self._known |= dict.fromkeys(waves, everything)
 
 
 def _workgroup(tag: int) -> int:
@@ -131,12 +139,26 @@ def _workgroup(tag: int) -> int:
     return -(tag >> WORKGROUP)
 
 
-def _own(mark: int) -> dict[int, int]:
-    """What a wave with this tag did itself: its clock, and its workgroup's barriers."""
-    return {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
+_NOTHING: dict[int, int] = {}
 
 
-def _merge(into: dict[int, int], other: dict[int, int]) -> None:
-    for wave, clock in other.items():
-        if into.get(wave, -1) < clock:
-            into[wave] = clock
+class _Merge:
+    """The later clocks of two dicts, which are never changed: what two of them give is kept."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[dict, dict, dict]] = {}
+        self._own: dict[int, dict[int, int]] = {}
+
+    def own(self, mark: int) -> dict[int, int]:
+        """What a wave with this tag did itself: its clock, and its workgroup's barriers."""
+        if mark not in self._own:
+            self._own[mark] = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
+        return self._own[mark]
+
+    def __call__(self, a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+        key = id(a), id(b)
+        if key not in self._found:
+            later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
+            # with both, so that no other dict gets one of these numbers
+            self._found[key] = a, b, a | later if later else a
+        return self._found[key][2]

@@ -29,7 +29,7 @@ typedef struct {
   int32_t form, results, sources, after, write_exec, step;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
-      resource;
+      resource, acquires;
   uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
   Operand target, flag, source[4];
@@ -37,7 +37,7 @@ typedef struct {
 // clang-format off
 enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
        WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE,
-       WMMA_HALF, WMMA_IU8, PERMLANE64 };
+       WMMA_HALF, WMMA_IU8, PERMLANE64, ATOMIC };
 // clang-format on
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
@@ -385,6 +385,9 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
       break;
     case STORE_:
       if (store(w, o, log)) return i;
+      break;
+    case ATOMIC:
+      if (atomic(w, o, log)) return i;
       break;
     case LOAD_SCALAR:
       if (load_scalar(w, o)) return i;

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from strix_emulate.arithmetic import mode_register, operations, scalars, subdword, translate
+from strix_emulate.instructions import atomics
 from strix_emulate.native import library
 
 LEVELS = (2, 3, 4)
@@ -35,7 +36,7 @@ def dtype(kind: str) -> np.dtype:
 
 def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
     """All that the tables hold: name, kind of the result, kinds of sources, function, flags."""
-    for table in (operations.TABLE, scalars.PLAIN):
+    for table in (operations.TABLE, scalars.PLAIN, atomics.FUNCTIONS):
         for name, (kind, kinds, function) in table.items():
             if kind != "h16":
                 yield name, kind, kinds, function, False

@@ -25,7 +25,7 @@ SHAPES = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
     "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
-    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18,
+    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18, "atomic": 19,
 }  # fmt: skip
 #: by level of x86-64: some of what only processors of that level have
 LEVELS = {
@@ -35,6 +35,7 @@ LEVELS = {
 SOURCES = (
     "native/emulate.c", "native/numbers.h", "native/memory.h", "native/matrix.h",
     "native/library.py", "native/generate.py", "instructions/forms.py",
+    "instructions/atomics.py",
     *(f"arithmetic/{name}.py" for name in (
         "translate", "operations", "subdword", "doubles", "floats", "scalars", "mode_register",
     )),
@@ -59,7 +60,7 @@ class COp(ctypes.Structure):
         ("function", _P), *_fields(_I, "form results sources after write_exec step"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
-        *_fields(_I, "size words offset half extended memory highest resource"),
+        *_fields(_I, "size words offset half extended memory highest resource acquires"),
         ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
         ("lanes", ctypes.c_uint8 * 32),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),

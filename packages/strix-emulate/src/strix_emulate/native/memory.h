@@ -170,7 +170,7 @@ static int load(State *w, const Op *o, int64_t *log) {
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
-  if (m->written && changing) {
+  if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict, ordered = (int)w->ordered;
     const int64_t count = cells(m, o->size);
     for (long l = 0; l < n; l++) {
@@ -267,5 +267,35 @@ static int store(State *w, const Op *o, int64_t *log) {
     }
   }
   if (log) keep(w, at, log, changing);
+  return 0;
+}
+
+// Lanes one after the other. What it orders is noted in Python, which stops the run behind it.
+static int atomic(State *w, const Op *o, int64_t *log) {
+  const Memory *m = &w->memory[o->memory];
+  const long n = lanes(w) * w->n;
+  int64_t *at = (int64_t *)w->spare[0];
+  int changing = 0;
+  if (locate(w, o, at, 1, &changing)) return 1;
+  const uint32_t *data[2] = {0, (const uint32_t *)w->spare[3]};
+  for (int i = 2; i < o->sources; i++)
+    data[i - 2] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));
+  uint32_t *row = o->target.file ? w->v + o->target.index * n : 0;
+  for (long l = 0; l < n; l++) {
+    if (at[l] == IDLE) continue;
+    uint32_t old[2] = {0, 0}, new[2];
+    if (at[l] != OUT) {
+      uint8_t *cell = m->bytes + at[l] / o->size * o->size;
+      memcpy(old, cell, o->size);
+      memcpy(new, data[0] + l * o->words, o->size);
+      if (o->function) {
+        uint32_t copy[2] = {new[0], new[1]};
+        o->function((void *[]){new, old, copy, (void *)(data[1] + l * o->words)}, 1);
+      }
+      memcpy(cell, new, o->size);
+    }
+    for (int i = 0; row && i < o->words; i++) row[i * n + l] = old[i];
+  }
+  if (log) keep(w, at, log, 1);
   return 0;
 }

@@ -157,12 +157,10 @@ class Session:
             g.exec_changed()
         return done
 
-    def touch(self, g: Waves, log: int, op: native.COp) -> Touch | None:
+    def touch(self, g: Waves, log: int, op: native.COp) -> Touch:
         """What a load or store noted there."""
         at = log * (1 + 2 * g.width * g.n)
         count = int(self._log[at])
-        if not count:
-            return None
         offsets, tags = self._log[at + 1 : at + 1 + 2 * count].reshape(-1, 2).T.copy()
         memory, stores = self.memories[op.memory], op.form == native.SHAPES["store"]
         return Touch(memory, offsets, tags, op.size, stores)
@@ -177,7 +175,8 @@ class Plan:
 
     queues: the entries that are left; the place of each says whether it was there before, and its
     number in its queue, or else that of the step that issued it. kept, array: for each operation
-    the log of what it touches, or -1; logs: those of each step.
+    the log of what it touches, or -1; logs: those of each step. ordering: the log of a last step
+    that orders others, or -1.
     """
 
     queues: list[list[waits.Outstanding]]
@@ -185,11 +184,12 @@ class Plan:
     kept: int
     logs: dict[int, list[int]]
     logged: int
+    ordering: int
     array: object
 
 
 class Run:
-    """Steps in a row that C executes."""
+    """Steps in a row that C executes; only the last one may order what other waves do."""
 
     def __init__(self, session: Session, steps: list[Step], ops: list[list[native.COp]]):
         self.session: Any = session  # None between launches
@@ -203,6 +203,7 @@ class Run:
         for number, part in enumerate(ops):
             for i in range(self.starts[number], self.starts[number] + len(part)):
                 self.ops[i].step = number
+        self._orders: Any = steps[-1].known.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
@@ -249,14 +250,21 @@ class Run:
         logs: dict[int, list[int]] = {}
         logged = 0
         kept = (ctypes.c_int32 * len(self.ops))(*[-1] * len(self.ops))
+        ordering = -1
+        if self._orders:
+            kept[len(self.ops) - 1] = ordering = 0
+            logs[len(self.steps) - 1] = []
+            logged = 1
         for queue in queues:
             for entry in queue:
                 is_old, number = entry.place
-                for op in () if is_old else range(self.starts[number], self.starts[number + 1]):
+                if is_old or number in logs:
+                    continue
+                for op in range(self.starts[number], self.starts[number + 1]):
                     kept[op] = logged
                     logs.setdefault(number, []).append(logged)
                     logged += 1
-        return Plan(queues, ghost.pending, ctypes.addressof(kept), logs, logged, kept)
+        return Plan(queues, ghost.pending, ctypes.addressof(kept), logs, logged, ordering, kept)
 
     def _leave(self, g: Waves, plan: Plan) -> None:
         for old, left in zip(g.queues, plan.queues, strict=True):
@@ -267,13 +275,16 @@ class Run:
                     mine = old[number]
                     queue.append(mine if mine.who is entry.who else mine.of(entry.who))
                     continue
-                logs, first = plan.logs[number], self.starts[number]
+                logs, first = plan.logs.get(number, []), self.starts[number]
                 touches = [
                     self.session.touch(g, x, self.ops[first + i]) for i, x in enumerate(logs)
                 ]
-                queue.append(entry.touching(tuple(t for t in touches if t is not None)))
+                queue.append(entry.touching(tuple(t for t in touches if len(t.at))))
             old[:] = queue
         g.pending = plan.pending
+        if plan.ordering >= 0:
+            last = self.session.touch(g, plan.ordering, self.ops[len(self.ops) - 1])
+            self._orders(g, last.memory, last.at, last.size, last.marks)
 
 
 def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
@@ -297,5 +308,7 @@ def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
             found.append(step)
         else:
             waiting.append((step, ops))
+            if step.known.executable.orders:
+                close()
     close()
     return found
