@@ -40,8 +40,13 @@ LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
 # What these records hold for a Python, but not beside the rest; not counted as solved either:
-# for 3.13 sentencepiece has an older protobuf, and tiktoken is for others alone
-APART = {"python 3.13.* *_cp313": {"vllm": {"sentencepiece", "tiktoken"}}}
+# for 3.13 sentencepiece has an older protobuf, and tiktoken, and regex as transformers 5 wants it,
+# are for others alone
+APART = {
+    "python 3.13.* *_cp313": {
+        "vllm": {"sentencepiece", "tiktoken"}, "flash-linear-attention": {"transformers"}
+    }
+}  # fmt: skip
 # rattler-build makes such a number of track_features of it
 DOWN = "down_prioritize_variant"
 MACHINE = {"__unix": "0", "__linux": "6.18", "__glibc": "2.39", "__archspec": "1"}
