@@ -24,7 +24,7 @@ from forge.envs import cache
 
 # What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
 RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate", "triton")
-# Outputs of these that no stack asks for, and the host base builds and tests: C, for half a minute.
+# Outputs of these that the host base builds and tests: C, for half a minute. The stand-in has them.
 OPTIONAL = ("strix-emulate-hip", "strix-emulate-native")
 # Of their tests these remain: the long ones run when they are built on the host base, and here what
 # was installed is checked.

