@@ -2,9 +2,10 @@
 """A LoRA of a tiny random Llama on this machine's GPU, against float64 on the CPU.
 
 trl's trainer takes twenty steps with transformers' model, peft's adapters, torch's AdamW and each
-attention that is here, with Liger's kernels and without. The loss and the gradient's norm of each
-step must be those of the same model, adapters and optimiser as they are written out below. No
-weights are downloaded. Exit status: 0 all right, 1 a wrong number, 3 nothing but the CPU was there.
+attention that is here, with Liger's kernels and without, and with weights that bitsandbytes keeps
+in four bits. The loss and the gradient's norm of each step must be those of the same model,
+adapters and optimiser as they are written out below. No weights are downloaded. Exit status: 0 all
+right, 1 a wrong number, 3 nothing but the CPU was there.
 """
 
 import argparse
@@ -26,22 +27,29 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
+    BitsAndBytesConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     PrinterCallback,
 )
-from transformers.utils import logging
+from transformers.utils import is_bitsandbytes_available, logging
 from trl import SFTConfig, SFTTrainer
 
 STEPS, RATE, BETAS, DECAY, NORM = 20, 5e-3, (0.9, 0.95), 0.01, 0.5
 RANK, ALPHA = 8, 16
 VOCABULARY, HIDDEN, HEAD, HEADS, KEYS, LAYERS, INNER = 96, 128, 64, 2, 1, 2, 192
 THETA, EPSILON = 10000.0, 1e-5
+#: QLoRA's numbers, of which each weight is one, times the largest of its block of 64.
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635]
+NF4 += [-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725]
+NF4 += [0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941]
+NF4 += [0.7229568362236023, 1.0]
 #: By how much of what is right a loss and a norm may be off, at the step that is the furthest off.
 #: Correct runs on the CPU came to 3e-7 and 6e-7 in float32, 3e-3 and 7e-3 in bfloat16;
 #: transformers 4 rounds a loss to four places, which made 4e-5 of it.
 BOUNDS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (1e-2, 3e-2)}
+FLASH = "flash_attention_2"
 Curve = list[tuple[float, float]]
 Weights = dict[str, Tensor]
 
@@ -159,12 +167,36 @@ def loss_of(weights: Weights, adapters: Weights, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def adapted(weights: Weights, adapters: Weights, dtype: torch.dtype, attention: str) -> PeftModel:
+def rounded(weights: Weights) -> Weights:
+    """The weights that four bits leave of them: those of the layers' matrices are NF4."""
+    table = torch.tensor(NF4, dtype=torch.float64)
+
+    def nearest(weight: Tensor) -> Tensor:
+        blocks = weight.reshape(-1, 64)
+        largest = blocks.abs().amax(1, keepdim=True)
+        codes = (blocks / largest)[..., None].sub(table).abs().argmin(-1)
+        return (table[codes] * largest).view_as(weight)
+
+    return {n: nearest(x) if n.endswith("_proj.weight") else x for n, x in weights.items()}
+
+
+def in_four_bits(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:
+    """The model as transformers reads it with bitsandbytes, in its own type otherwise."""
+    dtype = model.dtype
+    four = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return LlamaForCausalLM.from_pretrained(
+            folder, dtype=dtype, quantization_config=four, device_map={"": device}
+        )
+
+
+def adapted(model: LlamaForCausalLM, adapters: Weights) -> PeftModel:
     """transformers' model with peft's adapters, with these numbers in them."""
-    model = LlamaForCausalLM(config(attention))
-    model.load_state_dict(weights)
     lora = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model.to(dtype), lora)
+    model = get_peft_model(model, lora)
     own = {name: value for name, value in model.named_parameters() if "lora_" in name}
     with torch.no_grad():
         for name, value in adapters.items():
@@ -234,19 +266,25 @@ def errors(got: Curve, want: Curve) -> tuple[float, float]:
 def results(device: str) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
     """What was computed how, the errors, and their bounds."""
     weights, adapters, tokens = draw()
-    want = reference(weights, adapters, tokens)
-    kinds = [("sdpa", False)]
+    want = {False: reference(weights, adapters, tokens)}
+    kinds = [("sdpa", False, False)]
+    if is_bitsandbytes_available():
+        want[True] = reference(rounded(weights), adapters, tokens)
+        kinds += [("sdpa", False, True)]
     if device == "cuda":
         # Liger stays in transformers' classes: what goes without it comes first
-        kinds += [("flash_attention_2", False), ("sdpa", True), ("flash_attention_2", True)]
-    for attention, liger in kinds:
+        kinds += [(f, liger, False) for liger, f in ((False, FLASH), (True, "sdpa"), (True, FLASH))]
+    for attention, liger, four in kinds:
         for dtype, bounds in BOUNDS.items():
-            if attention.startswith("flash") and dtype == torch.float32:
-                continue  # which it does not take
-            model = adapted(weights, adapters, dtype, attention)
+            if dtype == torch.float32 and (attention == FLASH or four):
+                continue  # which flash-attn does not take, and for four bits trl makes bfloat16
+            model = LlamaForCausalLM(config(attention))
+            model.load_state_dict(weights)
+            model = model.to(dtype)
+            model = adapted(in_four_bits(model, device) if four else model, adapters)
             kind = str(dtype).removeprefix("torch.")
-            what = f"{kind}, {attention}{', Liger' if liger else ''}"
-            yield what, errors(trained(model, tokens, device, liger), want), bounds
+            what = f"{kind}, {attention}{', Liger' if liger else ''}{', NF4' if four else ''}"
+            yield what, errors(trained(model, tokens, device, liger), want[four]), bounds
 
 
 def main() -> int:
@@ -256,6 +294,7 @@ def main() -> int:
     asked = parser.parse_args().device
     warnings.simplefilter("ignore", FutureWarning)  # between trl and transformers
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     datasets_logging.disable_progress_bar()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
     wrong = 0
@@ -267,6 +306,8 @@ def main() -> int:
             f"{'right' if right else 'WRONG'}  {what}: loss off by {loss:.1e}, at most {most:.0e};"
             f" gradient by {norm:.1e}, at most {widest:.0e}"
         )
+    if not is_bitsandbytes_available():
+        print("SKIPPED  NF4: bitsandbytes is not installed")
     if asked == "auto" and device == "cpu":
         print("torch sees no GPU: only the CPU was checked. `pixi run doctor` says why")
         return 1 if wrong else 3

@@ -51,6 +51,8 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
     check = install("finetune", built)
     done = forge("run", "finetune", "--", "python", check, "--device", "cpu", root=built)
     assert done.count("right  ") == 2 and "WRONG" not in done
+    # the host base has none; evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
+    assert "SKIPPED  NF4: bitsandbytes is not installed" in done
     faults = CHECKOUT / "tests" / "support" / "finetune_faults.py"
     words = ("run", "finetune", "--", "python", str(faults), str(Path(check).parent), str(tmp_path))
     found = json.loads(forge(*words, root=built).splitlines()[-1])

@@ -2,7 +2,8 @@
 """Faults planted in the training that the finetune stack's check looks at, and its recipe's input.
 
 Runs in that stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last line that it prints
-is JSON: the check's exit status for each fault, and what the recipe said of each input.
+is JSON: the check's exit status for each fault, of four bits as well where bitsandbytes is
+installed, and what the recipe said of each input.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from peft import AutoPeftModelForCausalLM  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+from transformers.utils import is_bitsandbytes_available  # noqa: E402
 from trl import SFTTrainer  # noqa: E402
 
 sdpa = functional.scaled_dot_product_attention
@@ -108,6 +110,40 @@ def checked() -> dict[str, int]:
     return found
 
 
+def with_table(table: list[float], size: int = 64) -> Callable[[check.Weights], check.Weights]:
+    """check.rounded with other numbers, or blocks of another size."""
+    numbers = torch.tensor(table, dtype=torch.float64)
+
+    def nearest(weight: torch.Tensor) -> torch.Tensor:
+        blocks = weight.reshape(-1, size)
+        largest = blocks.abs().amax(1, keepdim=True)
+        codes = (blocks / largest)[..., None].sub(numbers).abs().argmin(-1)
+        return (numbers[codes] * largest).view_as(weight)
+
+    return lambda weights: {
+        n: nearest(x) if n.endswith("_proj.weight") else x for n, x in weights.items()
+    }
+
+
+FP4 = [sign * x / 192 for x in (0, 1, 128, 192, 64, 96, 32, 48) for sign in (1, -1)]
+FOUR_BITS = {
+    "none": check.rounded,
+    "not rounded": lambda weights: weights,
+    "blocks of 128": with_table(check.NF4, 128),
+    "FP4": with_table(FP4),
+    "scale": with_table([1.01 * x for x in check.NF4]),
+}
+
+
+def checked_in_four_bits() -> dict[str, int]:
+    """The exit status for each fault of the weights that the reference has."""
+    found = {}
+    for name, weights in FOUR_BITS.items():
+        with patch.object(check, "rounded", weights):
+            found[name] = status()
+    return found
+
+
 def model(folder: Path) -> None:
     """A tiny Llama with a tokenizer of bytes, as transformers saves them."""
     torch.manual_seed(0)
@@ -144,7 +180,10 @@ def recipe() -> dict[str, str]:
     found["adapters"] = f"{sum(learned)} of {len(learned)}"
     found["no model"] = told(SCRATCH)
     found["no data"] = told(there, SCRATCH / "none.jsonl")
-    found["no bitsandbytes"] = told(there, "--four-bit")
+    with patch.object(example, "is_bitsandbytes_available", lambda: False):
+        found["no bitsandbytes"] = told(there, "--four-bit")
+    if is_bitsandbytes_available():
+        found["four bits"] = told(there, "-o", SCRATCH / "four", "--four-bit", *quick)
     found["no number"] = told(there, "-o", out, "--rate", "inf")
     for name, text in {
         "empty": "",
@@ -159,4 +198,5 @@ def recipe() -> dict[str, str]:
     return found
 
 
-print(json.dumps({"check": checked(), "recipe": recipe()}))
+four_bits = checked_in_four_bits() if is_bitsandbytes_available() else {}
+print(json.dumps({"check": checked(), "four bits": four_bits, "recipe": recipe()}))
