@@ -25,6 +25,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# what strix-validate models says of diffusers, by diffusers' own names
+CHOICES = """
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from strix_validate.models.table import rows
+default, asked = (row.chosen for row in rows() if row.of.startswith("attention, "))
+own = _AttentionBackendRegistry.get_active_backend()[0].value
+print("as diffusers has them", default == own, asked in [x.value for x in AttentionBackendName])
+"""
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
@@ -45,6 +55,8 @@ def test_diffusion(built: Path) -> None:
     words = ("run", "diffusion", "--", "python", "-c", WRONG_SCALE, check)
     wrong = forge(*words, code=1, root=built)
     assert "WRONG  U-Net, float32" in wrong
+    said = forge("run", "diffusion", "--", "python", "-c", CHOICES, root=built)
+    assert "as diffusers has them True True" in said
 
 
 def test_finetune(built: Path, tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ import typer
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, memory_of
-from strix_validate.models import memory, table
+from strix_validate.models import diffusion, memory, table
 from strix_validate.models.table import NoModel, Row
 from strix_validate.terminal import Json, VllmOption
+
+#: What says what a model is: for vLLM, and for diffusers.
+FILES = ("config.json", diffusion.INDEX)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Answer:
 
 
 def find(model: str) -> Path:
-    """The config.json of a folder, of a file, or of a model that Hugging Face's cache holds.
+    """The config.json or model_index.json of a folder, or of a model in Hugging Face's cache.
 
     Raises:
         NoModel: there is none; the message says how to get it. Nothing is downloaded.
@@ -45,18 +48,19 @@ def find(model: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return path / "config.json"
-        raise NoModel(f"{model} has no config.json: name the folder of a model")
+        if found := [path / name for name in FILES if (path / name).is_file()]:
+            return found[0]
+        raise NoModel(f"{model} has no {' and no '.join(FILES)}: name the folder of a model")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
         cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
-        if found := sorted(cached.glob("*/config.json")):
+        if found := [file for name in FILES for file in sorted(cached.glob(f"*/{name}"))]:
             return found[-1]
         raise NoModel(
             f"{model} is not on this machine, and nothing is downloaded here: hf download {model} "
-            f"config.json model.safetensors.index.json (for a gated model, accept its licence on "
-            f"its page and run hf auth login first), then run this again"
+            f"config.json model.safetensors.index.json (of a pipeline for images, all files; for a "
+            f"gated model, accept its licence on its page and run hf auth login first), then run "
+            f"this again"
         )
     raise NoModel(f"{model} is no file, no folder and no name such as Qwen/Qwen3-8B")
 
@@ -144,7 +148,7 @@ def as_dict(found: Answer) -> Mapping:
 
 def models(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, a config.json, or OWNER/NAME.")
+        str, typer.Argument(metavar="MODEL", help="A folder, its config.json, or OWNER/NAME.")
     ],
     as_json: Json = False,
     vllm_source: VllmOption = None,
@@ -152,14 +156,19 @@ def models(
     """Say whether a model runs: vLLM's backends and kernels, how far each is proven, and memory.
 
     Reads config.json alone and downloads nothing. Where vLLM is installed, its own code chooses, on
-    a made-up gfx1151; elsewhere a table does that was compared with it. Exit status 1: vLLM
-    refuses the model.
+    a made-up gfx1151; elsewhere a table does that was compared with it. Of a folder for diffusers
+    (model_index.json) it says the same of diffusers. Exit status 1: vLLM refuses the model.
     """
     from importlib.util import find_spec
 
     try:
         file = find(model)
         config = read(file)
+        if file.name == diffusion.INDEX:
+            pipeline = diffusion.answer(config, file.parent)
+            said = diffusion.describe(model, pipeline, Tree())
+            typer.echo(json.dumps(diffusion.as_dict(pipeline), indent=1) if as_json else said)
+            return
         source = vllm_source
         if source or find_spec("vllm"):
             from strix_validate.vllm import source as vllm

@@ -16,8 +16,9 @@ _TITLES = {
     "encoder": "Encoders of images and sound",
     "linear": "Linear layers, by format",
     "experts": "Experts, by format",
+    "images": "Images, by diffusers",
 }
-_HEAD = ("of", "vLLM's choice", "proven")
+_HEAD = ("of", "choice", "proven")
 _TEXT = """\
 # Which models run
 
@@ -30,11 +31,18 @@ without memory, on a made-up gfx1151. Elsewhere the table answers, which was
 [compared](../evidence/2026-11-23-models.md) with vLLM {version} and the recipe's patches.
 
 How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against
-float64; *emulated*: the compiled code executed on a CPU, against float64; *HIP compiled by hand*:
-vLLM 0.32.0's [HIP files](../evidence/2026-11-21-vllm-hip.md), never executed. A proof covers what
+float64; *emulated*: the compiled code executed on a CPU, against float64; *emulated by hand*: the
+same of HIP code of [vLLM](../evidence/2026-11-23-vllm-by-hand.md) and
+[torch](../evidence/2026-11-23-torch-by-hand.md) that was compiled by hand. A proof covers what
 the [checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
 
-## What vLLM chooses
+Of a folder in diffusers' layout (`model_index.json`: Stable Diffusion, Flux and others),
+`strix-validate models` counts the weights of its files in bfloat16, as the
+[stack](../stacks/diffusion/README.md) loads them; `native` is torch's SDPA, `flash` flash-attn. The
+decoder, whose one head has 512 lanes, takes SDPA in either case. The stack's `check` has a U-Net, a
+transformer and a decoder.
+
+## What is chosen
 """
 _MEMORY = """\
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM chooses on gfx1151, as a table: the rows of a config.json, how far each is proven."""
+"""What vLLM and diffusers choose on gfx1151: a table's rows, and how far each is proven."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-#: What a check proves by the start of its id; `gemm/` proves something on a GPU alone.
+#: What a check proves by the start of its id; gemm, sdpa and conv prove something on a GPU alone.
 PROVES = {
     "kernels": "compiled",
     "attention": "interpreted",
@@ -24,7 +24,7 @@ class NoModel(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """A part of a model, and what vLLM chooses for it, or the words in which it refuses."""
+    """A part of a model, and what is chosen for it, or the words in which vLLM refuses."""
 
     part: str
     of: str
@@ -42,7 +42,7 @@ class Row:
         tiers = {check.partition("/")[0] for check in self.checks}
         levels = list(dict.fromkeys(level for tier, level in PROVES.items() if tier in tiers))
         if self.record:
-            levels.append("HIP compiled by hand")
+            levels.append("emulated by hand")
         return ", ".join(levels) or "not at all"
 
 
