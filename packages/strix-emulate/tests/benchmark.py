@@ -15,7 +15,6 @@ from strix_emulate.api import Buffer, Options, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.native import library as native
-from strix_emulate.run.program import decode_kernel
 
 
 def attention_kernel() -> Kernel:
@@ -28,7 +27,6 @@ def attention_kernel() -> Kernel:
 
 def main(size: int) -> None:
     kernel = attention_kernel()
-    instructions = decode_kernel(kernel)
 
     def best(heads: int, **options) -> tuple[float, float, int]:
         """Of five launches: million wave-instructions per CPU second, and per second; cores."""
@@ -40,7 +38,7 @@ def main(size: int) -> None:
             started = time.perf_counter()
             done = launch(
                 kernel, (-(-size // 64), heads), [*arrays, size, 64**-0.5], threads=128,
-                instructions=instructions, options=Options(**options),
+                options=Options(**options),
             )  # fmt: skip
             seconds = time.perf_counter() - started
             count = done.executed / 1e6

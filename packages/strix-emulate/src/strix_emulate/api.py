@@ -10,7 +10,8 @@ Programs and other packages import from here; all else may change.
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from strix_emulate.code.loader import EM_AMDGPU, MACH_GFX1151, elf_metadata, loa
 from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
 from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
+from strix_emulate.native import library as native
 from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Block, Program, decode_kernel
 
@@ -91,14 +93,18 @@ def launch(
         threads: workgroup size; None is the metadata's maximum.
         lds: bytes of LDS to allocate on top of the kernel's own; None is what the file says.
         reachable: arrays that are no arguments, but that pointers in arguments point to; with host.
-        instructions: the decoded kernel, to avoid decoding again or to run a modified one.
+        instructions: the decoded kernel, to run a modified one.
 
     Raises:
         Trap: the kernel did something forbidden; the message says where.
         EmulatorError: the arguments do not match the kernel.
     """
     options = options or Options()
-    instructions = decode_kernel(kernel) if instructions is None else instructions
+    if instructions is None:
+        library = native.loaded() if options.native else None
+        program = _program(kernel, kernel.image, library, options.off)
+    else:
+        program = Program(instructions)
     kernel = kernel.with_stack(STACK)
     block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
     block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
@@ -110,9 +116,9 @@ def launch(
     # one copy per array, even if several arguments point into it
     given = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
     arrays = {id(a.data): a for a in given}
-    image = b"" if kernel.image is None or not _reads_code(instructions) else kernel.image.data
+    reads_code = kernel.image is not None and _reads_code(program.instructions)
+    image = kernel.image.data if reads_code and kernel.image else b""
     size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + len(image) + 2048
-    program = Program(instructions)
     arena = Arena(size, program.cell, options.checks, options.checks, options.cores > 1)
     arena.whole_words = program.whole_words
     modes: dict[int, set[str]] = {}
@@ -138,9 +144,16 @@ def launch(
             raw = arena.fetch(address, data.nbytes)
             data[...] = raw.view(data.dtype).reshape(data.shape)
     return Launch(
-        kernel, instructions, outcome.executed, seconds, outcome.blocks, outcome.cores,
+        kernel, program.instructions, outcome.executed, seconds,
+        {at: replace(block) for at, block in outcome.blocks.items()}, outcome.cores,
         outcome.one_core, outcome.notes, options.off if options.checks else frozenset(CHECKS),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _program(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
+    """Kept for launches of the same kernel in the same way."""
+    return Program(decode_kernel(kernel))
 
 
 def _reads_code(instructions: list[Instruction]) -> bool:

@@ -26,8 +26,8 @@ class Outstanding:
     """One instruction that a counter counts; never changed.
 
     registers: bits of those that it will write; ordered: whether its counter keeps it in order;
-    who: the waves that issued it, None for all; place: see :class:`runs.Plan`. state: what of it
-    decides what waits do.
+    who: the waves that issued it, None for all; place: see :class:`runs.Plan`. state: a number for
+    what of it decides what waits do.
     """
 
     __slots__ = ("ordered", "place", "registers", "state", "text", "touches", "who")
@@ -38,7 +38,8 @@ class Outstanding:
     ):  # fmt: skip
         self.registers, self.ordered, self.text, self.touches = registers, ordered, text, touches
         self.who, self.place = who, place
-        self.state = (registers, ordered, None if who is None else who.tobytes())
+        state = (registers, ordered, None if who is None else who.tobytes())
+        self.state = _STATES.setdefault(state, len(_STATES))
 
     def of(self, who: np.ndarray | None) -> "Outstanding":
         """The same of other waves."""
@@ -46,11 +47,26 @@ class Outstanding:
 
     def at(self, place: tuple[bool, int] | None) -> "Outstanding":
         """The same at another place."""
-        return Outstanding(self.registers, self.ordered, self.text, self.touches, self.who, place)
+        found = self._twin()
+        found.place = place
+        return found
 
     def touching(self, touches: tuple[Touch, ...]) -> "Outstanding":
         """The same with what it touched."""
-        return Outstanding(self.registers, self.ordered, self.text, touches, self.who, self.place)
+        found = self._twin()
+        found.touches = touches
+        return found
+
+    def _twin(self) -> "Outstanding":
+        # without its state anew: this is done for each access
+        found = Outstanding.__new__(Outstanding)
+        found.registers, found.ordered, found.text = self.registers, self.ordered, self.text
+        found.touches, found.who, found.place = self.touches, self.who, self.place
+        found.state = self.state
+        return found
+
+
+_STATES: dict[tuple, int] = {}
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:

@@ -42,12 +42,10 @@ class Waves:
         "U16",
         "V",
         "VF",
+        "_active",
         "asks",
         "epoch",
-        "full",
-        "lanes",
         "lds_slot",
-        "mask",
         "n",
         "pc",
         "pending",
@@ -90,17 +88,45 @@ class Waves:
         return [getattr(self, name) for name in self.PER_WAVE]
 
     def exec_changed(self):
-        """Derives mask, full and lanes (flat numbers of active lanes) from EXEC."""
-        bits = self.masks(EXEC)
-        self.full = bool((bits == 0xFFFFFFFF).all())
-        self.mask = unpack(bits)
-        self.lanes = slice(None) if self.full else np.flatnonzero(self.mask)
+        """What follows from EXEC is to be derived anew."""
+        self._active = None
+
+    def _derived(self) -> list:
+        if self._active is None:
+            bits = self.masks(EXEC)
+            full, mask = bool((bits == 0xFFFFFFFF).all()), unpack(bits)
+            self._active = [full, mask, slice(None) if full else np.flatnonzero(mask)]
+        return self._active
+
+    @property
+    def full(self) -> bool:
+        """Whether all lanes of all waves are active."""
+        return self._derived()[0]
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Which lanes are active, (n, width)."""
+        return self._derived()[1]
+
+    @property
+    def lanes(self) -> Any:
+        """Flat numbers of the active lanes, or a slice."""
+        return self._derived()[2]
+
+    @lanes.setter
+    def lanes(self, chosen) -> None:
+        self._derived()[2] = chosen
 
     def masks(self, register: int):
         """The lane masks in that scalar register, (n, width / 32) uint32."""
         if self.width == LANES:
             return self.S[register]
         return self.S[register : register + 2, :, 0].T
+
+    def either(self, register: int):
+        """Of each wave, whether any lane is in the mask in that scalar register: not 0."""
+        low = self.S[register, :, 0]
+        return low if self.width == LANES else low | self.S[register + 1, :, 0]
 
     def lane_array(self, values):
         """Per-wave values for the active lanes, flat."""

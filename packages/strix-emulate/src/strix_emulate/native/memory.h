@@ -113,6 +113,40 @@ static inline int resource(const State *w, const Op *o, long wave, uint64_t *bas
 
 enum { IDLE = -1, OUT = -2 };
 
+// The same in vector code, if all lanes lie in the range of the last access, or in LDS; else 0.
+static int locate_near(const State *w, const Op *o, int64_t *at, const void *first,
+                       const uint32_t *second, int write, int *changing) {
+  const Memory *m = &w->memory[o->memory];
+  const Range *r = m->ranges + m->last;
+  const long width = lanes(w), n = width * w->n;
+  const uint64_t *wide = first;
+  const uint32_t *narrow = first;
+  if (o->resource || o->memory == SCRATCH) return 0;
+  const int64_t room = (o->memory == LDS ? m->size : (int64_t)r->size) - o->size;
+  if (room < 0) return 0;
+  if (o->memory == LDS) {
+    const uint32_t offset = (uint32_t)o->offset;
+    if (second) LANES at[l] = (uint32_t)(narrow[l] + second[l] + offset);
+    else LANES at[l] = (uint32_t)(narrow[l] + offset);
+  } else {
+    const uint64_t offset = (uint64_t)o->offset - r->start;
+    if (r->mode == 3 || (r->mode == 1 && write)) return 0;
+    if (second) LANES at[l] = (int64_t)(wide[l] + second[l] + offset);
+    else LANES at[l] = (int64_t)(wide[l] + offset);
+  }
+  uint64_t outside = 0;
+  if (w->full) LANES outside |= (uint64_t)at[l] > (uint64_t)room;
+  else LANES outside |= ((uint64_t)at[l] > (uint64_t)room) & w->masks[l];
+  if (outside) return 0;
+  for (long i = 0; i < w->n; i++) {
+    const int64_t base = o->memory == LDS ? m->stride * m->slots[i] : r->offset;
+    for (long l = i * width; l < (i + 1) * width; l++) at[l] += base;
+  }
+  if (!w->full) LANES at[l] = w->masks[l] ? at[l] : IDLE;
+  *changing |= o->memory == LDS || r->mode != 1;
+  return 1;
+}
+
 // Offsets of all lanes in the memory, IDLE for inactive ones, OUT for those that are out of a
 // buffer's range; 1: numpy is to look at it.
 static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) {
@@ -123,6 +157,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
   uint64_t base = 0;
   int64_t size = 0;
+  if (locate_near(w, o, at, wide, second, write, changing)) return 0;
   for (long l = 0; l < n; l++) {
     at[l] = IDLE;
     if (!w->full && !w->masks[l]) continue;
@@ -180,14 +215,18 @@ static int load(State *w, const Op *o, int64_t *log) {
   }
   uint32_t *row = w->v + o->target.index * n;
   const uint32_t kept = o->half == 2 ? 0xffff : o->half == 1 ? 0xffff0000 : 0;
-  for (long l = 0; l < n; l++) {
+  static const uint8_t zeros[16];
+  for (int i = 0; o->size >= 4 && i < o->words; i++) {
+    uint32_t *to = row + i * n;
+    const uint8_t *from = m->bytes + 4 * i;
+    if (w->full && !o->resource) LANES memcpy(to + l, from + at[l], 4);
+    else
+      for (long l = 0; l < n; l++)
+        if (at[l] != IDLE) memcpy(to + l, at[l] == OUT ? zeros : from + at[l], 4);
+  }
+  for (long l = 0; o->size < 4 && l < n; l++) {
     if (at[l] == IDLE) continue;
-    static const uint8_t zeros[16];
     const uint8_t *from = at[l] == OUT ? zeros : m->bytes + at[l];
-    if (o->size >= 4) {
-      for (int i = 0; i < o->words; i++) memcpy(row + i * n + l, from + 4 * i, 4);
-      continue;
-    }
     uint32_t x = o->size == 2 ? (uint32_t)(from[0] | from[1] << 8) : from[0];
     if (o->extended) x = o->size == 2 ? (uint32_t)(int16_t)x : (uint32_t)(int8_t)x;
     if (kept) x = (row[l] & kept) | (o->half == 2 ? x << 16 : x & 0xffff);

@@ -117,7 +117,8 @@ class Session:
         self._waves: Waves | None = None
         arena, lds, scratch = state.memory
         self._lds, self._scratch = lds, scratch
-        self._shadows = list(zip(self.memories, state.memory, strict=True))
+        self._order: Any = spaces.arena.order
+        self._known: Any = None
         self._ranges = spaces.arena.ranges()
         arena.ranges, arena.range_count = self._ranges.ctypes.data, len(self._ranges)
         lds.size, lds.stride = spaces.lds_size, spaces.lds_stride
@@ -142,10 +143,12 @@ class Session:
         if self.checks:
             if self._tags is not g.tags:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
-            for memory, c in self._shadows:
-                c.copies = len(memory.copies)
-            order = self.spaces.arena.order
-            state.ordered = order is not None and not order.idle
+            known = self._order.idle, [len(memory.copies) for memory in self.memories]
+            if known != self._known:
+                self._known = known
+                state.ordered = not known[0]
+                for c, copies in zip(state.memory, known[1], strict=True):
+                    c.copies = copies
             if logs:
                 if len(self._log) < logs * (1 + 2 * g.width * g.n):
                     self._log = np.zeros(logs * (1 + 2 * g.width * g.n), np.int64)
@@ -160,13 +163,12 @@ class Session:
     def touch(self, g: Waves, log: int, op: native.COp) -> Touch:
         """What a load or store noted there."""
         at = log * (1 + 2 * g.width * g.n)
-        count = int(self._log[at])
-        offsets, tags = self._log[at + 1 : at + 1 + 2 * count].reshape(-1, 2).T.copy()
-        memory, stores = self.memories[op.memory], op.form == native.SHAPES["store"]
-        return Touch(memory, offsets, tags, op.size, stores)
+        noted = self._log[at + 1 : at + 1 + 2 * self._log[at]].copy()
+        memory, stores = self.memories[op.memory], op.form == _STORE
+        return Touch(memory, noted[::2], noted[1::2], op.size, stores)
 
 
-_OP = ctypes.sizeof(native.COp)
+_OP, _STORE = ctypes.sizeof(native.COp), native.SHAPES["store"]
 
 
 @dataclass
@@ -174,12 +176,15 @@ class Plan:
     """What a run does to the wait counters.
 
     queues: the entries that are left; the place of each says whether it was there before, and its
-    number in its queue, or else that of the step that issued it. kept, array: for each operation
+    number in its queue, or else that of the step that issued it. ends: for each queue whose old
+    entries are left from one on, as they were, where they begin and how many they are, else None.
+    kept, array: for each operation
     the log of what it touches, or -1; logs: those of each step. ordering: the log of a last step
     that orders others, or -1.
     """
 
     queues: list[list[waits.Outstanding]]
+    ends: list[tuple[int, int] | None]
     pending: int
     kept: int
     logs: dict[int, list[int]]
@@ -264,27 +269,40 @@ class Run:
                     kept[op] = logged
                     logs.setdefault(number, []).append(logged)
                     logged += 1
-        return Plan(queues, ghost.pending, ctypes.addressof(kept), logs, logged, ordering, kept)
+        ends = [_end(old, queue) for old, queue in zip(g.queues, queues, strict=True)]
+        return Plan(
+            queues, ends, ghost.pending, ctypes.addressof(kept), logs, logged, ordering, kept
+        )
 
     def _leave(self, g: Waves, plan: Plan) -> None:
-        for old, left in zip(g.queues, plan.queues, strict=True):
-            queue = []
-            for entry in left:
+        for old, left, end in zip(g.queues, plan.queues, plan.ends, strict=True):
+            queue = old[end[0] :] if end else []
+            for entry in left[end[1] :] if end else left:
                 is_old, number = entry.place
                 if is_old:
                     mine = old[number]
                     queue.append(mine if mine.who is entry.who else mine.of(entry.who))
                     continue
-                logs, first = plan.logs.get(number, []), self.starts[number]
+                logs, first = plan.logs.get(number, ()), self.starts[number]
                 touches = [
                     self.session.touch(g, x, self.ops[first + i]) for i, x in enumerate(logs)
                 ]
-                queue.append(entry.touching(tuple(t for t in touches if len(t.at))))
+                queue.append(entry.touching(tuple(touches)) if touches else entry)
             old[:] = queue
         g.pending = plan.pending
         if plan.ordering >= 0:
             last = self.session.touch(g, plan.ordering, self.ops[len(self.ops) - 1])
             self._orders(g, last.memory, last.at, last.size, last.marks)
+
+
+def _end(old: list[waits.Outstanding], left: list[waits.Outstanding]) -> tuple[int, int] | None:
+    """See :class:`Plan`."""
+    places = [entry.place[1] for entry in left if entry.place[0]]
+    first = len(old) - len(places)
+    same = places == [*range(first, len(old))] and all(
+        entry.who is old[number].who for entry, number in zip(left, places, strict=False)
+    )
+    return (first, len(places)) if same else None
 
 
 def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:

@@ -304,9 +304,10 @@ class Machine:
                 g.pc = block.taken
             else:
                 jump = block.condition(g)
-                if jump.all():
+                count = np.count_nonzero(jump)
+                if count == g.n:
                     g.pc = block.taken
-                elif jump.any():
+                elif count:
                     gone = [select(g, jump), select(g, ~jump)]
                     gone[0].pc, gone[1].pc = block.taken, block.next
                     return "part", gone

@@ -36,10 +36,9 @@ CONTROL = {
 }  # fmt: skip
 _CONDITIONS = {
     "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
-    "s_cbranch_vccz": lambda g: ~g.masks(VCC).any(axis=1),
-    "s_cbranch_vccnz": lambda g: g.masks(VCC).any(axis=1),
-    "s_cbranch_execz": lambda g: ~g.masks(EXEC).any(axis=1),
-    "s_cbranch_execnz": lambda g: g.masks(EXEC).any(axis=1),
+    "s_cbranch_vccz": lambda g: g.either(VCC) == 0, "s_cbranch_vccnz": lambda g: g.either(VCC) != 0,
+    "s_cbranch_execz": lambda g: g.either(EXEC) == 0,
+    "s_cbranch_execnz": lambda g: g.either(EXEC) != 0,
 }  # fmt: skip
 
 
