@@ -3,12 +3,13 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
 import hosts
 import pytest
-from strix_validate import skips
+from strix_validate import cluster, skips
 from strix_validate.checks import CannotRun, Severity, State
 from strix_validate.cli import app
 from strix_validate.doctor import environment
@@ -51,6 +52,35 @@ def test_each_fault_alone(fault, tmp_path):
     for name, result in found.items():
         if name not in expected and result.state is not State.SKIPPED:
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
+
+
+@pytest.fixture
+def with_ray(tmp_path):
+    file = f"{hosts.META}/ray-core-2.60.0-h1_0.json"
+    return hosts.make(tmp_path, {file: hosts.record("ray-core", "2.60.0")})
+
+
+def test_half_of_a_cluster(with_ray, monkeypatch):
+    cable = cluster.Link("10.77.0.1", "thunderbolt0")
+    monkeypatch.setattr(cluster, "interfaces", lambda: [cable])
+    monkeypatch.setattr(cluster, "raise_limit", lambda: None)
+    found = examine(with_ray)["two-machines"]
+    own = cluster.packages(with_ray / "home/user/env")
+    assert own != cluster.packages(with_ray)
+    assert found.state is State.PASSED and found.severity is Severity.INFO
+    assert found.reason == f"packages {own}, addresses thunderbolt0 10.77.0.1"
+
+    monkeypatch.setattr(cluster, "interfaces", list)
+    found = examine(with_ray)["two-machines"]
+    assert found.state is State.FAILED and found.reason == "no network but loopback"
+    assert "give the cable's interface an address" in found.fix
+
+
+def test_a_cluster_wants_open_files(with_ray, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    found = examine(with_ray)["two-machines"]
+    assert found.state is State.FAILED and "at most 4096 open files" in found.reason
+    assert "limits.conf" in found.fix
 
 
 def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):

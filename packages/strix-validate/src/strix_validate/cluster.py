@@ -87,9 +87,9 @@ def own_link(address: str) -> Link:
     return found[0]
 
 
-def packages() -> str:
-    """One hash of all conda packages of this environment, as a lock has them."""
-    names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages())
+def packages(prefix: Path = Path(sys.prefix)) -> str:
+    """One hash of all conda packages of an environment, as a lock has them."""
+    names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 

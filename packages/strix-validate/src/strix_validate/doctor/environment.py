@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from strix_validate import cluster
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor.installed import CONDA_FORGE, installed
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.verdicts import error, fine, known, warning
+from strix_validate.doctor.verdicts import error, fine, known, remark, warning
 from strix_validate.precompiled import lists as kernel_lists
 
 #: Bytes that the ROCm libraries and this repository's packages take.
@@ -160,6 +161,24 @@ def caches(tree: Tree) -> Result:
         )
         return warning(what, f"rm -r {' '.join(f'~/{name}' for name in stale)}")
     return fine()
+
+
+def two_machines(tree: Tree) -> Result:
+    """Where Ray is, the half of `strix-validate cluster` that one machine answers: open files, a
+    network, and the hash of all packages, which must be the other machine's: docs/cluster.md"""
+    if not (tree.prefix and any(tree.prefix.glob("conda-meta/ray-core-*.json"))):
+        return fine()
+    try:
+        cluster.raise_limit()
+        links = cluster.interfaces()
+        if not links:
+            raise cluster.NotReady("no network but loopback: give the cable's interface an address")
+    except cluster.NotReady as reason:
+        what, _, fix = str(reason).partition(": ")
+        return error(what, fix)
+    named = ", ".join(f"{link.interface} {link.address}" for link in links)
+    what = f"packages {cluster.packages(tree.prefix)}, addresses {named}"
+    return remark(what, "the other machine's doctor must say the same packages")
 
 
 def glibc(tree: Tree) -> Result:

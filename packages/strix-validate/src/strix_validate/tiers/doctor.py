@@ -56,6 +56,7 @@ BODIES: dict[str, Callable[..., Result]] = {
     "packages": environment.packages,
     "kernels": environment.kernels,
     "caches": environment.caches,
+    "two-machines": environment.two_machines,
     "glibc": environment.glibc,
     "disk": environment.disk,
 }
