@@ -42,7 +42,8 @@ ALLOCATES = {
     "Qwen3-Embedding-0.6B": 1.11, "Qwen3-Next-80B-A3B": 148.41, "Whisper-large-v3": 2.88,
     "gpt-oss-20b": 14.12, "multilingual-e5-large": 1.04, "Llama-3.1-8B, awq": 5.33,
     "Llama-3.1-8B, fp8-blocks": 8.46, "Qwen3-30B-A3B, w4a16": 15.52,
-    "Qwen3-Next-80B-A3B, gptq": 39.2,
+    "Qwen3-Next-80B-A3B, gptq": 39.2, "Llama-3.1-8B, w8a16": 8.56,
+    "Llama-3.1-8B, w8a16-channels": 8.46, "Qwen3-30B-A3B, gptq-8": 29.46,
 }  # fmt: skip
 
 
@@ -258,6 +259,17 @@ BAD = {
     "2 bits": (
         json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 2}}),
         "gptq",
+    ),
+    "8 bits of activations": (
+        json.dumps(
+            {
+                **LLAMA,
+                "quantization_config": json.loads(
+                    json.dumps(FORMATS["fp8"]).replace('"float"', '"int"')
+                ),
+            }
+        ),
+        "compressed-tensors",
     ),
     "not a format": (json.dumps({**LLAMA, "quantization_config": "awq"}), "dimension"),
 }

@@ -2,10 +2,13 @@
 """The checks of Triton packages: what is right passes, and each kind of fault is caught."""
 
 import importlib.util
+import os
+import shutil
 from functools import partial
 
 import pytest
 import torch
+from strix_validate.attention import reference
 from strix_validate.checks import Check, Options, State
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated
@@ -13,6 +16,7 @@ from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
 from strix_validate.triton_packages import calls, conch, fla, liger, sage
 from strix_validate.triton_packages.checks import PACKAGES
+from triton_faults import FAULTS
 
 CHECK = Check("x", "", "")
 
@@ -162,3 +166,47 @@ def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     x = torch.arange(4.0)
     want = (x * 0.5).tanh() + (1 + x).rsqrt() + x.log1p() + 3
     assert torch.allclose(found.tensors["out"], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_8_bits_cost(causal, head_dim):
+    """docs/validate.md says 1.2 % of the root mean square, and 0.03 % for float16."""
+    generator = torch.Generator().manual_seed(1)
+    call, expected = sage.attention(
+        lambda *shape: torch.randn(shape, generator=generator).half(),
+        lengths=(200,), kv_heads=4, head_dim=head_dim, causal=causal,
+    )  # fmt: skip
+    exact, half = (
+        reference.attention(
+            *(call.tensors[name] for name in "qkvq"),
+            causal="bottom-right" if causal else None,
+            dtype=dtype,
+        )["out"].double()
+        for dtype in (torch.float64, torch.float16)
+    )
+
+    def off(x):
+        return ((x - exact).square().mean() / exact.square().mean()).sqrt().item()
+
+    assert 0.010 < off(expected(torch.float64)["out"]) < 0.0125
+    assert 0.0002 < off(half) < 0.0004
+
+
+@pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
+    """At quick, by the one check that is named for it: TRITON_FAULTS=1, some minutes for all."""
+    file, text, becomes, case = FAULTS[fault]
+    package = file.partition("/")[0]
+    if not (found := importlib.util.find_spec(package)):
+        pytest.skip(f"{package} is not installed")
+    for folder in found.submodule_search_locations:  # fla is of two packages
+        shutil.copytree(folder, tmp_path / package, dirs_exist_ok=True)
+    source = (tmp_path / file).read_text()
+    assert text in source
+    (tmp_path / file).write_text(source.replace(text, becomes))
+    monkeypatch.syspath_prepend(tmp_path)
+    (check,) = run(["attention"], Options(device="cpu"), [f"attention/{case}"]).checks
+    assert check.state is State.FAILED, check
+    assert "wrong: " in check.reason

@@ -11,7 +11,7 @@ from strix_validate.models.table import format_of
 _BYTES = {
     "16 bits": 2.0, "fp8": 1.0, "fp8-blocks": 1.0,
     "w4a16": 0.5 + 2 / 128, "gptq": 0.5 + 2.5 / 128, "awq": 0.5 + 2.5 / 128,
-    "mxfp4": 0.5 + 1 / 32, "gguf": 0.5 + 2 / 32,
+    "w8a16": 1 + 2 / 128, "w8a16-channels": 1.0, "mxfp4": 0.5 + 1 / 32, "gguf": 0.5 + 2 / 32,
 }  # fmt: skip
 
 

@@ -84,14 +84,19 @@ def format_of(config: Mapping) -> str:
             (str(w.get("type")), w.get("num_bits") or 0, w.get("strategy"))
             for w in (group.get("weights") or {} for group in groups.values())
         }
-        known = {("float", 8): "fp8", ("int", 4): "w4a16"}
+        known = {("float", 8): "fp8", ("int", 4): "w4a16", ("int", 8): "w8a16"}
         found = {known.get((type_, bits), "") for type_, bits, _ in kinds}
         if ("float", 8, "block") in kinds:
             found = {"fp8-blocks"} if len(kinds) == 1 else {""}
-        if any(group.get("input_activations") for group in groups.values()) and "w4a16" in found:
+        activations = any(group.get("input_activations") for group in groups.values())
+        if activations and found & {"w4a16", "w8a16"}:
             found = {""}
+        if ("int", 8, "channel") in kinds and found == {"w8a16"}:
+            found = {"w8a16-channels"} if len(kinds) == 1 else {""}
         if len(found) == 1 and (name := found.pop()):
             return name
+    if method == "gptq" and int(said.get("bits") or 0) == 8:
+        return "w8a16"  # the same kernels
     four_bits = method in ("awq", "gptq") and int(said.get("bits") or 0) == 4
     if four_bits or method in ("mxfp4", "gguf"):
         return method

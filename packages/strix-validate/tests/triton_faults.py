@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Faults to plant in Triton packages: (file, text, what it becomes, the check that fails)."""
+
+FAULTS = {
+    "liger_kernel: mean over the padded block": (
+        "liger_kernel/ops/rms_norm.py",
+        "mean_square = tl.sum(X_row * X_row, axis=0) / n_cols",
+        "mean_square = tl.sum(X_row * X_row, axis=0) / BLOCK_SIZE",
+        "liger-rms-norm",
+    ),
+    "liger_kernel: eps ignored": (
+        "liger_kernel/ops/rms_norm.py",
+        "rstd = rsqrt(mean_square + eps)",
+        "rstd = rsqrt(mean_square + 1e-6)",
+        "liger-rms-norm-eps",
+    ),
+    "liger_kernel: offset left out of dx": (
+        "liger_kernel/ops/rms_norm.py",
+        "        W_row = W_row + offset.to(tl.float32)",
+        "        W_row = W_row + 0.0",
+        "liger-rms-norm-gemma",
+    ),
+    "liger_kernel: projection left out of dx": (
+        "liger_kernel/ops/rms_norm.py",
+        "        dX_row += (rstd_row) * (-(1 / n_cols) * rstd_row * rstd_row"
+        " * tl.sum(m * X_row, axis=0) * X_row)",
+        "",
+        "liger-rms-norm",
+    ),
+    "liger_kernel: dweight of the last row alone": (
+        "liger_kernel/ops/rms_norm.py",
+        "                dW_row += dY_row * (X_row * rstd_row).to(X_dtype)",
+        "                dW_row = dY_row * (X_row * rstd_row).to(X_dtype)",
+        "liger-rms-norm",
+    ),
+    "liger_kernel: gradient turned forward": (
+        "liger_kernel/ops/rope.py",
+        "        BACKWARD_PASS=True,",
+        "        BACKWARD_PASS=False,",
+        "liger-rope",
+    ),
+    "liger_kernel: halves of the head, not of the part": (
+        "liger_kernel/ops/rope.py",
+        "    second_half_q_offsets = first_half_q_offsets + (rd // 2)",
+        "    second_half_q_offsets = first_half_q_offsets + (hd // 2)",
+        "liger-rope-partial",
+    ),
+    "liger_kernel: slope of silu left out": (
+        "liger_kernel/ops/swiglu.py",
+        "    da_row = dc_row * (silu_a * (1 - sig_a) + sig_a) * b_row",
+        "    da_row = dc_row * sig_a * b_row",
+        "liger-swiglu",
+    ),
+    "liger_kernel: ignored labels counted": (
+        "liger_kernel/ops/cross_entropy.py",
+        "    if y == ignore_index:",
+        "    if y == ignore_index - 1:",
+        "liger-loss",
+    ),
+    "liger_kernel: softcap slope of the label": (
+        "liger_kernel/ops/cross_entropy.py",
+        "            t_y = ori_X_y / softcap",
+        "            t_y = ori_X_y",
+        "liger-loss-softcap",
+    ),
+    "liger_kernel: smoothing left out of the gradient": (
+        "liger_kernel/ops/cross_entropy.py",
+        "            dx_y += -(1 - label_smoothing)",
+        "            dx_y += -1",
+        "liger-loss-smoothed",
+    ),
+    "fla: decay of the chunk before left out": (
+        "fla/ops/common/chunk_o.py",
+        "        b_o = b_o * exp2(b_g)[:, None]\n"
+        "        b_A = b_A * exp2(b_g[:, None] - b_g[None, :])",
+        "        b_A = b_A * exp2(b_g[:, None] - b_g[None, :])",
+        "fla-gdn",
+    ),
+    "fla: state that does not forget": (
+        "fla/ops/common/chunk_delta_h.py",
+        "            b_h1 *= b_g_last\n",
+        "            pass\n",
+        "fla-gdn",
+    ),
+    "fla: beta left out of u": (
+        "fla/ops/gated_delta_rule/wy_fast.py",
+        "        b_vb = (b_v * b_b[:, None]).to(b_v.dtype)\n        b_u",
+        "        b_vb = b_v\n        b_u",
+        "fla-gdn",
+    ),
+    "fla: decoding that does not forget": (
+        "fla/ops/gated_delta_rule/fused_recurrent.py",
+        "            b_h *= exp(b_g)\n",
+        "            b_h *= 1.0\n",
+        "fla-gdn-decode",
+    ),
+    "fla: keys normalized with another eps": (
+        "fla/ops/gated_delta_rule/fused_recurrent.py",
+        "            b_k = b_k / tl.sqrt(tl.sum(b_k * b_k) + 1e-6)",
+        "            b_k = b_k / tl.sqrt(tl.sum(b_k * b_k) + 1e-1)",
+        "fla-gdn-decode",
+    ),
+    "fla: state left out of decoding": (
+        "fla/ops/gated_delta_rule/fused_recurrent.py",
+        "        b_h += tl.load(p_h0, mask=mask_h, other=0).to(tl.float32)",
+        "        b_h += 0.0",
+        "fla-gdn-decode",
+    ),
+    "fla: decay left out of the queries": (
+        "fla/ops/gla/chunk.py",
+        "        b_qg = (b_q * exp2(b_g)).to(b_q.dtype)",
+        "        b_qg = b_q",
+        "fla-gla",
+    ),
+    "fla: decay left out of dk": (
+        "fla/ops/gla/chunk.py",
+        "        b_dk *= exp2(b_gn[None, :] - b_g)",
+        "        b_dk *= 1.0",
+        "fla-gla",
+    ),
+    "fla: decay left out of dq": (
+        "fla/ops/kda/chunk_intra.py",
+        "        b_dq2 *= b_gqn\n",
+        "        b_dq2 *= 1.0\n",
+        "fla-kda",
+    ),
+    "fla: decay between blocks of a chunk": (
+        "fla/ops/kda/chunk_intra.py",
+        "            b_Aqk10 = tl.dot(b_q1 * b_gqn, b_kgt, b_Aqk10)",
+        "            b_Aqk10 = tl.dot(b_q1, b_kgt, b_Aqk10)",
+        "fla-kda",
+    ),
+    "sageattention: patch 0001 left out": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",
+        "",
+        "sage-edge",
+    ),
+    "sageattention: patch 0001 left out, packed": (
+        "sageattention/attn_qk_int8_block_varlen.py",
+        "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",
+        "",
+        "sage-packed-edge",
+    ),
+    "sageattention: patch 0002 left out": (
+        "sageattention/core.py",
+        "        k = k - km",
+        "        k -= km",
+        "sage-full",
+    ),
+    "sageattention: diagonal masked": (
+        "sageattention/attn_qk_int8_per_block_causal.py",
+        "            mask = offs_m[:, None] >= (start_n + offs_n[None, :])",
+        "            mask = offs_m[:, None] > (start_n + offs_n[None, :])",
+        "sage-causal",
+    ),
+    "sageattention: scale of the first block for the diagonal": (
+        "sageattention/attn_qk_int8_per_block_causal.py",
+        "        K_scale_ptr += lo // BLOCK_N\n",
+        "",
+        "sage-causal",
+    ),
+    "sageattention: keys of another group": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "off_h // num_kv_groups) * stride_kh",
+        "off_h % num_kv_groups) * stride_kh",
+        "sage-full",
+    ),
+    "sageattention: rescaling left out": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "        acc = acc * alpha[:, None]\n",
+        "",
+        "sage-full",
+    ),
+    "sageattention: scale off by 1/127": (
+        "sageattention/quant_per_block.py",
+        "scale = tl.max(tl.abs(x)) / 127.",
+        "scale = tl.max(tl.abs(x)) / 128.",
+        "sage-full",
+    ),
+    "sageattention: truncated, not rounded": (
+        "sageattention/quant_per_block.py",
+        "    x_int8 += 0.5 * tl.where(x_int8 >= 0, 1, -1)\n",
+        "",
+        "sage-full",
+    ),
+    "sageattention: keys not smoothed": (
+        "sageattention/core.py",
+        "        k = k - km",
+        "        pass",
+        "sage-full",
+    ),
+    "sageattention: scale of the first block for all": (
+        "sageattention/attn_qk_int8_per_block_h96_causal.py",
+        "        K_scale_ptr += 1\n",
+        "",
+        "sage-d96",
+    ),
+    "sageattention: sum of weights not rescaled": (
+        "sageattention/attn_qk_int8_per_block_causal_varlen.py",
+        "        l_i = l_i * alpha + l_ij",
+        "        l_i = l_i + l_ij",
+        "sage-packed",
+    ),
+}
