@@ -10,6 +10,7 @@ looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.ha
 """
 
 import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,18 @@ def shared_zeros(size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
 
 
+def _zeros(count: int, dtype) -> np.ndarray:
+    """Zeros that cost nothing until they are touched.
+
+    From 4 MiB on numpy asks for huge pages: a launch that touches few cells would clear megabytes.
+    """
+    size = count * np.dtype(dtype).itemsize
+    if size < 1 << 22 or sys.platform != "linux":
+        return np.zeros(count, dtype)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype, count)
+
+
 class Memory:
     """size bytes at offset 0.
 
@@ -80,9 +93,9 @@ class Memory:
     def clear_tags(self) -> None:
         """Forget who wrote and read what."""
         cells = self.size // self.cell + 1 if self.checked else 0
-        self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        self.written, self.read = _zeros(cells, np.int64), _zeros(cells, np.int64)
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
-        self.writers = np.zeros(cells, np.uint32)
+        self.writers = _zeros(cells, np.uint32)
         self.copies.clear()
 
     def load(self, at, size: int):

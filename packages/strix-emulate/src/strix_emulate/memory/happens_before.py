@@ -80,15 +80,14 @@ class Order:
 
     def ordered(self, old, new):
         """For tags of earlier and later accesses, whether something orders them."""
-        if self._events:
-            self._work_off()
-        if not self._known:
-            return np.zeros(len(old), bool)
         pairs, back = np.unique(np.stack([old, new]), axis=1, return_inverse=True)
-        found = [self._is_ordered(a, b) for a, b in pairs.T.tolist()]
+        found = [self.orders(a, b) for a, b in pairs.T.tolist()]
         return np.array(found, bool)[back.ravel()]
 
-    def _is_ordered(self, old: int, new: int) -> bool:
+    def orders(self, old: int, new: int) -> bool:
+        """The same for one tag and another."""
+        if self._events:
+            self._work_off()
         known = self._known.get(who(new), {})
         if known.get(_workgroup(old), -1) > barriers(old):
             return True

@@ -62,10 +62,12 @@ typedef struct {
   uint8_t *scc;
   int64_t n, halves;  // waves, and how often a wave has 32 lanes: 1 or 2
   const int64_t *tags;
-  int64_t exec_changed, ordered;
-  uint32_t *masks;     // of each lane: all ones if it is active
-  uint64_t *spare[8];  // one for each lane
-  int64_t *log;        // offsets and marks that outlive the run
+  int64_t exec_changed, ordered;   // ordered: whether atomics ordered anything
+  int (*order)(int64_t, int64_t);  // Python's: whether they ordered accesses with these tags
+  int64_t asked[2], answer;        // the last time
+  uint32_t *masks;                 // of each lane: all ones if it is active
+  uint64_t *spare[8];              // one for each lane
+  int64_t *log;                    // offsets and marks that outlive the run
   int64_t full;
   Memory memory[3];
 } State;
@@ -353,7 +355,7 @@ static void exchange(State *w, const Op *o) {
 
 // Executes count operations; gives how many: fewer if numpy is to execute the next one.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
-  w->exec_changed = 0;
+  w->exec_changed = w->asked[0] = 0;
   refresh(w);
   for (long i = 0; i < count; i++) {
     const Op *o = ops + i;

@@ -77,12 +77,17 @@ class CMemory(ctypes.Structure):
     ]  # fmt: skip
 
 
+#: Whether atomics ordered accesses with two tags.
+ORDER = ctypes.CFUNCTYPE(ctypes.c_int, _L, _L)
+
+
 class CState(ctypes.Structure):
     """The registers of waves, as emulate.c reads them."""
 
     _fields_ = [
         *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
         *_fields(_L, "exec_changed ordered"),
+        ("order", _P), ("asked", _L * 2), ("answer", _L),
         ("masks", _P), ("spare", _P * 8), ("log", _P), ("full", _L), ("memory", CMemory * 3),
     ]  # fmt: skip
 

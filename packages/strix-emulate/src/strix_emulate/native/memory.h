@@ -6,6 +6,18 @@ static inline int unordered(int64_t old, int64_t new) {
   return old >> 40 != new >> 40 || (old >> 22 >= new >> 22 && ((old ^ new) & 0xff));
 }
 
+// Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
+// for some of several waves decides which tags are left.
+static int may_swap(State *w, int64_t old, int64_t new) {
+  if (!unordered(old, new)) return 0;
+  if (!w->ordered) return 1;
+  if (w->asked[0] != old || w->asked[1] != new) {
+    w->answer = w->order(old, new);
+    w->asked[0] = old, w->asked[1] = new;
+  }
+  return !w->answer ? 1 : w->n > 1 ? 2 : 0;
+}
+
 static inline int64_t cells(const Memory *m, int size) {
   const int64_t count = size >> m->shift;
   return count ? count : 1;
@@ -17,11 +29,12 @@ static inline int wrote(const Memory *m, int64_t cell, int64_t mark) {
 
 // The tag of cells after a read by mark; 0 if numpy is to look at it. private: of one workgroup,
 // where it must have been written before.
-static inline int64_t tag_read(int64_t written, int64_t seen, int64_t mark, int mine, int private,
-                               int ordered) {
-  if ((private && !written) || (unordered(written, mark) && !mine)) return 0;
-  if (!unordered(seen, mark)) return mark;
-  if (ordered) return 0;
+static inline int64_t tag_read(State *w, int64_t written, int64_t seen, int64_t mark, int mine,
+                               int private) {
+  if (private && !written) return 0;
+  const int after_write = may_swap(w, written, mark), after_read = may_swap(w, seen, mark);
+  if (after_write == 2 || (after_write && !mine) || after_read == 2) return 0;
+  if (!after_read) return mark;
   if (seen >> 40 != mark >> 40) return 1ll << 62;
   return (seen > mark ? seen : mark) | 0xff;
 }
@@ -35,17 +48,17 @@ static inline int alike(const int64_t *written, const int64_t *read, int64_t cou
 
 // Notes a load of count cells. 1 if numpy is to look at it.
 static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t first, int64_t count,
-                                                           int64_t mark, int ordered, int private) {
+                                                           State *w, int64_t mark, int private) {
   int64_t *written = m->written + first, *read = m->read + first;
   if (alike(written, read, count) && !unordered(written[0], mark)) {
     if (read[0] == mark && (written[0] || !private)) return 0;
-    const int64_t tag = tag_read(written[0], read[0], mark, 0, private, ordered);
+    const int64_t tag = tag_read(w, written[0], read[0], mark, 0, private);
     for (int64_t c = 0; c < count; c++) read[c] = tag ? tag : read[c];
     return !tag;
   }
   for (int64_t c = 0; c < count; c++) {
     const int mine = wrote(m, first + c, mark);
-    const int64_t tag = tag_read(written[c], read[c], mark, mine, private, ordered);
+    const int64_t tag = tag_read(w, written[c], read[c], mark, mine, private);
     if (!tag) return 1;
     read[c] = tag;
   }
@@ -53,21 +66,22 @@ static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t fi
 }
 
 // Waves of a workgroup may store the same value to one place. same: whether it stands there.
-static inline __attribute__((always_inline)) int may_store(const Memory *m, int64_t first,
-                                                           int64_t count, int64_t mark, int same) {
+static inline __attribute__((always_inline)) int
+may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t mark, int same) {
   const int64_t *written = m->written + first, *read = m->read + first;
   if (alike(written, read, count)) count = 1;
   for (int64_t c = 0; c < count; c++) {
-    if (unordered(read[c], mark)) return 0;
-    if (unordered(written[c], mark) && !(same && written[c] >> 40 == mark >> 40)) return 0;
+    const int after_write = may_swap(w, written[c], mark);
+    if (may_swap(w, read[c], mark) || after_write == 2) return 0;
+    if (after_write && !(same && written[c] >> 40 == mark >> 40)) return 0;
   }
   return 1;
 }
 
 static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t first, int64_t count,
-                                                            int64_t mark) {
+                                                            State *w, int64_t mark) {
   for (int64_t c = first; c < first + count; c++) {
-    const uint32_t others = unordered(m->written[c], mark) ? m->writers[c] : 0;
+    const uint32_t others = may_swap(w, m->written[c], mark) ? m->writers[c] : 0;
     m->writers[c] = others | 1u << (mark & 31);
     m->written[c] = mark;
   }
@@ -206,11 +220,11 @@ static int load(State *w, const Op *o, int64_t *log) {
   int changing = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
   if (m->written && changing && !o->acquires) {
-    const int private = o->memory != GLOBAL && m->strict, ordered = (int)w->ordered;
+    const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size);
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] >= 0 && BY_COUNT(note_load, w->tags[wave_of(w, l)], ordered, private)) return 1;
+      if (at[l] >= 0 && BY_COUNT(note_load, w, w->tags[wave_of(w, l)], private)) return 1;
     }
   }
   uint32_t *row = w->v + o->target.index * n;
@@ -250,8 +264,7 @@ static int load_scalar(State *w, const Op *o) {
   }
   if (m->written && changing)
     for (long i = 0; i < n; i++)
-      if (note_load(m, at[i] >> m->shift, cells(m, o->size), w->tags[i], (int)w->ordered, 0))
-        return 1;
+      if (note_load(m, at[i] >> m->shift, cells(m, o->size), w, w->tags[i], 0)) return 1;
   for (int k = 0; k < o->words; k++)
     for (long i = 0; i < n; i++) memcpy(row + k * n + i, m->bytes + at[i] + 4 * k, 4);
   if (o->write_exec) refresh(w), w->exec_changed = 1;
@@ -276,10 +289,10 @@ static int store(State *w, const Op *o, int64_t *log) {
     if (m->copies) return 1;
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] < 0 || BY_COUNT(may_store, w->tags[wave_of(w, l)], 0)) continue;
+      if (at[l] < 0 || BY_COUNT(may_store, w, w->tags[wave_of(w, l)], 0)) continue;
       data_of(o, row, n, l, data);
       if (memcmp(m->bytes + at[l], data, o->size) ||
-          !may_store(m, first, count, w->tags[wave_of(w, l)], 1))
+          !may_store(m, first, count, w, w->tags[wave_of(w, l)], 1))
         return 1;
     }
   }
@@ -291,7 +304,7 @@ static int store(State *w, const Op *o, int64_t *log) {
   if (!m->written) return 0;
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
-    if (at[l] >= 0) BY_COUNT(note_store, w->tags[wave_of(w, l)]);
+    if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
   }
   // several waves in one instruction: of other workgroups, or other values, numpy's
   for (long l = 0; l < n; l++) {

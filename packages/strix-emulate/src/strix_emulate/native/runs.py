@@ -119,6 +119,9 @@ class Session:
         self._lds, self._scratch = lds, scratch
         self._order: Any = spaces.arena.order
         self._known: Any = None
+        if self._order is not None:
+            self._asked = native.ORDER(self._order.orders)
+            state.order = ctypes.cast(self._asked, ctypes.c_void_p).value
         self._ranges = spaces.arena.ranges()
         arena.ranges, arena.range_count = self._ranges.ctypes.data, len(self._ranges)
         lds.size, lds.stride = spaces.lds_size, spaces.lds_stride

@@ -49,7 +49,9 @@ def one_core(names: list[str]) -> str:
 
 def worth(left: float, arena: Arena) -> bool:
     """Whether so many wave-instructions are worth the processes."""
-    return left >= max(WORTH, _WORTH_OF_BYTE * sum(end - start for start, end in _spans(arena)))
+    if left < WORTH:
+        return False
+    return left >= _WORTH_OF_BYTE * sum(end - start for start, end in _spans(arena))
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
