@@ -99,10 +99,12 @@ def test_kernels_are_bound_to_what_they_were_compiled_from() -> None:
         outputs = recipes.render(recipes.recipes[name].path, "x")
         return next(o["recipe"]["requirements"]["run_constraints"] for o in outputs)
 
-    pins = [
-        c["pin_compatible"] for c in constraints("flash-attn-kernels-gfx1151") if "pin" in str(c)
-    ]
-    assert {pin["name"] for pin in pins if pin["exact"]} == {"flash-attn", "amd-aiter"}
+    def exact(name: str) -> set[str]:
+        pins = [c["pin_compatible"] for c in constraints(name) if "pin" in str(c)]
+        return {pin["name"] for pin in pins if pin["exact"]}
+
+    assert exact("flash-attn-kernels-gfx1151") == {"flash-attn", "amd-aiter"}
+    assert exact("triton-packages-kernels-gfx1151") == {"fla-core", "liger-kernel", "sageattention"}
     assert f"vllm =={recipes.recipes['vllm'].version}" in constraints("vllm-kernels-gfx1151")
 
 
@@ -229,7 +231,9 @@ def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
 
 def test_another_gpu_is_one_value_away() -> None:
     ours, other = names_of_gpu(for_gpu("gfx1151")), names_of_gpu(for_gpu("gfx1150"))
-    assert ours.keys() - other.keys() == {"flash-attn-kernels-gfx1151", "vllm-kernels-gfx1151"}
+    assert ours.keys() - other.keys() == {
+        f"{name}-kernels-gfx1151" for name in ("flash-attn", "triton-packages", "vllm")
+    }
     products = {"strix-emulate", "strix-validate"}  # about gfx1151, whatever the channel is for
     assert {n: v for n, v in other.items() if v and n not in products} == {
         name: {word.replace("gfx1151", "gfx1150").replace("11.5.1", "11.5.0") for word in words}

@@ -79,7 +79,7 @@ def test_records(tmp_path: Path, record_property) -> None:
 def test_models(tmp_path: Path, record_property) -> None:
     tally, file = Tally("config.json", record_property), tmp_path / "config.json"
 
-    def read() -> tuple:
+    def read() -> warm.Model:
         try:
             return warm.read_model(file)
         except warm.NoModel as error:

@@ -22,8 +22,9 @@ from strix_validate.precompiled import calls as kernel_calls
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled import vllm_calls, warm
 from strix_validate.precompiled.vllm_calls import LAYERS, Attention, Batch
+from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
-from strix_validate.vllm import experts
+from strix_validate.vllm import experts, linear_attention, sampling
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -106,6 +107,71 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
     found = needs(list(experts.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64])))
     assert found - shipped
+
+
+def first_linear(model: str, keys: int = 1) -> list[kernel_calls.Planned]:
+    """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
+    linear, _ = warm.others_of(CONFIGS[model])
+    heads = {"heads": keys * linear[0].heads, "value_heads": keys * linear[0].value_heads}
+    channels = 128 * (2 * heads["heads"] + heads["value_heads"])
+    delta = partial(linear_attention.delta_rule, size=128, **heads)
+    builds = [partial(delta, lengths=n, kernel="chunks") for n in ((7,), (1000, 24), (16, 16, 3))]
+    for n in (1, 3, 7, 16, 64):
+        builds += [partial(delta, lengths=(1,) * n, kernel=kernel) for kernel in ("one", "several")]
+        builds.append(partial(linear_attention.convolution, lengths=(9,) * n, channels=channels))
+        rows = n * heads["value_heads"]
+        builds.append(partial(linear_attention.gated_norm, rows=rows, columns=128))
+    builds.append(partial(delta, lengths=(1, 1, 70), kernel="several"))
+    made = partial(kernel_calls.Planned, model, dtype=torch.bfloat16, source=SOURCE)
+    return [made(build) for build in builds]
+
+
+def first_choices(vocabulary: int) -> list[kernel_calls.Planned]:
+    """A server's steps that choose tokens."""
+    builds = [
+        partial(sampling.penalized, vocabulary=vocabulary, prompt=9, made=64),
+        partial(sampling.scaled, vocabulary=vocabulary),
+        *(partial(sampling.drawn, vocabulary=vocabulary, draws=n, greedy=1) for n in (3, 15)),
+    ]
+    for n in (1, 3, 8):
+        more = {"vocabulary": vocabulary}
+        builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **more))
+        builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **more))
+        builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **more))
+    made = partial(kernel_calls.Planned, "choices", dtype=torch.float32, source=SOURCE)
+    return [made(build) for build in builds]
+
+
+def test_linear_attention_of_the_table_is_what_config_says() -> None:
+    assert warm.others_of(CONFIGS["Qwen3.6-27B"])[0] == [LINEAR["Qwen3.6-27B"]]
+    file = Path(__file__).parent / "configs" / "Qwen3-Next-80B-A3B.json"
+    found = warm.read_model(file)
+    assert found.linear == [LINEAR["Qwen3-Next-80B-A3B"]]
+    assert found.vocabularies == [VOCABULARIES["Qwen3-8B"]]
+
+
+@needs_vllm
+def test_linear_attention_compiles_nothing(shipped: set[str]) -> None:
+    found = needs(first_linear("Qwen3.6-27B"))
+    assert found and not found - shipped
+
+
+@needs_vllm
+def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
+    """Twice the heads: whole chunks, with what autotuning tries, and decoding."""
+    assert len(needs(first_linear("Qwen3.6-27B", keys=2)) - shipped) > 90
+
+
+@needs_vllm
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3.6-27B", "Whisper-large-v3"])
+def test_sampling_compiles_nothing(model: str, shipped: set[str]) -> None:
+    found = needs(first_choices(VOCABULARIES[model]))
+    assert found and not found - shipped
+
+
+@needs_vllm
+def test_sampling_of_no_set_is_counted(shipped: set[str]) -> None:
+    assert needs(first_choices(77777)) - shipped
 
 
 @needs_vllm
@@ -207,6 +273,8 @@ def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
     file.write_text(json.dumps(CONFIGS[model]))
     warmed = needs(warm.calls(file, SOURCE)["vLLM"])
     found = needs(first_calls(*warm.layers_of(CONFIGS[model])))
+    if warm.others_of(CONFIGS[model])[0]:
+        found |= needs(first_linear(model))
     assert found and not found - warmed
 
 

@@ -13,6 +13,7 @@ from strix_validate.precompiled import lists as kernel_lists
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled import warm, workload
 from strix_validate.precompiled.vllm_calls import Attention
+from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.modes import Answer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts
@@ -129,6 +130,30 @@ INT4 = {"bits": 4, "group_size": 128}
 )
 def test_experts_of_a_model(config: dict, experts: list) -> None:
     assert warm.experts_of(config) == experts
+
+
+LINEAR = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_other_layers_of_a_model() -> None:
+    assert warm.others_of(LLAMA) == ([], [])
+    assert warm.others_of({"text_config": LINEAR | {"vocab_size": 9}}) == ([Linear(4, 8, 64)], [9])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"linear_key_head_dim": 32}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": 9},
+     {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"}],
+)  # fmt: skip
+def test_wrong_layers_of_a_model(wrong: dict) -> None:
+    with pytest.raises(warm.NoModel, match="no layers can be read from it"):
+        warm.others_of(LINEAR | wrong)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,15 @@ import torch
 
 from strix_validate.attention import flash
 from strix_validate.triton.modes import Call
+from strix_validate.triton_packages import fla, liger, sage
+from strix_validate.triton_packages.calls import require
 from strix_validate.vllm import calls as vllm_calls
 
 FP16, BF16 = torch.float16, torch.bfloat16
 #: In tokens, and no multiple of 16.
 ODD = 100
+#: Packages whose kernels are shipped. conch's are few, and vLLM calls them at its start.
+SHIPPING = (fla, liger, sage)
 #: A window of flash-attn's: unbounded.
 _ALL = (-1, -1)
 #: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
@@ -39,7 +43,7 @@ class Named(Call, Protocol):
 
 @dataclass(frozen=True)
 class Planned:
-    """A call whose tensors are made where it is executed, and hold no numbers.
+    """A call whose tensors are made where it is executed, and hold zeros.
 
     build(randn) gives a call and what it must return. gradients: of flash-attn, backward as well.
     source: vLLM's folder.
@@ -52,7 +56,7 @@ class Planned:
     source: Path = Path()
 
     def _call(self) -> Call:
-        call, _ = self.build(lambda *shape: torch.empty(shape, dtype=self.dtype))
+        call, _ = self.build(lambda *shape: torch.zeros(shape, dtype=self.dtype))
         if isinstance(call, vllm_calls.Call):
             return replace(call, source=self.source)
         return call if self.gradients else replace(call, grad_out=None)
@@ -150,3 +154,18 @@ FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
         windowed=True,
     ),
 }
+
+
+def shipped_calls(name: str) -> list[Planned]:
+    """A set of the packages in triton_packages: what each module's SHIPPED has.
+
+    Raises:
+        CannotRun: one of them is not installed.
+    """
+    calls = []
+    for package in SHIPPING:
+        require(package.MODULE)
+        for build, dtype in package.SHIPPED[name]:
+            said = " ".join(f"{key}={value}" for key, value in build.keywords.items())
+            calls.append(Planned(f"{package.PACKAGE} {build.func.__name__} {said}", build, dtype))
+    return calls

@@ -3,6 +3,7 @@
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
+python -m strix_validate.precompiled.packages triton-packages full FOLDER
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from strix_validate.precompiled.calls import FLASH_SETS, Named
+from strix_validate.precompiled.calls import FLASH_SETS, Named, shipped_calls
 from strix_validate.precompiled.lists import FOLDER, LIST
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
@@ -104,9 +105,12 @@ def origins(answers: Iterable[Answer], prefix: Path) -> Counter[str]:
 
 
 def _make(library: str, name: str, folder: str, source: str = "") -> None:
-    calls: Sequence[Named]
-    calls = list(FLASH_SETS[name]()) if library == "flash-attn" else vllm_set(name, Path(source))
-    done = 0
+    sets: dict[str, Callable[[], Sequence[Named]]] = {
+        "flash-attn": lambda: list(FLASH_SETS[name]()),
+        "vllm": lambda: vllm_set(name, Path(source)),
+        "triton-packages": lambda: shipped_calls(name),
+    }
+    calls, done = sets[library](), 0
 
     def progress(answers: Sequence[Answer]) -> None:
         nonlocal done

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from strix_validate.precompiled import vllm_layers
 from strix_validate.precompiled.calls import BF16, FP16, Named, Planned
+from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.vllm import experts as vllm_experts
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import source as vllm_source
@@ -216,10 +218,14 @@ def vllm_set(name: str, folder: Path | None) -> list[Named]:
         return [
             *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
             *vllm_experts.experts_calls(source, experts, (BF16,), tokens=(1, 2)),
+            *vllm_layers.linear_calls(source, [LINEAR["Qwen3-Next-80B-A3B"]], (BF16,), prompts=()),
+            *vllm_layers.sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
     return [
         *attention_calls(source, LAYERS.values(), dtypes),
         *vllm_experts.experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
+        *vllm_layers.linear_calls(source, LINEAR.values(), (BF16,)),
+        *vllm_layers.sampling_calls(source, VOCABULARIES.values()),
         *other_calls(source),
     ]

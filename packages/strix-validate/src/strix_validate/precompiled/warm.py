@@ -5,9 +5,8 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,9 +15,10 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from strix_validate.checks import CannotRun, is_named
-from strix_validate.precompiled import packages, vllm_calls, workload
-from strix_validate.precompiled.calls import FLASH_SETS, Named, flash_calls
+from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
+from strix_validate.precompiled.calls import FLASH_SETS, SHIPPING, Named, flash_calls
 from strix_validate.precompiled.vllm_calls import Attention
+from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.modes import Answer
 from strix_validate.vllm.experts import Experts, experts_calls
 
@@ -91,13 +91,40 @@ def _block(text: dict, kv_heads: int, size: int) -> int:
     convolution in 16 bits, and in float32 of each value head. Follows _align_hybrid_block_size of
     vllm/platforms/interface.py.
     """
-    if not (values := int(text.get("linear_num_value_heads") or 0)):
+    if not (linear := _linear(text)):
         return 16
-    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
-    wide, steps = int(text["linear_value_head_dim"]), int(text["linear_conv_kernel_dim"]) - 1
-    state = 2 * steps * (2 * keys + values * wide)
-    state += 4 * values * wide * int(text["linear_key_head_dim"])
+    state = 2 * (linear.width - 1) * (2 * linear.heads + linear.value_heads) * linear.size
+    state += 4 * linear.value_heads * linear.size**2
     return 16 * -(-state // (16 * 4 * kv_heads * size))
+
+
+def _linear(text: dict) -> Linear | None:
+    """A model's layers of linear attention, whose keys are as wide as its values."""
+    if not (values := int(text.get("linear_num_value_heads") or 0)):
+        return None
+    sizes = {int(text[f"linear_{name}_head_dim"]) for name in ("key", "value")}
+    heads, width = int(text["linear_num_key_heads"]), int(text["linear_conv_kernel_dim"])
+    if len(sizes) > 1 or not (0 < heads <= values <= MOST and 0 < min(sizes) <= MOST):
+        raise ValueError(f"{heads} and {values} heads of linear attention, of {sizes} numbers")
+    if not 2 <= width <= 4:  # what vLLM's convolution has
+        raise ValueError(f"a convolution of {width} tokens")
+    return Linear(heads, values, sizes.pop(), width)
+
+
+def others_of(config: dict) -> tuple[list[Linear], list[int]]:
+    """A model's linear attention and the size of its vocabulary, as far as they are stated.
+
+    Raises:
+        NoModel: a number is missing or none.
+    """
+    try:
+        text = config.get("text_config", config)
+        linear, size = _linear(text), int(text.get("vocab_size") or 0)
+        if not 0 <= size <= MOST**2:
+            raise ValueError(f"a vocabulary of {size} tokens")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoModel(f"no layers can be read from it: {error!r:.200}") from error
+    return [linear] if linear else [], [size] if size else []
 
 
 def experts_of(config: dict) -> list[Experts]:
@@ -134,8 +161,19 @@ def experts_of(config: dict) -> list[Experts]:
         raise NoModel(f"no experts can be read from it: {error!r:.200}") from error
 
 
-def read_model(file: Path) -> tuple[list[Attention], list[Experts], torch.dtype]:
-    """Of a file: layers_of and experts_of. Raises NoModel."""
+@dataclass(frozen=True)
+class Model:
+    """What a config.json says: layers of each kind, sizes of the vocabulary, and the dtype."""
+
+    attention: list[Attention]
+    experts: list[Experts]
+    linear: list[Linear]
+    vocabularies: list[int]
+    dtype: torch.dtype
+
+
+def read_model(file: Path) -> Model:
+    """What a file says: layers_of, experts_of and others_of. Raises NoModel."""
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -143,10 +181,10 @@ def read_model(file: Path) -> tuple[list[Attention], list[Experts], torch.dtype]
     if not isinstance(config, dict):
         raise NoModel(f"{file}: not a config.json")
     layers, dtype = layers_of(config)
-    return layers, experts_of(config), dtype
+    return Model(layers, experts_of(config), *others_of(config), dtype)
 
 
-def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
+def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
     """What to warm up, by library: a model's calls, or those of common ones.
 
     A library that is not installed is left out.
@@ -155,21 +193,30 @@ def calls(model: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
         CannotRun: neither library is there. NoModel: see read_model.
     """
     found: dict[str, list[Named]] = {}
-    layers, experts, dtype = read_model(model) if model else ([], [], torch.bfloat16)
+    model = read_model(file) if file else None
     if packages.has("flash_attn"):
-        sizes, windowed = {layer.head_dim for layer in layers}, any(x.window for x in layers)
-        own = flash_calls(sizes, [dtype], windowed=windowed)
-        found["flash-attn"] = list(own if model else FLASH_SETS["core"]())
+        found["flash-attn"] = list(_of_flash_attn(model) if model else FLASH_SETS["core"]())
     try:
         source = vllm_calls.vllm_source.find(vllm)
-        own_layers = vllm_calls.attention_calls(source, layers, [dtype])
-        own_experts = experts_calls(source, experts, [dtype])
-        common = vllm_calls.vllm_set("core", source)
-        found["vLLM"] = [*own_layers, *own_experts] if model else common
+        own = list(_of_vllm(source, model)) if model else vllm_calls.vllm_set("core", source)
+        found["vLLM"] = own
     except CannotRun as reason:
         if not found:
             raise CannotRun(f"flash_attn is not installed; {reason}") from reason
     return found
+
+
+def _of_flash_attn(model: Model) -> Iterator[Named]:
+    sizes = {layer.head_dim for layer in model.attention}
+    windowed = any(layer.window for layer in model.attention)
+    return flash_calls(sizes, [model.dtype], windowed=windowed)
+
+
+def _of_vllm(source: Path, model: Model) -> Iterator[Named]:
+    yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
+    yield from experts_calls(source, model.experts, [model.dtype])
+    yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])
+    yield from vllm_layers.sampling_calls(source, model.vocabularies)
 
 
 def fill(wanted: dict[str, list[Named]], jobs: int | None, console: Console) -> bool:
@@ -210,24 +257,30 @@ def count(
     Raises:
         CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.
     """
-    pairs = []
+    calls: dict[str, list[tuple[str, Named]]] = {}
     if packages.has("flash_attn"):
-        pairs += list(workload.flash_calls())
+        calls["flash-attn"] = list(workload.flash_calls())
     try:
-        pairs += list(workload.vllm_calls(vllm_calls.vllm_source.find(vllm)))
+        calls["vLLM"] = list(workload.vllm_calls(vllm_calls.vllm_source.find(vllm)))
     except CannotRun as reason:
         say(str(reason))
-    pairs = [(group, call) for group, call in pairs if not only or is_named(group, only)]
-    if not pairs:
+    if all(packages.has(package.MODULE) for package in SHIPPING):
+        calls["fla-core, liger-kernel and sageattention"] = list(workload.package_calls())
+    chosen = {
+        library: [(group, call) for group, call in pairs if not only or is_named(group, only)]
+        for library, pairs in calls.items()
+    }
+    if not any(chosen.values()):
         raise CannotRun("no call of the workload was selected")
     found: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as cache:
-        for library, part in groupby(pairs, lambda pair: pair[0].startswith("vllm-")):
-            chosen = list(part)
-            say(f"{len(chosen)} calls of {'vLLM' if library else 'flash-attn'}")
-            wanted = [call for _, call in chosen]
+        for library, pairs in chosen.items():
+            if not pairs:
+                continue
+            say(f"{len(pairs)} calls of {library}")
+            wanted = [call for _, call in pairs]
             answers: list[Answer] = packages.look_up(wanted, Path(cache), whole=True)
-            for (group, call), answer in zip(chosen, answers, strict=True):
+            for (group, call), answer in zip(pairs, answers, strict=True):
                 if answer.error:
                     raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
                 origins = packages.origins([answer], prefix)

@@ -4,13 +4,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from strix_validate.attention import flash
+from strix_validate.precompiled import vllm_layers
 from strix_validate.precompiled.calls import BF16, FP16, Named, Planned, cached
 from strix_validate.precompiled.vllm_calls import LAYERS, Batch, ServedCall
+from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
+from strix_validate.triton_packages import fla, liger, sage
 
 #: In tokens: short and long ones, even and odd, multiples of 16 and none.
 LENGTHS = (
@@ -62,10 +66,54 @@ def flash_calls() -> Iterator[tuple[str, Named]]:
 
 
 def vllm_calls(source: Path) -> Iterator[tuple[str, Named]]:
-    """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20."""
+    """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20.
+
+    Beside attention: linear attention, and the choice of tokens.
+    """
     for model in LAYERS:
         for i, n in enumerate(LENGTHS):
             for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
                 batch = Batch(LAYERS[model], BF16, count, queries, keys=n, source=source)
                 name = f"vllm-{model}/{'decode' if queries == 1 else 'prefill'}"
                 yield name, ServedCall(f"{name}/{count}x{n}", batch)
+    for model, linear in LINEAR.items():
+        for kind, prompts in (("linear", ()), ("linear-prefill", LENGTHS[::4])):
+            for call in vllm_layers.linear_calls(source, [linear], (BF16,), prompts=prompts):
+                yield f"vllm-{model}/{kind}", call
+    for model, size in VOCABULARIES.items():
+        for call in vllm_layers.sampling_calls(source, [size]):
+            yield f"vllm-{model}/sampling", call
+
+
+def package_calls() -> Iterator[tuple[str, Named]]:
+    """(PACKAGE-MODEL/KIND, call): layers of linear attention, a step of training, diffusion."""
+    delta = partial(fla.attention, heads=32, keys=128, values=128, normal=True)
+    for n in LENGTHS[::8]:
+        shape = {"lengths": (n,)}
+        for kind, more in (("train", {"last": False}), ("prefill", {}), ("go-on", {"state": True})):
+            yield _planned("fla-Qwen3-Next-80B-A3B", kind, partial(delta, **shape, **more))
+        norm = partial(fla.gated_norm, rows=32 * n, columns=128)
+        yield _planned("fla-Qwen3-Next-80B-A3B", "norm", norm)
+    decode = partial(delta, lengths=(1,), decode=True, state=True)
+    yield _planned("fla-Qwen3-Next-80B-A3B", "decode", decode)
+    for model, (size, inner, heads, kv_heads, head_dim) in liger.MODELS.items():
+        turn = partial(liger.rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        for batch, n in ((1, 333), (2, 512), (4, 77)):
+            for build in (
+                partial(liger.rms_norm, rows=batch * n, columns=size),
+                partial(liger.rms_norm, rows=batch * n * heads, columns=head_dim),
+                partial(turn, batch=batch, tokens=n),
+                partial(liger.swiglu, rows=batch * n, columns=inner),
+            ):
+                yield _planned(f"liger-{model}", "train", build)
+    for size, n in product((1024, 2560, 4096), (5, 34)):
+        loss = partial(liger.loss, tokens=n, size=size, words=liger.WORDS)
+        yield _planned("liger", f"loss-{size}", loss)
+    for model, (heads, head_dim) in sage.MODELS.items():
+        for n in (999, 1024, 4096):
+            build = partial(sage.attention, heads=heads, kv_heads=heads, head_dim=head_dim)
+            yield _planned(f"sage-{model}", "attention", partial(build, lengths=(n,)))
+
+
+def _planned(model: str, kind: str, build: partial) -> tuple[str, Named]:
+    return f"{model}/{kind}", Planned(f"{model}/{kind} {build.keywords}", build, BF16)

@@ -4,12 +4,16 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 
 import torch
 from torch import Tensor
 
 from strix_validate.checks import CannotRun
+
+#: A call whose kernels are shipped: build(randn) gives it and what it must return, and its dtype.
+Shipped = tuple[partial, torch.dtype]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from strix_validate.attention import reference
 from strix_validate.attention.comparison import rms
 from strix_validate.attention.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call, differentiated
+from strix_validate.triton_packages.calls import Call, Shipped, differentiated
 
 MODULE, PACKAGE = "fla", "fla-core"
 #: Rule -> its functions: over chunks, and token by token.
@@ -28,12 +28,12 @@ _RULES = {
 
 
 def _attend(
-    rule: str, decode: bool, lengths: tuple[int, ...], normal: bool, **tensors: Tensor
+    rule: str, decode: bool, lengths: tuple[int, ...], normal: bool, last: bool, **tensors: Tensor
 ) -> dict[str, Tensor]:
     from fla import ops
 
     function = getattr(ops, _RULES[rule][decode])
-    asked = () if decode else ("out", "last")
+    asked = () if decode else ("out", "last")[: 1 + last]
     grads = {name: tensors.pop(f"grad_{name}") for name in asked}
     more: dict = {"use_qk_l2norm_in_kernel": True} if normal else {}
     if len(lengths) > 1:
@@ -44,10 +44,10 @@ def _attend(
         gate = inputs.pop("gate")
         name = "gk" if rule == "gla" and decode else "g"
         state = inputs.pop("state", None)
-        out, last = function(
-            **inputs, **{name: gate}, initial_state=state, output_final_state=True, **more
+        found = function(
+            **inputs, **{name: gate}, initial_state=state, output_final_state=last, **more
         )
-        return {"out": out, "last": last}
+        return {name: x for name, x in zip(("out", "last"), found, strict=True) if x is not None}
 
     if decode:
         with torch.no_grad():
@@ -57,7 +57,7 @@ def _attend(
 
 def attention(
     randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
-    state=False, normal=False,
+    state=False, normal=False, last=True,
 ) -> tuple[Call, Expected]:  # fmt: skip
     """Linear attention with forgetting, of one batch.
 
@@ -66,6 +66,7 @@ def attention(
         keys, values: lanes of a head's keys and values.
         decode: token by token, without gradients.
         state: sequences go on from a state. normal: the kernel normalizes q and k.
+        last: the state that a sequence ends with is returned; training wants none.
     """
     tokens = sum(lengths)
     q, k = (randn(1, tokens, heads, keys) for _ in "qk")
@@ -85,9 +86,10 @@ def attention(
     if state:
         tensors["state"] = randn(len(lengths), heads, keys, values).float()
     grads = {"out": randn(1, tokens, heads, values)}
-    grads["last"] = randn(len(lengths), heads, keys, values).float()
+    if last:
+        grads["last"] = randn(len(lengths), heads, keys, values).float()
     inputs = {} if decode else {f"grad_{name}": x for name, x in grads.items()}
-    options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal}
+    options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal, "last": last}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         exact = torch.float64 if dtype == TERMS else dtype
@@ -101,8 +103,9 @@ def attention(
             store = partial(stored, dtype=exact)
             sequences = [{n: x[i] for n, x in parts.items()} for i in range(len(lengths))]
             both = [_recurrence(store, *x) for x in zip(states, sequences, strict=True)]
-            out, last = zip(*both, strict=True)
-            return {"out": torch.cat(out)[None], "last": torch.stack(last)}
+            out, ended = zip(*both, strict=True)
+            ends = {"last": torch.stack(ended)} if last else {}
+            return {"out": torch.cat(out)[None], **ends}
 
         wanted = {name: x.to(work) for name, x in tensors.items()}
         if decode:
@@ -159,6 +162,21 @@ def _recurrence(
     return torch.stack(rows), state
 
 
+def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[Call, None]:
+    """The norm of each head behind the rule, times silu of a gate; compiled only."""
+    tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
+    return Call(PACKAGE, _norm, tensors | {"weight": randn(columns)}), None
+
+
+def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
+    from fla.modules.norm.fused_norm_gate import rms_norm_gated
+
+    def norm(**inputs: Tensor) -> dict[str, Tensor]:
+        return {"out": rms_norm_gated(**inputs, bias=None, activation="silu")}
+
+    return differentiated(norm, tensors, {"out": grad})
+
+
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 _CHUNK = "a chunk's state handed on wrongly, or the last chunk, which is not full"
 _STATE = "the state that a sequence goes on from left out, or its gradient"
@@ -194,4 +212,29 @@ EMULATED = {
     ),
     "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1), _CHUNK, BF16),
     "gla": Case(partial(attention, rule="gla", lengths=(70,), heads=1), _CHUNK, BF16),
+}
+
+_BOTH = (False, True)
+
+
+def _layer(rule: str, heads: int, keys: int, values: int, rows: tuple[int, ...]) -> list[Shipped]:
+    """Prompts, training and decoding of a layer; rows: of its norm, by kinds of batches."""
+    shape: dict = {"heads": heads, "keys": keys, "values": values, "normal": rule != "gla"}
+    rule_of = partial(attention, rule=rule, **shape)
+    return [
+        *((partial(rule_of, state=state), BF16) for state in _BOTH),
+        (partial(rule_of, last=False), BF16),
+        *((partial(rule_of, decode=True, lengths=(1,), state=state), BF16) for state in _BOTH),
+        *((partial(gated_norm, rows=n, columns=values), BF16) for n in rows),
+    ]
+
+
+_QWEN3_NEXT = _layer("gdn", 32, 128, 128, (32, 3200))  # and Qwen3.5-35B-A3B
+SHIPPED: dict[str, list[Shipped]] = {
+    "sample": [(build, dtype) for build, dtype in _QWEN3_NEXT if build.keywords.get("decode")],
+    "full": [
+        *_QWEN3_NEXT,
+        *_layer("gdn", 48, 128, 128, ()),  # Qwen3.5-27B
+        *_layer("kda", 32, 128, 128, ()),  # Kimi-Linear-48B-A3B
+    ],
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from strix_validate.attention import reference
 from strix_validate.attention.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call, differentiated
+from strix_validate.triton_packages.calls import Call, Shipped, differentiated
 
 MODULE, PACKAGE = "liger_kernel", "liger-kernel"
 #: A label that counts for nothing.
@@ -234,4 +234,57 @@ EMULATED = {
     "rope": Case(partial(rope, heads=8, kv_heads=4), _TURN, BF16),
     "swiglu": Case(swiglu, _SLOPE, BF16),
     "loss": Case(partial(loss, tokens=5, size=1024, words=1000), _LABELS, BF16),
+}
+
+#: Of a model: numbers of a token, of its inner layer, heads, heads of keys, numbers of each.
+MODELS = {
+    "Llama-3.1-8B": (4096, 14336, 32, 8, 128),
+    "Llama-3.2-1B": (2048, 8192, 32, 8, 64),
+    "Llama-3.2-3B": (3072, 8192, 24, 8, 128),
+    "Mistral-7B": (4096, 14336, 32, 8, 128),
+    "Phi-4": (5120, 17920, 40, 10, 128),
+    "Qwen2.5-7B": (3584, 18944, 28, 4, 128),
+    "Qwen3-0.6B": (1024, 3072, 16, 8, 128),
+    "Qwen3-4B": (2560, 9728, 32, 8, 128),
+    "Qwen3-8B": (4096, 12288, 32, 8, 128),
+    "Qwen3-14B": (5120, 17408, 40, 8, 128),
+}
+#: The same of models that scale by 1 + weight.
+GEMMAS = {
+    "Gemma-2-9B": (3584, 14336, 16, 8, 256),
+    "Gemma-3-4B": (2560, 10240, 8, 4, 256),
+    "Gemma-3-12B": (3840, 15360, 16, 8, 256),
+}
+
+
+def _model(
+    size: int, inner: int, heads: int, kv_heads: int, head_dim: int, **norm
+) -> list[Shipped]:
+    turn = partial(rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    shapes = [
+        *(partial(rms_norm, rows=n, columns=size, **norm) for n in (1, 5, 32)),
+        # of queries and keys; many rows have a kernel of their own
+        *(partial(rms_norm, rows=n, columns=head_dim, **norm) for n in (8, 64, 1 << 15)),
+        *(partial(turn, batch=n, tokens=m) for n in (1, 2, 4, 8) for m in (7, 16)),
+        *(partial(swiglu, rows=n, columns=inner) for n in (1, 5)),
+    ]
+    return [(shape, BF16) for shape in shapes]
+
+
+#: A vocabulary: all beyond 32,768 tokens have one kernel. So have numbers of a token up to a power
+#: of two; how many labels count is a kind of its own where 16 divides it.
+WORDS = 32784
+_LOSSES = [
+    (partial(loss, tokens=n, size=size, words=WORDS), BF16)
+    for size in (1024, 1040, 2064, 4112)
+    for n in (4, 18)
+]
+_GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
+SHIPPED: dict[str, list[Shipped]] = {
+    "sample": [*_model(*MODELS["Llama-3.1-8B"]), *_LOSSES[4:6]],
+    "full": [
+        *_LOSSES,
+        *(call for shape in MODELS.values() for call in _model(*shape)),
+        *(call for shape in GEMMAS.values() for call in _model(*shape, **_GEMMA_NORM)),
+    ],
 }

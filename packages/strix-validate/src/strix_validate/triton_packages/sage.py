@@ -14,7 +14,7 @@ from torch import Tensor
 from strix_validate.attention import reference
 from strix_validate.attention.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call
+from strix_validate.triton_packages.calls import Call, Shipped
 
 MODULE, PACKAGE = "sageattention", "sageattention"
 #: Rows that share a scale.
@@ -159,4 +159,34 @@ COMPUTED = {
 EMULATED = {
     "edge": Case(partial(attention, lengths=(70,), heads=2, kv_heads=1), _EDGE, BF16),
     "causal": Case(partial(attention, lengths=(70,), heads=1, kv_heads=1, causal=True), _MASK),
+}
+
+#: Heads of diffusion models, and numbers of each. Both are compiled in.
+MODELS = {
+    "FLUX.1": (24, 128),  # HunyuanVideo, Qwen-Image
+    "Wan2.1-1.3B": (12, 128),
+    "Wan2.1-14B": (40, 128),
+    "SDXL": (10, 64),
+    "SDXL, inner": (20, 64),
+    "SD3.5-medium": (24, 64),
+    "SD3.5-large": (38, 64),
+}
+#: Tokens for which each kind of number of blocks comes, of queries and of keys: one, 16, others.
+_TOKENS = (64, 100, 128, 200, 256, 1000, 1024, 2000, 2048)
+
+
+def _shape(heads: int, size: int, tokens: int) -> partial:
+    return partial(attention, heads=heads, kv_heads=heads, head_dim=size, lengths=(tokens,))
+
+
+SHIPPED: dict[str, list[Shipped]] = {
+    "sample": [(_shape(24, 128, n), BF16) for n in (1000, 1024)],
+    "full": [
+        (shape, dtype)
+        for dtype in (BF16, torch.float16)
+        for shape in (
+            *(_shape(*model, n) for model in MODELS.values() for n in (200, 256)),
+            *(_shape(2, size, n) for size in (64, 128) for n in _TOKENS),
+        )
+    ],
 }

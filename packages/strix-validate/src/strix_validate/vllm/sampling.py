@@ -182,10 +182,15 @@ def _scale(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return _kept(logits)
 
 
+def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
+    """Also of what was only compiled, where no token is one."""
+    return (tokens[:, None] == torch.arange(vocabulary, device=tokens.device)).double()
+
+
 def _beyond(tokens: Tensor, logits: Tensor) -> Tensor:
     """Of draws from one distribution: for each token 1 where its count is SIGMAS off, else 0."""
     shares = logits.double().softmax(-1)
-    counts = torch.bincount(tokens.flatten(), minlength=len(shares))[: len(shares)].double()
+    counts = _one_hot(tokens.flatten(), len(shares)).sum(0)
     sigma = (len(tokens) * shares * (1 - shares)).sqrt() + 0.5
     return ((counts - len(tokens) * shares).abs() > SIGMAS * sigma).double()
 
@@ -204,8 +209,8 @@ def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[Call, 
     tensors = {"logits": logits, "greedy": best, "seeds": seeds}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        found = torch.nn.functional.one_hot(best.argmax(-1), vocabulary)
-        return {"greedy": found.double(), "beyond": torch.zeros(vocabulary, dtype=torch.float64)}
+        found = _one_hot(best.argmax(-1), vocabulary)
+        return {"greedy": found, "beyond": torch.zeros(vocabulary, dtype=torch.float64)}
 
     return Call(_draw, tensors, {"temperature": 0.5}), expected
 
@@ -222,9 +227,8 @@ def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
         # each seed is drawn with at two positions
         rows.long() % 2 + 7, True, False,
     )  # fmt: skip
-    chosen = torch.nn.functional.one_hot(sampled[draws:], vocabulary)
     return {
-        "greedy": chosen.double(),
+        "greedy": _one_hot(sampled[draws:], vocabulary),
         "beyond": _beyond(sampled[:draws], tensors["logits"] / temperature),
     }
 
