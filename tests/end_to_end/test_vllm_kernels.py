@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's kernels from the sdist that the recipe names, in a stack without vLLM."""
+"""vLLM's kernels from the recipe's sdist, with its patches, in a stack without vLLM."""
 
 import json
 import re
@@ -32,6 +32,9 @@ def source(attention_stack: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     with tarfile.open(found[0]) as archive:
         read = [m for m in archive if m.name.startswith((f"{root}/vllm/", f"{root}/PKG-INFO"))]
         archive.extractall(folder, read, **FILTER)
+    for patch in re.findall(r"- \.\./\.\./(patches/vllm/\S+)", recipe):
+        words = ["git", "apply", "--include=vllm/*", str(attention_stack / patch)]
+        subprocess.run(words, cwd=folder / root, check=True)
     return folder / root
 
 

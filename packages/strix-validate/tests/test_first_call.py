@@ -24,7 +24,7 @@ from strix_validate.precompiled import vllm_calls, warm
 from strix_validate.precompiled.vllm_calls import LAYERS, Attention, Batch
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
-from strix_validate.vllm import experts, linear_attention, sampling
+from strix_validate.vllm import experts, linear_attention, quantized, sampling
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -166,6 +166,16 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3.6-27B", "Whisper-large-v3"])
 def test_sampling_compiles_nothing(model: str, shipped: set[str]) -> None:
     found = needs(first_choices(VOCABULARIES[model]))
+    assert found and not found - shipped
+
+
+@needs_vllm
+def test_products_with_fp8_in_blocks_compile_nothing(shipped: set[str]) -> None:
+    steps = [
+        partial(quantized.fp8_blocks, tokens=n, size=640, rows=256) for n in (1, 7, 16, 99, 48)
+    ]
+    made = partial(kernel_calls.Planned, "fp8", dtype=torch.bfloat16, source=SOURCE)
+    found = needs([made(build) for build in steps])
     assert found and not found - shipped
 
 

@@ -22,6 +22,7 @@ from strix_validate.precompiled.calls import BF16, FP16, Named, Planned
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.vllm import experts as vllm_experts
 from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm import quantized
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.kernels import SEGMENTS
 
@@ -29,6 +30,8 @@ from strix_validate.vllm.kernels import SEGMENTS
 _GIB_2 = 2**31
 #: Of sequences in a batch, for the kernels that are compiled anew for one and for multiples of 16.
 BATCHES = (1, 2, 16)
+#: Tokens of a step, for each tile of a product with FP8 in blocks.
+FP8_TOKENS = (1, 5, 16, 17, 32)
 
 
 @dataclass(frozen=True)
@@ -194,11 +197,12 @@ class ServedCall:
 
 
 def other_calls(source: Path) -> Iterator[Planned]:
-    """Rope in sections, and batch-invariant RMS norm."""
+    """Rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
     for dtype in (FP16, BF16):
         plans = [
             *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in BATCHES),
             partial(vllm_kernels.rms_norm, columns=4096),
+            *(partial(quantized.fp8_blocks, tokens=n, size=4096, rows=512) for n in FP8_TOKENS),
         ]
         for build in plans:
             name = f"{build.func.__name__} {build.keywords} {dtype}"
