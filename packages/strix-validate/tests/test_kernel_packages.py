@@ -14,7 +14,7 @@ from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled import warm, workload
 from strix_validate.precompiled.vllm_calls import Attention
 from strix_validate.precompiled.vllm_layers import Linear
-from strix_validate.triton.modes import Answer
+from strix_validate.triton.modes import Answer, Answers
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts
 from typer.testing import CliRunner
@@ -57,6 +57,24 @@ def test_damaged_list(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPa
     assert kernel_lists.installed(tmp_path) == {}
     monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     assert CliRunner().invoke(cli.app, ["list", "--kernels"]).exit_code == 3
+
+
+def test_answers_come_in_the_order_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although neighbours go to different processes."""
+    batches = []
+
+    def run(calls: list[str], mode: str, cache: Path) -> Answers:
+        batches.append(calls)
+        return Answers("", [Answer(asked=(call,)) for call in calls])
+
+    monkeypatch.setattr(kernel_packages.triton_modes, "run", run)
+    calls: list = [str(i) for i in range(2 * kernel_packages.BATCH + 3)]
+    answers = kernel_packages.look_up(calls, tmp_path, jobs=1)
+    assert [answer.asked for answer in answers] == [(call,) for call in calls]
+    assert len(batches) == 3 and batches[0][:3] == ["0", "3", "6"]
+    assert kernel_packages.look_up([], tmp_path) == []
 
 
 def test_origins(tmp_path: Path) -> None:

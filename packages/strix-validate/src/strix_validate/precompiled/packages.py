@@ -54,15 +54,17 @@ def look_up(
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     size = max(1, len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs)))
-    batches = [calls[i : i + size] for i in range(0, len(calls), size)]
+    count = math.ceil(len(calls) / size)
 
-    def run(batch: Sequence[Named]) -> list[Answer]:
-        answers = triton_modes.run(batch, "look up", cache).calls
+    def run(first: int) -> list[Answer]:
+        # neighbours in different batches: autotuned calls, of a hundred kernels each, are such
+        answers = triton_modes.run(calls[first::count], "look up", cache).calls
         progress(answers)
         return answers
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [answer for answers in pool.map(run, batches) for answer in answers]
+        found = list(pool.map(run, range(count)))
+    return [found[i % count][i // count] for i in range(len(calls))]
 
 
 def write(folder: Path, lookups: Iterable[Lookup]) -> int:
