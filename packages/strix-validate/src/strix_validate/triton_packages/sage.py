@@ -180,7 +180,7 @@ def _shape(heads: int, size: int, tokens: int) -> partial:
 
 
 SHIPPED: dict[str, list[Shipped]] = {
-    "sample": [(_shape(24, 128, n), BF16) for n in (1000, 1024)],
+    "sample": [(_shape(24, 128, n), BF16) for n in (1000, 1024, 2048)],
     "full": [
         (shape, dtype)
         for dtype in (BF16, torch.float16)
