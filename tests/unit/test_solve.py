@@ -164,7 +164,7 @@ def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: 
 
 # Names that build and host environments ask for bare, and that conda-forge-pinning does not hold.
 UNPINNED = {
-    "ccache", "jemalloc", "jinja2", "llvm-openmp", "make", "msgpack-python", "ninja",
+    "ccache", "einops", "jemalloc", "jinja2", "llvm-openmp", "make", "msgpack-python", "ninja",
     "packaging", "pandas", "patch", "pip", "pkg-config", "psutil", "pybind11", "pyelftools",
     "pyyaml", "regex", "requests", "scikit-build-core", "setuptools", "setuptools-scm", "six",
     "typing_extensions", "wheel",

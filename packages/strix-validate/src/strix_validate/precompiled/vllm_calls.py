@@ -32,6 +32,8 @@ _GIB_2 = 2**31
 BATCHES = (1, 2, 16)
 #: Tokens of a step, for each tile of a product with FP8 in blocks.
 FP8_TOKENS = (1, 5, 16, 17, 32)
+#: Of a token: their blocks of 128 are a multiple of 16, and none.
+FP8_SIZES = (4096, 2560)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,10 @@ def other_calls(source: Path) -> Iterator[Planned]:
         plans = [
             *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in BATCHES),
             partial(vllm_kernels.rms_norm, columns=4096),
-            *(partial(quantized.fp8_blocks, tokens=n, size=4096, rows=512) for n in FP8_TOKENS),
+            *(
+                partial(quantized.fp8_blocks, tokens=n, size=size, rows=512)
+                for n, size in product(FP8_TOKENS, FP8_SIZES)
+            ),
         ]
         for build in plans:
             name = f"{build.func.__name__} {build.keywords} {dtype}"
