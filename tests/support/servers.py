@@ -42,13 +42,19 @@ class Revalidating(QuietHandler):
         return None if known else path.open("rb")
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Many clients may wait at a time: of more than five, one's connection is sometimes reset."""
+
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def served(
     folder: Path, handler: type[http.server.BaseHTTPRequestHandler] = QuietHandler
 ) -> Iterator[str]:
     """Serve `folder` on a free port of this machine; yields its URL."""
     make = functools.partial(handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), make) as server:
+    with Server(("127.0.0.1", 0), make) as server:
         # the default looks for shutdown() every half second
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

@@ -223,7 +223,7 @@ def running(monkeypatch):
 
     def run(fault, model="any"):
         monkeypatch.setattr(vllm, "FAULT", fault)
-        with vllm.ThreadingHTTPServer(("127.0.0.1", 0), vllm.Handler) as server:
+        with vllm.Server(("127.0.0.1", 0), vllm.Handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             options = Options(url=f"http://127.0.0.1:{server.server_port}/v1", model=model)
             wanted = [c for c in serve.checks() if serve.applies(c, options)]

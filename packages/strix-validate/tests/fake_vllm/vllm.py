@@ -179,6 +179,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    # of more waiting clients than that, one's connection is sometimes reset; sixteen come at a time
+    request_queue_size = 64
+
+
 def serve(arguments):
     port = int(arguments[arguments.index("--port") + 1])
     if FAULT == "dies":
@@ -194,7 +199,7 @@ def serve(arguments):
         print(f"Using {name} backend out of potential backends: ['{name}'].", flush=True)
     if FAULT != "no-graphs":
         print("Graph capturing finished in 1 secs, took 0.01 GiB", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
