@@ -143,9 +143,10 @@ def long(path: str) -> dict:
 def wait(path: str) -> dict:
     """Starts the server, then waits for a signal before it launches again."""
     function, array = load(path, "add"), allocate(4000)
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    # blocked: it may come before it is waited for, and signal.pause() would then wait for ever
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print("ready", flush=True)
-    signal.pause()
+    signal.sigwait({signal.SIGUSR1})
     values = [launch(function, 1, 128, array, array, array, c_int(100)) for _ in range(2)]
     return {"launch": values, "free": call("hipFree", array)}
 
