@@ -265,8 +265,9 @@ SHAPES = (
         "pass alone",
         heads=2,
         kv_heads=2,
-        scale=3.75,  # not larger queries: right kernels lose weights in fp16's subnormal numbers
-        dtypes=HALVES,
+        # no fp16: right kernels lose weights below its smallest number, which a large scale shows
+        scale=3.75,
+        dtypes=(torch.bfloat16,),
     ),
     Shape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
     Shape("d72", _NAN_D72, batch=2, head_dim=72),
