@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from support.pixi import Pixi, fit, require
+from support.project import CHECKOUT
 from support.release import Release, copy_stack, host_bound, published_in, run
 
 from forge.bases import CONDA_FORGE, PUBLISHED
@@ -91,3 +93,13 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
     line = '. ./activate.sh && strix-validate --version && test -n "$CONDA_PREFIX"'
     done = run([*offline, "bash", "-c", line], nowhere, cwd=there)
     assert done.stdout.startswith("strix-validate 0.")
+
+
+def test_the_release_uploads_with_options_that_pixi_has(tmp_path: Path) -> None:
+    """The line of release.yml, up to its packages; --help keeps it from running."""
+    text = (CHECKOUT / ".github/workflows/release.yml").read_text()
+    words = shlex.split(text.partition("run: pixi ")[2].partition(" published/")[0])
+    assert words[:2] == ["upload", "prefix"]
+    pixi = Pixi(tmp_path, {})
+    assert "--channel" in pixi(*words, "--help", cwd=tmp_path)
+    pixi(*words, "--no-such-option", "--help", cwd=tmp_path, code=2)

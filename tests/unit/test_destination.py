@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from forge.channel import uploads
-from forge.channel.uploads import ServerChannel, destination
+from forge.cli.main import app
 from forge.conda.location import Location
 from forge.errors import ForgeError
 
 TOKEN = "pfx-s3cr3t-t0k3n-0123456789"
+
+
+def publish(to: str) -> None:
+    """Run the command as far as its destination."""
+    if error := CliRunner().invoke(app, ["publish", "--to", to]).exception:
+        raise error
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ TOKEN = "pfx-s3cr3t-t0k3n-0123456789"
 )
 def test_credentials_in_urls(to: str) -> None:
     """Refused wherever a channel is named, in words that do not repeat them."""
-    for reader in (destination, Location):
+    for reader in (publish, Location):
         with pytest.raises(ForgeError, match="carries a credential") as error:
             reader(to)
         assert TOKEN not in str(error.value)
@@ -46,7 +51,7 @@ def test_a_folder_named_as_a_token_would_be_is_none() -> None:
 )
 def test_damaged_urls(to: str) -> None:
     """The last one has lost its host, so that the password stands where a port would."""
-    for reader in (destination, Location):
+    for reader in (publish, Location):
         with pytest.raises(ForgeError, match="malformed channel URL") as error:
             reader(to)
         assert TOKEN not in str(error.value)
@@ -56,40 +61,11 @@ def test_damaged_urls(to: str) -> None:
     ("to", "message"),
     [
         ("", "is empty"),
-        ("https://prefix.dev", "is not a folder, https"),
-        ("https://prefix.dev/a/b", "is not a folder, https"),
-        ("https://example.org/channel", "is not a folder, https"),
-        ("http://prefix.dev/channel", "is not a folder, https"),
-        ("ftp://example.org/channel", "is not a folder, https"),
-        ("s3://bucket/channel", "aws s3 sync"),
+        ("https://prefix.dev/channel", "is no folder: publish to one"),
+        ("ftp://example.org/channel", "is neither a folder nor"),
+        ("s3://bucket/channel", "is neither a folder nor"),
     ],
 )
 def test_other_destinations(to: str, message: str) -> None:
     with pytest.raises(ForgeError, match=message):
-        destination(to)
-
-
-def test_destinations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert destination("https://prefix.dev/a") == ServerChannel("prefix.dev", "a")
-    assert destination("https://anaconda.org/b/") == ServerChannel("anaconda.org", "b")
-    assert destination("out") == tmp_path / "out"
-    assert destination((tmp_path / "my out").as_uri()) == tmp_path / "my out"
-
-
-@pytest.mark.parametrize(
-    ("key", "identity", "attested"),
-    [("", "token", True), ("key", "token", False), ("", "", False)],
-)
-def test_attestation_where_there_is_an_identity(
-    monkeypatch: pytest.MonkeyPatch, key: str, identity: str, attested: bool
-) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(
-        uploads, "upload_package_to_prefix", lambda *_, **options: asked.update(options)
-    )
-    monkeypatch.delenv(uploads.IDENTITY, raising=False)
-    if identity:
-        monkeypatch.setenv(uploads.IDENTITY, identity)
-    ServerChannel("prefix.dev", "mine")._upload(Path("a.conda"), key or None)
-    assert asked == {"api_key": key or None, "generate_attestation": attested}
+        publish(to)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.static_channel import BUILD, Source, findings, lock_of, solve, tree, unzstd
 
-from forge.channel import gate, uploads
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
 from forge.conda import provenance as records
@@ -116,16 +115,6 @@ def test_gate(case: str, source: Source, target: Path) -> None:
 def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Path) -> None:
     source.make("good", file="lib/libcholmod.so.5", license="MIT AND GPL-2.0-or-later")
     assert StaticChannel(target).publish(source)
-
-
-def test_a_file_larger_than_the_server_takes_is_named(source: Source) -> None:
-    """Before anything is sent; a folder takes every size."""
-    source.make("big")
-    (record,) = source.records()
-    assert gate.admitted(source, {}.get, record.size)
-    with pytest.raises(ForgeError, match=rf"big-1.0-\S+ has {record.size:,} bytes, and the server"):
-        gate.admitted(source, {}.get, record.size - 1)
-    assert uploads.LARGEST["prefix.dev"] == 10**9
 
 
 @pytest.mark.parametrize("published", [True, False])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The published channel: a folder that any static web server serves, or a server's.
+"""The published channel: a folder that any static web server serves.
 
 This is its public face; nothing outside imports its parts.
 """
@@ -7,10 +7,8 @@ This is its public face; nothing outside imports its parts.
 from forge.channel.publish import StaticChannel
 from forge.channel.revisions import address, require_newer
 from forge.channel.revisions import read as read_log
-from forge.channel.uploads import FORMS, ServerChannel, destination
 from forge.channel.verify import channel as verify_channel
 
 __all__ = [
-    "FORMS", "ServerChannel", "StaticChannel", "address", "destination", "read_log",
-    "require_newer", "verify_channel",
+    "StaticChannel", "address", "read_log", "require_newer", "verify_channel",
 ]  # fmt: skip

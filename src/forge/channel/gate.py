@@ -19,14 +19,12 @@ GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries unde
 def admitted(
     channel: Channel,
     published: Callable[[str], str | None],
-    largest: int | None = None,
     also: Set[str] = frozenset(),
 ) -> dict[str, Record]:
     """The packages of a channel by SUBDIR/FILE, all fit to be published beside those in `also`.
 
-    `published` is the sha256 of SUBDIR/FILE if that is published already; `largest` is how many
-    bytes of a file the server takes. Raises ForgeError for an empty channel, and with every reason
-    if any package is unfit.
+    `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
+    empty channel, and with every reason if any package is unfit.
     """
     records = channel.records()
     if not records:
@@ -38,7 +36,7 @@ def admitted(
     refused = [
         f"  {channel.path(record)} {reason}"
         for name, record in named.items()
-        for reason in refusals(channel, record, published(name), largest)
+        for reason in refusals(channel, record, published(name))
     ]
     made = {"amdwheel_" in name for name in {*named, *also} if re.search(r"(^|/)libtorch-\d", name)}
     if len(made) > 1:
@@ -48,12 +46,10 @@ def admitted(
     return named
 
 
-def refusals(
-    channel: Channel, record: Record, known: str | None, largest: int | None
-) -> Iterator[str]:
+def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[str]:
     """Why a package may not be published, and what to do about each reason.
 
-    `known` is the sha256 that is published under its name; `largest` as in `admitted`.
+    `known` is the sha256 that is published under its name.
     """
     path = channel.path(record)
     if not path.exists() or sha256_file(path) != record.sha256:
@@ -94,8 +90,6 @@ def refusals(
     # redistribution requires a licence text
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
-    if largest and record.size > largest:
-        yield f"has {record.size:,} bytes, and the server takes {largest:,}: publish to a folder"
     if known not in (None, record.sha256):
         yield (
             f"is already published with other content (sha256 {known}). Published files never "

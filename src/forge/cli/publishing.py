@@ -9,7 +9,7 @@ from rattler import Version
 from typer import Argument, Option
 
 from forge import channel as published
-from forge.channel import FORMS, ServerChannel, StaticChannel, destination
+from forge.channel import StaticChannel
 from forge.cli.context import Context, closing, command, out
 from forge.conda import provenance as records
 from forge.conda.location import Location
@@ -19,7 +19,7 @@ app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
 app.add_typer(channel_app, name="channel")
 
-To = Annotated[str, Option(metavar="TARGET", help=f"{FORMS}.")]
+To = Annotated[str, Option(metavar="DIR", help="Folder of the published channel.")]
 Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
 Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
 Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
@@ -40,23 +40,18 @@ Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in
 @command(app)
 def publish(ctx: Context, to: To, url: Served = "") -> None:
     """Publish all packages of the channel, or none."""
-    target = destination(to)
+    folder = Location(to).folder
+    if not folder:
+        why = "publish to one, and upload its packages with pixi upload (docs/publishing.md)"
+        raise ForgeError(f"--to {to} is no folder: {why}")
+    if url and Location(url).folder:
+        raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
     with ctx.project.lock():
-        if not isinstance(target, ServerChannel):
-            if url and Location(url).folder:
-                raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
-            channel = StaticChannel(target)
-            revision = channel.publish(ctx.channel, url=url)
-            out.print(f"{target}: {revision or 'nothing new'}")
-            if not published.address(channel.location):
-                out.print(
-                    "conda's classic solver cannot use the revisions as channels without --url"
-                )
-        elif url:
-            raise ForgeError("--url is for a folder; a server has its own")
-        else:
-            sent, count = target.publish(ctx.channel)
-            out.print(f"{sent} packages uploaded, {count} in {to}")
+        channel = StaticChannel(folder)
+        revision = channel.publish(ctx.channel, url=url)
+    out.print(f"{folder}: {revision or 'nothing new'}")
+    if not published.address(channel.location):
+        out.print("conda's classic solver cannot use the revisions as channels without --url")
 
 
 @command(channel_app, "yank")
