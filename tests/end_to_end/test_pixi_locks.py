@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real pixi and the driver agree on locks, with conda-forge's real records (data/conda-forge)."""
+"""Locks of a real pixi, with conda-forge's real records (data/conda-forge)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import yaml
 from support.conda_forge import LACKS, records_of_both
 from support.lock_format import text_of
 from support.pixi import Pixi, fit
-from support.project import CHECKOUT, driver
-from support.release import copy_stack, run
+from support.project import CHECKOUT
+from support.release import copy_stack
 from support.servers import Revalidating, served
 
 from forge.bases import CONDA_FORGE, PUBLISHED
@@ -29,12 +29,6 @@ def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
     folder = records_of_both(tmp_path_factory.mktemp("records"))
     with served(folder, Revalidating) as url:
         yield Pixi(folder / "home", {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"})
-
-
-def forge(pixi: Pixi, root: Path, *words: str, code: int = 0) -> str:
-    """The driver of `root`, with the configuration that pixi reads."""
-    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
-    return run(driver(CHECKOUT, *words), pixi.environment | own, code).stdout
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
@@ -52,28 +46,20 @@ def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_a_stack_locks_the_same(pixi: Pixi, tmp_path: Path, stack: str) -> None:
-    """pixi and the driver write the same bytes, and each takes what the other wrote.
-
-    Without what lacks.yaml lists for the stack.
-    """
-    for name in ("bases", "variants.yaml"):
-        (tmp_path / name).symlink_to(CHECKOUT / name)
+def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
+    """Ours from our channel, for every environment; without what lacks.yaml lists for the stack."""
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     for name in LACKS.get(f"stacks/{stack}", []):
         manifest.write_text(re.sub(rf"(?m)^{name} = .*\n", "", manifest.read_text()))
     pixi("lock", cwd=folder)
-    lock = folder / "pixi.lock"
-    written = text_of(lock)
-    served_at = ("--channel", PUBLISHED)
-    assert "is up to date" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at)
-    lock.unlink()
-    forge(pixi, tmp_path, "lock", stack, *served_at)
-    assert text_of(lock) == written
+    for environment in yaml.safe_load((folder / "pixi.lock").read_text())["environments"].values():
+        (packages,) = environment["packages"].values()
+        (torch,) = (p["conda"] for p in packages if "/pytorch-2" in p["conda"])
+        assert torch.startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
     pixi("lock", "--check", cwd=folder)
     manifest.write_text(manifest.read_text().replace('validate = "*"', 'validate = "<0.1"'))
-    assert "is outdated" in forge(pixi, tmp_path, "lock", stack, "--check", *served_at, code=1)
+    pixi("lock", "--check", cwd=folder, code=1)
 
 
 def test_doctor_alone_is_small(pixi: Pixi, tmp_path: Path) -> None:

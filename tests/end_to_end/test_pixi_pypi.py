@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from support.conda_forge import records_of_both
 from support.pixi import MAPPING, Pixi, fit, write_mapping
-from support.project import CHECKOUT, driver
-from support.release import copy_stack, run
+from support.project import CHECKOUT
+from support.release import copy_stack
 from support.servers import Revalidating, served
 from support.simple_index import ADDED, SimpleIndex, popular
 from support.static_channel import Source
@@ -206,20 +206,13 @@ def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
         yield Pixi(folder / "home", mirrors)
 
 
-@pytest.mark.parametrize("locked_by", ["nobody", "pixi", "forge"])
+@pytest.mark.parametrize("locked_by", ["nobody", "pixi"])
 def test_on_a_stack(pixi: Pixi, index: str, tmp_path: Path, locked_by: str) -> None:
-    """The copied folder, from a hosted channel. forge's lock has the names, pixi's has not."""
-    for name in ("bases", "variants.yaml"):
-        (tmp_path / name).symlink_to(CHECKOUT / name)
+    """The copied folder, from a hosted channel."""
     user = User(pixi, copy_stack("attention", tmp_path / "stacks"))
     manifest = fit(user.folder / "pixi.toml")
     if locked_by == "pixi":
         user("lock")
-    if locked_by == "forge":
-        own = {"FORGE_ROOT": str(tmp_path), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
-        words = driver(CHECKOUT, "lock", "attention", "--channel", PUBLISHED)
-        run(words, pixi.environment | own)
-        user("lock --check")
     manifest.write_text(f'{manifest.read_text()}\n[pypi-options]\nindex-url = "{index}"\n')
     said = user("add --pypi accelerate", code=None)
     assert user.from_pypi() == {"accelerate"} or (locked_by == "pixi" and "torch" in said), said

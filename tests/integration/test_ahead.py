@@ -20,7 +20,6 @@ from support.servers import QuietHandler, served
 from forge.bases import CONDA_FORGE
 from forge.building.preflight import unsolvable
 from forge.conda.local import Channel
-from forge.envs.repodata import Records
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
 
@@ -67,7 +66,7 @@ def asked(recipes: RecipeSet, steps: list[Step], tmp_path: Path) -> Callable[[Pa
     def ask(packages: Packages) -> str:
         folder = tmp_path / "theirs"
         folder.mkdir()
-        return unsolvable(recipes, steps, Records(CONDA_FORGE, index(folder, packages)))
+        return unsolvable(recipes, steps, index(folder, packages).as_uri())
 
     return ask
 

@@ -136,7 +136,7 @@ def test_what_is_judged_is_what_is_installed(tmp_path: Path) -> None:
     for name in ("alpha", "beta"):
         package(channel, name, "1.0")
     index(channel)
-    chosen = workspace(tmp_path / "app", channel.as_uri(), tmp_path / "home")
+    chosen = workspace(tmp_path / "home", channel.as_uri())
     chosen.lock()
     record = next(r for r in chosen.locked("default") if r.name.normalized == "alpha")
     outcomes: dict[str, str] = {}

@@ -8,10 +8,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rattler
 import yaml
 from support.project import CHECKOUT
+
+# py-rattler 0.26 made build strings a type
+BuildString: Any = getattr(rattler, "BuildString", str)
 
 BINDINGS = ("py-rattler", "py-rattler-build")
 UNREACHABLE = "Could not find a version|No matching distribution|Connection|Temporary failure"

@@ -17,18 +17,20 @@ import yaml
 import zstandard
 from rattler import (
     Channel,
+    GenericVirtualPackage,
     MatchSpec,
     PackageName,
     RepoDataRecord,
     SparseRepoData,
+    Version,
     solve_with_sparse_repodata,
 )
 from rattler_build import VariantConfig
+from support.bindings import BuildString
 from support.project import CHECKOUT
 
 from forge import bases
 from forge.conda import pypi
-from forge.envs.manifest import Platform
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import package_name
@@ -50,6 +52,8 @@ APART = {
 # rattler-build makes such a number of track_features of it
 DOWN = "down_prioritize_variant"
 MACHINE = {"__unix": "0", "__linux": "6.18", "__glibc": "2.39", "__archspec": "1"}
+# what `amdgpu = "gfx1151"` of a stack promises
+STRIX_HALO = MACHINE | {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 
 
 class Wanted(NamedTuple):
@@ -228,7 +232,10 @@ class Solver:
 
     def records(self, specs: list[str], machine: dict[str, str] = MACHINE) -> list[RepoDataRecord]:
         """The packages of the environment. Raises SolverError if there is none."""
-        virtual = Platform("user", machine).virtual_packages()
+        virtual = [
+            GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))
+            for name, version in machine.items()
+        ]
         specs = [spec for spec in specs if package_name(spec) not in self.lacking(specs)]
         return asyncio.run(solve_with_sparse_repodata(specs, self.data, virtual_packages=virtual))
 

@@ -145,9 +145,10 @@ def driver(root: Path, *arguments: str) -> list[str]:
 
 
 def driver_environment(root: Path) -> dict[str, str]:
-    """The environment for a driver that works on `root`, on the host base."""
+    """The environment for a driver that works on `root`, on the host base, without pixi."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "PATH": path}
+    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "FORGE_NO_PIXI": "1", "PATH": path}
+    return os.environ | own
 
 
 def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:

@@ -65,7 +65,7 @@ class Release:
         environment = clean_environment(self.home)
         path = f"{Path(sys.executable).parent}:{environment['PATH']}"
         own = {"FORGE_ROOT": str(self.checkout), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
-        return environment | own | {"PATH": path}
+        return environment | own | {"FORGE_NO_PIXI": "1", "PATH": path}
 
     @property
     def cache(self) -> Path:

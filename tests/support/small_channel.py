@@ -10,11 +10,8 @@ from pathlib import Path
 from rattler.index import index_fs
 from rattler_build import assemble_package
 
-from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.envs.manifest import Manifest
-from forge.envs.repodata import Records
+from forge.bases import PUBLISHED
 from forge.envs.workspace import Workspace
-from forge.project import SUBDIRS
 
 MANIFEST = f"""\
 [workspace]
@@ -41,27 +38,15 @@ def package(channel: Path, name: str, version: str, build: str = "h1234567_0", *
     return made.path.name
 
 
-def no_records(folder: Path) -> Path:
-    """A folder of conda-forge records: none at all."""
-    for subdir in SUBDIRS:
-        (folder / subdir).mkdir(parents=True, exist_ok=True)
-        (folder / subdir / "repodata.json").write_text('{"packages": {}, "packages.conda": {}}')
-    return folder
-
-
 def index(channel: Path) -> None:
     (channel / "linux-64").mkdir(exist_ok=True)
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 
 
-def workspace(
-    folder: Path, channel: str, home: Path | None = None, text: str = "", **more
-) -> Workspace:
-    """The manifest, with `text` at its end, in `folder`; nothing in conda-forge."""
+def workspace(folder: Path, channel: str, text: str = "") -> Workspace:
+    """A workspace that takes all from one channel, with `text` at the end of its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pixi.toml").write_text(MANIFEST + text)
-    nothing = Records(CONDA_FORGE, no_records(folder / "nothing"))
-    records = {CONDA_FORGE: nothing} | more.pop("records", {})
-    replace = {PUBLISHED: channel, "conda-forge": CONDA_FORGE}
-    manifest = Manifest.load(folder / "pixi.toml")
-    return Workspace("app", manifest, home or folder, replace, records, **more)
+    (folder / "pixi.toml").write_text(
+        MANIFEST.replace(f'"{PUBLISHED}", "conda-forge"', f'"{channel}"') + text
+    )
+    return Workspace("app", folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from support.static_channel import Source, findings
 from forge.bases import PUBLISHED
 from forge.channel import revisions
 from forge.channel.publish import StaticChannel
+from forge.conda.attestations import Publisher
 from forge.conda.index import load
 from forge.conda.location import Location
 from forge.envs.workspace import Workspace
@@ -43,6 +45,20 @@ def bundle(package: Path, **other: str) -> dict[str, Any]:
     return SIGSTORE.attest(package.name, **words | other)
 
 
+@dataclass
+class User:
+    """A locked workspace, and who has to attest the packages of its channel."""
+
+    app: Workspace
+    publishers: dict[str, Publisher]
+    cache: Path
+
+    def install(self) -> int:
+        """As `forge install` does."""
+        self.app.require_attested("default", self.publishers)
+        return self.app.install("default", self.cache)
+
+
 class Release:
     """A channel of alpha and beta, published with whatever attestations lie beside them."""
 
@@ -61,12 +77,15 @@ class Release:
                 file.write_text(json.dumps(attestation))
         StaticChannel(self.public).publish(self.source)
 
-    def user(self, url: str, declared: bool = True) -> Workspace:
-        """A workspace that takes the channel from `url`, and says who publishes it."""
+    def user(self, url: str) -> User:
+        """Somebody who takes the channel from `url`, and whose stack says who publishes it."""
         (self.folder / "root.json").write_text(SIGSTORE.trusted_root)
         table = f'[tool.strix-forge.publishers."{PUBLISHED}"]\n'
         table += f'identity = "{WORKFLOW}"\ntrusted-root = "../root.json"\n'
-        return workspace(self.folder / "app", url, text=table if declared else "")
+        declared = workspace(self.folder / "stack", PUBLISHED, table).manifest.publishers
+        app = workspace(self.folder / "app", url)
+        app.lock()
+        return User(app, {url: declared[PUBLISHED]}, self.folder / "cache")
 
 
 @pytest.fixture
@@ -80,7 +99,7 @@ def advertised(public: Path, name: str) -> dict[str, Any]:
     return {file: r.get("attestations_sha256") for file, r in data["packages.conda"].items()}
 
 
-def test_published_locked_and_installed(release: Release) -> None:
+def test_published_and_installed(release: Release) -> None:
     """Every form of the index names the bundles, and a client believes them; twice the same."""
     release.publish(bundle(release.alpha))
     forms = [advertised(release.public, f"repodata.json{end}") for end in ("", ".zst")]
@@ -91,9 +110,7 @@ def test_published_locked_and_installed(release: Release) -> None:
     StaticChannel(release.public).publish(release.source)  # which nobody has attested
     assert sorted(release.public.rglob("*.sigs.*")) == before and not findings(release.public)
     with served(release.public) as url:
-        user = release.user(url)
-        assert user.lock() == {"default": 2}
-        assert user.install("default", release.folder / "cache") == 2
+        assert release.user(url).install() == 2
 
 
 OTHERS = "https://github.com/them/forge/.github/workflows/release.yml@refs/heads/main"
@@ -107,18 +124,16 @@ FAULTS = {
 
 @pytest.mark.parametrize(("other", "says"), FAULTS.values(), ids=FAULTS)
 def test_refused(release: Release, other: dict[str, str] | None, says: str) -> None:
-    """Nothing is locked or installed, and the message says what is wrong with which package."""
+    """Nothing is installed, and the message says what is wrong with which package."""
     release.publish(other and bundle(release.alpha, **other))
     with served(release.public) as url:
-        careless = release.user(url, declared=False)
-        careless.lock()  # it trusts whoever serves the channel
         user = release.user(url)
-        for attempt in (user.lock, lambda: user.install("default", release.folder / "cache")):
-            with pytest.raises(Refused) as error:
-                attempt()
-            assert says in str(error.value) and release.alpha.name in str(error.value)
-            assert "\n" not in str(error.value)
-    assert not user.prefix("default").exists()
+        with pytest.raises(Refused) as error:
+            user.install()
+        assert says in str(error.value) and release.alpha.name in str(error.value)
+        assert "\n" not in str(error.value) and not user.app.prefix("default").exists()
+        user.publishers.clear()  # one who trusts whoever serves the channel
+        assert user.install() == 2
 
 
 def test_altered(release: Release) -> None:
@@ -130,7 +145,7 @@ def test_altered(release: Release) -> None:
     edited["dsseEnvelope"]["payload"] = text
     release.publish(edited)
     with served(release.public) as url, pytest.raises(Refused, match="alpha.*verification failed"):
-        release.user(url).lock()
+        release.user(url).install()
 
 
 def test_bundles_that_the_index_does_not_mean(release: Release) -> None:
@@ -140,11 +155,11 @@ def test_bundles_that_the_index_does_not_mean(release: Release) -> None:
     with served(release.public) as url:
         sidecar.write_text("[]")
         with pytest.raises(Refused, match="alpha"):
-            release.user(url).lock()
+            release.user(url).install()
         assert any("attestations are damaged" in line for line in findings(release.public))
         sidecar.unlink()
         with pytest.raises(Refused, match="alpha"):
-            release.user(url).lock()
+            release.user(url).install()
         assert any("attestations are missing" in line for line in findings(release.public))
 
 
@@ -159,7 +174,7 @@ def test_another_sigstore(release: Release) -> None:
     foreign = Sigstore().attest(package.name, sha256_file(package), PUBLISHED, WORKFLOW)
     release.publish(foreign)
     with served(release.public) as url, pytest.raises(Refused, match="alpha.*verification failed"):
-        release.user(url).lock()
+        release.user(url).install()
 
 
 DECLARATIONS = [
@@ -173,14 +188,14 @@ DECLARATIONS = [
 @pytest.mark.parametrize(("text", "says"), DECLARATIONS)
 def test_wrong_declarations(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ForgeError, match=says):
-        workspace(tmp_path / "app", "https://c.test", text=text)
+        _ = workspace(tmp_path / "app", PUBLISHED, text).manifest
 
 
 def test_bindings_without_attestations(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     release.publish(bundle(release.alpha))
     monkeypatch.delattr(rattler, "verify_attestation")
     with served(release.public) as url, pytest.raises(NotAttempted, match=r"need py-rattler 0\.28"):
-        release.user(url).lock()
+        release.user(url).install()
 
 
 class TestRollback:

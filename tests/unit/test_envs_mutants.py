@@ -66,17 +66,11 @@ def manifests() -> Iterator[bytes]:
 
 def believable(manifest: Manifest) -> bool:
     """What solving and installing rely on."""
-    environments = manifest.environments()
-    specs = [spec for e in environments.values() for spec in e.specs]
+    specs = [spec for specs in manifest.environments.values() for spec in specs]
     return (
-        all(re.fullmatch(r"[a-z0-9-]+", name) for name in environments)
+        all(re.fullmatch(r"[a-z0-9-]+", name) for name in manifest.environments)
         and all(isinstance(spec, str) and "\n" not in spec for spec in specs)
         and all(isinstance(url, str) and "@" not in url for url in manifest.channels)
-        and all(
-            p.name and len(p.virtual_packages()) >= 4
-            for e in environments.values()
-            for p in e.platforms
-        )
     )
 
 
@@ -104,23 +98,17 @@ def small_lock() -> dict[str, Any]:
 
 
 def test_locks(tmp_path: Path, record_property: Record) -> None:
-    """Read for an installation, and for --check."""
+    """Read for an installation."""
     tally = Tally("lock", record_property)
     (tmp_path / "pixi.toml").write_text(SIMPLE + "".join(f'{name} = "*"\n' for name in LOCKED))
-    manifest = Manifest.load(tmp_path / "pixi.toml")
-    workspace = Workspace("app", manifest, tmp_path, {"conda-forge": CONDA_FORGE})
+    workspace = Workspace("app", tmp_path)
     valid = yaml.safe_dump(small_lock(), sort_keys=False).encode()
     workspace.lock_file.write_bytes(valid)
-    assert workspace.outdated() == [] and len(workspace.locked("default")) == 4
+    assert len(workspace.locked("default")) == 4
 
     def right(records: list[Any]) -> bool:
         inside = re.compile(re.escape(CONDA_FORGE) + r"/(linux-64|noarch)/[\w.+!=-]+")
         return all(inside.fullmatch(r.url) and len(r.sha256) == 32 and r.size >= 0 for r in records)
-
-    def both() -> list[Any]:
-        problems = workspace.outdated()
-        assert all(len(problem) < 2_000 for problem in problems)
-        return workspace.locked("default")
 
     dumped = (
         yaml.safe_dump(tree, sort_keys=False).encode() for tree in trees(small_lock(), 3, 400)
@@ -128,5 +116,5 @@ def test_locks(tmp_path: Path, record_property: Record) -> None:
     for mutant in [*dumped, *texts(valid, 4, 300)]:
         workspace.lock_file.unlink()
         workspace.lock_file.write_bytes(mutant)
-        tally.give(both, right, mutant)
+        tally.give(lambda: workspace.locked("default"), right, mutant)
     assert min(tally.outcomes.values()) > 50 and sum(tally.outcomes.values()) == 700

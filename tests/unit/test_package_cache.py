@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rattler import PackageRecord, RepoDataRecord
 from support import conda_packages
+from support.bindings import BuildString
 from support.conda_packages import file
 from support.small_channel import index, package, workspace
 
 from forge.conda.package import cache_folder
 from forge.envs import cache
-from forge.envs.bindings import BuildString
 from forge.errors import BuildFailed
 from forge.files import sha256_file
 
@@ -66,7 +66,7 @@ def record(tmp_path: Path) -> RepoDataRecord:
     package(channel, "alpha", "1.0")
     package(channel, "beta", "1.0")
     index(channel)
-    app = workspace(tmp_path / "app", channel.as_uri(), home=tmp_path / "local")
+    app = workspace(tmp_path / "local", channel.as_uri())
     app.lock()
     return next(r for r in app.locked("default") if r.name.normalized == "alpha")
 

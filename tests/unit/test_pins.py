@@ -16,10 +16,9 @@ import pytest
 import yaml
 import zstandard
 from rattler import MatchSpec, PackageRecord
+from support.bindings import BuildString
 from support.conda_forge import DATA
 from support.project import CHECKOUT
-
-from forge.envs.bindings import BuildString
 
 PINS: dict[str, list[str]] = yaml.safe_load(
     (CHECKOUT / "bases/conda-forge/variants.yaml").read_text()

@@ -97,7 +97,6 @@ def commit(tmp_path: Path, url: str) -> None:
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "a file of a channel": lambda _, url: Location(url).read("noarch/repodata.json"),
     "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
-    "the names in a channel": lambda tmp_path, url: workspace(tmp_path, url).package_names(url),
     "how long an index is kept": lambda _, url: list(serving.kept(Location(url))),
     "a source": source,
     "pages of pip's index": page,

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
-from support.conda_forge import LACKS, MACHINE, Rendered, Solver
+from support.conda_forge import LACKS, MACHINE, STRIX_HALO, Rendered, Solver
 from support.project import CHECKOUT
 
-from forge.bases import BaseName
-from forge.cli.context import Context
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError
 from forge.recipes.recipe import package_name
@@ -77,14 +74,13 @@ def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
     With the Python of the lane, so that a wider pin in the stack is known to solve.
     """
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
-    for environment in manifest.environments().values():
-        specs, machine = environment.specs, environment.platforms[0].promised
+    for specs in manifest.environments.values():
         specs = [rendered.python if package_name(s) == "python" else s for s in specs]
         lacking, names = solver.lacking(specs), {package_name(spec) for spec in specs}
         assert lacking == names & {*LACKS.get(f"stacks/{stack}", [])}
-        assert names - lacking <= solver.solve(specs, machine)
+        assert names - lacking <= solver.solve(specs, STRIX_HALO)
         with pytest.raises(SolverError):
-            solver.solve(specs, machine | {"__amdgpu_arch": "11.0.0"})
+            solver.solve(specs, STRIX_HALO | {"__amdgpu_arch": "11.0.0"})
 
 
 def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
@@ -100,31 +96,14 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
 def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
     """Of all our packages that are made for one; those that are for any serve both."""
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
-    for environment in manifest.environments().values():
+    for specs in manifest.environments.values():
         lacking = LACKS.get(f"stacks/{stack}", [])
-        specs = [spec for spec in environment.specs if package_name(spec) not in lacking]
-        specs = [*specs, f"python {python}.*"]
-        records = both.records(specs, environment.platforms[0].promised)
+        there = [spec for spec in specs if package_name(spec) not in lacking]
+        records = both.records([*there, f"python {python}.*"], STRIX_HALO)
         ours = [record for record in records if "/ours/" in record.url]
         tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
         assert tags == {f"py{python.replace('.', '')}"}
         assert {"pytorch", "libtorch", "triton", "flash-attn"} <= {r.name.normalized for r in ours}
-
-
-@pytest.mark.parametrize("python", ["3.12", "3.13"])
-def test_a_stack_is_locked_for_the_python_that_is_asked_for(
-    both: Solver, tmp_path: Path, python: str
-) -> None:
-    """By the variant that builds for it; the lock satisfies the manifest as it is."""
-    forge = Context(BaseName.CONDA_FORGE, variants=[f"python={python}"])
-    stack = forge.stack("attention", str(both.folder / "ours"), both.folder / "conda-forge")
-    stack = replace(stack, folder=tmp_path)
-    stack.lock()
-    (locked,) = [r for r in stack.locked("default") if r.name.normalized == "python"]
-    assert str(locked.version).startswith(f"{python}.")
-    assert not stack.outdated()
-    as_it_is = replace(stack, manifest=replace(stack.manifest, also=()))
-    assert not as_it_is.outdated()
 
 
 def test_amds_torch_solves_where_there_is_no_other(tmp_path: Path) -> None:

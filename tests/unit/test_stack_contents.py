@@ -8,7 +8,7 @@ import re
 import pytest
 from rattler import RepoDataRecord
 from strix_validate.doctor.environment import DISK
-from support.conda_forge import Rendered, Solver
+from support.conda_forge import STRIX_HALO, Rendered, Solver
 from support.project import CHECKOUT
 
 from forge.envs.manifest import Manifest
@@ -38,9 +38,7 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 def contents(solver: Solver, request: pytest.FixtureRequest) -> tuple[str, list[RepoDataRecord]]:
     """A stack's name and the packages of its default environment."""
     manifest = Manifest.load(CHECKOUT / "stacks" / request.param / "pixi.toml")
-    environment = manifest.environments()["default"]
-    records = solver.records(environment.specs, environment.platforms[0].promised)
-    return request.param, records
+    return request.param, solver.records(manifest.environments["default"], STRIX_HALO)
 
 
 def ballast(records: list[RepoDataRecord]) -> set[str]:
@@ -65,9 +63,8 @@ def solver_313(tmp_path_factory: pytest.TempPathFactory) -> Solver:
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_has_no_ballast_for_python_313(solver_313: Solver, stack: str) -> None:
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
-    environment = manifest.environments()["default"]
-    specs = [*environment.specs, "python 3.13.*"]
-    assert not ballast(solver_313.records(specs, environment.platforms[0].promised))
+    specs = [*manifest.environments["default"], "python 3.13.*"]
+    assert not ballast(solver_313.records(specs, STRIX_HALO))
 
 
 @pytest.mark.parametrize(

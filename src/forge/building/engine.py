@@ -22,6 +22,7 @@ from rattler_build import Package
 
 from forge import network
 from forge.envs import cache
+from forge.envs.machine import virtual_packages
 from forge.hostbase.wheels import Conversion
 from forge.project import SUBDIRS
 from forge.recipes.render import build_recipes
@@ -57,12 +58,11 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
     specs += getattr(test, "requirements_run", [])
     if python := test.to_dict().get("python_version"):
         specs += ["pip", f"python {python}"]
-    machine = [found.into_generic() for found in rattler.VirtualPackage.detect()]
     try:
         gateway = rattler.Gateway(client=network.for_indexes())
-        asyncio.run(
-            rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
-        )
+        asyncio.run(rattler.solve(
+            channels, specs, gateway, platforms=SUBDIRS, virtual_packages=virtual_packages()
+        ))  # fmt: skip
     except Exception as error:
         return [f"its environment ({', '.join(specs)}): {error}"]
     return []

@@ -15,9 +15,8 @@ from rattler import MatchSpec
 from rattler.exceptions import SolverError
 
 from forge import network
-from forge.bases import CONDA_FORGE, PUBLISHED, Base
-from forge.envs.manifest import ASSUMED, Platform
-from forge.envs.repodata import Records
+from forge.bases import CONDA_FORGE, Base
+from forge.envs.machine import virtual_packages
 from forge.files import read_text, write_text
 from forge.processes import max_jobs, memory_gib
 from forge.project import SUBDIRS, Project
@@ -68,7 +67,7 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
     return lines, ""
 
 
-def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CONDA_FORGE) -> str:
+def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE) -> str:
     """What conda-forge lacks of what the steps require, else what does not solve; or nothing.
 
     In one line. Each recipe is solved for each Python; our packages are records without files that
@@ -99,16 +98,15 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str | Records = CO
             }  # fmt: skip
             text = json.dumps({"packages": {}, "packages.conda": packages})
             write_text(Path(folder, subdir, "repodata.json"), text)
-        ours = Records(PUBLISHED, Path(folder))
-    for step, python in itertools.product(steps, recipes.base.variants["python"]):
-        names = [output.name for output in step.outputs]
-        solution = rattler.solve(
-            [ours, theirs], [*names, f"python {python}"], gateway, platforms=SUBDIRS,
-            virtual_packages=Platform("", ASSUMED).virtual_packages(),
-        )  # fmt: skip
-        try:
-            asyncio.run(solution)
-        except SolverError as error:
-            why = " ".join(str(error).split())
-            return f"{step.recipe.name} does not solve with python {python}: {why:.800}"
+        for step, python in itertools.product(steps, recipes.base.variants["python"]):
+            names = [output.name for output in step.outputs]
+            solution = rattler.solve(
+                [Path(folder).as_uri(), theirs], [*names, f"python {python}"], gateway,
+                platforms=SUBDIRS, virtual_packages=virtual_packages(),
+            )  # fmt: skip
+            try:
+                asyncio.run(solution)
+            except SolverError as error:
+                why = " ".join(str(error).split())
+                return f"{step.recipe.name} does not solve with python {python}: {why:.800}"
     return ""

@@ -16,15 +16,10 @@ from rich.console import Console
 from typer import Argument, Option
 
 from forge import bases
-from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
+from forge.bases import BaseName
 from forge.building.display import Display
 from forge.building.runner import Builder
-from forge.channel import require_newer
 from forge.conda.local import Channel
-from forge.conda.location import Location
-from forge.envs.manifest import Manifest
-from forge.envs.repodata import Records
-from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
@@ -103,36 +98,6 @@ class Context:
             raise ForgeError(f"no recipe {', '.join(sorted(unknown))}; there are: {there}")
         return wanted
 
-    def stack(self, name: str, channel: str | None, records: Path | None = None) -> Workspace:
-        """stacks/NAME, with our packages from `channel` (URL or folder), or from this checkout's.
-
-        With a channel and conda-forge its lock is for every machine, and lies beside the manifest.
-        Any other names what is on this machine, and lies in build/. `records` is a folder of
-        repodata instead of conda-forge's own.
-        """
-        stacks = {path.parent.name: path for path in self.project.root.glob("stacks/*/pixi.toml")}
-        if name not in stacks:
-            raise ForgeError(f"no stack {name!r}; there are: {', '.join(sorted(stacks))}")
-        ours = Location(channel).url if channel else self.project.channel.as_uri()
-        theirs = self.base.channel if self.hostbase else CONDA_FORGE
-        substitutes = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        pythons = tuple(f"python {value}" for value in self.base.overrides.get("python", ()))
-        manifest = replace(Manifest.load(stacks[name]), also=pythons)
-        local = self.project.build / "stacks" / name
-        folder = stacks[name].parent if channel and not self.hostbase else local
-        return Workspace(name, manifest, folder, substitutes, _instead(records), err.print)
-
-    def remember(self, channel: str | None, older: bool) -> None:
-        """Raise Refused for a served channel that has lost revisions, unless `older` is taken."""
-        if channel and not (location := Location(channel)).folder:
-            require_newer(location, self.project.build / "revisions-seen.json", older)
-
-    def build_tools(self, records: Path | None = None) -> Workspace:
-        """The root pixi.toml, with a folder of repodata instead of conda-forge's own, if given."""
-        root, substitutes = self.project.root, {"conda-forge": CONDA_FORGE}
-        manifest = Manifest.load(root / "pixi.toml")
-        return Workspace("--root", manifest, root, substitutes, _instead(records), err.print)
-
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
         """A builder whose base exists: the host base is made now if it is not current."""
         if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
@@ -142,10 +107,6 @@ class Context:
             with builder.display as display:
                 self.hostbase.make(display.say, display.download, builder.run_job)
         return builder
-
-
-def _instead(records: Path | None) -> dict[str, Records]:
-    return {CONDA_FORGE: Records(CONDA_FORGE, records)} if records else {}
 
 
 def takes_context(function: Callable[..., None]) -> Callable[..., None]:

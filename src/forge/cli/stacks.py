@@ -1,111 +1,125 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for stacks: lock, install, run."""
+"""The commands for stacks: lock, install, run.
 
-from dataclasses import replace
-from pathlib import Path
+They work on a copy of the stack in build/stacks, which names the channels in use. Where pixi is on
+PATH they are pixi's own commands there; without it the driver does what builds and CI need.
+"""
+
+import os
+import shutil
+import subprocess
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from forge import bases
-from forge.bases import PUBLISHED, BaseName
-from forge.cli.context import Context, command, out
+from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.channel import require_newer
+from forge.cli.context import Context, command, err, out
+from forge.conda.location import Location
+from forge.envs.manifest import Manifest
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
+from forge.files import write_text
+from forge.recipes.recipe import package_name
 
 app = typer.Typer()
 
-Name = Annotated[str | None, Argument(help="A folder of stacks/.")]
+Name = Annotated[str, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", metavar="NAME", help="Of the stack.")]
 CHANNEL = "Our packages' channel, if not channel/."
 URL = Option("--channel", metavar="URL", envvar="FORGE_CHANNEL", help=CHANNEL)
 Served = Annotated[str | None, URL]
 Older = Annotated[bool, Option("--accept-older", help="Take a channel that was reset.")]
-Repodata = Annotated[Path | None, Option(metavar="DIR", help="conda-forge's repodata, DIR/SUBDIR.")]
-Root = Annotated[bool, Option("--root", help="Lock this repository's build tools.")]
-Update = Annotated[bool, Option("--update", help="With --root: move to the newest versions.")]
-Check = Annotated[bool, Option("--check", help="Write nothing; fail if the lock is outdated.")]
 Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]
 
 
+class Stack:
+    """stacks/NAME, and its copy for this machine. Raises ForgeError for one that is not there."""
+
+    def __init__(self, ctx: Context, name: str) -> None:
+        stacks = {path.parent.name: path for path in ctx.project.root.glob("stacks/*/pixi.toml")}
+        if name not in stacks:
+            raise ForgeError(f"no stack {name!r}; there are: {', '.join(sorted(stacks))}")
+        self.ctx, self.manifest = ctx, Manifest.load(stacks[name])
+        self.copy = Workspace(name, ctx.project.build / "stacks" / name, err.print)
+
+    def write(self, channel: str | None) -> None:
+        """Write the copy's manifest, with our packages from `channel`, a URL or a folder.
+
+        On the host base what was not built is left out, and named.
+        """
+        ctx, unbuilt = self.ctx, set[str]()
+        ours = Location(channel).url if channel else ctx.project.channel.as_uri()
+        theirs = ctx.base.channel if ctx.hostbase else CONDA_FORGE
+        if ctx.hostbase and not channel:
+            unbuilt = set(ctx.recipes.owner) - {record.name for record in ctx.channel.records()}
+            specs = [spec for specs in self.manifest.environments.values() for spec in specs]
+            unbuilt.intersection_update(map(package_name, specs))
+        for name in sorted(unbuilt):
+            out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
+        python = next(iter(ctx.base.overrides.get("python", ())), "")
+        instead = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
+        text = self.manifest.localized(instead, unbuilt, python)
+        write_text(self.copy.folder / "pixi.toml", text)
+
+    def require_trusted(self, older: bool, environment: str = "") -> None:
+        """Raise Refused for a channel that lost revisions, unless `older` is taken.
+
+        And for a package of an `environment` without the attestation that the stack declares.
+        """
+        in_use = dict(zip(self.manifest.channels, self.copy.channels, strict=True))
+        ours = Location(in_use.get(PUBLISHED, CONDA_FORGE))
+        if PUBLISHED in in_use and not ours.folder:
+            require_newer(ours, self.ctx.project.build / "revisions-seen.json", older)
+        if environment:
+            publishers = {in_use[channel]: who for channel, who in self.manifest.publishers.items()}
+            self.copy.require_attested(environment, publishers)
+
+    def pixi(self, command: str, *options: str) -> list[str]:
+        """`pixi COMMAND` on the copy; nothing without pixi, or with FORGE_NO_PIXI."""
+        if os.environ.get("FORGE_NO_PIXI") or not (pixi := shutil.which("pixi")):
+            return []
+        return [pixi, command, "--manifest-path", str(self.copy.folder / "pixi.toml"), *options]
+
+
 @command(app)
-def lock(
-    ctx: Context,
-    stack: Name = None,
-    root: Root = False,
-    channel: Served = None,
-    records: Repodata = None,
-    update: Update = False,
-    check: Check = False,
-    older: Older = False,
-) -> None:
-    """Solve the environments of a stack, or of the build tools, and write the lock file.
+def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False) -> None:
+    """Solve the environments of a stack for this machine, into build/stacks/STACK/pixi.lock.
 
-    With --channel the lock is for every machine and is written beside the stack's manifest.
-    Without it, or on the host base, the lock is for this machine and lies in build/stacks. On the
-    host base, packages of ours that the channel lacks are left out and named. --variant python=3.13
-    locks for that Python.
+    With pixi on PATH that is `pixi lock`. On the host base, packages of ours that the channel lacks
+    are left out and named. --variant python=3.13 locks for that Python. A lock for every machine is
+    pixi's alone: run `pixi lock` in stacks/STACK.
     """
-    if root == bool(stack):
-        raise ForgeError("name either a stack or --root")
-    if update and not root:
-        raise ForgeError("--update is for --root: a stack is solved anew each time")
-    left_out: set[str] = set()
-    if stack:
-        ctx = replace(ctx, base_name=BaseName.CONDA_FORGE) if records else ctx
-        chosen = ctx.stack(stack, channel, records)
-        ctx.remember(channel, older)
-        if not channel and not ctx.channel.is_indexed():
-            with ctx.project.lock():
-                ctx.channel.reconcile()
-        if ctx.hostbase:
-            unbuilt = set(ctx.recipes.owner) - chosen.package_names(PUBLISHED)
-            for wanted in chosen.manifest.environments().values():
-                left_out |= unbuilt.intersection(spec.split()[0] for spec in wanted.specs)
-            chosen = replace(chosen, manifest=replace(chosen.manifest, without=left_out))
-    else:
-        chosen = ctx.build_tools(None if check else records or known_records(ctx))
-    if check:
-        problems = chosen.outdated()
-        for problem in problems:
-            out.print(problem)
-        out.print(f"{chosen.lock_file} is {'outdated' if problems else 'up to date'}")
-        raise typer.Exit(1 if problems else 0)
-    before = chosen.lock_file.read_bytes() if chosen.lock_file.exists() else None
-    counts = chosen.lock(keep=root and not update)
-    for name in sorted(left_out):
-        out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
-    for environment, count in counts.items():
+    chosen = Stack(ctx, stack)
+    if not channel and not ctx.channel.is_indexed():
+        with ctx.project.lock():
+            ctx.channel.reconcile()
+    chosen.write(channel)
+    chosen.require_trusted(older)
+    if words := chosen.pixi("lock"):
+        raise typer.Exit(subprocess.run(words, check=False).returncode)
+    for environment, count in chosen.copy.lock().items():
         out.print(f"{environment}: {count} packages")
-    same = chosen.lock_file.read_bytes() == before
-    out.print(f"{chosen.lock_file}: {'unchanged' if same else 'written'}")
-
-
-def known_records(ctx: Context) -> Path | None:
-    """The checkout's own conda-forge records; None where conda-forge itself can be asked."""
-    if bases.choose(ctx.base_name)[0] == BaseName.CONDA_FORGE:
-        return None
-    folder = ctx.project.root / "tests" / "data" / "conda-forge"
-    out.print(f"conda-forge is unreachable or not requested: solving from the records in {folder}")
-    return folder
+    out.print(f"{chosen.copy.lock_file}: written")
 
 
 @command(app)
 def install(
-    ctx: Context,
-    stack: str,
-    environment: Environment = "default",
-    channel: Served = None,
-    older: Older = False,
+    ctx: Context, stack: Name, environment: Environment = "default", older: Older = False
 ) -> None:
-    """Install an environment of a stack exactly as its lock file says.
+    """Install an environment of a stack exactly as its lock in build/stacks/STACK says.
 
-    With --channel that is the lock beside its manifest; without, the one in build/stacks.
+    With pixi on PATH that is `pixi install --locked`.
     """
-    chosen = ctx.stack(stack, channel)
-    ctx.remember(channel, older)
-    out.print(f"{chosen.install(environment)} packages in {chosen.prefix(environment)}")
+    chosen = Stack(ctx, stack)
+    chosen.copy.require_locked()
+    chosen.require_trusted(older, environment)
+    if words := chosen.pixi("install", "--locked", "-e", environment):
+        raise typer.Exit(subprocess.run(words, check=False).returncode)
+    count = chosen.copy.install(environment)
+    out.print(f"{count} packages in {chosen.copy.prefix(environment)}")
 
 
 class Run(TyperCommand):
@@ -118,12 +132,12 @@ class Run(TyperCommand):
 
 
 @command(app, cls=Run)
-def run(
-    ctx: Context,
-    stack: str,
-    words: Words,
-    environment: Environment = "default",
-    channel: Served = None,
-) -> None:
-    """Run a command in an installed environment, activated."""
-    ctx.stack(stack, channel).run(environment, words)
+def run(ctx: Context, stack: Name, words: Words, environment: Environment = "default") -> None:
+    """Run a command in an installed environment, activated.
+
+    With pixi on PATH that is `pixi run`, which knows the stack's tasks too.
+    """
+    chosen = Stack(ctx, stack)
+    if command := chosen.pixi("run", "--as-is", "-e", environment, "--", *words):
+        os.execv(command[0], command)
+    chosen.copy.run(environment, words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`pixi lock`, `install` and `run` for one pixi.toml, on machines without pixi.
+"""A stack's environments on machines without pixi, over py-rattler: its solver and installer.
 
-Over py-rattler: the same solver, lock format (version 7) and installer that pixi uses.
+Where pixi is, it locks, installs and runs; see forge.cli.stacks.
 """
