@@ -22,6 +22,7 @@ from forge.building.display import Display
 from forge.cli import main
 from forge.cli.context import Context, Maybe, command, takes_context
 from forge.conda.location import Location
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 
 
@@ -89,17 +90,6 @@ def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Cont
         assert "'other' is not one of 'auto', 'conda-forge', 'host'" in said
 
 
-class Stack:
-    """A stand-in for an installed stack: records what it is to run."""
-
-    def __init__(self) -> None:
-        self.ran: list[Any] = []
-
-    def run(self, environment: str, words: list[str]) -> int:
-        self.ran += [environment, words]
-        return 0
-
-
 PASSED_ON = {
     "run attention tool --help": ["tool", "--help"],
     "run attention -- tool --base x": ["tool", "--base", "x"],
@@ -114,16 +104,12 @@ PASSED_ON = {
 def test_options_of_another_program_are_passed_on(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack, outputs = Stack(), []
-
-    def find(forge: Context, name: str, channel: str | None) -> Stack:
-        outputs.append((forge.output, channel))
-        return stack
-
-    monkeypatch.setattr(Context, "stack", find)
+    ran: list[Any] = []
+    monkeypatch.setenv("FORGE_NO_PIXI", "1")
+    monkeypatch.setattr(Workspace, "run", lambda *words: ran.extend(words[1:]))
     done = CliRunner().invoke(main.app, line.split())
     assert done.exit_code == 0, done.output
-    assert stack.ran == ["default", PASSED_ON[line]] and outputs == [(None, None)]
+    assert ran == ["default", PASSED_ON[line]]
 
 
 def test_pytest_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,19 @@ STEPS = sorted({(where, line) for where, step in scripts() for line in step if O
 
 @pytest.mark.parametrize(("where", "line"), STEPS, ids=[f"{w}: {line}" for w, line in STEPS])
 def test_steps_are_commands_that_people_run(where: str, line: str) -> None:
-    """Where pixi is, `./forge` is `pixi run`: so each command is a task, too."""
-    pixi = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
-    tasks = pixi["tasks"] | pixi["feature"]["dev"]["tasks"] | pixi["feature"]["lint"]["tasks"]
+    """A command of the driver, a task, or a program in a stack's environment."""
     words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
-    assert words[0] in tasks, where
-    assert line.startswith("pixi") or understood(words), where
+    if line.startswith("./forge"):
+        assert understood(words), where
+    elif words[:2] == ["--locked", "--manifest-path"]:
+        manifest, program, script = words[2:5]
+        assert (CHECKOUT / manifest.removeprefix("build/") / "pixi.toml").is_file()
+        assert program == "strix-validate" or (
+            program == "python" and (CHECKOUT / script).is_file()
+        )
+    else:
+        pixi = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+        assert words[0] in pixi["feature"]["lint"]["tasks"], where
 
 
 def test_no_step_works_past_the_driver() -> None:
@@ -223,19 +230,17 @@ def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
 def test_every_stack_is_validated_before_all_is_published(stack: str) -> None:
     jobs = load(GITHUB / "workflows/release.yml")["jobs"]
     steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
-    forge = "./forge {} --base conda-forge " + stack
+    locked = f"./forge lock --base conda-forge {stack}"
     own = CHECKOUT / "stacks" / stack / "check.py"
     check = (
         f"python {own.relative_to(CHECKOUT)}"
         if own.exists()
         else "strix-validate run --evidence build/evidence"
     )
-    validated = f"{forge.format('run')} -- {check}"
-    order = [forge.format("lock"), forge.format("install")]
-    at = [steps["gpu"].index(line) for line in order]
-    at.append(next(n for n, line in enumerate(steps["gpu"]) if line.startswith(validated)))
-    assert at == sorted(at)
-    assert order[0] in steps["publish"]
+    validated = f"pixi run --locked --manifest-path build/stacks/{stack} {check}"
+    last = next(n for n, line in enumerate(steps["gpu"]) if line.startswith(validated))
+    assert steps["gpu"].index(locked) < last
+    assert locked in steps["publish"]
 
 
 def test_the_issue_form_is_valid() -> None:
