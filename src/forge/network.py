@@ -2,6 +2,8 @@
 """The network as pixi's configuration has it, mirrors and credentials, and how long it may take.
 
 A server that says nothing, or a byte a second, would otherwise hold a command for ever.
+py-rattler 0.27 reads that configuration itself (rattler.Config, Client.from_config): once
+conda-forge's records hold it, `_mirrors` and `client` go.
 """
 
 import asyncio
