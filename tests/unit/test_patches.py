@@ -297,6 +297,13 @@ def test_patches_compared_by_hand(record: Path) -> None:
         assert patching.touched(path.read_text()) <= set(files), path.name
 
 
+def test_patch_with_a_name_that_no_file_can_have(patched: Patched) -> None:
+    text = patched.recipe.read_text()
+    patched.recipe.write_text(text.replace("0001-word.patch", f"{'a' * 5000}.patch"))
+    with pytest.raises(ForgeError, match="which does not exist"):
+        patched.recipes()
+
+
 def test_patch_that_is_not_text(patched: Patched) -> None:
     patched.patch.write_bytes(b"\xff")
     with pytest.raises(ForgeError, match=r"0001-word.patch is not UTF-8"):

@@ -3,6 +3,7 @@
 
 import hashlib
 import itertools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Recipe:
             if not is_plain(target := str(source.get("target_directory") or "here")):
                 raise ForgeError(f"{path}: target_directory {target!a:.80} leads out of the source")
         for file in self.local_files():
-            if not file.exists():
+            if not os.path.exists(file):  # noqa: PTH110 (Path's raises where a name is too long)
                 raise ForgeError(f"{path} names {file}, which does not exist")
         read, root = [path.parent, *self.local_files()], path.parents[2]
         digests = "".join(f"{file.name} {digest_tree(file, root)}\n" for file in read)
