@@ -20,11 +20,11 @@ from support.project import CHECKOUT, MiniProject
 from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
-from forge.recipes.plan import RecipeSet
+from forge.recipes.plan import RecipeSet, every_source
 from forge.recipes.recipe import sources_of
 from forge.sources import patching
 from forge.sources.cache import SourceCache
-from forge.upkeep import bump, patches
+from forge.upkeep import patches
 
 
 class Patched:
@@ -59,16 +59,16 @@ class Patched:
         self.recipe = mini.recipe("alpha", source=named) / "recipe.yaml"
         self.project = Project.at(mini.root)
         self.cached = SourceCache(self.project)
-        self.cached.add(archive, sources_of(self.recipes()["alpha"]))
+        self.cached.add(archive, sources_of(self.recipes().recipes["alpha"]))
 
-    def recipes(self) -> dict:
-        return bump.every_source(self.project).recipes
+    def recipes(self) -> RecipeSet:
+        return every_source(self.project)
 
     def lint(self) -> str:
-        return "\n".join(patches.lint(self.project, self.recipes()))
+        return "\n".join(patches.lint(self.recipes()))
 
     def check(self) -> patches.Applied:
-        (found,) = patches.check(self.project, self.recipes(), lambda *_: None)
+        (found,) = patches.check(self.recipes(), lambda *_: None)
         return found
 
 
@@ -79,7 +79,7 @@ def patched(tmp_path: Path) -> Patched:
 
 def test_ours_are_clean(recipes: RecipeSet) -> None:
     project = Project.at(CHECKOUT)
-    assert patches.all_patches(project) and patches.lint(project, recipes.recipes) == []
+    assert patches.all_patches(project) and patches.lint(recipes) == []
 
 
 def test_a_good_patch(patched: Patched) -> None:
@@ -141,7 +141,7 @@ def test_patches_of_a_wheel(tmp_path: Path) -> None:
     patched = Patched(tmp_path, wheel=True)
     assert patched.lint() == ""
     assert patched.check() == patches.Applied("alpha", 1, "applies", "")
-    before = patched.recipes()["alpha"].content
+    before = patched.recipes().recipes["alpha"].content
     script = recipe_checks.load("triton", "apply_patches")
     script.apply(tmp_path / "demo", GOOD)
     assert (tmp_path / "demo" / "text").read_text() == TEXT.replace("two", "zwei")
@@ -149,7 +149,7 @@ def test_patches_of_a_wheel(tmp_path: Path) -> None:
         script.apply(tmp_path / "demo", GOOD)
     patched.patch.write_text(GOOD.replace("-two", "-2"))
     assert patched.check().state == "fails"
-    assert patched.recipes()["alpha"].content != before
+    assert patched.recipes().recipes["alpha"].content != before
 
 
 def test_fuzz_is_refused(patched: Patched) -> None:

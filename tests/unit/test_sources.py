@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,14 +15,14 @@ import pytest
 from packageurl import PackageURL
 from support.project import MiniProject
 
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import write_text
 from forge.project import Project
+from forge.recipes.plan import every_source
 from forge.recipes.recipe import sources_of
 from forge.sources import cache, download
 from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
-from forge.upkeep.bump import every_source
 
 WHEEL = "demo-1.0-cp39-cp39-win_amd64.whl"
 PURL = PackageURL.from_string(f"pkg:pypi/demo@1.0?file_name={WHEEL}")
@@ -170,3 +172,87 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> Non
     assert (tree / "text").read_text() == "second\n"
     with pytest.raises(ForgeError, match="no recipe names"):
         kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
+
+
+def tarball(text: bytes) -> bytes:
+    """An archive of one file."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        info = tarfile.TarInfo("demo/text")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+    return out.getvalue()
+
+
+class Moved:
+    """A recipe names the sha256 of another file; `index` is what pip's index has of this one."""
+
+    def __init__(self, index: Index) -> None:
+        self.index, self.name = index, "demo-2.0.tar.gz"
+        self.file, self.content = index.folder / self.name, tarball(b"2.0")
+        self.file.write_bytes(self.content)
+        self.found = hashlib.sha256(self.content).hexdigest()
+        index.settings["index-url"] = (index.folder / "simple").as_uri()
+        self.lists(f"#sha256={self.found}")
+        project = Project(index.folder, index.folder / "channel", index.folder / "build")
+        self.cache = SourceCache(project)
+
+    def lists(self, fragment: str) -> None:
+        page = f'<a href="../../{self.name}{fragment}">{self.name}</a>'
+        write_text(self.index.folder / "simple" / "demo" / "index.html", page)
+
+    def fetch(self, sha256: str) -> Path:
+        purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
+        source = Source(f"{PYPI_URL}/{self.name}", sha256, purl)
+        return self.cache.fetch(source, lambda *_: None)
+
+    def refused(self, *parts: str) -> None:
+        """The file is refused in words that have these parts, its own sha256 and the recipe's."""
+        with pytest.raises(Refused) as failed:
+            self.fetch("0" * 64)
+        found = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        wrong = f"demo@2.0?file_name={self.name} has sha256 {found}, the recipe says {'0' * 64}"
+        for part in (wrong, *parts):
+            assert part in str(failed.value)
+
+    def kept(self) -> list[str]:
+        """The sha256 of what is in the cache."""
+        return [path.parent.name for path in self.cache.folder.rglob(f"{self.name}*")]
+
+
+@pytest.fixture
+def moved(index: Index) -> Moved:
+    return Moved(index)
+
+
+def test_a_recipe_that_moved_is_told_what_to_write(moved: Moved) -> None:
+    """The file is kept, so that it is not fetched again once the recipe names it."""
+    moved.refused("; pip's index states the same. If the recipe has just moved", "find out why")
+    assert moved.kept() == [moved.found]
+    moved.file.unlink()
+    assert moved.fetch(moved.found).read_bytes() == moved.content
+
+
+def test_nobody_states_the_sha256(moved: Moved) -> None:
+    for fragment in ("", "#md5=0123"):
+        moved.lists(fragment)
+        moved.refused("; no index states it: ", "write that sha256 into it")
+
+
+@pytest.mark.parametrize("cut", [0, 60])
+def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
+    """Whole or not: pip's index states another sha256."""
+    moved.file.write_bytes(tarball(b"evil")[:cut] or tarball(b"evil"))
+    moved.refused(
+        f"It was deleted: pip's index states {moved.found}: damaged in transit, or forged"
+    )
+    assert moved.kept() == []
+
+
+@pytest.mark.parametrize("content", [b"<html>please log in</html>", tarball(b"2.0")[:60], b""])
+def test_what_is_no_archive_is_not_to_be_written(moved: Moved, content: bytes) -> None:
+    """Nor where nobody states a sha256."""
+    moved.lists("")
+    moved.file.write_bytes(content)
+    moved.refused("It was deleted: ", "cannot be unpacked")
+    assert moved.kept() == []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.bases import Base
+from forge import bases
 from forge.conda.local import Channel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
@@ -23,6 +23,11 @@ from forge.recipes.render import render
 
 # What a plan says of a recipe. SKIPPED is what the run cannot attempt; see building.runner.skipped.
 BUILD, UP_TO_DATE, SKIPPED = "build", "up-to-date", "skipped"
+# A recipe may name another file for each Python that it is built for, and each place it comes from.
+EVERY = {
+    "python": ["3.11.* *_cpython", "3.12.* *_cpython", "3.13.* *_cp313", "3.14.* *_cp314"],
+    "sources_from": ["upstream", "pypi"],
+}
 
 
 @dataclass
@@ -57,8 +62,8 @@ class RecipeSet:
     """
 
     def __init__(
-        self, project: Project, base: Base, provided: Set[str] = frozenset(), base_key: str = "",
-        keep_going: bool = False,
+        self, project: Project, base: bases.Base, provided: Set[str] = frozenset(),
+        base_key: str = "", keep_going: bool = False,
     ) -> None:  # fmt: skip
         self.project, self.base = project, base
         self.base_names, self.base_key = provided, base_key
@@ -173,6 +178,11 @@ class RecipeSet:
             if any(self.owner.get(needed) in result for needed in recipe.needs):
                 result.add(name)
         return result
+
+
+def every_source(project: Project) -> RecipeSet:
+    """The recipes with the sources of every Python and place, whatever base builds them."""
+    return RecipeSet(project, bases.load(project, "conda-forge", EVERY))
 
 
 def _difference(before: object, now: dict[str, str]) -> str:

@@ -8,8 +8,9 @@ found on the index that pip is configured for: a mirror or a wheel folder will d
 import functools
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class SourceCache:
 
         Raises NotAttempted if no URL of it can be reached, Refused for another sha256.
         """
-        return self._keep(source, lambda partial: self.download(source, partial, progress))
+        return self._keep(source, lambda partial: self._download(source, partial, progress))
 
     def _keep(self, source: Source, bring: Callable[[Path], object]) -> Path:
         """Have a source in the cache: `bring` writes it to a path where it is missing."""
@@ -94,28 +95,47 @@ class SourceCache:
                 return path
             bring(partial := _partial(path))
             if source.sha256 and (found := sha256_file(partial)) != source.sha256:
-                partial.unlink()
-                wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
-                raise Refused(f"{wrong}. Find out why before you change the recipe")
+                raise Refused(self._another(source, partial, found))
             # a cut or damaged copy
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             return partial.replace(path)
 
-    def download(self, source: Source, partial: Path, progress: Progress) -> str:
-        """Download from the first URL that answers; returns the sha256 that pip's index states."""
+    def _another(self, source: Source, file: Path, found: str) -> str:
+        """Why a file is not the recipe's, and whether its sha256 may be written there.
+
+        One that may is kept under that sha256; any other is deleted.
+        """
+        wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
+        link = self._downloader.locate(source.url, source.purl)
+        stated = (link.hash_option or {}).get("sha256", [])
+        try:
+            if stated and found not in stated:
+                raise Refused(f"pip's index states {stated[0]}: damaged in transit, or forged")
+            if source.file_name.endswith((*ARCHIVES, ".whl")):
+                with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                    unpack(file, Path(folder, "tree"), ())
+        except Refused as error:
+            file.unlink()
+            return f"{wrong}. It was deleted: {error}"
+        kept = self.path(replace(source, sha256=found))
+        kept.parent.mkdir(exist_ok=True)
+        file.replace(kept)
+        says = "pip's index states the same" if stated else "no index states it: ask upstream"
+        move = "If the recipe has just moved to this release, write that sha256 into it"
+        return f"{wrong}; {says}. {move}; if not, upstream replaced the file: find out why"
+
+    def _download(self, source: Source, partial: Path, progress: Progress) -> None:
+        """Download from the first URL that answers."""
         reasons = []
         for url in (source.url, *source.mirrors):
             try:
                 if source.commit:
-                    git.fetch(url, source.commit, partial)
-                    return ""
+                    return git.fetch(url, source.commit, partial)
                 link = self._downloader.locate(url, source.purl)
-                self._downloader.download(link, partial, progress)
-                return ((link.hash_option or {}).get("sha256") or [""])[0]
+                return self._downloader.download(link, partial, progress)
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
         hint = f"; get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
-        hint = hint if source.digest else ""  # a new release's, whose hash nobody knows yet
         raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}){hint}")
 
     def add(self, file: Path, sources: list[Source]) -> Source:

@@ -10,7 +10,8 @@ from pathlib import Path
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.project import Project
-from forge.recipes.recipe import Recipe, patched, patches_of, prepare, source_of
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import patched, patches_of, prepare, source_of
 from forge.sources.cache import SourceCache
 from forge.sources.download import Progress
 
@@ -54,34 +55,31 @@ def lint_file(path: Path, text: str) -> list[str]:
     return [what for what, is_right in right.items() if not is_right]
 
 
-def lint(project: Project, recipes: dict[str, Recipe]) -> list[str]:
+def lint(recipes: RecipeSet) -> list[str]:
     """Findings about every patch file: its head, number and version, and that its recipe names it.
 
     Another recipe may name it too: a package of compiled kernels reads the same source.
     """
     findings: list[str] = []
-    named = [(p, r) for r in recipes.values() for data in r.sources for p in patches_of(r, data)]
-    for path in all_patches(project):
+    for path in all_patches(recipes.project):
         text, package = read_text(path), path.parent.name
-        owners = [r for named_one, r in named if named_one == path and r.name == package]
-        wrong = lint_file(path, text)
-        if len(owners) != 1:
-            wrong.append("named more than once" if owners else f"recipe {package} does not name it")
-        for recipe in owners:
-            applies = f"{package} {recipe.version}"
-            if f"Applies-To: {applies}\n" not in text:
-                wrong.append(f"Applies-To is not {applies}")
+        recipe, wrong = recipes.recipes.get(package), lint_file(path, text)
+        named = recipe.local_files().count(path) if recipe else 0
+        if named != 1:
+            wrong.append("named more than once" if named else f"recipe {package} does not name it")
+        elif recipe and f"Applies-To: {package} {recipe.version}\n" not in text:
+            wrong.append(f"Applies-To is not {package} {recipe.version}")
         number = 1 + sorted(path.parent.glob("*.patch")).index(path)
         if not path.name.startswith(f"{number:04}-"):
             wrong.append(f"the numbers are not 0001, 0002, ...: this is patch {number}")
-        findings += [f"{path.relative_to(project.root)}: {what}" for what in wrong]
+        findings += [f"{path.relative_to(recipes.project.root)}: {what}" for what in wrong]
     return findings
 
 
-def check(project: Project, recipes: dict[str, Recipe], progress: Progress) -> Iterator[Applied]:
+def check(recipes: RecipeSet, progress: Progress) -> Iterator[Applied]:
     """Apply each recipe's patches to its fetched source, by the code that a build runs first."""
-    cache = SourceCache(project)
-    for name, recipe in recipes.items():
+    cache = SourceCache(recipes.project)
+    for name, recipe in recipes.recipes.items():
         for data in (data for data in recipe.sources if patches_of(recipe, data)):
             state, detail = "fails", ""
             try:

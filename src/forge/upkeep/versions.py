@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Versions: what upstream has released, what it is built with, and whether ours go together.
+
+Where releases are listed follows from the recipe's first package URL: one of PyPI means pip's
+index, one of GitHub the repository's tags.
+"""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+from rattler import MatchSpec, VersionSpec
+from rattler import Version as CondaVersion
+
+from forge.envs.manifest import Manifest
+from forge.errors import ForgeError, NotAttempted
+from forge.files import read_text
+from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe, package_name, purls_of, sources_of
+from forge.sources import git
+from forge.sources.archives import unpack
+from forge.sources.download import Downloader, Progress
+from forge.upkeep import patches
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `forge outdated`: `state` is newer, unreachable or empty, `note` where upstream
+    lists its releases, or what is wrong."""
+
+    recipe: Recipe
+    newest: str
+    state: str
+    note: str
+
+
+def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
+    """The newest release of each recipe's upstream, neither yanked nor a pre-release."""
+    downloader = Downloader()
+    for recipe in recipes:
+        state, note = "", listed_at(recipe) or "no upstream of its own"
+        try:
+            found = releases(downloader, recipe)
+        except NotAttempted as error:
+            found, state, note = {}, "unreachable", str(error)
+        ours = Version(recipe.version)
+        if why := found.get(ours):
+            note = f"{ours} was yanked: {why}"
+        usual = (v for v, yanked in found.items() if not (yanked or v.is_prerelease))
+        if (newest := max(usual, default=None)) and newest > ours:
+            state = "newer"
+        yield Row(recipe, str(newest or ""), state, note)
+
+
+def listed_at(recipe: Recipe) -> str:
+    """Where the releases of a recipe's upstream are listed; empty if it has none of its own."""
+    for purl in purls_of(recipe):
+        if purl.type == "github":
+            return f"https://github.com/{purl.namespace}/{purl.name}"
+        # the kernels compiled from vLLM's source have another version than vLLM
+        return "PyPI" if purl.version in (None, recipe.version) else ""
+    return ""
+
+
+def releases(downloader: Downloader, recipe: Recipe) -> dict[Version, str]:
+    """Every release of a recipe's upstream, and why it was yanked. Raises NotAttempted."""
+    found: dict[Version, str] = {}
+    for text, why in _listed(downloader, recipe):
+        with contextlib.suppress(InvalidVersion):
+            version = Version(text)
+            if not version.local:  # that is somebody's own build, in a wheel folder
+                found[version] = found.get(version, why) and why  # if all of its files were
+    return found
+
+
+def _listed(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """The version of each file or tag, and why the file was yanked."""
+    place = listed_at(recipe)
+    if place == "PyPI":
+        for file in downloader.files_of(purls_of(recipe)[0].name):
+            # the reason is empty or True where upstream gives none
+            reason = file.link.yank_reason if isinstance(file.link.yank_reason, str) else ""
+            yield file.version or "", (reason or "no reason given") if file.link.is_yanked else ""
+    elif place:
+        example = purls_of(recipe)[0].version or ""
+        for version in versions_in(git.tags(place), example, recipe.version):
+            yield version, ""
+
+
+def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
+    """The versions that `tags` stand for, given that `example` stands for `version`.
+
+    A tag may leave out zeros at the end: AOTriton's 0.12b is 0.12.0, TheRock's therock-10.0 10.0.0.
+    """
+    written = version
+    while written not in example and written.endswith(".0"):
+        written = written.removesuffix(".0")
+    before, found, after = example.partition(written)
+    pattern = re.compile(re.escape(before) + r"(\d[\w.+-]*?)" + re.escape(after))
+    return [match[1] for match in map(pattern.fullmatch, tags if found else ()) if match]
+
+
+def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
+    """What the newest releases are built with, where a recipe says that upstream states it, and
+    the patches that are there until a newer release has them."""
+    for row in rows:
+        recipe = row.recipe
+        if row.newest and recipe.extra.get("built_with"):
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    tree = release_of(recipe, row.newest, Path(folder), progress)
+                    yield from pairings(recipes, recipe, row.newest, tree)
+            except ForgeError as error:
+                yield f"what {recipe.name} {row.newest} is built with cannot be read: {error}"
+        for path in patches.all_patches(recipes.project) if row.state == "newer" else ():
+            text = read_text(path)
+            if path.parent.name == recipe.name and "\nUpstream-Status: Backport " in text:
+                until = re.findall("^Remove-When: (.+)$", text, re.M)
+                yield f"{path.relative_to(recipes.project.root)} falls away when {until[0]}"
+
+
+def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -> Path:
+    """The files of a release that say what it is built with: those of the first source, whose URL
+    is the recipe's with another version. Nothing is built from them, so no hash is asked for."""
+    source, downloader = sources_of(recipe)[0], Downloader()
+    link = downloader.locate(source.url.replace(recipe.version, release), source.purl)
+    downloader.download(link, folder / "archive", progress)
+    unpack(folder / "archive", folder / "tree", set(recipe.extra["built_with"]))
+    return folder / "tree"
+
+
+def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> Iterator[str]:
+    """What upstream builds a release with, and what we have in its place.
+
+    `extra.built_with` names a file of the first source, and our package for each ARG in it.
+    """
+    for name, packages in recipe.extra["built_with"].items():
+        text = read_text(tree / name) if (tree / name).exists() else ""
+        stated = dict(re.findall(r'^ARG (\w+)="?v?([^\s"+]+)', text, re.M))
+        for argument, package in packages.items():
+            ours = recipes.recipes[recipes.owner[package]].version
+            theirs = stated.get(argument, "nothing")
+            says = f"{'as' if theirs == ours else 'but'} ours is {package} {ours}"
+            yield f"{name} of {recipe.name} {release} says {argument}={theirs}, {says}"
+
+
+def conflicts(recipes: RecipeSet) -> Iterator[str]:
+    """What recipes and stacks require of our packages, where our versions do not satisfy it."""
+    versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
+    said = {f"recipes/{n}": {*chain(*r.requirements.values())} for n, r in recipes.recipes.items()}
+    for path in recipes.project.root.glob("stacks/*/pixi.toml"):
+        stack = Manifest.load(path).environments().values()
+        said[f"stacks/{path.parent.name}"] = {*chain(*(each.specs for each in stack))}
+    for who, spec in sorted((who, spec) for who, specs in said.items() for spec in specs):
+        version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
+        if version and wanted and not VersionSpec(wanted).matches(CondaVersion(version)):
+            yield f"{who} requires {spec}, but ours is {version}"

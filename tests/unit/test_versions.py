@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`outdated`, and moves to another release, with an index, files and tags in folders of here."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.mutants import Tally, texts
+from support.patches import GOOD, TEXT
+from support.project import MiniProject
+from typer.testing import CliRunner, Result
+
+from forge.cli.main import app
+from forge.files import write_text
+from forge.project import Project
+from forge.recipes.plan import RecipeSet, every_source
+from forge.sources import download, git
+from forge.sources.cache import PYPI_SOURCES, PYPI_URL
+from forge.upkeep import versions
+
+RECIPE = """\
+# a comment that stays
+schema_version: 1
+
+context:
+  version: {version}
+  build_number: 3
+
+package:
+  name: {name}
+  version: ${{{{ version }}}}
+
+source: # so does this
+{source}
+
+build:
+  number: ${{{{ build_number }}}}
+  noarch: generic
+  variant: {{use_keys: [content_digest]}}
+  script: {{content: "true", env: {{USES: {uses}}}}}
+
+requirements:
+  host: {host}
+  run: {run}
+
+about:
+  license: BSD-3-Clause
+  summary: a package of the tests
+
+extra:
+  purls: [{purls}]
+"""
+PYPI = '${{ env.get("PYPI_SOURCES") }}'
+WHEELS = """\
+  - if: match(python, "3.11.*")
+    then:
+      url: ${{{{ env.get("PYPI_SOURCES") }}}}/wheels-${{{{ version }}}}-cp311-cp311-any.whl
+      sha256: {}
+  - if: match(python, "3.12.*")
+    then:
+      url: ${{{{ env.get("PYPI_SOURCES") }}}}/wheels-${{{{ version }}}}-cp312-cp312-any.whl
+      sha256: {}"""
+VARIANTS = 'engine:\n  - "1.0"\n\nwheels:\n  - "1.0"\n'
+STACK = """[workspace]
+channels = []
+platforms = ["linux-64"]
+
+[dependencies]
+toy = ">=1.0,<1.1.1"
+"""
+
+
+def archive(top: str, text: str) -> bytes:
+    """A .tar.gz of TOP/text."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        info = tarfile.TarInfo(f"{top}/text")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+class World:
+    """A project, and the folders that serve as its upstreams."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.hosts = folder / "project", folder / "hosts"
+        MiniProject(self.root)
+        (self.root / "build" / "sources").unlink()
+        for name, text in (("variants.yaml", VARIANTS), ("stacks/s/pixi.toml", STACK)):
+            write_text(self.root / name, text)
+        write_text(self.root / "patches/toy/0001-word.patch", GOOD.replace("alpha 1.0", "toy 1.1"))
+
+    def file(self, name: str, text: str) -> str:
+        """Put an archive into the folder of files; returns its sha256."""
+        path = self.hosts / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(archive(name, text))
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def release(self, name: str, text: str = TEXT, attributes: str = "") -> str:
+        """Put a file on the index; returns its sha256."""
+        digest = self.file(name, text)
+        page = self.hosts / "simple" / name.partition("-")[0] / "index.html"
+        lines = page.read_text().splitlines() if page.exists() else []
+        lines = [line for line in lines if f">{name}<" not in line]
+        link = f'<a href="../../files/{name}#sha256={digest}" {attributes}>{name}</a>'
+        write_text(page, "\n".join([*lines, link]))
+        return digest
+
+    def recipe(self, name: str, version: str, source: str, **more: str) -> None:
+        fields = {"host": "[]", "run": "[]", "purls": "", "uses": "x"} | more
+        text = RECIPE.format(name=name, version=version, source=source, **fields)
+        write_text(self.root / "recipes" / name / "recipe.yaml", text)
+
+    def edit(self, name: str, **changes: str) -> None:
+        """Replace words in a recipe, as a maintainer does."""
+        path = self.root / "recipes" / name / "recipe.yaml"
+        text = path.read_text()
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    def recipes(self) -> RecipeSet:
+        return every_source(Project.at(self.root))
+
+    def forge(self, *words: str) -> Result:
+        """Run a command."""
+        return CliRunner().invoke(app, [*words, "--base", "conda-forge"], env={"COLUMNS": "400"})
+
+    def rows(self) -> dict[str, versions.Row]:
+        return {row.recipe.name: row for row in versions.outdated(self.recipes().recipes.values())}
+
+    def next_set(self) -> list[str]:
+        rows = self.rows().values()
+        return list(versions.next_set(self.recipes(), rows, lambda *_: None))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """toy (sdist), wheels (a file for each Python), engine (follows a pin of variants.yaml)."""
+    settings = {"index-url": (tmp_path / "hosts" / "simple").as_uri()}
+    monkeypatch.setattr(download, "pip_settings", lambda: settings)
+    monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
+    made = World(tmp_path)
+    monkeypatch.setenv("FORGE_ROOT", str(made.root))
+    made.release("toy-1.0.tar.gz"), made.release("toy-1.2rc1.tar.gz")
+    made.release("toy-1.1.1.tar.gz", "other\n")
+    made.release("toy-1.3.tar.gz", attributes='data-yanked="wrong numbers"')
+    source = f"  url: {PYPI}/toy-${{{{ version }}}}.tar.gz\n  sha256: "
+    source += made.release("toy-1.1.tar.gz")
+    source += "\n  patches: [../../patches/toy/0001-word.patch] # why"
+    made.recipe("toy", '"1.1"', source, purls="pkg:pypi/toy@1.1?file_name=toy-1.1.tar.gz")
+    names = [f"wheels-1.0-{tag}-{tag}-any.whl" for tag in ("cp311", "cp312")]
+    hashes = [made.release(name, name) for name in names]
+    purls = ", ".join(f"'pkg:pypi/wheels@1.0?file_name={name}'" for name in names)
+    made.recipe("wheels", '"1.0"', WHEELS.format(*hashes), host="[python]", purls=purls)
+    made.recipe("engine", "${{ engine }}", "  path: recipe.yaml", run='["wheels ${{ wheels }}.*"]')
+    return made
+
+
+def test_outdated(world: World) -> None:
+    """The newest is neither a pre-release nor yanked, and no version of somebody's own build."""
+    world.recipe("library", '"3.0"', "  path: recipe.yaml", purls="'pkg:pypi/toy@1.1'")
+    world.release("toy-1.1.tar.gz", attributes='data-yanked=""')
+    world.release("toy-1.9+mine.tar.gz")
+    (world.hosts / "simple" / "wheels" / "index.html").unlink()
+    rows = world.rows()
+    assert (rows["toy"].newest, rows["toy"].state) == ("1.1.1", "newer")
+    assert rows["toy"].note == "1.1 was yanked: no reason given"
+    assert rows["wheels"].state == "unreachable"
+    assert rows["wheels"].note.startswith("pip's index offers no wheels")
+    # one is made here, the other from the source of another recipe
+    for name in ("engine", "library"):
+        assert (rows[name].newest, rows[name].note) == ("", "no upstream of its own")
+
+
+def test_exit_codes(world: World) -> None:
+    done = world.forge("outdated")
+    assert done.exit_code == 1 and "toy " in done.output and " newer " in done.output
+    assert world.forge("outdated", "engine").exit_code == 0
+    (world.hosts / "simple" / "wheels" / "index.html").unlink()
+    assert world.forge("outdated", "wheels").exit_code == 3
+    assert world.forge("outdated").exit_code == 1
+
+
+def test_a_release_of_which_one_file_is_yanked(world: World) -> None:
+    """That release is not; its other files are what a recipe may name."""
+    for tag, attributes in (("cp311", ""), ("cp312", 'data-yanked="broken"')):
+        world.release(f"wheels-2.0-{tag}-{tag}-any.whl", attributes=attributes)
+    assert world.rows()["wheels"].newest == "2.0"
+    world.release("wheels-2.0-cp311-cp311-any.whl", attributes='data-yanked="broken"')
+    assert world.rows()["wheels"].newest == "1.0"
+
+
+def test_our_versions_satisfy_our_recipes_and_stacks(recipes: RecipeSet) -> None:
+    assert list(versions.conflicts(recipes)) == []
+
+
+def test_conflicts(world: World) -> None:
+    """A recipe moved alone: what requires its old version is named, by `lint` as well."""
+    assert list(versions.conflicts(world.recipes())) == []
+    world.edit("toy", **{'"1.1"': '"1.1.1"'})
+    world.edit("wheels", **{'"1.0"': '"2.0"'})
+    said = [
+        "recipes/engine requires wheels 1.0.*, but ours is 2.0",
+        "stacks/s requires toy >=1.0,<1.1.1, but ours is 1.1.1",
+    ]
+    assert list(versions.conflicts(world.recipes())) == said
+
+
+def test_a_move_to_another_release(world: World) -> None:
+    """By hand: the version and the package URL; then fetch says what to write, and checks say what
+    does not hold any more."""
+    world.edit(
+        "toy", **{'"1.1"': '"1.1.1"', "toy@1.1?": "toy@1.1.1?", "toy-1.1.tar": "toy-1.1.1.tar"}
+    )
+    old, new = sha256(world, "toy-1.1.tar.gz"), sha256(world, "toy-1.1.1.tar.gz")
+    done = world.forge("sources", "fetch", "toy")
+    assert done.exit_code == 1
+    assert f"has sha256 {new}, the recipe says {old}; pip's index states the same" in done.output
+    world.edit("toy", **{old: new})
+    (world.hosts / "files" / "toy-1.1.1.tar.gz").unlink()  # it was kept, so it is not fetched again
+    assert world.forge("sources", "fetch", "toy").exit_code == 0
+    assert "Applies-To is not toy 1.1.1" in world.forge("patches", "lint").output
+    assert "patches: fails: 0001-word.patch" in world.forge("patches", "check").output
+
+
+def test_every_file_is_reported_in_one_run(world: World) -> None:
+    """Those of all Pythons with --every, though the first one is refused already."""
+    for tag in ("cp311", "cp312"):
+        world.release(f"wheels-2.0-{tag}-{tag}-any.whl", f"2.0 {tag}")
+    world.edit(
+        "wheels", **{'"1.0"': '"2.0"', "wheels@1.0": "wheels@2.0", "wheels-1.0": "wheels-2.0"}
+    )
+    done = world.forge("sources", "fetch", "wheels", "--every")
+    assert done.exit_code == 1 and done.output.count("pip's index states the same") == 2
+    for tag in ("cp311", "cp312"):
+        assert f"has sha256 {sha256(world, f'wheels-2.0-{tag}-{tag}-any.whl')}" in done.output
+    (world.hosts / "files" / "wheels-2.0-cp312-cp312-any.whl").unlink()
+    done = world.forge("sources", "fetch", "wheels", "--every")
+    assert done.exit_code == 1, "one is refused: that matters more than that one is out of reach"
+    assert "cannot be reached" in done.output
+    assert world.forge("sources", "fetch", "wheels").output.count("wheels: ") == 1
+
+
+def sha256(world: World, name: str) -> str:
+    return hashlib.sha256((world.hosts / "files" / name).read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository in the place of GitHub with the tags 1.0b and 1.1b, and two of no release."""
+    repository = world.hosts / "strix-forge-tests" / "library"
+    repository.mkdir(parents=True)
+    script = "git init -q . && git -c user.name=x -c user.email=x@example.com commit -q -m x"
+    script += (
+        " --allow-empty && git tag 1.0b && git tag 1.1b && git tag 1.9-rocmb && git tag 1.9+mineb"
+    )
+    subprocess.run(["sh", "-ec", script], cwd=repository, check=True)
+    for name, value in {"COUNT": "1", "KEY_0": f"url.{world.hosts.as_uri()}/.insteadOf",
+                        "VALUE_0": "https://github.com/"}.items():  # fmt: skip
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+
+
+@pytest.mark.usefixtures("git_host")
+def test_tags_of_a_git_host(world: World) -> None:
+    """Its package URL says that releases are tags, and how they are written."""
+    purl = 'pkg:github/strix-forge-tests/library@${{ (version ~ "b") | replace(".0b", "b") }}'
+    world.recipe("library", '"1.0.0"', "  path: recipe.yaml", purls=f"'{purl}'")
+    row = world.rows()["library"]
+    assert (row.newest, row.state) == ("1.1", "newer")
+    assert row.note == "https://github.com/strix-forge-tests/library"
+
+
+STATED = """\
+ARG ENGINE_VERSION={}+rocm10
+ARG TOY_BRANCH="v9"
+ARG WHEELS_TAG="v1.0"
+"""
+
+
+def paired(world: World, text: str, files: str = "text") -> None:
+    """A recipe whose newest release, 2.0, says in a file what it is built with."""
+    source = f"  url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n  sha256: "
+    source += world.release("paired-1.0.tar.gz")
+    world.release("paired-2.0.tar.gz", text)
+    world.recipe("paired", '"1.0"', source, purls="pkg:pypi/paired@1.0?file_name=paired-1.0.tar.gz")
+    file = world.root / "recipes/paired/recipe.yaml"
+    pairs = "{ENGINE_VERSION: engine, WHEELS_TAG: wheels}"
+    built_with = ", ".join(f"{name}: {pairs}" for name in files.split())
+    file.write_text(f"{file.read_text()}  built_with: {{{built_with}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        (STATED.format("1.0"), "1.0, as"),
+        (STATED.format("1.1"), "1.1, but"),
+        ("RUN ENGINE_VERSION=1.0\nARG WHEELS_TAG=v1.0\n", "nothing, but"),
+    ],
+    ids=["same", "another", "no longer stated"],
+)
+def test_what_upstream_builds_a_release_with(world: World, text: str, engine: str) -> None:
+    """As vLLM's Dockerfile for ROCm, which pairs it with torch; read from the newest release."""
+    paired(world, text)
+    assert world.next_set() == [
+        f"text of paired 2.0 says ENGINE_VERSION={engine} ours is engine 1.0",
+        "text of paired 2.0 says WHEELS_TAG=1.0, as ours is wheels 1.0",
+    ]
+
+
+def test_a_file_that_a_release_no_longer_has(world: World) -> None:
+    paired(world, "", "gone")
+    assert "gone of paired 2.0 says ENGINE_VERSION=nothing, but ours is engine 1.0" in (
+        world.next_set()
+    )
+
+
+@pytest.mark.parametrize("how", ["lost", "cut", "no archive"])
+def test_a_newest_release_that_cannot_be_read(world: World, how: str) -> None:
+    """One line; what else the command says it says."""
+    paired(world, STATED.format("1.1"))
+    file = world.hosts / "files/paired-2.0.tar.gz"
+    file.write_bytes(file.read_bytes()[:60] if how == "cut" else b"<html>please log in</html>")
+    file.unlink() if how == "lost" else None
+    waiting(world)
+    first, second = sorted(world.next_set())
+    assert first == "patches/toy/0001-word.patch falls away when never"
+    assert second.startswith("what paired 2.0 is built with cannot be read: ")
+
+
+def waiting(world: World) -> None:
+    """toy's patch is a backport."""
+    patch = world.root / "patches/toy/0001-word.patch"
+    status = "Inappropriate (a test)", "Backport https://a.invalid"
+    patch.write_text(patch.read_text().replace(*status))
+
+
+def test_patches_that_wait_for_a_release(world: World) -> None:
+    assert world.next_set() == []
+    waiting(world)
+    assert world.next_set() == ["patches/toy/0001-word.patch falls away when never"]
+    for name in ("toy-1.1.1.tar.gz", "toy-1.2rc1.tar.gz"):
+        world.release(name, attributes='data-yanked="broken"')
+    assert world.next_set() == [], "there is no newer release"
+
+
+@pytest.mark.parametrize(
+    ("tag", "example", "version", "found"),
+    [
+        ("0.13b", "0.12b", "0.12.0", ["0.13"]),
+        ("0.12.1b", "0.12b", "0.12.0", ["0.12.1"]),
+        ("v2.14.0", "v2.13.0", "2.13.0", ["2.14.0"]),
+        ("2.14.0", "v2.13.0", "2.13.0", []),
+        ("therock-10.1", "therock-10.0.0", "10.0.0", ["10.1"]),
+        ("therock-7.14.1", "therock-10.0.0", "10.0.0", ["7.14.1"]),
+        ("anything", "nightly", "1.0", []),
+    ],
+)
+def test_versions_in_tags(tag: str, example: str, version: str, found: list[str]) -> None:
+    assert versions.versions_in([tag], example, version) == found
+
+
+@pytest.mark.parametrize("kind", ["index", "tags"])
+def test_mutants_of_what_upstream_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None],
+    kind: str,
+) -> None:  # fmt: skip
+    """A damaged list names releases of its own, or none; nothing that is no version."""
+    recipe, downloader = world.recipes().recipes["toy"], download.Downloader()
+    file = world.hosts / "simple" / "toy" / "index.html"
+    valid = file.read_bytes()
+    if kind == "tags":
+        recipe.extra = {"purls": ["pkg:github/x/toy@v1.1"]}
+        valid = b"".join(b"%040d\trefs/tags/v1.%d\n" % (number, number) for number in range(5))
+        monkeypatch.setattr(git, "_git", lambda *_: file.read_bytes().decode(errors="replace"))
+    tally = Tally(f"upstream's {kind}", record_property)
+    for text in [valid, *texts(valid, 7, 45)]:
+        file.write_bytes(text)
+        tally.give(
+            lambda: versions.releases(downloader, recipe),
+            lambda found: not any(version.local for version in found),
+            text,
+        )
+    assert tally.outcomes["accepted"]
