@@ -154,8 +154,7 @@ def conflicts(recipes: RecipeSet) -> Iterator[str]:
     versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
     said = {f"recipes/{n}": {*chain(*r.requirements.values())} for n, r in recipes.recipes.items()}
     for path in recipes.project.root.glob("stacks/*/pixi.toml"):
-        stack = Manifest.load(path).environments().values()
-        said[f"stacks/{path.parent.name}"] = {*chain(*(each.specs for each in stack))}
+        said[f"stacks/{path.parent.name}"] = {*chain(*Manifest.load(path).environments.values())}
     for who, spec in sorted((who, spec) for who, specs in said.items() for spec in specs):
         version, wanted = versions.get(package_name(spec)), MatchSpec(spec).version
         if version and wanted and not VersionSpec(wanted).matches(CondaVersion(version)):
