@@ -55,13 +55,6 @@ def test_commands(project: MiniProject, tmp_path: Path) -> None:
     again = project.forge("publish", "--to", target.as_uri()).stdout
     assert "nothing new" in again
 
-    assert "conda's classic solver cannot" in again
-    told = project.forge("publish", "--to", str(target), "--url", "https://example.org/c").stdout
-    assert "conda's classic" not in told
-    assert "conda's classic" not in project.forge("publish", "--to", str(target)).stdout
-    wrong = project.forge("publish", "--to", str(target), "--url", str(target), code=2).stderr
-    assert "is not where a web server has it" in wrong
-
     refused = CliRunner().invoke(publishing.app, ["publish", "--to", "https://prefix.dev/demo"])
     assert isinstance(refused.exception, ForgeError) and "is no folder" in str(refused.exception)
 
@@ -82,7 +75,6 @@ def test_commands(project: MiniProject, tmp_path: Path) -> None:
     assert "has no revisions" in channel("log", str(target.parent), code=2)
     assert "1 packages, 0 findings" in channel("verify", str(target))
     with served(target) as url:
-        project.forge("publish", "--to", str(target), "--url", url)
         assert "does not list files" in channel("verify", url)
         assert channel("log", url) == printed
     flip(target / f"noarch/{dist}.conda")

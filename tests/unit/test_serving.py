@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from support.servers import QuietHandler, served
-from support.static_channel import Source, findings, solve, tree, unzstd
+from support.static_channel import Source, findings, tree, unzstd
 
 from forge.channel import revisions, serving, verify
 from forge.channel.publish import StaticChannel
@@ -76,37 +76,22 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 
 
 def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Path) -> None:
-    """One published without names, address and headers, at its next publish."""
+    """One published without names and headers, at its next publish."""
     StaticChannel(target).publish(Source(source.folder))
     for name in (pypi.FILE, serving.HEADERS, "revisions/1/noarch/repodata.json"):
         (target / name).unlink()
-    url = "https://example.org/a/channel"
-    assert StaticChannel(target).publish(source, url=f"{url}/") is None
+    assert StaticChannel(target).publish(source) is None
     assert findings(target) == []
     assert all(purls(records)["alpha"] == PURLS for records in forms(target)[:3])
     for subdir in ("noarch", "linux-64"):
         for path in revisions.index_paths(1, subdir):
             raw = (target / path).read_bytes()
             data = json.loads(unzstd(raw) if path.endswith(".zst") else raw)
-            assert data["info"]["base_url"] == f"{url}/{subdir}/"
+            assert data["info"]["base_url"] == f"../../../{subdir}/"
             assert data["repodata_version"] == 2
     unchanged = tree(target)
-    assert StaticChannel(target).publish(source) is None, "the address is remembered"
+    assert StaticChannel(target).publish(source) is None
     assert tree(target) == unchanged
-    assert StaticChannel(target).publish(None, url="https://example.org/moved") is None
-    assert findings(target) == [] and "moved" in (target / revisions.URL).read_text()
-
-
-def test_revision_with_an_address_is_a_channel(
-    source: Source, target: Path, tmp_path: Path
-) -> None:
-    with served(tmp_path) as root:
-        StaticChannel(target).publish(source, url=f"{root}/out")
-        url = f"{root}/out/revisions/1"
-        assert solve(url, tmp_path / "cache", "alpha") == {"alpha-1.0-h1234567_0"}
-    with served(tmp_path) as other:
-        found = verify.channel(Location(f"{other}/out"), [])[1]
-        assert any(f"says that it is served at {root}/out" in line for line in found)
 
 
 @pytest.mark.parametrize("elsewhere", ["https://evil.example/c/noarch/", "../../x/noarch/", 7])
@@ -229,10 +214,10 @@ def test_server_that_lets_clients_keep_an_index(source: Source, target: Path) ->
         assert len(found) == 6 and all("without asking" in line for line in found)
 
 
-def test_headers_name_what_is_below_the_address() -> None:
-    text = serving.headers("https://example.org/a/channel")
-    assert "/a/channel/noarch/repodata.json.zst\n  Cache-Control: no-cache\n" in text
-    assert "/a/channel/linux-64/shards/*\n  Cache-Control: public, max-age=31536000, imm" in text
+def test_headers_name_each_path_once() -> None:
+    text = serving.headers()
+    assert "/noarch/repodata.json.zst\n  Cache-Control: no-cache\n" in text
+    assert "/linux-64/shards/*\n  Cache-Control: public, max-age=31536000, imm" in text
     paths = [line for line in text.splitlines() if line.startswith("/")]
     assert len(paths) == len(set(paths)) and not any("*" in path[:-1] for path in paths)
 

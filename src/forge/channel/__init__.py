@@ -5,10 +5,8 @@ This is its public face; nothing outside imports its parts.
 """
 
 from forge.channel.publish import StaticChannel
-from forge.channel.revisions import address, require_newer
 from forge.channel.revisions import read as read_log
+from forge.channel.revisions import require_newer
 from forge.channel.verify import channel as verify_channel
 
-__all__ = [
-    "StaticChannel", "address", "read_log", "require_newer", "verify_channel",
-]  # fmt: skip
+__all__ = ["StaticChannel", "read_log", "require_newer", "verify_channel"]

@@ -45,12 +45,10 @@ class StaticChannel:
         source: Channel | None,
         yank: Iterable[str] = (),
         restore: Iterable[str] = (),
-        url: str = "",
     ) -> Revision | None:
         """Add the packages of `source`, and yank or restore builds NAME-VERSION-BUILD.
 
-        `url` is where the channel is served; it is remembered. Returns the new revision, or None if
-        nothing changes. Raises ForgeError for what the gate
+        Returns the new revision, or None if nothing changes. Raises ForgeError for what the gate
         refuses, an unknown build, a folder of something else, or another publisher at work;
         BuildFailed if the folder cannot be written or the index cannot be made.
         """
@@ -60,7 +58,7 @@ class StaticChannel:
             with hold(self.folder, "publishing to"):
                 self._clean()
                 try:
-                    return self._publish(source, set(yank), set(restore), url.rstrip("/"))
+                    return self._publish(source, set(yank), set(restore))
                 finally:
                     self._clean()
         except OSError as error:
@@ -84,9 +82,8 @@ class StaticChannel:
             )
 
     def _publish(
-        self, source: Channel | None, yank: set[str], restore: set[str], url: str
+        self, source: Channel | None, yank: set[str], restore: set[str]
     ) -> Revision | None:
-        url = url or revisions.address(self.location)
         table = self.location.read(pypi.FILE)
         names = pypi.parse(table, self.folder / pypi.FILE) | (source.names if source else {})
         index, log = verify.read_index(self.location), revisions.read(self.location)
@@ -106,19 +103,16 @@ class StaticChannel:
             log.append(Revision(len(log) + 1, sorted(added), sorted(yank), sorted(restore)))
         elif not log:
             return None
-        if not (self._describe(url, names) or changed or index.findings):
+        if not (self._describe(names) or changed or index.findings):
             return None
         self._stage(files, (yanked | yank) - restore, index, names)
-        self._switch(log, url)
+        self._switch(log)
         return log[-1] if changed else None
 
-    def _describe(self, url: str, names: pypi.Names) -> bool:
-        """Write where the channel is served, and what hosts and clients read; whether it is new."""
-        texts = {
-            revisions.URL: f"{url}\n" if url else "",
-            pypi.FILE: json.dumps(names, indent=1, sort_keys=True) + "\n",
-            serving.HEADERS: serving.headers(url),
-        }
+    def _describe(self, names: pypi.Names) -> bool:
+        """Write what hosts and clients read of a channel; returns whether it is new."""
+        table = json.dumps(names, indent=1, sort_keys=True) + "\n"
+        texts = {pypi.FILE: table, serving.HEADERS: serving.headers()}
         new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
         for name, text in new.items():
             self._write(text, self.folder / name)
@@ -220,7 +214,7 @@ class StaticChannel:
         )
         return f"patch/{package.path.name}"
 
-    def _switch(self, log: list[Revision], url: str) -> None:
+    def _switch(self, log: list[Revision]) -> None:
         """Move what was staged to where clients find it, in the order that keeps every view whole.
 
         Shards are named by their content, and old ones stay for clients with an older index.
@@ -229,20 +223,20 @@ class StaticChannel:
             for shard in (self.staging / subdir).glob("shards/*"):
                 _move(shard, self.folder / subdir / "shards" / shard.name)
             name = f"{subdir}/repodata.json"
-            self._write_revision(log[-1], subdir, url, load(Location(self.staging), name) or {})
+            self._write_revision(log[-1], subdir, load(Location(self.staging), name) or {})
             for entry in log[:-1]:
                 packed, plain = revisions.index_paths(entry.revision, subdir)
                 data = load(self.location, packed) or load(self.location, plain)
                 if data:
-                    self._write_revision(entry, subdir, url, data)
+                    self._write_revision(entry, subdir, data)
         self._write(revisions.dump(log), self.folder / revisions.LOG)
         for name in (*verify.FORMS, "repodata.json"):
             for subdir in SUBDIRS:
                 _move(self.staging / subdir / name, self.folder / subdir / name)
 
-    def _write_revision(self, entry: Revision, subdir: str, url: str, data: dict[str, Any]) -> None:
+    def _write_revision(self, entry: Revision, subdir: str, data: dict[str, Any]) -> None:
         """Write the index of a revision, whose packages are the channel's (CEP 15)."""
-        info = data.get("info", {}) | {"base_url": revisions.base_url(url, subdir)}
+        info = data.get("info", {}) | {"base_url": f"../../../{subdir}/"}
         paths = revisions.index_paths(entry.revision, subdir)
         present = [load(self.location, path) for path in paths]
         data = data | {"info": info, "repodata_version": 2}

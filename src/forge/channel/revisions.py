@@ -17,7 +17,7 @@ from forge.errors import ForgeError, Refused
 from forge.files import read_text, write_text
 from forge.project import SUBDIRS
 
-LOG, URL = "revisions/log.json", "revisions/url.txt"
+LOG = "revisions/log.json"
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,6 @@ def index_paths(revision: int, subdir: str) -> list[str]:
     """Where the channel keeps the index of a revision, in the forms that clients ask for."""
     path = f"revisions/{revision}/{subdir}/repodata.json"
     return [f"{path}.zst", path]
-
-
-def address(location: Location) -> str:
-    """The URL that a channel is served at, if it was published with one; else ""."""
-    return (location.read(URL) or b"").decode(errors="replace").strip()
-
-
-def base_url(url: str, subdir: str) -> str:
-    """Where a revision's packages are. conda's classic client takes nothing but an absolute one."""
-    return f"{url}/{subdir}/" if url else f"../../../{subdir}/"
 
 
 def read(location: Location) -> list[Revision]:

@@ -4,7 +4,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from urllib.parse import urlsplit
 
 from forge import network
 from forge.channel.revisions import LOG
@@ -23,13 +22,12 @@ INDEXES = (
 LIMIT = 300
 
 
-def headers(url: str) -> str:
-    """What Netlify and Cloudflare Pages read, for a channel at `url`: they join what overlaps."""
-    root = urlsplit(url).path.rstrip("/")
+def headers() -> str:
+    """What Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
     asked = [LOG, FILE, *(f"{subdir}/{file}" for subdir in SUBDIRS for file in INDEXES)]
-    rules = {f"{root}/{file}": "no-cache" for file in asked}
+    rules = {f"/{file}": "no-cache" for file in asked}
     for subdir in SUBDIRS:  # shards are named by their content
-        rules[f"{root}/{subdir}/shards/*"] = "public, max-age=31536000, immutable"
+        rules[f"/{subdir}/shards/*"] = "public, max-age=31536000, immutable"
     return "".join(f"{path}\n  Cache-Control: {value}\n" for path, value in rules.items())
 
 

@@ -142,9 +142,6 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
         file = name.split("/", 1)[1]
         if (says := pypi.purls(file, names)) != (record.get("purls") or []):
             yield f"{name}: {pypi.FILE} says purls {says}, its record {record.get('purls')}"
-    url = revisions.address(location)
-    if url and not location.folder and url != location.url:
-        yield f"{revisions.URL}: this channel says that it is served at {url}"
     for entry, subdir in product(log, SUBDIRS):
         for name in revisions.index_paths(entry.revision, subdir):
             data = load(location, name)
@@ -152,7 +149,7 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
                 yield f"{name}: missing or damaged"
             elif lost := {f"{subdir}/{file}" for file in records(data)} - set(index.records):
                 yield f"{name}: lists {min(lost)}, which the index does not"
-            elif data.get("info", {}).get("base_url") != revisions.base_url(url, subdir):
+            elif data.get("info", {}).get("base_url") != f"../../../{subdir}/":
                 yield f"{name}: its base_url does not lead to this channel's packages"
 
 

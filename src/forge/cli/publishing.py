@@ -31,27 +31,19 @@ Locks = Annotated[
 Url = Annotated[str | None, Option(metavar="URL", help="The channel's URL in the locks.")]
 Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
-Served = Annotated[
-    str, Option(metavar="URL", help="Where a folder is served, once; publish keeps it.")
-]
 Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in ../forge/.")]
 
 
 @command(app)
-def publish(ctx: Context, to: To, url: Served = "") -> None:
+def publish(ctx: Context, to: To) -> None:
     """Publish all packages of the channel, or none."""
     folder = Location(to).folder
     if not folder:
         why = "publish to one, and upload its packages with pixi upload (docs/publishing.md)"
         raise ForgeError(f"--to {to} is no folder: {why}")
-    if url and Location(url).folder:
-        raise ForgeError(f"--url {url} is not where a web server has it: https://HOST/PATH")
     with ctx.project.lock():
-        channel = StaticChannel(folder)
-        revision = channel.publish(ctx.channel, url=url)
+        revision = StaticChannel(folder).publish(ctx.channel)
     out.print(f"{folder}: {revision or 'nothing new'}")
-    if not published.address(channel.location):
-        out.print("conda's classic solver cannot use the revisions as channels without --url")
 
 
 @command(channel_app, "yank")
