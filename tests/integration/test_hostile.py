@@ -25,7 +25,6 @@ from support.static_channel import findings
 
 from forge.envs.workspace import Workspace
 from forge.errors import BuildFailed, ForgeError, Refused
-from forge.files import sha256_file
 
 
 def raw_package(channel: Path, name: str, payload: dict[str, bytes | str], listed: Any) -> None:
@@ -270,16 +269,20 @@ def test_a_revision_is_a_channel_of_its_own(tmp_path: Path) -> None:
         assert chosen.install("default", tmp_path / "cache") == 2
 
 
-def test_what_is_installed_is_compared_by_its_hash(tmp_path: Path) -> None:
+def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
     chosen = app(tmp_path, good)
     chosen.install("default", tmp_path / "cache")
-    record = next((chosen.prefix("default") / "conda-meta").glob("alpha-*.json"))
-    data = json.loads(record.read_text())
-    assert data["sha256"] == sha256_file(next((tmp_path / "www/channel/noarch").glob("alpha-*")))
-    for changed in (data | {"sha256": "0" * 64}, {}, []):
-        record.write_text(json.dumps(changed))
-        with pytest.raises(ForgeError, match="is not what .* names"):
-            chosen.run("default", ["true"])
+    text = chosen.lock_file.read_text()
+    chosen.lock_file.write_text(text + "\n")
+    with pytest.raises(ForgeError, match="is not what .* names"):
+        chosen.run("default", ["true"])
+    chosen.lock_file.write_text(text)
+    for file in (tmp_path / "www/channel/noarch").glob("*.conda"):
+        file.unlink()
+    with pytest.raises(BuildFailed, match="missing"):
+        chosen.install("default", tmp_path / "cache")
+    with pytest.raises(ForgeError, match="installed in part"):
+        chosen.run("default", ["true"])
 
 
 def test_a_second_installer_waits(tmp_path: Path) -> None:

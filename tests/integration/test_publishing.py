@@ -33,7 +33,7 @@ def test_yank(tmp_path: Path) -> None:
             assert old in solve(url, tmp_path / "cache", "beta", **form)
             with pytest.raises(Exception, match="alpha"):
                 solve(url, tmp_path / "cache", "alpha >=2", **form)
-        assert findings(target, lock, url=url) == []
+        assert findings(target) == []
         locked = LockFile.from_path(lock).environment("default")
         assert locked
         records = locked.conda_repodata_records_for_platform(locked.platforms()[0])

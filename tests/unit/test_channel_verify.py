@@ -157,7 +157,7 @@ def test_hostile_package_is_found(tmp_path: Path) -> None:
     write_index(out)
     assert any("no plain path below a prefix" in line for line in findings(out))
     with served(out) as url:
-        found = verify.channel(Location(url), [])[1]
+        found = verify.channel(Location(url))[1]
     assert any("no plain path below a prefix" in line for line in found)
     source.index()
     (out / "noarch" / bad.name).rename(source.folder / "noarch" / bad.name)

@@ -12,7 +12,6 @@ from support.small_channel import index, package, workspace
 from typer.testing import CliRunner
 
 from forge import network
-from forge.channel import verify
 from forge.cli.main import app
 from forge.conda.location import Location
 from forge.envs.manifest import Manifest
@@ -80,8 +79,7 @@ def test_locks(url: str, channel: Path, tmp_path: Path) -> None:
     home.lock()
     text = home.lock_file.read_text()
     home.lock_file.write_text(text.replace(channel.as_uri(), url))
-    for run in (lambda: home.locked("default"), lambda: home.install("default"),
-                lambda: verify.channel(Location(channel), [home.lock_file])[1]):  # fmt: skip
+    for run in (lambda: home.locked("default"), lambda: home.install("default")):  # fmt: skip
         said = told(run)
         assert said and SECRET not in said, said
 

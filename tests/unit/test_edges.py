@@ -186,4 +186,4 @@ def test_an_index_that_is_said_not_to_have_changed(channel: Path, tmp_path: Path
         workspace(tmp_path / "app", url).lock()
     assert raised.value.exit_code == 3
     with served(channel, Unchanged) as url, pytest.raises(ForgeError, match="damaged"):
-        verify.channel(Location(url, retries=0), [])
+        verify.channel(Location(url, retries=0))

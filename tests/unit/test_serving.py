@@ -208,9 +208,9 @@ def test_server_that_lets_clients_keep_an_index(source: Source, target: Path) ->
             super().end_headers()
 
     with served(target, Told) as url:
-        assert verify.channel(Location(url), [])[1] == []
+        assert verify.channel(Location(url))[1] == []
     with served(target, Silent) as url:
-        found = verify.channel(Location(url), [])[1]
+        found = verify.channel(Location(url))[1]
         assert len(found) == 6 and all("without asking" in line for line in found)
 
 
@@ -235,9 +235,9 @@ def test_a_mirror_is_asked_how_long_it_is_kept(
     StaticChannel(target).publish(source)
     monkeypatch.setenv("HOME", str(tmp_path))
     with served(target, Kept) as url:
-        directly = verify.channel(Location(url), [])[1]
+        directly = verify.channel(Location(url))[1]
         configuration = tmp_path / ".pixi/config.toml"
         configuration.parent.mkdir()
         configuration.write_text(f'[mirrors]\n"https://channel.invalid/c" = ["{url}"]\n')
-        mirrored = verify.channel(Location("https://channel.invalid/c"), [])[1]
+        mirrored = verify.channel(Location("https://channel.invalid/c"))[1]
     assert len(directly) == 6 and mirrored == directly

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.servers import QuietHandler, served
-from support.static_channel import Source, findings, flip, lock_of
+from support.static_channel import Source, flip
 
 from forge.channel import verify
 from forge.channel.publish import StaticChannel
 from forge.conda.location import Location
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import NotAttempted
 
 ALPHA = "noarch/alpha-1.0-h1234567_0.conda"
 
@@ -27,36 +27,16 @@ def published(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_verify_over_http(published: Path, tmp_path: Path) -> None:
-    """As in a folder, with the lock that a client makes; a file that no index lists is not seen."""
+def test_verify_over_http(published: Path) -> None:
+    """As in a folder; a file that no index lists is not seen."""
     with served(published) as url:
-        lock = lock_of(url, tmp_path / "pixi.lock", "alpha")
-        assert verify.channel(Location(url), [lock])[1] == []
+        assert verify.channel(Location(url))[1] == []
         (published / "noarch" / "x-1-0.conda").write_bytes(b"x")
-        assert verify.channel(Location(url), [lock])[1] == []
+        assert verify.channel(Location(url))[1] == []
         flip(published / ALPHA, 100)
         (published / "linux-64" / verify.SHARDS).unlink()
-        index, shards = sorted(verify.channel(Location(url, retries=0), [])[1])
+        index, shards = sorted(verify.channel(Location(url, retries=0))[1])
     assert "missing" in index and f"{ALPHA}: has sha256" in shards
-
-
-def test_verify_locks(published: Path, tmp_path: Path) -> None:
-    """A lock installs only if each of its packages is there with its hash."""
-    with served(published) as url:
-        lock = lock_of(url, tmp_path / "pixi.lock", "alpha")
-    assert findings(published, lock) == []
-    sha256 = verify.read_index(Location(published)).records[ALPHA]["sha256"]
-    text = lock.read_text()
-    lock.write_text(text.replace(sha256, "0" * 64))
-    assert any(f"locks {ALPHA} with sha256 000" in line for line in findings(published, lock))
-    lock.write_text(text.replace("alpha-1.0", "alpha-1.1"))
-    assert any("which is not in the index" in line for line in findings(published, lock))
-    lock.write_text(text)
-    nothing = findings(published, lock, url="https://example.org/other")
-    assert any("locks no package of https://example.org/other" in line for line in nothing)
-    lock.write_text("version: 7\nnonsense")
-    with pytest.raises(ForgeError, match="is not a lock file"):
-        findings(published, lock)
 
 
 def test_verify_of_what_fails_midway(published: Path) -> None:
@@ -75,12 +55,12 @@ def test_verify_of_what_fails_midway(published: Path) -> None:
                 super().do_GET()
 
     with served(published, Refusing) as url:
-        found = verify.channel(Location(url, retries=0), [])[1]
+        found = verify.channel(Location(url, retries=0))[1]
         assert len(found) == 2 and "503" in str(found) and ALPHA in str(found)
         with pytest.raises(NotAttempted, match="nothing was checked"):
-            verify.channel(Location(f"{url}/elsewhere", retries=0), [])
+            verify.channel(Location(f"{url}/elsewhere", retries=0))
     with pytest.raises(NotAttempted, match="cannot be read") as error:
-        verify.channel(Location(url, retries=0), [])
+        verify.channel(Location(url, retries=0))
     assert error.value.exit_code == 3
 
 

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check a channel against its own records: files, every form of the index, revisions and locks."""
+"""Check a channel against its own records: files, every form of the index, revisions."""
 
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from forge.channel import revisions, serving
 from forge.conda import attestations, pypi
-from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records, root_of
+from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
 from forge.conda.package import Package
-from forge.envs import lockfile
 from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
@@ -36,20 +35,15 @@ class Index:
     findings: list[str] = field(default_factory=list)
 
 
-def channel(
-    location: Location, locks: list[Path], url: str | None = None
-) -> tuple[Index, list[str]]:
-    """Verify a channel, and that each of `locks` can be installed from it.
+def channel(location: Location) -> tuple[Index, list[str]]:
+    """Verify a channel; returns its index and one line per finding.
 
-    `url` is what the locks call the channel; by default its URL, or for a folder the first channel
-    of each lock. Returns its index and one line per finding. Raises NotAttempted without an index.
+    Raises NotAttempted without an index.
     """
     if all(location.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
         raise NotAttempted(f"{location} has no repodata.json, so nothing was checked")
     index = read_index(location)
     findings = [*index.findings, *_files(location, index)]
-    for lock in locks:
-        findings += _locked(lock, url or ("" if location.folder else location.url), index)
     if not location.folder:
         findings += [
             f"{name}: clients keep it for {seconds} s without asking, and see no new build and "
@@ -188,24 +182,6 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
         bundles = location.read(f"{name}.sigs.{digest}")
         if bundles is None or hashlib.sha256(bundles).hexdigest() != digest:
             yield f"{name}: its attestations are {'missing' if bundles is None else 'damaged'}"
-
-
-def _locked(path: Path, url: str, index: Index) -> Iterator[str]:
-    """Check that every package which a lock takes from this channel is there with its hash."""
-    locked = {}
-    for environment in lockfile.read(path).values():
-        prefix = f"{root_of(url or str(environment.channels()[0]))}/"
-        for package in chain(*environment.packages_by_platform().values()):
-            if package.location.startswith(prefix):
-                name = package.location.removeprefix(prefix)
-                locked[name] = ((package.hashes and package.hashes.sha256) or b"").hex()
-    for name, sha256 in locked.items():
-        if name not in index.records:
-            yield f"{path}: locks {name}, which is not in the index"
-        elif sha256 != (known := index.records[name].get("sha256")):
-            yield f"{path}: locks {name} with sha256 {sha256}, not {known}"
-    if not locked:
-        yield f"{path}: locks no package of {url or 'its first channel'}, so nothing was checked"
 
 
 def _essence(data: dict) -> tuple[dict[str, list], set[str]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rattler import Version
 from typer import Argument, Option
 
 from forge import channel as published
@@ -13,7 +12,7 @@ from forge.channel import StaticChannel
 from forge.cli.context import Context, closing, command, out
 from forge.conda import provenance as records
 from forge.conda.location import Location
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import ForgeError
 
 app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
@@ -24,14 +23,7 @@ Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False
 Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
 Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
 Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
-Locks = Annotated[
-    list[Path] | None,
-    Option("--lock", metavar="FILE", exists=True, dir_okay=False, help="A stack's pixi.lock."),
-]
-Url = Annotated[str | None, Option(metavar="URL", help="The channel's URL in the locks.")]
-Package = Annotated[str, Argument(help="A package of the channel; the newest build.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
-Own = Annotated[Path | None, Option(metavar="FILE", help="If not beside it or in ../forge/.")]
 
 
 @command(app)
@@ -68,13 +60,13 @@ def log(ctx: Context, channel: Where) -> None:
 
 
 @command(channel_app, "verify")
-def verify_channel(ctx: Context, channel: Where, locks: Locks = None, url: Url = None) -> None:
+def verify_channel(ctx: Context, channel: Where) -> None:
     """Hold every file against its record, and every form of the index against the others.
 
     Exit 1 with each finding on a line. Over HTTP every package is downloaded and none is kept.
     """
     location = Location(channel)
-    index, findings = published.verify_channel(location, locks or [], url)
+    index, findings = published.verify_channel(location)
     for finding in findings:
         out.print(finding)
     orphans = "" if location.folder else "; a web server does not list files that are not indexed"
@@ -83,35 +75,18 @@ def verify_channel(ctx: Context, channel: Where, locks: Locks = None, url: Url =
 
 
 @command(app)
-def provenance(ctx: Context, package: Package) -> None:
-    """Print the provenance of a package: an in-toto Statement with SLSA provenance."""
-    found = ctx.channel.records()
-    builds = [record for record in found if record.name == package]
-    if not builds:
-        names = ", ".join(sorted({record.name for record in found})) or "none"
-        raise ForgeError(f"no package {package} in {ctx.channel.folder}; there are: {names}")
-    dist = max(builds, key=lambda record: (Version(record.version), record.number)).dist
-    file = ctx.channel.folder / "forge" / f"{dist}{records.RECORD}"
-    if not file.exists():
-        raise NotAttempted(f"{file} does not exist; forge rebuild {package} makes one")
-    print(file.read_text(), end="")
-
-
-@command(app)
-def verify(ctx: Context, files: Files, record: Own = None) -> None:
+def verify(ctx: Context, files: Files) -> None:
     """Check package files against their provenance and against themselves, without a network.
 
     Exit 1 for any difference, 3 where there is no provenance: then only the files inside a
     package are checked, against its own list.
     """
-    if record and len(files) > 1:
-        raise ForgeError("--record is for one file; name one package")
-    raise closing([verify_one(file, record) for file in files])
+    raise closing([verify_one(file) for file in files])
 
 
-def verify_one(file: Path, record: Path | None) -> int:
+def verify_one(file: Path) -> int:
     """Print what was checked and every difference; returns the exit code."""
-    known = records.read(record) if record else records.of(file)
+    known = records.of(file)
     verdict = records.verify(file, known)
     for line in verdict.wrong:
         out.print(f"{file.name}: {line}")

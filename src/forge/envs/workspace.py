@@ -2,7 +2,6 @@
 """A workspace on a machine without pixi: its lock, and the environments installed from it."""
 
 import asyncio
-import json
 import os
 import re
 import shlex
@@ -26,6 +25,7 @@ from forge.envs import cache, lockfile
 from forge.envs.machine import virtual_packages
 from forge.envs.manifest import Manifest
 from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.files import sha256_file, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
 
@@ -128,12 +128,18 @@ class Workspace:
         records, prefix = self.locked(environment), self.prefix(environment)
         packages = packages or cache_folder()
         with hold(self.folder / ".pixi", "installing into", self.say):
+            self._mark(environment).unlink(missing_ok=True)
             cache.fill(packages, records)
             try:
                 asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
             except Exception as error:
                 raise BuildFailed(f"cannot install into {prefix}: {_one_line(error)}") from None
+            write_text(self._mark(environment), sha256_file(self.lock_file))
         return len(records)
+
+    def _mark(self, environment: str) -> Path:
+        """Written when all is installed: the sha256 of the lock that it was installed from."""
+        return self.prefix(environment) / "conda-meta" / "installed-from"
 
     def run(self, environment: str, command: list[str]) -> NoReturn:
         """Become a command in the installed environment, activated: it gets signals itself.
@@ -144,8 +150,9 @@ class Workspace:
         if not (prefix / "conda-meta").is_dir():
             which = self.name if environment == "default" else f"{self.name} -e {environment}"
             raise ForgeError(f"stack {which} is not installed: run forge install {which}")
-        wanted = {(r.name.normalized, (r.sha256 or b"").hex()) for r in self.locked(environment)}
-        if _installed(prefix) != wanted:
+        self.require_locked()
+        mark = self._mark(environment)
+        if not mark.exists() or mark.read_text() != sha256_file(self.lock_file):
             why = f"is not what {self.lock_file} names (locked anew, or installed in part)"
             raise ForgeError(f"{prefix} {why}: run forge install {self.name}")
         script = activate(prefix, ActivationVariables(None, os.get_exec_path())).script
@@ -161,18 +168,6 @@ def _gateway(channels: list[str]) -> rattler.Gateway:
     whole = SourceConfig(sharded_enabled=False)
     config = dict.fromkeys((url for url in channels if url != CONDA_FORGE), whole)
     return rattler.Gateway(per_channel_config=config, client=network.for_indexes())
-
-
-def _installed(prefix: Path) -> set[tuple[str, str]]:
-    """Name and sha256 of what is installed; what cannot be read equals nothing."""
-    found = set()
-    for file in (prefix / "conda-meta").glob("*.json"):
-        try:
-            record = json.loads(file.read_bytes())
-            found.add((record["name"], record["sha256"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            found.add((file.name, "unreadable"))
-    return found
 
 
 def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
