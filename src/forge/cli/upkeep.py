@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for sources, patches and pins, and those that test and lint this repository."""
+"""The commands for sources, patches and versions, and those that test and lint this repository."""
 
 import subprocess
 import sys

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What keeps the recipes in shape: patches and moving pins."""
+"""What keeps the recipes in shape: patches and versions."""
