@@ -89,7 +89,7 @@ def _watched() -> Iterator[set[int]]:
     wait, compile_wait = waits.wait, waits.compile_wait
 
     def counted(g, counter, allowed):
-        if len(g.queues[counter]) > allowed:
+        if len(g.queues.state.queues[counter]) > allowed:
             retired.add(at)
         wait(g, counter, allowed)
 

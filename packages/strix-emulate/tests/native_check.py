@@ -195,7 +195,7 @@ def compare(
         by_numpy.scc[...], by_c.scc[...] = scc, scc
         flat = (native.COp * len(ops))(*ops)
         with np.errstate(all="ignore"):
-            if session.run(by_c, native.ctypes.addressof(flat), 0, len(ops)) < len(ops):
+            if session.run(by_c, native.ctypes.addressof(flat), len(ops)) < len(ops):
                 # numpy's anyway: a partial EXEC
                 continue
             step.run(by_numpy)

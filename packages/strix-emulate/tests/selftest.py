@@ -24,6 +24,7 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory import addressing
 from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.waits import Queues
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.run import program
 
@@ -66,7 +67,7 @@ def waves(V, S) -> Waves:
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
     ]
-    return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, [[], [], []])
+    return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, Queues())
 
 
 def spaces() -> addressing.Spaces:

@@ -279,7 +279,7 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
                     g.VF[first + i][g.lanes] = data[i]
             if touch is not None:
                 touches.append(touch)
-        issue_all(g, counters, issued.touching(tuple(touches)))
+        issue_all(g, counters, issued, tuple(touches))
 
     return run, (counters[0], issued)
 
@@ -299,7 +299,7 @@ def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable,
             touch = memory.track_store(at, data, size, marks) if marks is not None else None
             if touch is not None:
                 touches.append(touch)
-        issue_all(g, counters, issued.touching(tuple(touches)))
+        issue_all(g, counters, issued, tuple(touches))
 
     return run, (counters[0], issued)
 

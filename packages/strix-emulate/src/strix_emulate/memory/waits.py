@@ -6,7 +6,9 @@ guarantees the result. VMEM loads, stores and LDS instructions finish in order, 
 order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,47 +28,97 @@ class Outstanding:
     """One instruction that a counter counts; never changed.
 
     registers: bits of those that it will write; ordered: whether its counter keeps it in order;
-    who: the waves that issued it, None for all; place: see :class:`runs.Plan`. state: a number for
-    what of it decides what waits do.
+    who: the waves that issued it, None for all. number: the same for entries that are the same.
     """
 
-    __slots__ = ("ordered", "place", "registers", "state", "text", "touches", "who")
+    __slots__ = ("number", "ordered", "registers", "text", "who")
 
-    def __init__(
-        self, registers: int, ordered: bool, text: str, touches: tuple[Touch, ...] = (),
-        who: np.ndarray | None = None, place: Any = None,
-    ):  # fmt: skip
-        self.registers, self.ordered, self.text, self.touches = registers, ordered, text, touches
-        self.who, self.place = who, place
-        state = (registers, ordered, None if who is None else who.tobytes())
-        self.state = _STATES.setdefault(state, len(_STATES))
+    def __init__(self, registers: int, ordered: bool, text: str, who: np.ndarray | None = None):
+        self.registers, self.ordered, self.text = registers, ordered, text
+        self.who = who = None if who is None or who.all() else who
+        key = (registers, ordered, text, None if who is None else who.tobytes())
+        self.number = _NUMBERS.get(key, -1)
+        if self.number < 0:
+            self.number = _NUMBERS[key] = next(_COUNT)
 
     def of(self, who: np.ndarray | None) -> "Outstanding":
         """The same of other waves."""
-        return Outstanding(self.registers, self.ordered, self.text, self.touches, who, self.place)
+        return self if who is None else Outstanding(self.registers, self.ordered, self.text, who)
 
-    def at(self, place: tuple[bool, int] | None) -> "Outstanding":
-        """The same at another place."""
-        found = self._twin()
-        found.place = place
+
+_Entries = tuple[Outstanding, ...]
+
+
+class State:
+    """What the three counters count; never changed, and the same object for the same entries.
+
+    pending: bits of the registers that are still to be written; together: whether all waves issued
+    all of it.
+    """
+
+    __slots__ = ("_after", "pending", "queues", "together")
+
+    def __init__(self, queues: tuple[_Entries, ...]):
+        self.queues = queues
+        self.pending, self.together = 0, True
+        for queue in queues:
+            for entry in queue:
+                self.pending |= entry.registers
+                self.together &= entry.who is None
+        self._after: dict[Any, Any] = {}
+
+    @staticmethod
+    def of(queues: Iterable[_Entries]) -> "State":
+        """The state with these entries."""
+        queues = tuple(queues)
+        key = tuple([tuple([entry.number for entry in queue]) for queue in queues])
+        found = _STATES.get(key)
+        if found is None:
+            if len(_STATES) > _MOST_STATES:
+                # those that are in use stay as they are
+                _STATES.clear(), NOTHING._after.clear()
+            found = _STATES[key] = State(queues)
         return found
 
-    def touching(self, touches: tuple[Touch, ...]) -> "Outstanding":
-        """The same with what it touched."""
-        found = self._twin()
-        found.touches = touches
-        return found
+    def _with(self, counter: int, queue: _Entries) -> "State":
+        return State.of((*self.queues[:counter], queue, *self.queues[counter + 1 :]))
 
-    def _twin(self) -> "Outstanding":
-        # without its state anew: this is done for each access
-        found = Outstanding.__new__(Outstanding)
-        found.registers, found.ordered, found.text = self.registers, self.ordered, self.text
-        found.touches, found.who, found.place = self.touches, self.who, self.place
-        found.state = self.state
-        return found
+    def issued(self, counter: int, entry: Outstanding) -> "State":
+        """With one more."""
+        key = (counter, -1 - entry.number)
+        if key not in self._after:
+            self._after[key] = self._with(counter, (*self.queues[counter], entry))
+        return self._after[key]
+
+    def waited(self, counter: int, allowed: int) -> tuple["State", list[int]]:
+        """When at most `allowed` are outstanding, and which entries are left."""
+        key = (counter, allowed)
+        if key not in self._after:
+            left = _left(self.queues[counter], allowed)
+            state = self._with(counter, tuple(entry for _, entry in left))
+            self._after[key] = state, [number for number, _ in left]
+        return self._after[key]
 
 
-_STATES: dict[tuple, int] = {}
+#: by what they are; kernels that part waves in many ways have many
+_NUMBERS: dict[tuple, int] = {}
+_COUNT = itertools.count()
+_STATES: dict[tuple, State] = {}
+_MOST_STATES = 100_000
+NOTHING = State(((), (), ()))
+_STATES[(), (), ()] = NOTHING
+
+
+class Queues:
+    """What waves have outstanding: a state, and for each of its entries what it touched.
+
+    touched: lists as long as the queues, which are not changed themselves.
+    """
+
+    __slots__ = ("state", "touched")
+
+    def __init__(self, state: State = NOTHING, touched: list[list] | None = None):
+        self.state, self.touched = state, touched or [[], [], []]
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
@@ -74,18 +126,21 @@ def registers(kind: str, first: int, count: int = 1) -> int:
     return ((1 << count) - 1) << (first + (256 if kind == "s" else 0))
 
 
-def issue(g: Waves, counter: int, entry: Outstanding) -> None:
-    """Note that a memory instruction is under way, and its registers with it."""
-    g.queues[counter].append(entry)
-    g.pending |= entry.registers
+def issue(g: Waves, counter: int, entry: Outstanding, touches: Any = ()) -> None:
+    """Note that a memory instruction is under way, its registers and what it touched with it."""
+    queues = g.queues
+    queues.state = queues.state.issued(counter, entry)
+    queues.touched[counter] = [*queues.touched[counter], touches]
 
 
-def issue_all(g: Waves, counters: tuple[int, ...], entry: Outstanding) -> None:
+def issue_all(
+    g: Waves, counters: tuple[int, ...], entry: Outstanding, touches: tuple[Touch, ...] = ()
+) -> None:
     """An instruction that several counters count; the first guarantees what the entry says.
 
     Flat ones: in order in both since GFX10 (LLVM's hasFlatLgkmVMemCountInOrder).
     """
-    issue(g, counters[0], entry)
+    issue(g, counters[0], entry, touches)
     for counter in counters[1:]:
         issue(g, counter, Outstanding(0, True, entry.text))
 
@@ -99,7 +154,7 @@ def check(g: Waves, touched: int, target: int, counter: int, findings: Findings)
     "Memory Model", of LDS operations; of VMEM loads among themselves it says the same). LLVM places
     no wait there for VMEM, hipBLASLt's generator none for LDS.
     """
-    for number, queue in enumerate(g.queues):
+    for number, queue in enumerate(g.queues.state.queues):
         for entry in queue:
             in_order = number == counter and entry.ordered
             forbidden = touched if in_order else touched | target
@@ -110,38 +165,35 @@ def check(g: Waves, touched: int, target: int, counter: int, findings: Findings)
 
 def wait(g: Waves, counter: int, allowed: int) -> None:
     """Removes what must have finished when at most `allowed` are outstanding."""
-    queue = g.queues[counter]
-    if len(queue) <= allowed:
+    queues = g.queues
+    if len(queues.state.queues[counter]) <= allowed:
         return
+    queues.state, left = queues.state.waited(counter, allowed)
+    touched = queues.touched[counter]
+    queues.touched[counter] = [touched[number] for number in left]
+
+
+def _left(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
+    """The entries that a wait leaves, with their numbers in the queue."""
     if allowed == 0:
-        queue.clear()
-    elif all(entry.who is None for entry in queue):
+        return []
+    entries = list(enumerate(queue))
+    if all(entry.who is None for entry in queue):
         # unordered entries can be any of those that are left
-        ordered = [entry for entry in queue if entry.ordered]
-        late = {id(entry) for entry in ordered[-allowed:]}
-        queue[:] = [entry for entry in queue if not entry.ordered or id(entry) in late]
-    else:
-        newer = np.zeros(g.n, np.int64)
-        kept = []
-        for entry in reversed(queue):
-            who = np.ones(g.n, bool) if entry.who is None else entry.who
-            if entry.ordered:
-                left = who & (newer < allowed)
-                newer += who
-            else:
-                left = who
-            if left.any():
-                kept.append(entry.of(left))
-        queue[:] = reversed(kept)
-    refresh(g)
-
-
-def refresh(g: Waves) -> None:
-    """Recomputes which registers are pending, after the queues changed."""
-    g.pending = 0
-    for queue in g.queues:
-        for entry in queue:
-            g.pending |= entry.registers
+        late = {number for number, entry in entries if entry.ordered}
+        late = set(sorted(late)[-allowed:])
+        return [(i, entry) for i, entry in entries if not entry.ordered or i in late]
+    waves = next(len(entry.who) for entry in queue if entry.who is not None)
+    newer = np.zeros(waves, np.int64)
+    kept = []
+    for number, entry in reversed(entries):
+        who = left = np.ones(waves, bool) if entry.who is None else entry.who
+        if entry.ordered:
+            left = who & (newer < allowed)
+            newer += who
+        if left.any():
+            kept.append((number, entry.of(left)))
+    return kept[::-1]
 
 
 def at_barrier(g: Waves) -> None:
@@ -161,31 +213,41 @@ def at_release(g: Waves) -> None:
 
 
 def _postpone(g: Waves, unit: int) -> None:
-    for queue in g.queues:
-        for entry in queue:
-            for touch in entry.touches:
+    for queue, touched in zip(g.queues.state.queues, g.queues.touched, strict=True):
+        for entry, touches in zip(queue, touched, strict=True):
+            for touch in touches:
                 tags = g.tags if entry.who is None else g.tags[entry.who]
                 touch.memory.postpone(touch, happens_before.who(tags), unit)
 
 
-def select(queues, index):
-    """Queues of the waves `index`."""
-    return [
-        [
-            entry if entry.who is None else entry.of(entry.who[index])
-            for entry in queue
+def select(queues: Queues, index) -> Queues:
+    """Those of the waves `index`."""
+    if queues.state.together:
+        return Queues(queues.state, list(queues.touched))
+    found, touched = [], []
+    for queue, touches in zip(queues.state.queues, queues.touched, strict=True):
+        left = [
+            (entry.of(entry.who[index]), touch) if entry.who is not None else (entry, touch)
+            for entry, touch in zip(queue, touches, strict=True)
             if entry.who is None or entry.who[index].any()
         ]
-        for queue in queues
-    ]
+        found.append(tuple(entry for entry, _ in left))
+        touched.append([touch for _, touch in left])
+    return Queues(State.of(found), touched)
 
 
-def join(first, n: int, second, m: int):
-    """Queues of n waves followed by m others."""
-    return [
-        [e.of(_padded(e.who, n, 0, m)) for e in a] + [e.of(_padded(e.who, m, n, 0)) for e in b]
-        for a, b in zip(first, second, strict=True)
-    ]
+def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
+    """Those of n waves followed by m others."""
+    pairs = list(zip(a.touched, b.touched, strict=True))
+    if a.state is b.state and a.state.together:
+        # each wave has the same
+        return Queues(a.state, [[x + y for x, y in zip(*p, strict=True)] for p in pairs])
+    state = State.of(
+        tuple(e.of(_padded(e.who, n, 0, m)) for e in first)
+        + tuple(e.of(_padded(e.who, m, n, 0)) for e in second)
+        for first, second in zip(a.state.queues, b.state.queues, strict=True)
+    )
+    return Queues(state, [x + y for x, y in pairs])
 
 
 def _padded(who, size, before, after):

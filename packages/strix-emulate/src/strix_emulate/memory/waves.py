@@ -48,7 +48,6 @@ class Waves:
         "lds_slot",
         "n",
         "pc",
-        "pending",
         "polls",
         "queues",
         "scc",
@@ -78,7 +77,6 @@ class Waves:
         self.SI, self.SF = S.view(np.int32), S.view(np.float32)
         for name, value in zip(self.PER_WAVE, identity, strict=True):
             setattr(self, name, value)
-        self.pending = 0
         self.tags = None
         self.turn, self.polls, self.asks = 0, 0, False
         self.exec_changed()

@@ -359,7 +359,7 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
   refresh(w);
   for (long i = 0; i < count; i++) {
     const Op *o = ops + i;
-    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + 2 * lanes(w) * w->n) : 0;
+    int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + lanes(w) * w->n) : 0;
     if (log) log[0] = 0;
     switch (o->form) {
     case COMPUTE: compute(w, o); break;

@@ -204,13 +204,10 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   return 0;
 }
 
-static void keep(State *w, const int64_t *at, int64_t *log, int changing) {
-  const long width = lanes(w);
-  long count = 0;
-  if (changing)
-    for (long l = 0; l < width * w->n; l++)
-      if (at[l] >= 0) log[1 + 2 * count] = at[l], log[2 + 2 * count++] = w->tags[wave_of(w, l)];
-  log[0] = count;
+// Whether races are possible there, and the offsets of all lanes.
+static void keep(const State *w, const int64_t *at, int64_t *log, int changing) {
+  log[0] = changing;
+  if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
 static int load(State *w, const Op *o, int64_t *log) {

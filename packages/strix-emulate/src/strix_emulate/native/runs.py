@@ -8,6 +8,7 @@ the wait counters in which waves come to a run.
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.instructions.forms import Executable
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
-from strix_emulate.memory.arena import Touch
+from strix_emulate.memory.arena import Memory
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
@@ -60,8 +61,8 @@ class Step:
             if checks:
                 checks.at = self.instruction
                 self.check(g, checks)
-            elif g.queues[0] or g.queues[1] or g.queues[2]:
-                g.queues[0].clear(), g.queues[1].clear(), g.queues[2].clear()
+            elif g.queues.state is not waits.NOTHING:
+                g.queues = waits.Queues()
             self.run(g)
         except Trap as trap:
             trap.instruction = trap.instruction or self.instruction
@@ -70,14 +71,15 @@ class Step:
     def check(self, g, checks: Findings) -> None:
         """Finds a wait that it needs and that is not there."""
         known = self.known
-        if g.pending and g.pending & (known.reads | known.target) and checks.on("pending"):
+        pending = g.queues.state.pending
+        if pending and pending & (known.reads | known.target) and checks.on("pending"):
             waits.check(g, known.reads, known.target, known.counter, checks)
 
-    def issue(self, g, place: tuple[bool, int] | None = None) -> None:
+    def issue(self, g, touches: Any = ()) -> None:
         """What it does to the wait counters, without touching memory."""
         issued = self.known.executable.issues
         if issued is not None:
-            waits.issue(g, issued[0], issued[1].at(place) if place else issued[1])
+            waits.issue(g, *issued, touches)
         elif self.known.executable.waits:
             self.run(g)
 
@@ -108,8 +110,6 @@ class Session:
         start = self._room.ctypes.data
         state.masks = start + 8 * 8 * lanes
         state.spare[:] = [start + 8 * lanes * i for i in range(8)]
-        self._log = np.zeros(0, np.int64)
-        self._kept: list = []
         for memory, c in zip(self.memories, state.memory, strict=True):
             c.bytes, c.strict = memory.bytes.ctypes.data, memory.strict
             c.shift = memory.cell.bit_length() - 1
@@ -134,8 +134,11 @@ class Session:
                 c.written, c.read = memory.written.ctypes.data, memory.read.ctypes.data
                 c.writers = memory.writers.ctypes.data
 
-    def run(self, g: Waves, ops, first: int, count: int, kept=None, logs: int = 0) -> int:
-        """Executes operations from the first on; gives how many, less than count if C stopped."""
+    def run(self, g: Waves, ops: int, count: int, kept: int | None = None, log: Any = None) -> int:
+        """Executes operations at that address; gives how many, less than count if C stopped.
+
+        kept: the address of the rows of the log by operation, if there is one.
+        """
         state = self.state
         if self._waves is not g:
             state.v, state.s, state.scc, self._lds.slots, self._scratch.slots = (
@@ -146,29 +149,55 @@ class Session:
         if self.checks:
             if self._tags is not g.tags:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
-            known = self._order.idle, [len(memory.copies) for memory in self.memories]
+            known = self._order.idle, *[len(memory.copies) for memory in self.memories]
             if known != self._known:
                 self._known = known
                 state.ordered = not known[0]
-                for c, copies in zip(state.memory, known[1], strict=True):
+                for c, copies in zip(state.memory, known[1:], strict=True):
                     c.copies = copies
-            if logs:
-                if len(self._log) < logs * (1 + 2 * g.width * g.n):
-                    self._log = np.zeros(logs * (1 + 2 * g.width * g.n), np.int64)
-                state.log = self._log.ctypes.data
-        done = self.compiled.run(
-            self._address, ops + first * _OP, count, None if kept is None else kept + 4 * first
-        )
+            if log is not None:
+                state.log = log.ctypes.data
+        done = self.compiled.run(self._address, ops, count, kept)
         if state.exec_changed:
             g.exec_changed()
         return done
 
-    def touch(self, g: Waves, log: int, op: native.COp) -> Touch:
-        """What a load or store noted there."""
-        at = log * (1 + 2 * g.width * g.n)
-        noted = self._log[at + 1 : at + 1 + 2 * self._log[at]].copy()
-        memory, stores = self.memories[op.memory], op.form == _STORE
-        return Touch(memory, noted[::2], noted[1::2], op.size, stores)
+
+class Logged:
+    """A Touch that C noted, worked out when it is asked for.
+
+    rows: what C wrote; tags: of the waves; op: the operation to which the row belongs.
+    """
+
+    def __init__(self, session: Session, rows: np.ndarray, row: int, tags, op: native.COp):
+        self._session, self._rows, self._row, self._tags, self._op = session, rows, row, tags, op
+
+    @cached_property
+    def _lanes(self) -> np.ndarray:
+        changing, at = self._rows[self._row, 0], self._rows[self._row, 1:]
+        return np.flatnonzero(at >= 0) if changing else np.zeros(0, np.int64)
+
+    @cached_property
+    def at(self) -> np.ndarray:
+        """As of a Touch; so are the others."""
+        return self._rows[self._row, 1:][self._lanes]
+
+    @cached_property
+    def marks(self) -> np.ndarray:  # noqa: D102
+        width = (self._rows.shape[1] - 1) // len(self._tags)
+        return self._tags[self._lanes // width]
+
+    @property
+    def memory(self) -> Memory:  # noqa: D102
+        return self._session.memories[self._op.memory]
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return self._op.size
+
+    @property
+    def write(self) -> bool:  # noqa: D102
+        return self._op.form == _STORE
 
 
 _OP, _STORE = ctypes.sizeof(native.COp), native.SHAPES["store"]
@@ -178,21 +207,17 @@ _OP, _STORE = ctypes.sizeof(native.COp), native.SHAPES["store"]
 class Plan:
     """What a run does to the wait counters.
 
-    queues: the entries that are left; the place of each says whether it was there before, and its
-    number in its queue, or else that of the step that issued it. ends: for each queue whose old
-    entries are left from one on, as they were, where they begin and how many they are, else None.
-    kept, array: for each operation
-    the log of what it touches, or -1; logs: those of each step. ordering: the log of a last step
-    that orders others, or -1.
+    after: the state behind it. changes: of each queue that changes, its number, which of its
+    entries are left, and of each new one its operations, with the rows that they have in the log.
+    kept, array: for each operation its row, or -1; rows: how many. ordering: whether the last step
+    orders others; its row is the first.
     """
 
-    queues: list[list[waits.Outstanding]]
-    ends: list[tuple[int, int] | None]
-    pending: int
+    after: waits.State
+    changes: list[tuple[int, list[int], list[list[tuple[int, int]]]]]
     kept: int
-    logs: dict[int, list[int]]
-    logged: int
-    ordering: int
+    rows: int
+    ordering: bool
     array: object
 
 
@@ -216,96 +241,84 @@ class Run:
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
         """Execute the steps: in C where all that they need is known, else one by one."""
-        first = 0
+        first = start = 0
+        count, session = len(self.ops), self.session
         while first < len(self.steps):
-            plan = self._plan(g, first, checks) if checks else None
-            if checks and plan is None:
-                # a wait is missing, or waves that met have different counters
-                for step in self.steps[first:]:
-                    step.execute(g, checks)
+            plan = log = kept = None
+            if checks:
+                key = (first, g.queues.state)
+                plan = self._plans.get(key, self)
+                if plan is self:
+                    plan = self._plans[key] = self._make(g, first, Findings(checks.off))
+                if plan is None:
+                    # a wait is missing, or waves that met have different counters
+                    for step in self.steps[first:]:
+                        step.execute(g, checks)
+                    return
+                if plan.rows:
+                    log = np.empty((plan.rows, 1 + g.width * g.n), np.int64)
+                    kept = plan.kept + 4 * start
+            done = count - start
+            if done:
+                done = session.run(g, self._first + start * _OP, done, kept, log)
+            start += done
+            if start == count:
+                if plan and plan.after is not g.queues.state:
+                    self._leave(g, plan, log)
+                if plan and plan.ordering:
+                    last = Logged(session, log, 0, g.tags, self.ops[count - 1])
+                    self._orders(g, last.memory, last.at, last.size, last.marks)
                 return
-            start = self.starts[first]
-            count = len(self.ops) - start
-            kept, logs = (plan.kept, plan.logged) if plan and plan.logged else (None, 0)
-            done = self.session.run(g, self._first, start, count, kept, logs) if count else 0
-            if done == count:
-                if plan:
-                    self._leave(g, plan)
-                return
-            stopped = self.ops[start + done].step
+            stopped = self.ops[start].step
             if checks:
                 for step in self.steps[first:stopped]:
                     step.issue(g)
             self.steps[stopped].execute(g, checks)
             first = stopped + 1
-
-    def _plan(self, g: Waves, first: int, checks: Findings) -> Plan | None:
-        key = (first, *(tuple([e.state for e in queue]) for queue in g.queues))
-        if key not in self._plans:
-            self._plans[key] = self._make(g, first, Findings(checks.off))
-        return self._plans[key]
+            start = self.starts[first]
 
     def _make(self, g: Waves, first: int, checks: Findings) -> Plan | None:
-        # without what they touched: plans outlive the launch and its memory
-        queues = [[e.touching(()).at((True, i)) for i, e in enumerate(queue)] for queue in g.queues]
-        ghost = SimpleNamespace(queues=queues, pending=g.pending, n=g.n)
+        # in the place of what they touched, the old entries' numbers and the new ones' steps
+        state = g.queues.state
+        places = [[(i, None) for i in range(len(queue))] for queue in state.queues]
+        ghost: Any = SimpleNamespace(queues=waits.Queues(state, places))
         try:
             for number in range(first, len(self.steps)):
                 self.steps[number].check(ghost, checks)
-                self.steps[number].issue(ghost, (False, number))
+                self.steps[number].issue(ghost, (None, number))
         except Trap:
             return None
-        logs: dict[int, list[int]] = {}
-        logged = 0
         kept = (ctypes.c_int32 * len(self.ops))(*[-1] * len(self.ops))
-        ordering = -1
+        rows = 0
         if self._orders:
-            kept[len(self.ops) - 1] = ordering = 0
-            logs[len(self.steps) - 1] = []
-            logged = 1
-        for queue in queues:
-            for entry in queue:
-                is_old, number = entry.place
-                if is_old or number in logs:
-                    continue
-                for op in range(self.starts[number], self.starts[number + 1]):
-                    kept[op] = logged
-                    logs.setdefault(number, []).append(logged)
-                    logged += 1
-        ends = [_end(old, queue) for old, queue in zip(g.queues, queues, strict=True)]
+            kept[len(self.ops) - 1] = 0
+            rows = 1
+        changes = []
+        for number, touched in enumerate(ghost.queues.touched):
+            left = [old for old, _ in touched if old is not None]
+            new: list[list[tuple[int, int]]] = []
+            for step in [step for _, step in touched if step is not None]:
+                new.append([])
+                for op in range(self.starts[step], self.starts[step + 1]):
+                    if kept[op] < 0:
+                        kept[op] = rows
+                        rows += 1
+                    new[-1].append((op, kept[op]))
+            if new or len(left) < len(state.queues[number]):
+                changes.append((number, left, new))
         return Plan(
-            queues, ends, ghost.pending, ctypes.addressof(kept), logs, logged, ordering, kept
+            ghost.queues.state, changes, ctypes.addressof(kept), rows, bool(self._orders), kept
         )
 
-    def _leave(self, g: Waves, plan: Plan) -> None:
-        for old, left, end in zip(g.queues, plan.queues, plan.ends, strict=True):
-            queue = old[end[0] :] if end else []
-            for entry in left[end[1] :] if end else left:
-                is_old, number = entry.place
-                if is_old:
-                    mine = old[number]
-                    queue.append(mine if mine.who is entry.who else mine.of(entry.who))
-                    continue
-                logs, first = plan.logs.get(number, ()), self.starts[number]
-                touches = [
-                    self.session.touch(g, x, self.ops[first + i]) for i, x in enumerate(logs)
-                ]
-                queue.append(entry.touching(tuple(touches)) if touches else entry)
-            old[:] = queue
-        g.pending = plan.pending
-        if plan.ordering >= 0:
-            last = self.session.touch(g, plan.ordering, self.ops[len(self.ops) - 1])
-            self._orders(g, last.memory, last.at, last.size, last.marks)
-
-
-def _end(old: list[waits.Outstanding], left: list[waits.Outstanding]) -> tuple[int, int] | None:
-    """See :class:`Plan`."""
-    places = [entry.place[1] for entry in left if entry.place[0]]
-    first = len(old) - len(places)
-    same = places == [*range(first, len(old))] and all(
-        entry.who is old[number].who for entry, number in zip(left, places, strict=False)
-    )
-    return (first, len(places)) if same else None
+    def _leave(self, g: Waves, plan: Plan, rows) -> None:
+        queues, session, ops, tags = g.queues, self.session, self.ops, g.tags
+        queues.state = plan.after
+        for number, left, new in plan.changes:
+            old = queues.touched[number]
+            queues.touched[number] = [old[i] for i in left] + [
+                tuple([Logged(session, rows, row, tags, ops[op]) for op, row in some])
+                for some in new
+            ]
 
 
 def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:

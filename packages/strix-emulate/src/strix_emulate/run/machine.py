@@ -229,7 +229,7 @@ class Machine:
                 at += 1
         identity = [workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves),
                     np.zeros(n, np.int64)]  # fmt: skip
-        return Waves(V, S, np.zeros((n, 1), bool), 0, identity, [[], [], []])
+        return Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
         whole = self.options.cooperative and start.n == self.total * waves

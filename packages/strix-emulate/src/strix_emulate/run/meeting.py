@@ -124,7 +124,6 @@ def select(g: Waves, chosen) -> Waves:
         waits.select(g.queues, index),
     )  # fmt: skip
     part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
-    waits.refresh(part)
     return part
 
 
@@ -141,5 +140,4 @@ def join(a: Waves, b: Waves) -> Waves:
     )  # fmt: skip
     joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
     joined.asks = a.asks or b.asks
-    waits.refresh(joined)
     return joined
