@@ -33,7 +33,8 @@ LEVELS = {
     4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"},
 }  # fmt: skip
 SOURCES = (
-    "native/emulate.c", "native/numbers.h", "native/memory.h", "native/matrix.h",
+    "native/emulate.c", "native/numbers.h", "native/memory.h", "native/shadow.h",
+    "native/matrix.h",
     "native/library.py", "native/generate.py", "instructions/forms.py",
     "instructions/atomics.py",
     *(f"arithmetic/{name}.py" for name in (

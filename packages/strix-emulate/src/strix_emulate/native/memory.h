@@ -1,100 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loads and stores with the race shadow: arena.py and addressing.py, where they find nothing.
-// Tags: happens_before.py. Whether an access tagged old and a later one tagged new may swap.
-static inline int unordered(int64_t old, int64_t new) {
-  if (!old) return 0;
-  return old >> 40 != new >> 40 || (old >> 22 >= new >> 22 && ((old ^ new) & 0xff));
-}
-
-// Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
-// for some of several waves decides which tags are left.
-static int may_swap(State *w, int64_t old, int64_t new) {
-  if (!unordered(old, new)) return 0;
-  if (!w->ordered) return 1;
-  if (w->asked[0] != old || w->asked[1] != new) {
-    w->answer = w->order(old, new);
-    w->asked[0] = old, w->asked[1] = new;
-  }
-  return !w->answer ? 1 : w->n > 1 ? 2 : 0;
-}
-
-static inline int64_t cells(const Memory *m, int size) {
-  const int64_t count = size >> m->shift;
-  return count ? count : 1;
-}
-
-static inline int wrote(const Memory *m, int64_t cell, int64_t mark) {
-  return m->written[cell] >> 40 == mark >> 40 && m->writers[cell] >> (mark & 31) & 1;
-}
-
-// The tag of cells after a read by mark; 0 if numpy is to look at it. private: of one workgroup,
-// where it must have been written before.
-static inline int64_t tag_read(State *w, int64_t written, int64_t seen, int64_t mark, int mine,
-                               int private) {
-  if (private && !written) return 0;
-  const int after_write = may_swap(w, written, mark), after_read = may_swap(w, seen, mark);
-  if (after_write == 2 || (after_write && !mine) || after_read == 2) return 0;
-  if (!after_read) return mark;
-  if (seen >> 40 != mark >> 40) return 1ll << 62;
-  return (seen > mark ? seen : mark) | 0xff;
-}
-
-// Whether all cells from the first on have the first one's tags: most often so.
-static inline int alike(const int64_t *written, const int64_t *read, int64_t count) {
-  int64_t differ = 0;
-  for (int64_t c = 1; c < count; c++) differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
-  return !differ;
-}
-
-// Notes a load of count cells. 1 if numpy is to look at it.
-static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t first, int64_t count,
-                                                           State *w, int64_t mark, int private) {
-  int64_t *written = m->written + first, *read = m->read + first;
-  if (alike(written, read, count) && !unordered(written[0], mark)) {
-    if (read[0] == mark && (written[0] || !private)) return 0;
-    const int64_t tag = tag_read(w, written[0], read[0], mark, 0, private);
-    for (int64_t c = 0; c < count; c++) read[c] = tag ? tag : read[c];
-    return !tag;
-  }
-  for (int64_t c = 0; c < count; c++) {
-    const int mine = wrote(m, first + c, mark);
-    const int64_t tag = tag_read(w, written[c], read[c], mark, mine, private);
-    if (!tag) return 1;
-    read[c] = tag;
-  }
-  return 0;
-}
-
-// Waves of a workgroup may store the same value to one place. same: whether it stands there.
-static inline __attribute__((always_inline)) int
-may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t mark, int same) {
-  const int64_t *written = m->written + first, *read = m->read + first;
-  if (alike(written, read, count)) count = 1;
-  for (int64_t c = 0; c < count; c++) {
-    const int after_write = may_swap(w, written[c], mark);
-    if (may_swap(w, read[c], mark) || after_write == 2) return 0;
-    if (after_write && !(same && written[c] >> 40 == mark >> 40)) return 0;
-  }
-  return 1;
-}
-
-static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t first, int64_t count,
-                                                            State *w, int64_t mark) {
-  for (int64_t c = first; c < first + count; c++) {
-    const uint32_t others = may_swap(w, m->written[c], mark) ? m->writers[c] : 0;
-    m->writers[c] = others | 1u << (mark & 31);
-    m->written[c] = mark;
-  }
-  return 0;
-}
-
-// With a count that the compiler knows.
-#define BY_COUNT(F, ...)                      \
-  (count == 1   ? F(m, first, 1, __VA_ARGS__) \
-   : count == 2 ? F(m, first, 2, __VA_ARGS__) \
-   : count == 4 ? F(m, first, 4, __VA_ARGS__) \
-   : count == 8 ? F(m, first, 8, __VA_ARGS__) \
-                : F(m, first, count, __VA_ARGS__))
+// Loads and stores: addressing.py and vmem.py, where they find nothing.
+#include "shadow.h"
 
 // Offset of a global address, or -1; changing: whether races are possible there.
 static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing) {
@@ -210,6 +116,44 @@ static void keep(const State *w, const int64_t *at, int64_t *log, int changing) 
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
+static int load_by_lane(Memory *m, State *w, const int64_t *at, int64_t count, int private) {
+  for (long l = 0; l < lanes(w) * w->n; l++) {
+    const int64_t first = at[l] >> m->shift;
+    if (at[l] >= 0 && BY_COUNT(note_load, w, w->tags[wave_of(w, l)], private)) return 1;
+  }
+  return 0;
+}
+
+typedef uint32_t Word __attribute__((aligned(1), may_alias));
+
+INLINE int small(uint32_t *row, const uint8_t *bytes, const int64_t *at, long n, int size,
+                 int extended, int half) {
+  LANES {
+    if (at[l] < 0) continue;
+    // behind the last byte is room for this
+    const uint32_t raw = *(const Word *)(bytes + at[l]);
+    const uint32_t plain = size == 2 ? (uint16_t)raw : (uint8_t)raw;
+    const uint32_t x = !extended ? plain : size == 2 ? (int16_t)raw : (int8_t)raw;
+    row[l] = half == 2   ? (row[l] & 0xffff) | x << 16
+             : half == 1 ? (row[l] & 0xffff0000) | (x & 0xffff)
+                         : x;
+  }
+  return 1;
+}
+
+// One or two bytes of each lane, in vector code, if they are of a common kind.
+static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const int64_t *at, long n) {
+  switch (o->size << 8 | o->extended << 4 | o->half) {
+  case 0x100: return small(row, bytes, at, n, 1, 0, 0);
+  case 0x110: return small(row, bytes, at, n, 1, 1, 0);
+  case 0x200: return small(row, bytes, at, n, 2, 0, 0);
+  case 0x201: return small(row, bytes, at, n, 2, 0, 1);
+  case 0x202: return small(row, bytes, at, n, 2, 0, 2);
+  case 0x210: return small(row, bytes, at, n, 2, 1, 0);
+  default: return 0;
+  }
+}
+
 static int load(State *w, const Op *o, int64_t *log) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
@@ -218,11 +162,9 @@ static int load(State *w, const Op *o, int64_t *log) {
   if (locate(w, o, at, 0, &changing)) return 1;
   if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
-    const int64_t count = cells(m, o->size);
-    for (long l = 0; l < n; l++) {
-      const int64_t first = at[l] >> m->shift;
-      if (at[l] >= 0 && BY_COUNT(note_load, w, w->tags[wave_of(w, l)], private)) return 1;
-    }
+    const int64_t count = cells(m, o->size), first = 0;
+    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) BY_COUNT(note_loads, w, at);
+    else if (load_by_lane(m, w, at, count, private)) return 1;
   }
   uint32_t *row = w->v + o->target.index * n;
   const uint32_t kept = o->half == 2 ? 0xffff : o->half == 1 ? 0xffff0000 : 0;
@@ -235,14 +177,16 @@ static int load(State *w, const Op *o, int64_t *log) {
       for (long l = 0; l < n; l++)
         if (at[l] != IDLE) memcpy(to + l, at[l] == OUT ? zeros : from + at[l], 4);
   }
-  for (long l = 0; o->size < 4 && l < n; l++) {
-    if (at[l] == IDLE) continue;
-    const uint8_t *from = at[l] == OUT ? zeros : m->bytes + at[l];
-    uint32_t x = o->size == 2 ? (uint32_t)(from[0] | from[1] << 8) : from[0];
-    if (o->extended) x = o->size == 2 ? (uint32_t)(int16_t)x : (uint32_t)(int8_t)x;
-    if (kept) x = (row[l] & kept) | (o->half == 2 ? x << 16 : x & 0xffff);
-    row[l] = x;
-  }
+  if (o->size < 4 && !o->resource && load_small(o, row, m->bytes, at, n)) {
+  } else
+    for (long l = 0; o->size < 4 && l < n; l++) {
+      if (at[l] == IDLE) continue;
+      const uint8_t *from = at[l] == OUT ? zeros : m->bytes + at[l];
+      uint32_t x = o->size == 2 ? (uint32_t)(from[0] | from[1] << 8) : from[0];
+      if (o->extended) x = o->size == 2 ? (uint32_t)(int16_t)x : (uint32_t)(int8_t)x;
+      if (kept) x = (row[l] & kept) | (o->half == 2 ? x << 16 : x & 0xffff);
+      row[l] = x;
+    }
   if (log) keep(w, at, log, changing);
   return 0;
 }
@@ -273,41 +217,71 @@ static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, 
   for (int i = 0; i < o->words; i++) data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
 }
 
+INLINE int put(uint8_t *bytes, const int64_t *at, const uint32_t *row, long n, int size,
+               int shift) {
+  for (long l = 0; l < n; l++)
+    for (int i = 0; at[l] >= 0 && i < (size + 3) / 4; i++) {
+      const uint32_t x = row[i * n + l] >> shift;
+      memcpy(bytes + at[l] + 4 * i, &x, size < 4 ? size : 4);
+    }
+  return 0;
+}
+
+static void store_data(const Op *o, uint8_t *bytes, const int64_t *at, const uint32_t *row,
+                       long n) {
+  const int shift = o->half == 2 ? 16 : 0;
+  switch (o->size) {
+  case 1: put(bytes, at, row, n, 1, shift); break;
+  case 2: put(bytes, at, row, n, 2, shift); break;
+  case 4: put(bytes, at, row, n, 4, shift); break;
+  case 8: put(bytes, at, row, n, 8, shift); break;
+  case 12: put(bytes, at, row, n, 12, shift); break;
+  default: put(bytes, at, row, n, 16, shift);
+  }
+}
+
+// The same with what may swap: 1 if numpy is to look at it.
+static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64_t *at,
+                             const uint32_t *row, int64_t count) {
+  const long n = lanes(w) * w->n;
+  uint32_t data[4];
+  for (long l = 0; l < n; l++) {
+    const int64_t first = at[l] >> m->shift;
+    if (at[l] < 0 || BY_COUNT(may_store, w, w->tags[wave_of(w, l)], 0)) continue;
+    data_of(o, row, n, l, data);
+    if (memcmp(m->bytes + at[l], data, o->size) ||
+        !may_store(m, first, count, w, w->tags[wave_of(w, l)], 1))
+      return 1;
+  }
+  return 0;
+}
+
 static int store(State *w, const Op *o, int64_t *log) {
   Memory *m = &w->memory[o->memory];
-  const long width = lanes(w), n = width * w->n;
+  const long n = lanes(w) * w->n;
   const uint32_t *row = w->v + o->target.index * n;
   int64_t *at = (int64_t *)w->spare[0];
-  const int64_t count = m->written ? cells(m, o->size) : 0;
+  const int64_t count = m->written ? cells(m, o->size) : 0, first = 0;
   uint32_t data[4];
-  int changing = 0;
+  int changing = 0, alone = 0;
   if (locate(w, o, at, 1, &changing)) return 1;
   if (m->written) {
     if (m->copies) return 1;
+    alone = !w->ordered && BY_COUNT(quiet, w, at, 1, 0);
+    if (!alone && may_store_by_lane(m, w, o, at, row, count)) return 1;
+  }
+  store_data(o, m->bytes, at, row, n);
+  if (!m->written) return 0;
+  if (alone) alone = !BY_COUNT(note_stores, w, at);
+  else
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] < 0 || BY_COUNT(may_store, w, w->tags[wave_of(w, l)], 0)) continue;
-      data_of(o, row, n, l, data);
-      if (memcmp(m->bytes + at[l], data, o->size) ||
-          !may_store(m, first, count, w, w->tags[wave_of(w, l)], 1))
-        return 1;
+      if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
     }
-  }
-  for (long l = 0; l < n; l++)
-    if (at[l] >= 0) {
-      data_of(o, row, n, l, data);
-      memcpy(m->bytes + at[l], data, o->size);
-    }
-  if (!m->written) return 0;
-  for (long l = 0; l < n; l++) {
-    const int64_t first = at[l] >> m->shift;
-    if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
-  }
   // several waves in one instruction: of other workgroups, or other values, numpy's
-  for (long l = 0; l < n; l++) {
-    if (at[l] < 0) continue;
+  for (long l = 0; !alone && l < n; l++) {
     const int64_t first = at[l] >> m->shift;
-    for (int64_t c = first; c < first + count; c++) {
+    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) {
       if (m->written[c] == w->tags[wave_of(w, l)]) continue;
       data_of(o, row, n, l, data);
       if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40 ||

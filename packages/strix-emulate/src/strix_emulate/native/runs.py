@@ -169,8 +169,8 @@ class Logged:
     rows: what C wrote; tags: of the waves; op: the operation to which the row belongs.
     """
 
-    def __init__(self, session: Session, rows: np.ndarray, row: int, tags, op: native.COp):
-        self._session, self._rows, self._row, self._tags, self._op = session, rows, row, tags, op
+    def __init__(self, memories, rows: np.ndarray, row: int, tags, op: native.COp):
+        self._memories, self._rows, self._row, self._tags, self._op = memories, rows, row, tags, op
 
     @cached_property
     def _lanes(self) -> np.ndarray:
@@ -189,7 +189,7 @@ class Logged:
 
     @property
     def memory(self) -> Memory:  # noqa: D102
-        return self._session.memories[self._op.memory]
+        return self._memories[self._op.memory]
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -266,7 +266,7 @@ class Run:
                 if plan and plan.after is not g.queues.state:
                     self._leave(g, plan, log)
                 if plan and plan.ordering:
-                    last = Logged(session, log, 0, g.tags, self.ops[count - 1])
+                    last = Logged(session.memories, log, 0, g.tags, self.ops[count - 1])
                     self._orders(g, last.memory, last.at, last.size, last.marks)
                 return
             stopped = self.ops[start].step
@@ -311,12 +311,12 @@ class Run:
         )
 
     def _leave(self, g: Waves, plan: Plan, rows) -> None:
-        queues, session, ops, tags = g.queues, self.session, self.ops, g.tags
+        queues, memories, ops, tags = g.queues, self.session.memories, self.ops, g.tags
         queues.state = plan.after
         for number, left, new in plan.changes:
             old = queues.touched[number]
             queues.touched[number] = [old[i] for i in left] + [
-                tuple([Logged(session, rows, row, tags, ops[op]) for op, row in some])
+                tuple([Logged(memories, rows, row, tags, ops[op]) for op, row in some])
                 for some in new
             ]
 
