@@ -14,9 +14,11 @@ import selftest_memory
 import zoo
 from strix_emulate.api import Buffer, Options
 from strix_emulate.arithmetic import translate
-from strix_emulate.native import generate
+from strix_emulate.errors import Trap
+from strix_emulate.native import generate, traces
 from strix_emulate.native import library as native
 from strix_emulate.run import program
+from test_checks import LOAD, STORE, execute
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,6 +154,94 @@ def test_most_of_a_kernel_is_executed_by_c():
             calls.append(g.n), original(self, g, checks)))  # fmt: skip
         _, done = fixtures.run_attention(True, fixtures.attention_case(True, 100))
     assert sum(calls) < done.executed / 10
+
+
+#: s8 counts the turns; `late` is where the 15th goes instead of on
+_TURNS = (
+    LOAD
+    + """
+v_xor_b32 v3, 0x80, v1
+s_mov_b32 s8, 0
+again:
+s_add_u32 s8, s8, 1
+s_cmp_eq_u32 s8, 15
+s_cbranch_scc1 late
+{}
+join:
+s_cmp_lt_u32 s8, 20
+s_cbranch_scc1 again
+{}
+"""
+    + STORE
+)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """How many blocks each execution of a trace went through."""
+    found = []
+    monkeypatch.setattr(traces.Trace, "execute", lambda self, g, checks, run=traces.Trace.execute: (
+        found.append(run(self, g, checks)) or found[-1]))  # fmt: skip
+    return found
+
+
+def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
+    case, results = fixtures.attention_case(True, 400, heads=2), []
+    for often in (3, 10**9):
+        monkeypatch.setattr(traces, "_OFTEN", often)
+        for checks in (True, False):
+            outs, done = fixtures.run_attention(True, case, options=Options(checks=checks))
+            results.append((*(x.tobytes() for x in outs), done.executed,
+                            {at: block.entered for at, block in done.blocks.items()}))  # fmt: skip
+    assert results[:-1] == results[1:]
+    assert len(traced) > 20 and max(traced) > 1
+
+
+def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
+    """Of the last turn, and of one that leaves the trace before its end; each has its own place."""
+    store = """s_waitcnt lgkmcnt(0)
+    s_lshl_b32 s9, s8, 8
+    v_add_nc_u32 v6, s9, v1
+    ds_store_b32 v6, v0"""
+    exchange = """{}
+    v_add_nc_u32 v7, s9, v3
+    s_barrier
+    ds_load_b32 v2, v7
+    s_waitcnt lgkmcnt(0)"""
+    last = f"s_branch over\nlate:\ns_branch join\nover:\n{exchange}"
+    early = f"s_branch over\nlate:\n{store}\n{exchange}\ns_branch join\nover:"
+    for end in (last, early):
+        traced.clear()
+        body = _TURNS.format(store, end.format("s_waitcnt lgkmcnt(0)"))
+        assert (execute(body, lds=8192) == np.arange(64) ^ 32).all()
+        assert max(traced) > 0
+        with pytest.raises(Trap, match=r"race.*a write"):
+            execute(_TURNS.format(store, end.format("")), lds=8192)
+    # stores of the turn before, to which the 15th adds none
+    before = f"s_branch over\nlate:\n{exchange.format('')}\ns_branch join\nover:"
+    with pytest.raises(Trap, match=r"race.*a write"):
+        execute(_TURNS.format(store, before), lds=8192)
+
+
+def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
+    """A wait, the bounds, and what numpy executes in the middle of a trace."""
+    load = "global_load_b32 v2, v1, s[4:5]\ns_nop 0\ns_branch wait\nwait:\ns_waitcnt vmcnt(0)"
+    late = "s_branch over\nlate:\n{}\nover:"
+    for there, word in (
+        ("global_load_b32 v2, v1, s[4:5]\nv_mov_b32 v4, v2\ns_branch join", "pending"),
+        ("v_add_nc_u32 v1, 4, v1\ns_branch join", "bounds"),
+    ):
+        traced.clear()
+        with pytest.raises(Trap, match=word):
+            execute(_TURNS.format(load, late.format(there)))
+        assert traced
+    # waves of two workgroups store the same values: numpy's, and each time
+    store = (
+        load + "\nglobal_store_b32 v1, v2, s[6:7]\ns_nop 1\ns_branch more\nmore:\nv_mov_b32 v5, v2"
+    )
+    traced.clear()
+    body = _TURNS.format(store, late.format("s_branch join"))
+    assert (execute(body, grid=(3,), size=64) == np.arange(64)).all() and traced
 
 
 def test_a_library_of_another_version_is_refused(library, monkeypatch):

@@ -25,7 +25,7 @@ SHAPES = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
     "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
-    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18, "atomic": 19,
+    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18, "atomic": 19, "guard": 20,
 }  # fmt: skip
 #: by level of x86-64: some of what only processors of that level have
 LEVELS = {
@@ -34,7 +34,7 @@ LEVELS = {
 }  # fmt: skip
 SOURCES = (
     "native/emulate.c", "native/numbers.h", "native/memory.h", "native/shadow.h",
-    "native/matrix.h",
+    "native/matrix.h", "native/exchange.h",
     "native/library.py", "native/generate.py", "instructions/forms.py",
     "instructions/atomics.py",
     *(f"arithmetic/{name}.py" for name in (

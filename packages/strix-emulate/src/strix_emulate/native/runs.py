@@ -236,13 +236,12 @@ class Run:
         for number, part in enumerate(ops):
             for i in range(self.starts[number], self.starts[number] + len(part)):
                 self.ops[i].step = number
-        self._orders: Any = steps[-1].known.executable.orders
+        self.orders: Any = steps[-1].known.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 
-    def execute(self, g: Waves, checks: Findings | None) -> None:
-        """Execute the steps: in C where all that they need is known, else one by one."""
-        first = start = 0
-        count, session = len(self.ops), self.session
+    def execute(self, g: Waves, checks: Findings | None, first: int = 0) -> None:
+        """Execute the steps from the first: in C where what they need is known, else one by one."""
+        count, session, start = len(self.ops), self.session, self.starts[first]
         while first < len(self.steps):
             plan = log = kept = None
             if checks:
@@ -263,19 +262,23 @@ class Run:
                 done = session.run(g, self._first + start * _OP, done, kept, log)
             start += done
             if start == count:
-                if plan and plan.after is not g.queues.state:
+                if plan and plan.changes:
                     self._leave(g, plan, log)
                 if plan and plan.ordering:
                     last = Logged(session.memories, log, 0, g.tags, self.ops[count - 1])
-                    self._orders(g, last.memory, last.at, last.size, last.marks)
+                    self.orders(g, last.memory, last.at, last.size, last.marks)
                 return
             stopped = self.ops[start].step
-            if checks:
-                for step in self.steps[first:stopped]:
-                    step.issue(g)
-            self.steps[stopped].execute(g, checks)
+            self.by_numpy(g, checks, first, stopped)
             first = stopped + 1
             start = self.starts[first]
+
+    def by_numpy(self, g: Waves, checks: Findings | None, first: int, stopped: int) -> None:
+        """The step in front of which C stopped after it had begun with the first."""
+        if checks:
+            for step in self.steps[first:stopped]:
+                step.issue(g)
+        self.steps[stopped].execute(g, checks)
 
     def _make(self, g: Waves, first: int, checks: Findings) -> Plan | None:
         # in the place of what they touched, the old entries' numbers and the new ones' steps
@@ -290,7 +293,7 @@ class Run:
             return None
         kept = (ctypes.c_int32 * len(self.ops))(*[-1] * len(self.ops))
         rows = 0
-        if self._orders:
+        if self.orders:
             kept[len(self.ops) - 1] = 0
             rows = 1
         changes = []
@@ -307,7 +310,7 @@ class Run:
             if new or len(left) < len(state.queues[number]):
                 changes.append((number, left, new))
         return Plan(
-            ghost.queues.state, changes, ctypes.addressof(kept), rows, bool(self._orders), kept
+            ghost.queues.state, changes, ctypes.addressof(kept), rows, bool(self.orders), kept
         )
 
     def _leave(self, g: Waves, plan: Plan, rows) -> None:

@@ -19,6 +19,7 @@ from strix_emulate.memory.findings import CHECKS, Findings, Note
 from strix_emulate.memory.happens_before import WORKGROUP, tags
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
 from strix_emulate.native import library as native
+from strix_emulate.native import traces
 from strix_emulate.native.runs import Session, parts
 from strix_emulate.run import parallel
 from strix_emulate.run.meeting import Barriers, join, select
@@ -124,6 +125,8 @@ class Machine:
             if library
             else None
         )
+        # where waves let others go first, or run one by one, each block counts
+        self.traces = bool(library) and not self.program.polls and self.options.lockstep
         blocks = self.program.blocks(self.kernel, spaces, self.session)
 
         def run_batch(first: int, end: int) -> None:
@@ -276,16 +279,21 @@ class Machine:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
         while True:
             block = blocks[g.pc]
-            block.entered += g.n
-            self.executed += g.n * (len(block.steps) + 1)
+            traced = self._trace(blocks, block, g, limit) if self.traces else None
+            if traced is None:
+                block.entered += g.n
+                self.executed += g.n * (len(block.steps) + 1)
             if self.executed > self.options.budget:
                 raise self._hung(f"{self.options.budget} wave-instructions", g)
             if time.monotonic() > self.deadline:
                 raise self._hung(f"{self.options.seconds:g} seconds", g)
-            if block.parts is None:
-                block.parts = parts(block.steps, self.session)
-            for part in block.parts:
-                part.execute(g, self.findings)
+            if traced is None:
+                if block.parts is None:
+                    block.parts = parts(block.steps, self.session)
+                for part in block.parts:
+                    part.execute(g, self.findings)
+            else:
+                block = traced
             end = block.end
             self.where = end
             if end is None:
@@ -313,6 +321,7 @@ class Machine:
                     return "part", gone
                 else:
                     g.pc = block.next
+                block.went = g.pc
             if g.pc >= limit:
                 return "meet", [g]
             g.asks |= block.polls
@@ -323,6 +332,19 @@ class Machine:
                 if g.polls >= PATIENCE and not self.alone:
                     g.polls, g.turn = 0, g.turn + 1
                     return "meet", [g]
+
+    def _trace(self, blocks: dict[int, Block], block: Block, g: Waves, limit: int) -> Block | None:
+        """The last one of several blocks that C executed at once, if they can be."""
+        trace = traces.find(blocks, block, self.session)
+        if trace is None or trace.highest >= limit:
+            return None
+        if self.executed + g.n * trace.steps > self.options.budget:
+            return None
+        last = trace.execute(g, self.findings)
+        for done in trace.blocks[: last + 1]:
+            done.entered += g.n
+            self.executed += g.n * (len(done.steps) + 1)
+        return trace.blocks[last] if last >= 0 else None
 
     def _hung(self, what: str, g: Waves) -> Trap:
         return Trap(

@@ -15,6 +15,7 @@ from strix_emulate.instructions.forms import executable, executes
 from strix_emulate.instructions.salu import simm16
 from strix_emulate.memory import addressing, waits
 from strix_emulate.native.runs import Known, Run, Session, Step
+from strix_emulate.native.traces import Trace
 
 #: Hints, and waits for hazards that do not exist on a machine without timing.
 NO_EFFECT = {
@@ -42,11 +43,12 @@ _CONDITIONS = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """Steps up to a control instruction, which `end` names; taken and next are block addresses.
 
-    polls: it asks for memory that other waves change (see machine.PATIENCE).
+    polls: it asks for memory that other waves change (see machine.PATIENCE). went: where the last
+    waves that stayed together went from here; trace, begun, tried: see :mod:`native.traces`.
     """
 
     start: int
@@ -59,6 +61,14 @@ class Block:
     polls: bool = False
     #: what executes the steps, once the block was reached
     parts: list[Step | Run] | None = None
+    went: int = -1
+    trace: Trace | None = None
+    begun: int = 0
+    tried: int = 0
+
+
+#: what another block with the same end does not have from it
+_FRESH: dict[str, Any] = {"entered": 0, "parts": None, "trace": None, "begun": 0, "tried": 0}
 
 
 def supported() -> set[str]:
@@ -86,18 +96,18 @@ class Blocks(dict[int, Block]):
             for part in block.parts or ():
                 if isinstance(part, Run):
                     part.session = session
+            if block.trace is not None:
+                block.trace.session = session
 
     def __missing__(self, address: int) -> Block:
         for block in list(self.values()):
             for i, step in enumerate(block.steps):
                 if step.instruction.address == address:
-                    tail = replace(
-                        block, start=address, steps=block.steps[i:], entered=0, parts=None
-                    )
+                    tail = replace(block, start=address, steps=block.steps[i:], **_FRESH)
                     self[address] = tail
                     return tail
             if block.end is not None and block.end.address == address:
-                self[address] = replace(block, start=address, steps=[], entered=0, parts=None)
+                self[address] = replace(block, start=address, steps=[], **_FRESH)
                 return self[address]
         raise Trap("bounds", f"jumps to {address:#x}, which is no instruction of the kernel")
 

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Values that go from lane to lane, or between vector and scalar registers. See crosslane.py.
+static void permlane(State *w, const Op *o, int across) {
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
+  const uint32_t *high = fetch(w, &o->source[2], w->spare[4], 1);
+  uint32_t *y = (uint32_t *)w->spare[0];
+  for (long i = 0; i < w->n * w->halves; i++) {
+    const uint64_t table = low[wave_of(w, 32 * i)] | (uint64_t)high[wave_of(w, 32 * i)] << 32;
+    for (int l = 0; l < 32; l++)
+      y[32 * i + l] = x[32 * i + ((l & 16) ^ across) + (table >> 4 * (l & 15) & 15)];
+  }
+  store_vector(w, &o->target, y, 0);
+}
+
+// The halves of a wave64 change places, whatever lanes are active.
+static void swap_halves(State *w, const Op *o) {
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  uint32_t *y = (uint32_t *)w->spare[0];
+  if (w->halves == 1) return;
+  for (long h = 0; h < 2 * w->n; h++) memcpy(y + 32 * h, x + 32 * (h ^ 1), 128);
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
+
+static void between_files(State *w, const Op *o) {
+  const uint32_t *exec = w->s + EXEC * w->n;
+  const long all = lanes(w), width = o->form == WRITELANE ? 1 : all;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], width);
+  const uint32_t *picked = o->form == FIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
+  for (long i = 0; i < w->n; i++) {
+    const uint64_t active = exec[i] | (w->halves > 1 ? (uint64_t)exec[i + w->n] << 32 : 0);
+    const long lane = picked ? picked[i] & (all - 1) : active ? __builtin_ctzll(active) : 0;
+    if (width == 1) w->v[(o->target.index * w->n + i) * all + lane] = x[i];
+    else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[all * i + lane];
+  }
+  if (o->write_exec) refresh(w), w->exec_changed = 1;
+}
+
+// Through LDS, without touching it; of inactive lanes come zeros.
+static void exchange(State *w, const Op *o) {
+  const long halves = w->n * w->halves;
+  const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  const uint32_t *index = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
+  uint32_t *y = (uint32_t *)w->spare[0];
+  memset(y, 0, 128 * halves);
+  for (long i = 0; i < halves; i++)
+    for (int l = 0; l < 32; l++) {
+      const long here = 32 * i + l;
+      const int other = index ? (index[here] + (uint64_t)o->offset) >> 2 & 31 : o->lanes[l];
+      const int from = o->form == PERMUTE_LANES ? l : other,
+                to = o->form == PERMUTE_LANES ? other : l;
+      if (w->full || w->masks[32 * i + from]) y[32 * i + to] = x[32 * i + from];
+    }
+  store_vector(w, &o->target, y, w->full ? 0 : w->masks);
+}
