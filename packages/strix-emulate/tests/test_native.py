@@ -187,12 +187,13 @@ def traced(monkeypatch):
 
 def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
     case, results = fixtures.attention_case(True, 400, heads=2), []
-    for often in (3, 10**9):
-        monkeypatch.setattr(traces, "_OFTEN", often)
+    monkeypatch.setattr(traces, "_OFTEN", 3)
+    for _ in range(2):
         for checks in (True, False):
             outs, done = fixtures.run_attention(True, case, options=Options(checks=checks))
             results.append((*(x.tobytes() for x in outs), done.executed,
                             {at: block.entered for at, block in done.blocks.items()}))  # fmt: skip
+        monkeypatch.setattr(traces, "find", lambda *_: None)
     assert results[:-1] == results[1:]
     assert len(traced) > 20 and max(traced) > 1
 

@@ -303,10 +303,11 @@ class Run:
             for step in [step for _, step in touched if step is not None]:
                 new.append([])
                 for op in range(self.starts[step], self.starts[step + 1]):
+                    # what orders others is no access that a barrier would postpone
                     if kept[op] < 0:
+                        new[-1].append((op, rows))
                         kept[op] = rows
                         rows += 1
-                    new[-1].append((op, kept[op]))
             if new or len(left) < len(state.queues[number]):
                 changes.append((number, left, new))
         return Plan(

@@ -195,7 +195,7 @@ def find(blocks: dict, block, session: Session) -> Trace | None:
         block.tried += 1
     if trace is None and block.tried < _TRIES:
         block.begun += 1
-        if block.begun == _OFTEN:
+        if block.begun >= _OFTEN:
             trace = block.trace = grow(blocks, block, session)
             block.tried += trace is None
             block.begun = 0
