@@ -76,7 +76,8 @@ class State:
         if found is None:
             if len(_STATES) > _MOST_STATES:
                 # those that are in use stay as they are
-                _STATES.clear(), NOTHING._after.clear()
+                _STATES.clear()
+                NOTHING._after.clear()
             found = _STATES[key] = State(queues)
         return found
 

@@ -246,9 +246,9 @@ class Run:
             plan = log = kept = None
             if checks:
                 key = (first, g.queues.state)
-                plan = self._plans.get(key, self)
-                if plan is self:
-                    plan = self._plans[key] = self._make(g, first, Findings(checks.off))
+                if key not in self._plans:
+                    self._plans[key] = self._make(g, first, Findings(checks.off))
+                plan = self._plans[key]
                 if plan is None:
                     # a wait is missing, or waves that met have different counters
                     for step in self.steps[first:]:

@@ -41,7 +41,9 @@ class Trace:
         self.blocks = blocks
         self.steps = sum(len(block.steps) + 1 for block in blocks)
         self.highest = max(block.start for block in blocks[1:])
-        self.starts, self._places, flat = [], [], []
+        self.starts: list[int] = []
+        self._places: list[tuple[int, int]] = []
+        flat: list[native.COp] = []
         for number, block in enumerate(blocks):
             self.starts.append(len(flat))
             for step, known in enumerate(block.steps):
@@ -162,7 +164,7 @@ def _guard(block, following: int) -> native.COp:
     return guard
 
 
-def grow(blocks: dict, head, session: Session) -> Trace | None:
+def grow(blocks: dict, head, session: Session | None) -> Trace | None:
     """A trace from the block on, the way that waves went last."""
     found: list = []
     block = head
@@ -186,7 +188,7 @@ def _suits(block) -> bool:
     return all(not isinstance(part, Run) and part.known.ops == [] for part in block.parts)
 
 
-def find(blocks: dict, block, session: Session) -> Trace | None:
+def find(blocks: dict, block, session: Session | None) -> Trace | None:
     """The trace that begins at the block, if it has one by now."""
     trace = block.trace
     if trace is not None and trace.useless:
