@@ -11,8 +11,8 @@ import ctypes
 import torch
 import triton
 from strix_validate.attention import flash
-from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, State
+from strix_validate.numerics.comparison import compare
 from strix_validate.triton import stand_in
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only

@@ -9,10 +9,11 @@ import itertools
 
 import pytest
 import torch
-from strix_validate.attention import behaviour, comparison, flash_cases, reference, sdpa
+from strix_validate.attention import behaviour, flash_cases, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Check, Options, Size, State
+from strix_validate.numerics import comparison, reference
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from strix_validate.attention import reference
 from strix_validate.checks import Check, Options, State
+from strix_validate.numerics import reference
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated
 from strix_validate.triton import modes as triton_modes

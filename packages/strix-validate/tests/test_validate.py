@@ -25,8 +25,9 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
 from strix_validate import cli  # noqa: E402
-from strix_validate.attention import comparison, flash_cases, reference, sdpa  # noqa: E402
+from strix_validate.attention import flash_cases, sdpa  # noqa: E402
 from strix_validate.checks import CannotRun, Check, CheckFailed, Options, State, exit_code  # noqa: E402
+from strix_validate.numerics import comparison, reference  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, backend, kernels  # noqa: E402
 from strix_validate.triton import modes as triton_modes  # noqa: E402

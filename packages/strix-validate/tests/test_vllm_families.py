@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, Options, Size, State
+from strix_validate.numerics.comparison import compare
 from strix_validate.run import run
 from strix_validate.tiers import attention
 from strix_validate.triton.cases import make

@@ -16,8 +16,8 @@ import pytest
 import torch
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, State
+from strix_validate.numerics import comparison, reference
 from strix_validate.run import run
 from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes

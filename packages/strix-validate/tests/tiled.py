@@ -2,7 +2,7 @@
 """Attention in tiles with a running maximum, as kernels compute it, in torch on the CPU.
 
 Right by default. Each field of :class:`Kernel` is a place where a kernel can be wrong; test_planted
-puts a fault there. It shares no code with strix_validate.attention.reference.
+puts a fault there. It shares no code with strix_validate.numerics.reference.
 """
 
 import math

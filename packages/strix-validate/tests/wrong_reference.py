@@ -8,7 +8,7 @@ where ARGUMENT... are those of strix-validate.
 import sys
 
 from strix_validate import cli
-from strix_validate.attention import reference
+from strix_validate.numerics import reference
 
 right = reference.attention
 

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from strix_validate.attention import comparison, reference, sdpa
+from strix_validate.attention import sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import Shape
 from strix_validate.checks import (
@@ -23,6 +23,7 @@ from strix_validate.checks import (
     require,
     seed_of,
 )
+from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
 #: Placeholder for a comparison whose result becomes another check's.

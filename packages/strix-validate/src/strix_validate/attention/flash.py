@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
+from strix_validate.numerics import reference
 from strix_validate.triton import stand_in
 
 #: The first, a middle and the last sequence are empty; one has keys but no queries.

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from strix_validate.attention import flash, reference
+from strix_validate.attention import flash
 from strix_validate.checks import Size, seed_of
+from strix_validate.numerics import reference
 
 SDIST_WINDOW_BUG = (
     "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strix_validate.attention import comparison, reference
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, Shape
 from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.numerics import comparison, reference
 
 BACKENDS = {
     "math": SDPBackend.MATH,

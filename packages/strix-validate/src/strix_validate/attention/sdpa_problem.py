@@ -6,9 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
 from strix_validate.attention.sdpa_shapes import Shape
 from strix_validate.checks import seed_of
+from strix_validate.numerics import reference
 
 #: Sequences of other numbers where tensors exceed 2 GiB: a prime, so that an offset that wraps
 #: around never meets the same numbers again.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from strix_validate.attention import reference
 from strix_validate.checks import Size
+from strix_validate.numerics import reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)

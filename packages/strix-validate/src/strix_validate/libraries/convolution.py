@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strix_validate.attention import comparison, reference
 from strix_validate.checks import Check, Options, Result, State, seed_of
+from strix_validate.numerics import comparison, reference
 
 ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
 #: The environment of each of MIOpen's ways to find a kernel, and torch's own kernels.

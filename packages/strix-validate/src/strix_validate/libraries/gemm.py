@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.attention import comparison, reference
 from strix_validate.checks import Check, Options, Result, require, seed_of
+from strix_validate.numerics import comparison, reference
 
 #: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
 LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}

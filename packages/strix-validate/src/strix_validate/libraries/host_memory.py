@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, Result, State, require
+from strix_validate.numerics import comparison, reference
 
 ISSUE = "https://github.com/ggml-org/llama.cpp/issues/28211"
 ON_CPU = "on a CPU: this checks the harness, and no GPU"

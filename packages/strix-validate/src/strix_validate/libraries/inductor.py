@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.attention import comparison, reference
 from strix_validate.checks import CannotRun, Check, Options, State, require
+from strix_validate.numerics import comparison, reference
 
 _WHY = (
     "Inductor that generates no kernel and runs eagerly, or a Triton that compiles a wrong one: "

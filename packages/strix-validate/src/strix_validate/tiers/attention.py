@@ -11,8 +11,8 @@ from time import perf_counter
 import torch
 
 from strix_validate.attention import behaviour, flash, flash_cases, sdpa
-from strix_validate.attention.comparison import compare
 from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.numerics.comparison import compare
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton_packages import checks as package_checks

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.attention.comparison import compare
 from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.numerics.comparison import compare
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strix_validate.attention.reference import Precision
 from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
+from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
 
 #: Normal numbers of a shape, of the dtype under test.

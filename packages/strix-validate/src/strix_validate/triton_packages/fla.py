@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from strix_validate.attention import reference
-from strix_validate.attention.comparison import rms
-from strix_validate.attention.reference import TERMS, Precision, stored
+from strix_validate.numerics import reference
+from strix_validate.numerics.comparison import rms
+from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.triton_packages.calls import Call, Shipped, differentiated
 

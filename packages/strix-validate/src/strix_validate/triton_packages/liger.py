@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
-from strix_validate.attention.reference import TERMS, Precision, stored
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.triton_packages.calls import Call, Shipped, differentiated
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from strix_validate.attention import reference
+from strix_validate.numerics import reference
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm import linear_attention
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
-from strix_validate.attention.reference import Precision
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
-from strix_validate.attention.reference import Precision
 from strix_validate.checks import Size
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.calls import Call
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from strix_validate.attention import reference
-from strix_validate.attention.reference import Precision
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import hybrid, kernels, source
 from strix_validate.vllm.calls import Call

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from strix_validate.attention import reference
-from strix_validate.attention.reference import Precision
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import Precision
 from strix_validate.vllm import source
 
 _SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from strix_validate.attention.reference import TERMS, Precision
 from strix_validate.checks import Check, Result, State
+from strix_validate.numerics.reference import TERMS, Precision
 
 #: Allowed error in units of the rounding error of a right kernel; see :func:`bounds`.
 FACTORS = {torch.float32: 10.0, torch.float16: 4.0, torch.bfloat16: 4.0}
