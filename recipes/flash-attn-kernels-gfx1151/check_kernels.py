@@ -8,8 +8,8 @@ import hashlib
 import sys
 from pathlib import Path
 
+from strix_validate.doctor.kernel_lists import FOLDER, installed
 from strix_validate.precompiled import calls as kernel_calls
-from strix_validate.precompiled.lists import FOLDER, installed
 from strix_validate.triton import modes as triton_modes
 
 from checks import elf

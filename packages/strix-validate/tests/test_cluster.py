@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from strix_validate import cluster
-from strix_validate.cluster import Link, NotReady
+from strix_validate.doctor import cluster_machine
+from strix_validate.doctor.cluster_machine import Link, NotReady
 
 NEAR = Link("10.77.0.1", "thunderbolt0")
 
@@ -31,7 +32,7 @@ def node(address: str, label: str, alive: bool = True, gpus: int = 1) -> dict:
 
 
 def test_two_alike_serve() -> None:
-    cluster.compare([node("a", "1"), node("b", "1")], 2, "a")
+    cluster.require_alike([node("a", "1"), node("b", "1")], 2, "a")
 
 
 @pytest.mark.parametrize(
@@ -47,31 +48,31 @@ def test_two_alike_serve() -> None:
 )
 def test_a_missing_or_other_machine_is_one_message(nodes: list[dict], words: str) -> None:
     with pytest.raises(NotReady) as reason:
-        cluster.compare(nodes, 2, "10.0.0.1")
+        cluster.require_alike(nodes, 2, "10.0.0.1")
     assert words in str(reason.value) and "\n" not in str(reason.value)
 
 
 def test_interface_must_be_named_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [NEAR, Link("192.168.0.2", "enp1s0")]
-    monkeypatch.setattr(cluster, "interfaces", lambda: both)
-    assert cluster.own_link("10.77.0.1") == NEAR
+    monkeypatch.setattr(cluster_machine, "interfaces", lambda: both)
+    assert cluster_machine.own_link("10.77.0.1") == NEAR
     with pytest.raises(NotReady, match=r"which network.*thunderbolt0.*enp1s0"):
-        cluster.own_link("")
+        cluster_machine.own_link("")
     with pytest.raises(NotReady, match="is not this machine's"):
-        cluster.own_link("10.9.9.9")
-    monkeypatch.setattr(cluster, "interfaces", lambda: [NEAR])
-    assert cluster.own_link("") == NEAR
+        cluster_machine.own_link("10.9.9.9")
+    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [NEAR])
+    assert cluster_machine.own_link("") == NEAR
 
 
 def test_limits_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
     with pytest.raises(NotReady, match=r"at most 4096 open files.*limits.conf"):
-        cluster.raise_limit()
+        cluster_machine.raise_limit()
     set_: list[tuple] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 10**6))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: set_.append(pair))
-    cluster.raise_limit()
-    assert set_ == [(cluster.FILES, 10**6)]
+    cluster_machine.raise_limit()
+    assert set_ == [(cluster_machine.FILES, 10**6)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(NotReady, match="start `head` first"):
@@ -91,14 +92,14 @@ def test_a_firewall_that_drops_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sockets_of_the_link_and_a_label() -> None:
-    said = cluster.environment(NEAR)
+    said = cluster.network_variables(NEAR)
     assert said["NCCL_SOCKET_IFNAME"] == said["GLOO_SOCKET_IFNAME"] == "thunderbolt0"
     assert (said["NCCL_IB_DISABLE"], said["VLLM_HOST_IP"]) == ("1", "10.77.0.1")
     first = cluster.ray_command(NEAR, "", [])
     second = cluster.ray_command(NEAR, "10.77.0.2", ["--num-cpus=2"])
     assert "--head" in first and "--address=10.77.0.2:6379" in second
     assert second[-1] == "--num-cpus=2"
-    assert f"--labels={cluster.LABEL}={cluster.packages()}" in first
+    assert f"--labels={cluster.LABEL}={cluster_machine.digest_of_packages()}" in first
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def test_vllms_executor_starts_and_stops_on_both(
                 found = subprocess.run(
                     ["ip", "netns", "exec", ends[0], *script, config],
                     capture_output=True, text=True, timeout=500, check=False,
-                    env=os.environ | cluster.environment(own_end(ends[0]))
+                    env=os.environ | cluster.network_variables(own_end(ends[0]))
                     | {"RAY_ADDRESS": f"10.77.0.1:{cluster.PORT}"},
                 )  # fmt: skip
     finally:

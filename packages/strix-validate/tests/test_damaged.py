@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from mutants import Tally, texts, trees
 from strix_validate.cli import app
-from strix_validate.doctor import environment, host, installed
-from strix_validate.precompiled import lists as kernel_lists
+from strix_validate.doctor import environment, host, installed, kernel_lists
 from strix_validate.precompiled import warm
 from strix_validate.reporting import record
 from typer.testing import CliRunner

@@ -9,10 +9,10 @@ import sys
 
 import hosts
 import pytest
-from strix_validate import cluster, skips
+from strix_validate import skips
 from strix_validate.checks import CannotRun, Severity, State
 from strix_validate.cli import app
-from strix_validate.doctor import environment
+from strix_validate.doctor import cluster_machine, environment
 from strix_validate.doctor import hardware as machine
 from strix_validate.doctor.tree import Node, Tree
 from strix_validate.doctor.virtual_packages import detected
@@ -61,16 +61,16 @@ def with_ray(tmp_path):
 
 
 def test_half_of_a_cluster(with_ray, monkeypatch):
-    cable = cluster.Link("10.77.0.1", "thunderbolt0")
-    monkeypatch.setattr(cluster, "interfaces", lambda: [cable])
-    monkeypatch.setattr(cluster, "raise_limit", lambda: None)
+    cable = cluster_machine.Link("10.77.0.1", "thunderbolt0")
+    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [cable])
+    monkeypatch.setattr(cluster_machine, "raise_limit", lambda: None)
     found = examine(with_ray)["two-machines"]
-    own = cluster.packages(with_ray / "home/user/env")
-    assert own != cluster.packages(with_ray)
+    own = cluster_machine.digest_of_packages(with_ray / "home/user/env")
+    assert own != cluster_machine.digest_of_packages(with_ray)
     assert found.state is State.PASSED and found.severity is Severity.INFO
     assert found.reason == f"packages {own}, addresses thunderbolt0 10.77.0.1"
 
-    monkeypatch.setattr(cluster, "interfaces", list)
+    monkeypatch.setattr(cluster_machine, "interfaces", list)
     found = examine(with_ray)["two-machines"]
     assert found.state is State.FAILED and found.reason == "no network but loopback"
     assert "give the cable's interface an address" in found.fix

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from strix_validate import cli
+from strix_validate.doctor import kernel_lists
 from strix_validate.precompiled import calls as kernel_calls
-from strix_validate.precompiled import lists as kernel_lists
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled import warm, workload
 from strix_validate.precompiled.vllm_calls import Attention

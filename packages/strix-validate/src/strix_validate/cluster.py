@@ -5,95 +5,31 @@ Ray joins the machines, and each says in a label which packages it has: two that
 in the middle of a start, or compute with different kernels.
 """
 
-import hashlib
-import ipaddress
 import os
-import resource
 import socket
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from strix_validate.doctor import host
+from strix_validate.doctor.cluster_machine import (
+    Link,
+    NotReady,
+    digest_of_packages,
+    link_to,
+    own_link,
+    raise_limit,
+)
 
 #: Of Ray's head. Its other processes, RCCL and gloo choose theirs: a firewall must trust the link.
 PORT = 6379
-#: Open files: Ray's processes hold sockets to each other, and it fails late at the usual 1024.
-FILES = 8192
 LABEL = "strix-packages"
 _JOIN = "pixi run -e cluster worker"
 app = typer.Typer(no_args_is_help=True, help="Serve a model on two machines with vLLM and Ray.")
 
 
-class NotReady(RuntimeError):
-    """What keeps two machines from serving, and what to do."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """The way to the other machine: this one's address, and its interface."""
-
-    address: str
-    interface: str
-
-
-def interfaces() -> list[Link]:
-    """The machine's IPv4 addresses, but for loopback."""
-    done = subprocess.run(["ip", "-brief", "-4", "address"], capture_output=True, text=True)
-    found = []
-    for name, _, *addresses in (line.split() for line in done.stdout.splitlines()):
-        for address in addresses:
-            own = address.partition("/")[0]
-            if not ipaddress.ip_address(own).is_loopback:
-                found.append(Link(own, name.partition("@")[0]))
-    return found
-
-
-def link_to(peer: str) -> Link:
-    """How this machine reaches another one.
-
-    Raises:
-        NotReady: it does not.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer, 9))  # sends nothing, and asks the routing table
-            own = probe.getsockname()[0]
-    except OSError as error:
-        raise NotReady(f"no way to {peer} ({error.strerror}): is the cable's network up?") from None
-    found = [link for link in interfaces() if link.address == own]
-    if not found:
-        raise NotReady(
-            f"{own}, the way to {peer}, is of no interface: not another machine's address"
-        )
-    return found[0]
-
-
-def own_link(address: str) -> Link:
-    """The interface with this address of ours; without one, the only interface.
-
-    Raises:
-        NotReady: there is none, or none was named of several.
-    """
-    found = [link for link in interfaces() if address in ("", link.address)]
-    known = ", ".join(f"{link.address} ({link.interface})" for link in interfaces()) or "none"
-    if len(found) != 1:
-        what = f"{address} is not this machine's" if address else "which network joins them?"
-        raise NotReady(f"{what}: name one of its addresses: {known}")
-    return found[0]
-
-
-def packages(prefix: Path = Path(sys.prefix)) -> str:
-    """One hash of all conda packages of an environment, as a lock has them."""
-    names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-
-
-def environment(link: Link) -> dict[str, str]:
+def network_variables(link: Link) -> dict[str, str]:
     """What vLLM, gloo and RCCL must know of the link: sockets, no InfiniBand."""
     return {
         "VLLM_HOST_IP": link.address,
@@ -102,22 +38,6 @@ def environment(link: Link) -> dict[str, str]:
         "NCCL_IB_DISABLE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def raise_limit() -> None:
-    """Open files as Ray wants them.
-
-    Raises:
-        NotReady: the hard limit is lower.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FILES:
-        raise NotReady(
-            f"at most {hard} open files, and a cluster wants {FILES}: add "
-            f"`* hard nofile {FILES}` to /etc/security/limits.conf and log in again"
-        )
-    if soft != resource.RLIM_INFINITY and soft < FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
 
 
 def check_port(peer: str, port: int = PORT, seconds: float = 5) -> None:
@@ -144,12 +64,12 @@ def ray_command(link: Link, peer: str, more: list[str]) -> list[str]:
     ]  # fmt: skip
     return [
         str(Path(sys.executable).with_name("ray")), "start", "--block", *begin,
-        f"--node-ip-address={link.address}", "--num-gpus=1", f"--labels={LABEL}={packages()}",
-        "--disable-usage-stats", *more,
+        f"--node-ip-address={link.address}", "--num-gpus=1",
+        f"--labels={LABEL}={digest_of_packages()}", "--disable-usage-stats", *more,
     ]  # fmt: skip
 
 
-def compare(nodes: list[dict], wanted: int, own: str) -> None:
+def require_alike(nodes: list[dict], wanted: int, own: str) -> None:
     """Whether as many machines have joined as are wanted, and all have our packages.
 
     Raises:
@@ -172,7 +92,7 @@ def compare(nodes: list[dict], wanted: int, own: str) -> None:
 
 
 def _run(link: Link, command: list[str]) -> None:
-    os.environ.update(environment(link))
+    os.environ.update(network_variables(link))
     typer.echo(f"{link.interface}, {link.address}: {' '.join(command)}", err=True)
     os.execv(command[0], command)
 
@@ -236,7 +156,7 @@ def serve(
     try:
         link = own_link(address)
         check_port(link.address)
-        compare(_nodes(link), machines, link.address)
+        require_alike(_nodes(link), machines, link.address)
     except NotReady as reason:
         raise _refuse(reason) from reason
     split = [] if any("parallel-size" in option for option in context.args) else [

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from strix_validate.checks import CannotRun
-from strix_validate.precompiled.lists import describe, installed
+from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.terminal import Json, Only, VllmOption
 
 

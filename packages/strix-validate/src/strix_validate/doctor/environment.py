@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from strix_validate import cluster
 from strix_validate.checks import CannotRun, Result
+from strix_validate.doctor import cluster_machine, kernel_lists
 from strix_validate.doctor.installed import CONDA_FORGE, installed
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.verdicts import error, fine, known, remark, warning
-from strix_validate.precompiled import lists as kernel_lists
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
@@ -169,15 +168,17 @@ def two_machines(tree: Tree) -> Result:
     if not (tree.prefix and any(tree.prefix.glob("conda-meta/ray-core-*.json"))):
         return fine()
     try:
-        cluster.raise_limit()
-        links = cluster.interfaces()
+        cluster_machine.raise_limit()
+        links = cluster_machine.interfaces()
         if not links:
-            raise cluster.NotReady("no network but loopback: give the cable's interface an address")
-    except cluster.NotReady as reason:
+            raise cluster_machine.NotReady(
+                "no network but loopback: give the cable's interface an address"
+            )
+    except cluster_machine.NotReady as reason:
         what, _, fix = str(reason).partition(": ")
         return error(what, fix)
     named = ", ".join(f"{link.interface} {link.address}" for link in links)
-    what = f"packages {cluster.packages(tree.prefix)}, addresses {named}"
+    what = f"packages {cluster_machine.digest_of_packages(tree.prefix)}, addresses {named}"
     return remark(what, "the other machine's doctor must say the same packages")
 
 

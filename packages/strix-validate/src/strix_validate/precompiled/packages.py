@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes a package of kernels; see lists for its form::
+"""Makes a package of kernels; see doctor.kernel_lists for its form::
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from strix_validate.doctor.kernel_lists import FOLDER, LIST
 from strix_validate.precompiled.calls import FLASH_SETS, Named, shipped_calls
-from strix_validate.precompiled.lists import FOLDER, LIST
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.modes import Answer
