@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from strix_validate.doctor.kernel_lists import FOLDER, installed
-from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled import flash_calls
 from strix_validate.triton import modes as triton_modes
 
 from checks import elf
@@ -27,7 +27,7 @@ for key, kernel in kernels.items():
             fault = elf.fault(content)
             require(not fault, f"{key}/{name} {fault}")
 
-calls = list(kernel_calls.FLASH_SETS["sample"]())
+calls = list(flash_calls.FLASH_SETS["sample"]())
 step = max(1, len(calls) // wanted)
 answers = triton_modes.run(calls[::step][:wanted], "compile").calls
 listed = {digest for kernel in kernels.values() for digest in kernel["files"].values()}

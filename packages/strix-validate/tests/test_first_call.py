@@ -18,12 +18,13 @@ import pytest
 import torch
 from models import CONFIGS
 from strix_validate.attention import flash
-from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
-from strix_validate.precompiled import vllm_calls, warm
-from strix_validate.precompiled.vllm_calls import LAYERS, Attention, Batch
+from strix_validate.precompiled.deferred import DeferredCall
+from strix_validate.precompiled.vllm_calls import LAYERS, Attention, AttentionCall
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import Call
 from strix_validate.vllm import experts, linear_attention, quantized, sampling
 
 pytestmark = pytest.mark.skipif(
@@ -38,20 +39,20 @@ needs_flash_attn = pytest.mark.skipif(
 STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
 
 
-def asked(calls: Sequence[triton_modes.Call]) -> list[set[str]]:
+def asked(calls: Sequence[Call]) -> list[set[str]]:
     """The kernels that each call needs: Triton asks again for one that it was refused."""
     answers = triton_modes.run(calls, "ask").calls
     assert not (wrong := [found.error for found in answers if found.error]), wrong
     return [set(found.asked) for found in answers]
 
 
-def needs(calls: Sequence[triton_modes.Call]) -> set[str]:
+def needs(calls: Sequence[Call]) -> set[str]:
     return set().union(*asked(calls))
 
 
-def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[Batch]:
+def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[AttentionCall]:
     return [
-        Batch(layer, dtype, n, new, keys=new + cached, source=SOURCE)
+        AttentionCall(f"{n}x{new}", layer, dtype, n, new, keys=new + cached, source=SOURCE)
         for layer in layers
         for n, new, cached in STEPS
     ]
@@ -109,7 +110,7 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
     assert found - shipped
 
 
-def first_linear(model: str, keys: int = 1) -> list[kernel_calls.Planned]:
+def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
     """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
     linear, _ = warm.others_of(CONFIGS[model])
     heads = {"heads": keys * linear[0].heads, "value_heads": keys * linear[0].value_heads}
@@ -122,11 +123,11 @@ def first_linear(model: str, keys: int = 1) -> list[kernel_calls.Planned]:
         rows = n * heads["value_heads"]
         builds.append(partial(linear_attention.gated_norm, rows=rows, columns=128))
     builds.append(partial(delta, lengths=(1, 1, 70), kernel="several"))
-    made = partial(kernel_calls.Planned, model, dtype=torch.bfloat16, source=SOURCE)
+    made = partial(DeferredCall, model, dtype=torch.bfloat16, source=SOURCE)
     return [made(build) for build in builds]
 
 
-def first_choices(vocabulary: int) -> list[kernel_calls.Planned]:
+def first_choices(vocabulary: int) -> list[DeferredCall]:
     """A server's steps that choose tokens."""
     builds = [
         partial(sampling.penalized, vocabulary=vocabulary, prompt=9, made=64),
@@ -138,7 +139,7 @@ def first_choices(vocabulary: int) -> list[kernel_calls.Planned]:
         builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **more))
-    made = partial(kernel_calls.Planned, "choices", dtype=torch.float32, source=SOURCE)
+    made = partial(DeferredCall, "choices", dtype=torch.float32, source=SOURCE)
     return [made(build) for build in builds]
 
 
@@ -174,7 +175,7 @@ def test_products_with_fp8_in_blocks_compile_nothing(shipped: set[str]) -> None:
     steps = [
         partial(quantized.fp8_blocks, tokens=n, size=640, rows=256) for n in (1, 7, 16, 99, 48)
     ]
-    made = partial(kernel_calls.Planned, "fp8", dtype=torch.bfloat16, source=SOURCE)
+    made = partial(DeferredCall, "fp8", dtype=torch.bfloat16, source=SOURCE)
     found = needs([made(build) for build in steps])
     assert found and not found - shipped
 
@@ -195,12 +196,16 @@ def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     """What the recipe's patch is for; upstream's source fails here."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
-    calls = [Batch(x, torch.float16, n, 9, 64, source=SOURCE) for x in layers for n in (1, 5, 16)]
+    calls = [
+        AttentionCall(f"{n}x9", x, torch.float16, n, 9, 64, source=SOURCE)
+        for x in layers
+        for n in (1, 5, 16)
+    ]
     ours = {key for key in needs(calls) if "reshape_and_cache" not in key}
     assert len(ours) == 1
 
 
-def flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iterator:
+def first_flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iterator:
     """Of a model's layers: prompts, batches without padding, training and a cache.
 
     As transformers and others call it, with windows of n, or n - 1, keys to either side, or to the
@@ -209,12 +214,12 @@ def flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iter
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
     for layer in (layer for layer in layers if layer.head_dim <= 256):
         windows = [(-1, -1)]
-        if (n := layer.window) and kernel_calls.has_aiter():
+        if (n := layer.window) and flash_calls.has_aiter():
             windows = [(n - 1, n - 1), (n, 0), (n, -1)]
         heads = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
         for window in windows:
             more = heads | {"window": window, "scale": scale**-0.5}
-            made = partial(kernel_calls.Planned, model, dtype=dtype)
+            made = partial(DeferredCall, model, dtype=dtype)
             for n, causal in ((1, False), (32, True)):
                 build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **more)
                 yield made(build, gradients=causal)
@@ -222,15 +227,15 @@ def flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iter
             for capacity, page in (
                 (4096, 0),
                 (3000, 0),
-                *([(4096, 256)] * kernel_calls.has_aiter()),
+                *([(4096, 256)] * flash_calls.has_aiter()),
             ):
                 cache = {"capacity": capacity, "length": 1000, "page": page}
-                yield made(partial(kernel_calls.cached, **cache, **more))
+                yield made(partial(flash_calls.cached, **cache, **more))
 
 
 @pytest.fixture(scope="module")
 def shipped_flash() -> set[str]:
-    return needs(list(kernel_calls.FLASH_SETS["full"]()))
+    return needs(list(flash_calls.FLASH_SETS["full"]()))
 
 
 @needs_flash_attn
@@ -238,7 +243,7 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     calls = [
         call
         for model, config in CONFIGS.items()
-        for call in flash_calls(model, *warm.layers_of(config))
+        for call in first_flash_calls(model, *warm.layers_of(config))
     ]
     found = asked(calls)
     assert all(found)
@@ -262,14 +267,14 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
     shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "causal": False}
     more = {"lengths_q": lengths, "lengths_k": lengths, "scale": head_dim**-0.5}
     build = partial(flash.varlen, **shape, **more)
-    found = needs([kernel_calls.Planned(model, build, dtype, gradients=False)])
+    found = needs([DeferredCall(model, build, dtype, gradients=False)])
     assert found and not found - shipped_flash
 
 
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""
-    found = needs(list(flash_calls("Phi-4", [Attention(4, 2, 112)], torch.float16)))
+    found = needs(list(first_flash_calls("Phi-4", [Attention(4, 2, 112)], torch.float16)))
     assert len(found - shipped_flash) > 3
 
 
@@ -294,7 +299,7 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
     warmed = needs(warm.calls(file, None)["flash-attn"])
-    calls = flash_calls("Mistral-7B", *warm.layers_of(CONFIGS["Mistral-7B"]))
+    calls = first_flash_calls("Mistral-7B", *warm.layers_of(CONFIGS["Mistral-7B"]))
     found = needs([replace(call, gradients=False) for call in calls])
     assert found and not found - warmed
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from strix_validate import cli
 from strix_validate.doctor import kernel_lists
-from strix_validate.precompiled import calls as kernel_calls
+from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
-from strix_validate.precompiled import warm, workload
 from strix_validate.precompiled.vllm_calls import Attention
 from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.modes import Answer, Answers
@@ -198,7 +197,7 @@ def test_no_model(tmp_path: Path, config: str) -> None:
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistral's first call with flash-attn compiled its window's kernels."""
     monkeypatch.setattr(warm.packages, "has", lambda name: True)
-    monkeypatch.setattr(kernel_calls, "has_aiter", lambda: True)
+    monkeypatch.setattr(flash_calls, "has_aiter", lambda: True)
     file = tmp_path / "config.json"
     for window, expected in ((4096, 3), (None, 1)):
         file.write_text(json.dumps({**LLAMA, "sliding_window": window}))
@@ -210,6 +209,6 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_workload() -> None:
     assert len(set(workload.LENGTHS)) == 40 and len(workload.SHAPES) == 4
-    groups = {group for group, _ in workload.flash_calls()}
+    groups = {group for group, _ in workload.flash_workload()}
     assert len(groups) == 16
-    assert len(list(workload.flash_calls())) == 16 * 40
+    assert len(list(workload.flash_workload())) == 16 * 40

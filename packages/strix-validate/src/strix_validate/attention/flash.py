@@ -18,7 +18,7 @@ NO_KEYS = {"lengths_q": (5, 33, 140, 37, 160, 7), "lengths_k": (0, 70, 0, 64, 17
 
 
 @dataclass(frozen=True)
-class Call:
+class FlashCall:
     """The call flash_attn.<function>(**tensors, **options).
 
     Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
@@ -35,50 +35,50 @@ class Call:
     infers: bool = False
 
     @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of the tensors."""
+        """The data type of the tensors."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:
-        """Makes flash-attn take CPU tensors; returns which kernels it uses."""
+        """Make flash-attn take CPU tensors; return which kernels it uses."""
         found = backend()
         stand_in.accept_cpu_tensors()
         return found
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """See :func:`execute`."""
-        return execute(self, device)
+        """Make the call; return out with dq, dk, dv, or else with the arguments, maybe changed.
 
+        With repeats also "differing": how many calls returned another output than the first.
+        flash_attn's own exceptions pass through.
+        """
+        import flash_attn
 
-def execute(call: Call, device: str) -> dict[str, Tensor]:
-    """Makes the call; returns out with dq, dk, dv, or else with the arguments, maybe changed.
-
-    With repeats also "differing": how many calls returned another output than the first.
-    flash_attn's own exceptions pass through.
-    """
-    import flash_attn
-
-    tensors = {name: tensor.to(device) for name, tensor in call.tensors.items()}
-    function = getattr(flash_attn, call.function)
-    if call.grad_out is None:
-        return {"out": function(**tensors, **call.options), **tensors}
-    names = [name for name in ("q", "k", "v", "kv", "qkv") if name in tensors]
-    leaves = [tensors[name].detach().requires_grad_() for name in names]
-    tensors.update(zip(names, leaves, strict=True))
-    out = function(**tensors, **call.options)
-    lse = {}
-    if call.options.get("return_attn_probs"):
-        out, lse["lse"], _ = out
-    grads = torch.autograd.grad(out, leaves, call.grad_out.to(device))
-    grads = {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
-    found = {"out": out.detach(), **grads, **lse}
-    if call.infers:
-        with torch.no_grad():
-            found["inference"] = function(**tensors, **call.options)
-    if call.repeats > 1:
-        again = (function(**tensors, **call.options) for _ in range(call.repeats - 1))
-        found["differing"] = torch.tensor(float(sum(not torch.equal(out, x) for x in again)))
-    return found
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        function = getattr(flash_attn, self.function)
+        if self.grad_out is None:
+            return {"out": function(**tensors, **self.options), **tensors}
+        names = [name for name in ("q", "k", "v", "kv", "qkv") if name in tensors]
+        leaves = [tensors[name].detach().requires_grad_() for name in names]
+        tensors.update(zip(names, leaves, strict=True))
+        out = function(**tensors, **self.options)
+        lse = {}
+        if self.options.get("return_attn_probs"):
+            out, lse["lse"], _ = out
+        grads = torch.autograd.grad(out, leaves, self.grad_out.to(device))
+        grads = {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
+        found = {"out": out.detach(), **grads, **lse}
+        if self.infers:
+            with torch.no_grad():
+                found["inference"] = function(**tensors, **self.options)
+        if self.repeats > 1:
+            again = (function(**tensors, **self.options) for _ in range(self.repeats - 1))
+            found["differing"] = torch.tensor(float(sum(not torch.equal(out, x) for x in again)))
+        return found
 
 
 def backend() -> str:
@@ -166,7 +166,7 @@ def dense(
     tensors = _packed({"q": q, "k": k, "v": v}, pack, 2)
     function = f"flash_attn_{pack}packed_func" if pack else "flash_attn_func"
     more = {"alibi_slopes": alibi} if alibi is not None else {}
-    call = Call(function, tensors | more, options, grad_out, repeats, infers)
+    call = FlashCall(function, tensors | more, options, grad_out, repeats, infers)
     corner = "bottom-right" if causal else None
     bias = None
     if alibi is not None:
@@ -238,7 +238,7 @@ def packed(
         del options["max_seqlen_k"]
         options["max_seqlen"] = options.pop("max_seqlen_q")
     tensors = _packed({"q": q, "k": k, "v": v}, pack, 1)
-    call = Call(function, tensors | starts, options, grad_out)
+    call = FlashCall(function, tensors | starts, options, grad_out)
     corner = "bottom-right" if causal else None
 
     def expected(dtype):
@@ -350,7 +350,7 @@ def kv_cache(
         tensors["block_table"] = order.view(2, pages).int()
     options = {"causal": True} | ({"rotary_interleaved": rotary == "neighbours"} if rotary else {})
     options |= {"softmax_scale": scale} if scale is not None else {}
-    call = Call("flash_attn_with_kvcache", tensors | angles, options)
+    call = FlashCall("flash_attn_with_kvcache", tensors | angles, options)
 
     def expected(dtype):
         outs = []

@@ -31,7 +31,7 @@ class Case:
     name: str
     title: str
     why: str
-    call: flash.Call
+    call: flash.FlashCall
     expected: Callable[[torch.dtype], dict[str, Tensor]]
     may_refuse: bool = False
     size: Size = Size.QUICK

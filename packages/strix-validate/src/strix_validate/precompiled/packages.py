@@ -19,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from strix_validate.doctor.kernel_lists import FOLDER, LIST
-from strix_validate.precompiled.calls import FLASH_SETS, Named, shipped_calls
+from strix_validate.precompiled.flash_calls import FLASH_SETS
+from strix_validate.precompiled.package_calls import shipped_calls
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import Call
 from strix_validate.triton.modes import Answer
 from strix_validate.triton.stand_in import Lookup
 
@@ -38,7 +40,7 @@ def has(module: str) -> bool:
 
 
 def look_up(
-    calls: Sequence[Named],
+    calls: Sequence[Call],
     cache: Path,
     jobs: int | None = None,
     progress: Progress = lambda _: None,
@@ -107,7 +109,7 @@ def origins(answers: Iterable[Answer], prefix: Path) -> Counter[str]:
 
 
 def _make(library: str, name: str, folder: str, source: str = "") -> None:
-    sets: dict[str, Callable[[], Sequence[Named]]] = {
+    sets: dict[str, Callable[[], Sequence[Call]]] = {
         "flash-attn": lambda: list(FLASH_SETS[name]()),
         "vllm": lambda: vllm_set(name, Path(source)),
         "triton-packages": lambda: shipped_calls(name),

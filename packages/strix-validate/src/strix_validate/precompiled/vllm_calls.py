@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from strix_validate.precompiled import vllm_layers
-from strix_validate.precompiled.calls import BF16, FP16, Named, Planned
+from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
+from strix_validate.triton.call import Call
 from strix_validate.vllm import experts as vllm_experts
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import quantized
@@ -51,12 +52,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Writes a batch's keys into the cache, and attends.
+class AttentionCall:
+    """A batch's step in a layer: its keys are written into the cache, and its queries attend.
 
-    keys: tokens of each sequence, cached and new. huge: the layer's cache exceeds 2 GiB.
+    sequences: of the batch. queries: new tokens of each. keys: tokens of each, cached and new.
+    huge: the layer's cache exceeds 2 GiB. The tensors hold no numbers.
     """
 
+    name: str
     layer: Attention
     dtype: torch.dtype
     sequences: int
@@ -67,12 +70,12 @@ class Batch:
     source: Path = Path()
 
     def prepare(self) -> str:
-        """See triton.modes.Call."""
+        """Make vLLM importable from its source; return its version."""
         vllm_source.install(self.source)
         return vllm_source.version(self.source)
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """See triton.modes.Call."""
+        """Launch both kernels, on tensors that are made here; return nothing."""
         layer, count = self.layer, self.sequences
         empty = partial(torch.empty, dtype=self.dtype, device=device)
         q = empty(count * self.queries, layer.heads, layer.head_dim)
@@ -170,35 +173,15 @@ _SET_LAYERS = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-
 def attention_calls(
     source: Path, layers: Iterable[Attention], dtypes: Iterable[torch.dtype],
     *, fp8: Iterable[bool] = (False, True), huge: Iterable[bool] = (False, True),
-) -> Iterator["ServedCall"]:  # fmt: skip
+) -> Iterator[AttentionCall]:  # fmt: skip
     """Prefill and decoding of these layers."""
     for layer, dtype, is_fp8, is_huge, queries in product(layers, dtypes, fp8, huge, (1, 100)):
-        batch = Batch(layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
-        yield ServedCall(str(batch), batch)
+        cache = f"{' fp8' * is_fp8}{' huge' * is_huge}"
+        name = f"{layer} {str(dtype).removeprefix('torch.')} 2x{queries}{cache}"
+        yield AttentionCall(name, layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
 
 
-@dataclass(frozen=True)
-class ServedCall:
-    """A Batch with a name."""
-
-    name: str
-    batch: Batch
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See triton.modes.Call."""
-        return self.batch.dtype
-
-    def prepare(self) -> str:
-        """See triton.modes.Call."""
-        return self.batch.prepare()
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        """See triton.modes.Call."""
-        return self.batch.execute(device)
-
-
-def other_calls(source: Path) -> Iterator[Planned]:
+def other_calls(source: Path) -> Iterator[DeferredCall]:
     """Rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
     for dtype in (FP16, BF16):
         plans = [
@@ -211,10 +194,10 @@ def other_calls(source: Path) -> Iterator[Planned]:
         ]
         for build in plans:
             name = f"{build.func.__name__} {build.keywords} {dtype}"
-            yield Planned(name, build, dtype, source=source)
+            yield DeferredCall(name, build, dtype, source=source)
 
 
-def vllm_set(name: str, folder: Path | None) -> list[Named]:
+def vllm_set(name: str, folder: Path | None) -> list[Call]:
     """The calls of a set, from vLLM's source.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from strix_validate.precompiled.calls import Planned
+from strix_validate.precompiled.deferred import DeferredCall
 from strix_validate.vllm import linear_attention, sampling
 
 
@@ -57,7 +57,7 @@ VOCABULARIES = {
 def linear_calls(
     source: Path, layers: Iterable[Linear], dtypes: Iterable[torch.dtype],
     *, prompts: tuple[int, ...] = (1, 64, 100),
-) -> Iterator[Planned]:  # fmt: skip
+) -> Iterator[DeferredCall]:  # fmt: skip
     """Decoding by these layers, and prompts of so many tokens."""
     for layer, dtype in product(layers, dtypes):
         shape: dict = {"heads": layer.heads, "value_heads": layer.value_heads, "size": layer.size}
@@ -73,7 +73,7 @@ def linear_calls(
         yield from (_planned(build, dtype, source) for build in builds)
 
 
-def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[Planned]:
+def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
     """A step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
     for size in vocabularies:
         named: dict = {"vocabulary": size}
@@ -85,7 +85,7 @@ def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[Planne
         yield from (_planned(build, torch.float32, source) for build in builds)
 
 
-def _planned(build: Callable, dtype: torch.dtype, source: Path) -> Planned:
+def _planned(build: Callable, dtype: torch.dtype, source: Path) -> DeferredCall:
     said = " ".join(f"{name}={value}" for name, value in build.keywords.items())  # type: ignore[attr-defined]
     kind = str(dtype).removeprefix("torch.")
-    return Planned(f"{build.func.__name__} {said} {kind}", build, dtype, source=source)  # type: ignore[attr-defined]
+    return DeferredCall(f"{build.func.__name__} {said} {kind}", build, dtype, source=source)  # type: ignore[attr-defined]

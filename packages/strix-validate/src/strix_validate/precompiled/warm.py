@@ -16,9 +16,11 @@ from rich.progress import Progress
 
 from strix_validate.checks import CannotRun, is_named
 from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
-from strix_validate.precompiled.calls import FLASH_SETS, SHIPPING, Named, flash_calls
+from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
+from strix_validate.precompiled.package_calls import SHIPPING
 from strix_validate.precompiled.vllm_calls import Attention
 from strix_validate.precompiled.vllm_layers import Linear
+from strix_validate.triton.call import Call
 from strix_validate.triton.modes import Answer
 from strix_validate.vllm.experts import Experts, experts_calls
 
@@ -184,7 +186,7 @@ def read_model(file: Path) -> Model:
     return Model(layers, experts_of(config), *others_of(config), dtype)
 
 
-def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
+def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
     """What to warm up, by library: a model's calls, or those of common ones.
 
     A library that is not installed is left out.
@@ -192,7 +194,7 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
     Raises:
         CannotRun: neither library is there. NoModel: see read_model.
     """
-    found: dict[str, list[Named]] = {}
+    found: dict[str, list[Call]] = {}
     model = read_model(file) if file else None
     if packages.has("flash_attn"):
         found["flash-attn"] = list(_of_flash_attn(model) if model else FLASH_SETS["core"]())
@@ -206,20 +208,20 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Named]]:
     return found
 
 
-def _of_flash_attn(model: Model) -> Iterator[Named]:
+def _of_flash_attn(model: Model) -> Iterator[Call]:
     sizes = {layer.head_dim for layer in model.attention}
     windowed = any(layer.window for layer in model.attention)
     return flash_calls(sizes, [model.dtype], windowed=windowed)
 
 
-def _of_vllm(source: Path, model: Model) -> Iterator[Named]:
+def _of_vllm(source: Path, model: Model) -> Iterator[Call]:
     yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
     yield from experts_calls(source, model.experts, [model.dtype])
     yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])
     yield from vllm_layers.sampling_calls(source, model.vocabularies)
 
 
-def fill(wanted: dict[str, list[Named]], jobs: int | None, console: Console) -> bool:
+def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:
     """Fills the user's cache, with progress; says what came from where, and whether a call failed.
 
     Raises:
@@ -257,15 +259,15 @@ def count(
     Raises:
         CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.
     """
-    calls: dict[str, list[tuple[str, Named]]] = {}
+    calls: dict[str, list[tuple[str, Call]]] = {}
     if packages.has("flash_attn"):
-        calls["flash-attn"] = list(workload.flash_calls())
+        calls["flash-attn"] = list(workload.flash_workload())
     try:
-        calls["vLLM"] = list(workload.vllm_calls(vllm_calls.vllm_source.find(vllm)))
+        calls["vLLM"] = list(workload.vllm_workload(vllm_calls.vllm_source.find(vllm)))
     except CannotRun as reason:
         say(str(reason))
     if all(packages.has(package.MODULE) for package in SHIPPING):
-        calls["fla-core, liger-kernel and sageattention"] = list(workload.package_calls())
+        calls["fla-core, liger-kernel and sageattention"] = list(workload.package_workload())
     chosen = {
         library: [(group, call) for group, call in pairs if not only or is_named(group, only)]
         for library, pairs in calls.items()

@@ -11,9 +11,11 @@ import torch
 
 from strix_validate.attention import flash
 from strix_validate.precompiled import vllm_layers
-from strix_validate.precompiled.calls import BF16, FP16, Named, Planned, cached
-from strix_validate.precompiled.vllm_calls import LAYERS, Batch, ServedCall
+from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
+from strix_validate.precompiled.flash_calls import cached
+from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
+from strix_validate.triton.call import Call
 from strix_validate.triton_packages import fla, liger, sage
 
 #: In tokens: short and long ones, even and odd, multiples of 16 and none.
@@ -45,7 +47,7 @@ SHAPES = (
 )
 
 
-def flash_calls() -> Iterator[tuple[str, Named]]:
+def flash_workload() -> Iterator[tuple[str, Call]]:
     """(MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
     for shape in SHAPES:
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
@@ -62,10 +64,10 @@ def flash_calls() -> Iterator[tuple[str, Named]]:
                 ("kvcache", decode, False),
             ):
                 name = f"{shape.name}/{kind}"
-                yield name, Planned(f"{name}/{n}", build, shape.dtype, gradients)
+                yield name, DeferredCall(f"{name}/{n}", build, shape.dtype, gradients)
 
 
-def vllm_calls(source: Path) -> Iterator[tuple[str, Named]]:
+def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
     """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20.
 
     Beside attention: linear attention, and the choice of tokens.
@@ -73,19 +75,22 @@ def vllm_calls(source: Path) -> Iterator[tuple[str, Named]]:
     for model in LAYERS:
         for i, n in enumerate(LENGTHS):
             for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
-                batch = Batch(LAYERS[model], BF16, count, queries, keys=n, source=source)
                 name = f"vllm-{model}/{'decode' if queries == 1 else 'prefill'}"
-                yield name, ServedCall(f"{name}/{count}x{n}", batch)
+                call = AttentionCall(
+                    f"{name}/{count}x{n}", LAYERS[model], BF16, count, queries, keys=n,
+                    source=source,
+                )  # fmt: skip
+                yield name, call
     for model, linear in LINEAR.items():
         for kind, prompts in (("linear", ()), ("linear-prefill", LENGTHS[::4])):
-            for call in vllm_layers.linear_calls(source, [linear], (BF16,), prompts=prompts):
-                yield f"vllm-{model}/{kind}", call
+            for linear_call in vllm_layers.linear_calls(source, [linear], (BF16,), prompts=prompts):
+                yield f"vllm-{model}/{kind}", linear_call
     for model, size in VOCABULARIES.items():
-        for call in vllm_layers.sampling_calls(source, [size]):
-            yield f"vllm-{model}/sampling", call
+        for choice in vllm_layers.sampling_calls(source, [size]):
+            yield f"vllm-{model}/sampling", choice
 
 
-def package_calls() -> Iterator[tuple[str, Named]]:
+def package_workload() -> Iterator[tuple[str, Call]]:
     """(PACKAGE-MODEL/KIND, call): layers of linear attention, a step of training, diffusion."""
     delta = partial(fla.attention, heads=32, keys=128, values=128, normal=True)
     for n in LENGTHS[::8]:
@@ -115,5 +120,5 @@ def package_calls() -> Iterator[tuple[str, Named]]:
             yield _planned(f"sage-{model}", "attention", partial(build, lengths=(n,)))
 
 
-def _planned(model: str, kind: str, build: partial) -> tuple[str, Named]:
-    return f"{model}/{kind}", Planned(f"{model}/{kind} {build.keywords}", build, BF16)
+def _planned(model: str, kind: str, build: partial) -> tuple[str, Call]:
+    return f"{model}/{kind}", DeferredCall(f"{model}/{kind} {build.keywords}", build, BF16)

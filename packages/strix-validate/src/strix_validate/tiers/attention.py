@@ -15,6 +15,7 @@ from strix_validate.checks import Check, Options, Result, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import Call
 from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
@@ -67,9 +68,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from package_checks.run("attention", wanted, options, mode, _judge_vllm)
 
 
-def _judge_vllm(
-    check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer
-) -> Result:
+def _judge_vllm(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     return compare(check, answer.tensors, expected, call.dtype)

@@ -22,9 +22,9 @@ from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
-from strix_validate.vllm import calls as vllm_calls
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.vllm_call import VllmCall
 
 
 @dataclass(frozen=True)
@@ -258,19 +258,24 @@ def _function(route: str) -> Callable:
 class TimedCall:
     """vLLM's attention, timed where it runs: the answer holds what Timing does."""
 
-    call: vllm_calls.Call
+    call: VllmCall
+
+    @property
+    def name(self) -> str:
+        """The timed call's name."""
+        return self.call.name
 
     @property
     def dtype(self) -> torch.dtype:
-        """See triton.modes.Call."""
+        """The timed call's data type."""
         return self.call.dtype
 
     def prepare(self) -> str:
-        """See triton.modes.Call."""
+        """Make vLLM ready; return its version."""
         return self.call.prepare()
 
     def execute(self, device: str) -> dict[str, torch.Tensor]:
-        """The times of the call, in place of what it returns."""
+        """Return the times of the call, in place of what it returns."""
         tensors = {name: x.to(device) for name, x in self.call.tensors.items()}
         on_device = replace(self.call, tensors=tensors)
         found = timed(lambda: on_device.execute(device), device)

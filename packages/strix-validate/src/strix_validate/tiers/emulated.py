@@ -16,6 +16,7 @@ from strix_validate.attention import flash
 from strix_validate.checks import CannotRun, Check, Options, Result, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import Call
 from strix_validate.triton_packages import checks as package_checks
 from strix_validate.vllm import checks as vllm_checks
 
@@ -108,7 +109,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield replace(result, reason=f"{kernels}. {result.reason}".strip())
 
 
-def judge(check: Check, call: triton_modes.Call, expected, answer: triton_modes.Answer) -> Result:
+def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
     """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed.
 
     Skipped by the one trap that is known to be the compiler's fault.

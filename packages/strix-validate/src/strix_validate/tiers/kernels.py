@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from elftools.elf.elffile import ELFFile
@@ -18,7 +17,9 @@ from strix_validate.attention import flash
 from strix_validate.checks import Check, Options, Result, State
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton_packages import checks as package_checks
+from strix_validate.triton_packages.package_call import PackageCall
 from strix_validate.vllm import checks as vllm_checks
+from strix_validate.vllm.vllm_call import VllmCall
 
 #: In the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce")
@@ -80,8 +81,10 @@ def judge(check: Check, answer: triton_modes.Answer) -> Result:
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
-def _judge_products(check: Check, call: Any, expected, answer: triton_modes.Answer) -> Result:
-    """See products of vllm.calls.Call and triton_packages.calls.Call."""
+def _judge_products(
+    check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.Answer
+) -> Result:
+    """See products of VllmCall and PackageCall."""
     del expected
     facts, faults = _facts(answer)
     found = [name for name, fact in facts.items() if fact["wmma"]]
@@ -151,7 +154,7 @@ def find_faults(fact: dict) -> list[str]:
     return [fault for fault, holds in rules.items() if not holds]
 
 
-def _call(check: Check) -> flash.Call:
+def _call(check: Check) -> flash.FlashCall:
     build, dtype = _CALLS[check.id.removeprefix("kernels/")]
     call, _ = build(lambda *shape: torch.zeros(shape, dtype=dtype))
     return call

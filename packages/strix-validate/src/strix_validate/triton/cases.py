@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,13 +11,16 @@ from torch import Tensor
 from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
+from strix_validate.triton.call import Call
 
+#: The class of a library's calls.
+C = TypeVar("C", bound=Call)
 #: Normal numbers of a shape, of the dtype under test.
 Randn = Callable[..., Tensor]
 #: What a call returns by name: in float64, as right kernels of a dtype do, or its terms' sizes.
 Expected = Callable[[Precision], dict[str, Tensor]]
 #: Judges an answer: check, call, what it must return, answer.
-Judge = Callable[[Check, modes.Call, Expected, modes.Answer], Result]
+Judge = Callable[[Check, C, Expected, modes.Answer], Result]
 #: How a tier runs kernels, in titles of checks.
 HOW = {
     "kernels": "compiled for gfx1151",
@@ -27,26 +30,26 @@ HOW = {
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Generic[C]):
     """A launch to build: build(randn) gives the call and what it must return.
 
     size: from which on the tier attention has it.
     """
 
-    build: Callable[[Randn], tuple[Any, Expected]]
+    build: Callable[[Randn], tuple[C, Expected]]
     why: str
     dtype: torch.dtype = torch.float16
     size: Size = Size.QUICK
 
 
-def make(name: str, case: Case) -> tuple[Any, Expected]:
+def make(name: str, case: Case[C]) -> tuple[C, Expected]:
     """The case's call, of the same numbers for a seed, and what it must return."""
     generator = torch.Generator().manual_seed(seed_of(name))
     return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
 
 
 def answered(
-    problems: dict[Check, tuple[modes.Call, Expected]], whose: str, mode: modes.Mode, judge: Judge
+    problems: dict[Check, tuple[C, Expected]], whose: str, mode: modes.Mode, judge: Judge[C]
 ) -> Iterator[Result]:
     """The results of one library's calls; `whose` is what a reason begins with."""
     try:

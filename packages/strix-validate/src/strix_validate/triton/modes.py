@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from strix_validate.checks import CannotRun
 from strix_validate.triton import interpreter, stand_in
+from strix_validate.triton.call import Call
 
 #: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
 #: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
@@ -30,20 +30,6 @@ from strix_validate.triton import interpreter, stand_in
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
 #: Seconds for all calls together.
 LIMIT = 1800
-
-
-class Call(Protocol):
-    """A call of a library: flash.Call, vllm.calls.Call or triton_packages.calls.Call."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the numbers that the call computes."""
-
-    def prepare(self) -> str:
-        """Makes the library ready, once per process; returns which kernels the calls will run."""
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        """Makes the call; the library's own exceptions pass through."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, Options, Result
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
-from strix_validate.triton_packages import calls, conch, fla, liger, sage
+from strix_validate.triton_packages import conch, fla, liger, sage
+from strix_validate.triton_packages.package_call import PackageCall, require
 
 PACKAGES: tuple[ModuleType, ...] = (conch, fla, liger, sage)
 _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
@@ -33,14 +34,18 @@ def checks(tier: str) -> list[Check]:
 
 
 def run(
-    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
+    tier: str,
+    wanted: list[Check],
+    options: Options,
+    mode: triton_modes.Mode,
+    judge: Judge[PackageCall],
 ) -> Iterator[Result]:
     """The results of those of the wanted checks that are the tier's checks here."""
     for package in PACKAGES:
         cases = _cases(tier, package)
         mine = [check for check in wanted if check in cases]
         try:
-            calls.require(package.MODULE)
+            require(package.MODULE)
         except CannotRun as error:
             yield from unanswered(mine, error)
             continue

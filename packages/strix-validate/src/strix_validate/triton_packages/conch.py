@@ -12,7 +12,7 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call
+from strix_validate.triton_packages.package_call import PackageCall
 
 MODULE, PACKAGE = "conch", "conch-triton-kernels"
 BITS, CODES = 8, 256
@@ -34,7 +34,7 @@ def _product(
 
 def w8a16(
     randn: Randn, *, tokens=5, size=256, rows=64, group=128, zeros=False
-) -> tuple[Call, Expected]:
+) -> tuple[PackageCall, Expected]:
     """A layer with 8-bit weights.
 
     Args:
@@ -59,7 +59,7 @@ def w8a16(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return {"out": reference.stored(reference.product(x, weights.T, dtype), dtype)}
 
-    call = Call(PACKAGE, _product, tensors, {"group_size": group}, products=1)
+    call = PackageCall(PACKAGE, _product, tensors, {"group_size": group}, products=1)
     return call, expected
 
 

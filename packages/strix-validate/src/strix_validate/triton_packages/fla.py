@@ -16,7 +16,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call, Shipped, differentiated
+from strix_validate.triton_packages.package_call import PackageCall, Shipped, differentiated
 
 MODULE, PACKAGE = "fla", "fla-core"
 #: Rule -> its functions: over chunks, and token by token.
@@ -58,7 +58,7 @@ def _attend(
 def attention(
     randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
     state=False, normal=False, last=True,
-) -> tuple[Call, Expected]:  # fmt: skip
+) -> tuple[PackageCall, Expected]:  # fmt: skip
     """Linear attention with forgetting, of one batch.
 
     Args:
@@ -125,7 +125,9 @@ def attention(
             }
         return found
 
-    return Call(PACKAGE, _attend, tensors | inputs, options, products=0 if decode else 4), expected
+    return PackageCall(
+        PACKAGE, _attend, tensors | inputs, options, products=0 if decode else 4
+    ), expected
 
 
 def _lost(
@@ -162,10 +164,10 @@ def _recurrence(
     return torch.stack(rows), state
 
 
-def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[Call, None]:
+def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[PackageCall, None]:
     """The norm of each head behind the rule, times silu of a gate; compiled only."""
     tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
-    return Call(PACKAGE, _norm, tensors | {"weight": randn(columns)}), None
+    return PackageCall(PACKAGE, _norm, tensors | {"weight": randn(columns)}), None
 
 
 def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call, Shipped, differentiated
+from strix_validate.triton_packages.package_call import PackageCall, Shipped, differentiated
 
 MODULE, PACKAGE = "liger_kernel", "liger-kernel"
 #: A label that counts for nothing.
@@ -39,7 +39,7 @@ def _rms_norm(
 
 def rms_norm(
     randn: Randn, *, rows=5, columns=300, eps=1e-6, offset=0.0, casting="llama"
-) -> tuple[Call, Expected]:
+) -> tuple[PackageCall, Expected]:
     """RMS norm, forward and backward.
 
     Args:
@@ -64,7 +64,7 @@ def rms_norm(
         }
         return {name: stored(value, dtype) for name, value in found.items()}
 
-    return Call(PACKAGE, _rms_norm, tensors, options), expected
+    return PackageCall(PACKAGE, _rms_norm, tensors, options), expected
 
 
 def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor) -> dict:
@@ -80,7 +80,7 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor
 
 def rope(
     randn: Randn, *, batch=2, tokens=7, heads=6, kv_heads=2, head_dim=64, rotary=0
-) -> tuple[Call, Expected]:
+) -> tuple[PackageCall, Expected]:
     """Rotary embedding of queries and keys, in halves, and its inverse on their gradients.
 
     Args:
@@ -110,7 +110,7 @@ def rope(
         return found | {name: turned(dtype, x, True) for name, x in (("dq", dq), ("dk", dk))}
 
     tensors = {"q": q, "k": k, "cos": cos, "sin": sin, "dq": dq, "dk": dk}
-    return Call(PACKAGE, _rope, tensors), expected
+    return PackageCall(PACKAGE, _rope, tensors), expected
 
 
 def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
     return differentiated(product, {"gate": gate, "up": up}, {"out": grad})
 
 
-def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[Call, Expected]:
+def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[PackageCall, Expected]:
     """silu(gate) * up. gain: gates times this; of large ones the slope is 1 or 0."""
     gate, up, grad = randn(rows, columns) * gain, randn(rows, columns), randn(rows, columns)
 
@@ -134,7 +134,7 @@ def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[Call, Expect
         found = {"out": silu * u, "dgate": d * u * slope, "dup": d * silu}
         return {name: stored(value, dtype) for name, value in found.items()}
 
-    return Call(PACKAGE, _swiglu, {"gate": gate, "up": up, "grad": grad}), expected
+    return PackageCall(PACKAGE, _swiglu, {"gate": gate, "up": up, "grad": grad}), expected
 
 
 def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
 
 def loss(
     randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2
-) -> tuple[Call, Expected]:
+) -> tuple[PackageCall, Expected]:
     """The last layer and cross entropy in one, mean of the labels that count; in float32.
 
     Args:
@@ -192,7 +192,9 @@ def loss(
             "dweight": stored(errors.T @ a, dtype),
         }
 
-    return Call(PACKAGE, _loss, {"x": x, "weight": weight, "labels": labels}, options), expected
+    return PackageCall(
+        PACKAGE, _loss, {"x": x, "weight": weight, "labels": labels}, options
+    ), expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"

@@ -14,7 +14,7 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.calls import Call, Shipped
+from strix_validate.triton_packages.package_call import PackageCall, Shipped
 
 MODULE, PACKAGE = "sageattention", "sageattention"
 #: Rows that share a scale.
@@ -81,7 +81,7 @@ def _settle(
 
 def attention(
     randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False
-) -> tuple[Call, Expected]:
+) -> tuple[PackageCall, Expected]:
     """Attention of sequences that are as long as each other, or packed.
 
     Args:
@@ -125,13 +125,15 @@ def attention(
     if packed:
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         tensors = {"q": q, "k": k, "v": v, "ends": ends}
-        call = Call(PACKAGE, _varlen, tensors, options | {"longest": max(lengths)}, products=1)
+        call = PackageCall(
+            PACKAGE, _varlen, tensors, options | {"longest": max(lengths)}, products=1
+        )
         return call, expected
     tensors = {
         name: x.unflatten(0, (len(lengths), -1)).transpose(1, 2).contiguous()
         for name, x in (("q", q), ("k", k), ("v", v))
     }
-    return Call(PACKAGE, _attend, tensors, options, products=1), expected
+    return PackageCall(PACKAGE, _attend, tensors, options, products=1), expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or multiplies 8 bits without WMMA"

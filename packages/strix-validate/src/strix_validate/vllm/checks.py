@@ -21,6 +21,7 @@ from strix_validate.vllm.kernels import (
     rope,
     store_keys,
 )
+from strix_validate.vllm.vllm_call import VllmCall
 
 BF16 = torch.bfloat16
 #: Each has a table of cases for the tier attention, and some have one for the tier kernels.
@@ -223,7 +224,11 @@ def size_of(check: Check) -> Size:
 
 
 def run(
-    tier: str, wanted: list[Check], options: Options, mode: triton_modes.Mode, judge: Judge
+    tier: str,
+    wanted: list[Check],
+    options: Options,
+    mode: triton_modes.Mode,
+    judge: Judge[VllmCall],
 ) -> Iterator[Result]:
     """The results of those of the wanted checks that are the tier's checks here."""
     known = set(checks(tier))

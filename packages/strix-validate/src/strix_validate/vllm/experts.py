@@ -70,12 +70,12 @@ class ExpertsCall:
     source: Path = Path()
 
     def prepare(self) -> str:
-        """See triton.modes.Call."""
+        """Make vLLM importable from its source; return its version."""
         vllm_source.install(self.source)
         return vllm_source.version(self.source)
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """See triton.modes.Call."""
+        """Launch both products, on tensors that are made here; return nothing."""
         layer, module = self.layer, importlib.import_module(_MODULE)
         place = {"device": device, "dtype": self.dtype}
         first = _weights(layer, 2 * layer.inner, layer.hidden, place)

@@ -13,7 +13,7 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
@@ -40,7 +40,7 @@ def paged_attention(
     gain: float = 1.0,
     first_block: int = 2,
     causal: bool = True,
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """Attention over a paged cache: unified_attention of vLLM.
 
     Everything in the cache that belongs to no sequence is NaN, as are the scratch tensors.
@@ -122,7 +122,7 @@ def paged_attention(
             parts.append(found["out"][0].transpose(0, 1))
         return {"out": torch.cat(parts)}
 
-    return Call(_unified_attention, tensors, options, products=1), expected
+    return VllmCall(_unified_attention, tensors, options, products=1), expected
 
 
 def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict
 
 def store_keys(
     randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16, fp8=False, exact=False
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """triton_reshape_and_cache_flash: new keys and values go to their slots, padding to none.
 
     fp8: divided by a scale each, and stored as e4m3. exact: of values that this does not round, as
@@ -168,7 +168,7 @@ def store_keys(
     slots[tokens // 2] = -1
     if fp8:
         caches = {name: cache.to(FP8).to(cache.dtype) for name, cache in caches.items()}
-    call = Call(_reshape_and_cache, new | caches | {"slot_mapping": slots}, {"fp8": fp8})
+    call = VllmCall(_reshape_and_cache, new | caches | {"slot_mapping": slots}, {"fp8": fp8})
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         found = {}
@@ -201,7 +201,7 @@ def _reshape_and_cache(tensors: dict[str, Tensor], fp8: bool) -> dict[str, Tenso
     return {name: tensors[name].to(kind) for name in names}
 
 
-def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[Call, Expected]:
+def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
     """rms_norm_batch_invariant, with a last block that is not full."""
     x, weight = randn(rows, columns), randn(columns)
 
@@ -211,7 +211,7 @@ def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[Call, Exp
         out = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return Call(_rms_norm, {"input": x, "weight": weight}, {"eps": eps}), expected
+    return VllmCall(_rms_norm, {"input": x, "weight": weight}, {"eps": eps}), expected
 
 
 def _rms_norm(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
@@ -221,7 +221,7 @@ def _rms_norm(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
 def rope(
     randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
     interleaved=False,
-) -> tuple[Call, Expected]:  # fmt: skip
+) -> tuple[VllmCall, Expected]:  # fmt: skip
     """triton_mrope: positions in time, height and width, each for its section of the angles.
 
     rotary: lanes that are turned, 0 is all. interleaved: the sections take turns.
@@ -232,7 +232,7 @@ def rope(
     q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
     angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
-    call = Call(
+    call = VllmCall(
         _rope,
         {"q": q, "k": k, "cos": cos, "sin": sin},
         {
@@ -280,7 +280,7 @@ def _rope(tensors: dict[str, Tensor], **options) -> dict[str, Tensor]:
 def moe(
     randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
     bias=False, routed=True,
-) -> tuple[Call, Expected]:  # fmt: skip
+) -> tuple[VllmCall, Expected]:  # fmt: skip
     """invoke_fused_moe_triton_kernel with the default tiles: each token times its experts.
 
     bits: 16, or 4 for int4 weights in groups of 32 with a scale each, and with zeros a zero point.
@@ -320,7 +320,7 @@ def moe(
             shares, more = shares.abs(), more.abs()
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    return Call(_moe, tensors, {"bits": bits, "routed": routed}, products=1), expected
+    return VllmCall(_moe, tensors, {"bits": bits, "routed": routed}, products=1), expected
 
 
 def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str, Tensor]:
@@ -363,7 +363,7 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
 
 def mxfp4(
     randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """gpt-oss's experts, all of them: see mxfp4."""
     tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
-    return Call(vllm_mxfp4.launch, tensors, {"top_k": top_k}, products=2), expected
+    return VllmCall(vllm_mxfp4.launch, tensors, {"top_k": top_k}, products=2), expected

@@ -20,7 +20,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _OPS = "vllm.third_party.flash_linear_attention.ops"
 _CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
@@ -29,7 +29,7 @@ EPS = 1e-6
 
 def convolution(
     randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for each.
 
     The first sequence begins anew, the others go on from the state in their block.
@@ -63,7 +63,7 @@ def convolution(
             found["next"].append(out[-1:])
         return {name: torch.cat(x) for name, x in found.items()} | {"states": states}
 
-    return Call(_convolve, tensors), expected
+    return VllmCall(_convolve, tensors), expected
 
 
 def _convolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def follow(
 
 def delta_rule(
     randn: Randn, *, lengths: tuple[int, ...], heads=1, value_heads=2, size=64, kernel="chunks"
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """Layers of Qwen3-Next behind their convolution.
 
     kernel: "chunks": fused_post_conv_prep and chunk_gated_delta_rule, of prompts. "one": a token of
@@ -190,7 +190,7 @@ def delta_rule(
                 parts.append(torch.zeros(n, value_heads, size, dtype=work))
         return found | {"out": torch.cat(parts), "states": states}
 
-    return Call(run_delta_rule, tensors, options), expected
+    return VllmCall(run_delta_rule, tensors, options), expected
 
 
 def run_delta_rule(
@@ -227,7 +227,7 @@ def run_delta_rule(
     return dict(zip("qkv", parts[:3], strict=True)) | {"out": out[0], "states": states}
 
 
-def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[Call, Expected]:
+def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[VllmCall, Expected]:
     """rmsnorm_fn: a norm of each head, then times silu of the gate."""
     tensors = {"x": randn(rows, columns), "weight": randn(columns), "gate": randn(rows, columns)}
 
@@ -236,7 +236,7 @@ def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[Call, Expected]:
         out = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight * silu(gate)
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return Call(run_gated_norm, tensors), expected
+    return VllmCall(run_gated_norm, tensors), expected
 
 
 def run_gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

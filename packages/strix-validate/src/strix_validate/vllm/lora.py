@@ -11,7 +11,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _OPS = "vllm.lora.ops.triton_ops"
 
@@ -19,7 +19,7 @@ _OPS = "vllm.lora.ops.triton_ops"
 def adapted(
     randn: Randn, *, owners: tuple[int, ...], size=96, rank=16, rows=(64, 32), adapters=3,
     scaling=0.5,
-) -> tuple[Call, Expected]:  # fmt: skip
+) -> tuple[VllmCall, Expected]:  # fmt: skip
     """lora_shrink, and lora_expand of what it must return, added to what is there.
 
     Args:
@@ -57,7 +57,7 @@ def adapted(
         both = torch.stack([shrunk(i, dtype) for i in range(len(rows))])
         return {"shrunk": both, "out": reference.stored(out, dtype)}
 
-    return Call(_adapt, tensors, {"slices": len(rows), "scaling": scaling}), expected
+    return VllmCall(_adapt, tensors, {"slices": len(rows), "scaling": scaling}), expected
 
 
 def _adapt(tensors: dict[str, Tensor], slices: int, scaling: float) -> dict[str, Tensor]:

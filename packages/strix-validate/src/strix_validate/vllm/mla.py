@@ -15,7 +15,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _OPS = "vllm.v1.attention.ops"
 _FP8 = torch.float8_e4m3fn
@@ -25,7 +25,7 @@ _FP8_SCALE = 0.5
 def latent(
     randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
     scale=0.07, fp8=False,
-) -> tuple[Call, Expected]:  # fmt: skip
+) -> tuple[VllmCall, Expected]:  # fmt: skip
     """decode_attention_fwd: a query of each sequence; slots of the cache without a key are NaN."""
     q, blocks = randn(len(keys), heads, rank + rope), [-(-n // block) for n in keys]
     cache = torch.full((sum(blocks) + 2, block, rank + rope), float("nan")).to(q.dtype)
@@ -55,7 +55,7 @@ def latent(
         return {"out": out, "logsumexp": size}
 
     options = {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
-    return Call(_latent, tensors, options, products=1), expected
+    return VllmCall(_latent, tensors, options, products=1), expected
 
 
 def _latent(
@@ -78,7 +78,7 @@ def _latent(
     return {"out": out, "logsumexp": size}
 
 
-def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[Call, Expected]:
+def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[VllmCall, Expected]:
     """merge_attn_states: attention over cached and over new keys, of tokens that have both.
 
     One of them has no cached key, which a logsumexp of infinity says.
@@ -100,7 +100,7 @@ def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[C
         terms = lse.abs() + 1 if dtype == reference.TERMS else lse
         return {"out": reference.stored((both * shares).sum(0), dtype), "lse": terms}
 
-    return Call(_merge, tensors, {"cached": cached}), expected
+    return VllmCall(_merge, tensors, {"cached": cached}), expected
 
 
 def _merge(tensors: dict[str, Tensor], cached: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import hybrid, kernels, source
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
 HIDDEN = HEADS * SIZE
@@ -28,7 +28,7 @@ _CUTS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
 
 def decoding(
     randn: Randn, *, window: int = 0, experts: int = 0, linear: int = 0
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """The log probabilities after each of STEPS given tokens.
 
     experts: of each layer, 0 is none. linear: how many layers, the first ones, have linear
@@ -62,7 +62,7 @@ def decoding(
             return {"logprobs": LAYERS * reference.product(x, tensors["head"], dtype)[-STEPS:]}
         return {"logprobs": reference.stored(logits.log_softmax(-1), dtype)[-STEPS:]}
 
-    return Call(_decode, tensors, options), expected
+    return VllmCall(_decode, tensors, options), expected
 
 
 def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

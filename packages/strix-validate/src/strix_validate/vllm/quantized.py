@@ -15,7 +15,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _LAYERS = "vllm.model_executor.layers.quantization"
 _HYBRID = "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16"
@@ -37,7 +37,7 @@ def _codes(randn: Randn, *shape: int) -> Tensor:
     return (randn(*shape).float().abs() * 1000).long() % 16
 
 
-def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[Call, Expected]:
+def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[VllmCall, Expected]:
     """awq_gemm_triton, and awq_dequantize_triton, which larger batches get."""
     codes, points = _codes(randn, size, rows), _codes(randn, size // group, rows)
     tensors = {
@@ -56,7 +56,7 @@ def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[Call, E
             "weights": work.abs() if dtype == reference.TERMS else work,
         }
 
-    return Call(_awq, tensors, products=1), expected
+    return VllmCall(_awq, tensors, products=1), expected
 
 
 def _awq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ def _awq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def w4a16(
     randn: Randn, *, tokens=9, size=256, rows=72, group=32, zeros=False
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """triton_w4a16_skinny_fmt_gemm, with the weights packed by vLLM's own function.
 
     zeros: zero points (AWQ) instead of 8 for all.
@@ -87,7 +87,7 @@ def w4a16(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return {"out": reference.stored(reference.product(x, weights, dtype), dtype)}
 
-    return Call(_w4a16, tensors, {"group": group}, products=1), expected
+    return VllmCall(_w4a16, tensors, {"group": group}, products=1), expected
 
 
 def _w4a16(tensors: dict[str, Tensor], group: int) -> dict[str, Tensor]:
@@ -99,7 +99,9 @@ def _w4a16(tensors: dict[str, Tensor], group: int) -> dict[str, Tensor]:
     return {"out": out}
 
 
-def fp8_blocks(randn: Randn, *, tokens=5, size=384, rows=192, block=128) -> tuple[Call, Expected]:
+def fp8_blocks(
+    randn: Randn, *, tokens=5, size=384, rows=192, block=128
+) -> tuple[VllmCall, Expected]:
     """w8a8_triton_block_scaled_mm: a scale for 128 numbers of a token, or 128 by 128 weights."""
     x, weights = randn(tokens, size).to(_FP8), randn(rows, size).to(_FP8)
     blocks = -(-rows // block), size // block
@@ -119,7 +121,7 @@ def fp8_blocks(randn: Randn, *, tokens=5, size=384, rows=192, block=128) -> tupl
         found = reference.product(x.to(work) * spread[0], wide, dtype)
         return {"out": reference.stored(found, dtype)}
 
-    return Call(_fp8_blocks, tensors, {"block": block}, products=1), expected
+    return VllmCall(_fp8_blocks, tensors, {"block": block}, products=1), expected
 
 
 def _fp8_blocks(tensors: dict[str, Tensor], block: int) -> dict[str, Tensor]:

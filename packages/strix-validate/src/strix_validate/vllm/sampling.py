@@ -15,7 +15,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.calls import Call
+from strix_validate.vllm.vllm_call import VllmCall
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 #: Standard deviations by which a count of draws may be off: one of 2 million healthy runs is.
@@ -43,7 +43,7 @@ def _kept(logits: Tensor) -> dict[str, Tensor]:
 
 def truncated(
     randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000
-) -> tuple[Call, Expected]:
+) -> tuple[VllmCall, Expected]:
     """apply_top_k_top_p_triton: of each row the largest logits, and of these the most likely.
 
     keys: top-k of each row, 0 is all. nuclei: tokens that each row's top-p lets through, 0 is all;
@@ -67,7 +67,7 @@ def truncated(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return _kept(logits.masked_fill(~left, float("-inf")))
 
-    return Call(_truncate, tensors), expected
+    return VllmCall(_truncate, tensors), expected
 
 
 def _truncate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def _truncate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return _kept(found.as_subclass(Tensor))
 
 
-def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Call, Expected]:
+def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[VllmCall, Expected]:
     """bincount and apply_penalties: of tokens in the prompt, in the output, and in a draft.
 
     Four requests, not in the order of their states: all penalties, one of each kind, none. The
@@ -126,7 +126,7 @@ def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Cal
             found[i] = x - frequency * count - presence * (count > 0)
         return {"logits": reference.stored(found, dtype)}
 
-    return Call(_penalize, tensors), expected
+    return VllmCall(_penalize, tensors), expected
 
 
 def _penalize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def _penalize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"logits": logits}
 
 
-def scaled(randn: Randn, *, vocabulary=9000) -> tuple[Call, Expected]:
+def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     """apply_temperature, then apply_min_p, of requests that are not in the order of their states.
 
     As many tokens are left as `least` says; the threshold lies between two logits.
@@ -170,7 +170,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[Call, Expected]:
         return _kept(found.masked_fill(right < lowest, float("-inf")))
 
     tensors = {"logits": logits, "rows": rows, "temperature": temperature, "min_p": min_p}
-    return Call(_scale, tensors), expected
+    return VllmCall(_scale, tensors), expected
 
 
 def _scale(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -195,7 +195,7 @@ def _beyond(tokens: Tensor, logits: Tensor) -> Tensor:
     return ((counts - len(tokens) * shares).abs() > SIGMAS * sigma).double()
 
 
-def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[Call, Expected]:
+def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[VllmCall, Expected]:
     """gumbel_sample: rows that draw, each with a seed and a position of its own, and greedy ones.
 
     A few tokens, of both blocks of the vocabulary, are likely; temperature is applied by the
@@ -212,7 +212,7 @@ def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[Call, 
         found = _one_hot(best.argmax(-1), vocabulary)
         return {"greedy": found, "beyond": torch.zeros(vocabulary, dtype=torch.float64)}
 
-    return Call(_draw, tensors, {"temperature": 0.5}), expected
+    return VllmCall(_draw, tensors, {"temperature": 0.5}), expected
 
 
 def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
@@ -233,7 +233,7 @@ def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
     }
 
 
-def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[Call, Expected]:
+def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
     """rejection_sample of two drafted tokens for each request.
 
     Three requests are greedy: none, one or both drafted tokens are what the model would choose.
@@ -251,7 +251,7 @@ def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[Call, Expected
         zero = torch.zeros(1, dtype=torch.float64)
         return {"greedy": tokens.double(), "agreed": agreed.double(), "wrong": zero, "alike": zero}
 
-    return Call(_accept, tensors, {"requests": requests}), expected
+    return VllmCall(_accept, tensors, {"requests": requests}), expected
 
 
 def _accept(tensors: dict[str, Tensor], requests: int) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls whose kernels are shipped or warmed up: of flash-attn and vLLM, by shape.
+"""Calls of flash-attn whose kernels are shipped or warmed up, by shape.
 
 Triton keys a kernel by what it is compiled for: head dimension, data type, mask and, of integer
 arguments, whether they are 1 or multiples of 16. Neither lengths, numbers of heads, scales nor
@@ -8,72 +8,26 @@ windows are among that, so a call of each kind finds all kernels of its kind.
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.triton.modes import Call
-from strix_validate.triton_packages import fla, liger, sage
-from strix_validate.triton_packages.calls import require
-from strix_validate.vllm import calls as vllm_calls
+from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
 
-FP16, BF16 = torch.float16, torch.bfloat16
 #: In tokens, and no multiple of 16.
 ODD = 100
-#: Packages whose kernels are shipped. conch's are few, and vLLM calls them at its start.
-SHIPPING = (fla, liger, sage)
 #: A window of flash-attn's: unbounded.
 _ALL = (-1, -1)
 #: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
 _CAPACITIES = tuple(64 << n for n in range(10))
 
 
-class Named(Call, Protocol):
-    """A call with a name for messages."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A call whose tensors are made where it is executed, and hold zeros.
-
-    build(randn) gives a call and what it must return. gradients: of flash-attn, backward as well.
-    source: vLLM's folder.
-    """
-
-    name: str
-    build: Callable[..., tuple[Any, Any]]
-    dtype: torch.dtype
-    gradients: bool = True
-    source: Path = Path()
-
-    def _call(self) -> Call:
-        call, _ = self.build(lambda *shape: torch.zeros(shape, dtype=self.dtype))
-        if isinstance(call, vllm_calls.Call):
-            return replace(call, source=self.source)
-        return call if self.gradients else replace(call, grad_out=None)
-
-    def prepare(self) -> str:
-        """See triton.modes.Call."""
-        return self._call().prepare()
-
-    def execute(self, device: str) -> dict[str, torch.Tensor]:
-        """See triton.modes.Call."""
-        return self._call().execute(device)
-
-
 def cached(
     randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0,
     window=(-1, -1), scale=None,
-) -> tuple[flash.Call, None]:  # fmt: skip
+) -> tuple[flash.FlashCall, None]:  # fmt: skip
     """flash_attn_with_kvcache of one sequence. page: tokens of a page, 0 without pages."""
     shape = (capacity // page, page) if page else (1, capacity)
     caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
@@ -84,7 +38,7 @@ def cached(
     if page:
         tensors["block_table"] = torch.arange(shape[0], dtype=torch.int32)[None]
     options = {"causal": True, "window_size": window, "softmax_scale": scale}
-    return flash.Call("flash_attn_with_kvcache", tensors, options), None
+    return flash.FlashCall("flash_attn_with_kvcache", tensors, options), None
 
 
 def has_aiter() -> bool:
@@ -101,7 +55,7 @@ def flash_calls(
     trained: Iterable[int] = (),
     windowed: bool = False,
     capacities: Iterable[int] = _CAPACITIES,
-) -> Iterator[Planned]:
+) -> Iterator[DeferredCall]:
     """Calls of flash-attn for these head dimensions, backward for those that are trained.
 
     windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
@@ -135,16 +89,18 @@ def flash_calls(
             yield plan(cached, heads=5, capacity=capacity, **shape)
 
 
-def _plan(build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options) -> Planned:
+def _plan(
+    build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options
+) -> DeferredCall:
     said = " ".join(f"{name}={value}" for name, value in options.items())
     name = f"{build.__name__} {said} {str(dtype).removeprefix('torch.')}"
-    return Planned(name, partial(build, **options), dtype, gradients)
+    return DeferredCall(name, partial(build, **options), dtype, gradients)
 
 
 #: Of common models, vision encoders among them.
 HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 #: What the packages are made from. sample is enough to test one; core is warmed up by default.
-FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
+FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
     "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(
@@ -154,18 +110,3 @@ FLASH_SETS: dict[str, Callable[[], Iterator[Planned]]] = {
         windowed=True,
     ),
 }
-
-
-def shipped_calls(name: str) -> list[Planned]:
-    """A set of the packages in triton_packages: what each module's SHIPPED has.
-
-    Raises:
-        CannotRun: one of them is not installed.
-    """
-    calls = []
-    for package in SHIPPING:
-        require(package.MODULE)
-        for build, dtype in package.SHIPPED[name]:
-            said = " ".join(f"{key}={value}" for key, value in build.keywords.items())
-            calls.append(Planned(f"{package.PACKAGE} {build.func.__name__} {said}", build, dtype))
-    return calls

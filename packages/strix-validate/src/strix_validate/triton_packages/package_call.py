@@ -17,7 +17,7 @@ Shipped = tuple[partial, torch.dtype]
 
 
 @dataclass(frozen=True)
-class Call:
+class PackageCall:
     """A call of a package.
 
     package: as pip calls it. launch: the function here that makes the call, with the tensors and
@@ -32,16 +32,21 @@ class Call:
     products: int = 0
 
     @property
+    def name(self) -> str:
+        """The package, and the name of the launching function."""
+        return f"{self.package} {self.launch.__name__.lstrip('_')}"
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers that the call computes."""
+        """The data type of the numbers that the call computes."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:
-        """The package is installed: there is nothing to make ready. Returns its version."""
+        """Return the package's version; it is installed, and nothing is to be made ready."""
         return f"{self.package} {version(self.package)}"
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """What the call computes, by name; the package's own exceptions pass through."""
+        """Return what the call computes, by name; the package's own exceptions pass through."""
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return self.launch(**tensors, **self.options)
 

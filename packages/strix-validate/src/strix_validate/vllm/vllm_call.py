@@ -12,8 +12,8 @@ from strix_validate.vllm import source as vllm_source
 
 
 @dataclass(frozen=True)
-class Call:
-    """A launch: the function of this room that makes it with these tensors, on their device.
+class VllmCall:
+    """A launch of vLLM's kernels by a function of this room, with these tensors on their device.
 
     launch(tensors, **options) returns the tensors that the launch writes, by name. products: of its
     kernels, how many must use the matrix unit. source: vLLM's folder.
@@ -26,16 +26,24 @@ class Call:
     source: Path = Path()
 
     @property
+    def name(self) -> str:
+        """The name of the launching function."""
+        return self.launch.__name__.lstrip("_")
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers that the launch computes."""
+        """The data type of the numbers that the launch computes."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:
-        """Makes vLLM importable from its source; returns its version."""
+        """Make vLLM importable from its source; return its version."""
         vllm_source.install(self.source)
         return vllm_source.version(self.source)
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """The tensors that the launch writes, by name; vLLM's own exceptions pass through."""
+        """Return the tensors that the launch writes, by name.
+
+        vLLM's own exceptions pass through.
+        """
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return self.launch(tensors, **self.options)
