@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from records import make, timing
 from rich.console import Console
-from strix_validate.checks import Check, CheckFailed, Options, State
+from strix_validate.checks import Check, CheckFailed, RunOptions, State
 from strix_validate.reporting.page import render
-from strix_validate.reporting.table import show
-from strix_validate.run import run
+from strix_validate.reporting.terminal_table import show
+from strix_validate.runner import run
 from strix_validate.tiers import bench
 from strix_validate.timing import timed
 
@@ -39,7 +39,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
 
 def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
     only = ["bench/flash-attn/tiny-causal", "bench/vllm/tiny-causal"]
-    found = run(["bench"], Options(), only)
+    found = run(["bench"], RunOptions(), only)
     assert [check.state for check in found.checks] == [State.SKIPPED] * 2
 
 
@@ -64,7 +64,7 @@ def test_flash_that_is_no_faster_than_math_fails():
 
     body = bench._body(Check("bench/speedup/large-causal", "", ""), measure)
     with pytest.raises(CheckFailed, match=r"1.10 times math"):
-        body(Options(device="cuda"))
+        body(RunOptions(device="cuda"))
 
 
 def test_timer_times_what_it_is_given():

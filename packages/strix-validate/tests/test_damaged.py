@@ -78,10 +78,10 @@ def test_records(tmp_path: Path, record_property) -> None:
 def test_models(tmp_path: Path, record_property) -> None:
     tally, file = Tally("config.json", record_property), tmp_path / "config.json"
 
-    def read() -> warm.Model:
+    def read() -> warm.ModelLayers:
         try:
             return warm.read_model(file)
-        except warm.NoModel as error:
+        except warm.NoAttention as error:
             raise Refused(str(error)) from error
 
     for mutant in mutants(CONFIG, 2, 300):

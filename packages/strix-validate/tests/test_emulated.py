@@ -8,14 +8,17 @@ import pytest
 import torch
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate.checks import CannotRun, Options, State
-from strix_validate.run import run
+from strix_validate.checks import CannotRun, RunOptions, State
+from strix_validate.runner import run
 from strix_validate.tiers import emulated
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.modes import Answer, Answers, ChildError, Executed
+from strix_validate.triton.modes import Answer, Answers, ChildError, ExecutedKernel
 
 NAMES = ("d64-float16", "varlen")
-DONE = (Executed("attn_fwd", "0123abcd", 1000, 0.5), Executed("attn_bwd", "4567cdef", 2000, 0.5))
+DONE = (
+    ExecutedKernel("attn_fwd", "0123abcd", 1000, 0.5),
+    ExecutedKernel("attn_bwd", "4567cdef", 2000, 0.5),
+)
 
 
 def right(name: str) -> Answer:
@@ -24,7 +27,7 @@ def right(name: str) -> Answer:
 
 
 def tier():
-    return run(["emulated"], Options(), [f"emulated/{name}" for name in NAMES]).checks
+    return run(["emulated"], RunOptions(), [f"emulated/{name}" for name in NAMES]).checks
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ def test_the_trap_that_llvm_causes(monkeypatch, name, trap, state):
     monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
     answer = Answer(error=("Trap", trap), executed=DONE)
     monkeypatch.setattr(triton_modes, "run", lambda calls, mode: Answers("built-in", [answer]))
-    (check,) = run(["emulated"], Options(), [f"emulated/{name}"]).checks
+    (check,) = run(["emulated"], RunOptions(), [f"emulated/{name}"]).checks
     assert check.state is state
     assert ("pull/220357" if state is State.SKIPPED else trap) in check.reason
 
@@ -127,8 +130,8 @@ def test_code_objects_are_executed(monkeypatch):
         llvm.find()
     except DisassemblerError as error:
         pytest.skip(str(error))
-    (check,) = run(["emulated"], Options(), ["emulated/ragged"]).checks
+    (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks
     assert check.state is State.PASSED and len(check.measured["kernels"]) >= 3, check
     monkeypatch.setenv(llvm.VARIABLE, "/nowhere/libLLVM.so")
-    (check,) = run(["emulated"], Options(), ["emulated/ragged"]).checks
+    (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks
     assert check.state is State.SKIPPED, check

@@ -12,7 +12,7 @@ import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SHAPES
-from strix_validate.checks import Check, Options, Size, State
+from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
@@ -188,14 +188,14 @@ def test_wrong_behaviour_is_caught(name, monkeypatch):
     broken, body = BEHAVIOUR[name]
     monkeypatch.setitem(sdpa.ROUTES, "default", broken)
     check = Check(f"sdpa/default/{body}", "", "")
-    (result,) = run_each([check], Options(), behaviour.bodies())
+    (result,) = run_each([check], RunOptions(), behaviour.bodies())
     plant(name, result)
 
 
 def test_right_dropout_passes(monkeypatch):
     monkeypatch.setitem(sdpa.ROUTES, "default", dropped)
     check = Check("sdpa/default/dropout", "", "")
-    (result,) = run_each([check], Options(), behaviour.bodies())
+    (result,) = run_each([check], RunOptions(), behaviour.bodies())
     assert result.state is State.PASSED, result.reason
 
 

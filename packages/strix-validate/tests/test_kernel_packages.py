@@ -169,7 +169,7 @@ def test_other_layers_of_a_model() -> None:
      {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"}],
 )  # fmt: skip
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
-    with pytest.raises(warm.NoModel, match="no layers can be read from it"):
+    with pytest.raises(warm.NoAttention, match="no layers can be read from it"):
         warm.others_of(LINEAR | wrong)
 
 

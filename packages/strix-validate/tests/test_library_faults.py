@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate.checks import Check, Options, Result, State
+from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
-from strix_validate.run import run
+from strix_validate.runner import run
 from strix_validate.tiers import isolated, libraries, run_each
 
 #: On a machine with a GPU the faults are planted in what it computes.
@@ -23,7 +23,7 @@ right_gradient = gradients.gradient
 
 def judge(module, id_) -> Result:
     (check,) = [check for check in module.checks() if check.id == id_]
-    (result,) = run_each([check], Options(device=DEVICE), module.bodies())
+    (result,) = run_each([check], RunOptions(device=DEVICE), module.bodies())
     return result
 
 
@@ -217,7 +217,7 @@ def test_modes_of_miopen_reach_its_process(monkeypatch):
         return iter([Result(check, State.PASSED) for check in wanted])
 
     monkeypatch.setattr(isolated, "run", stand_in)
-    found = list(libraries.run(libraries.checks(), Options()))
+    found = list(libraries.run(libraries.checks(), RunOptions()))
     assert len(found) == len(libraries.checks())
     modes = [environment for module, _, environment in asked if module == "convolution"]
     assert {"MIOPEN_FIND_MODE": "FAST"} in modes and len(modes) == len(convolution.MODES)
@@ -267,7 +267,7 @@ def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_pat
     monkeypatch.setattr(isolated.subprocess, "Popen", Impatient)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     environment = {"FAULT": fault, "MARK": str(mark)}
-    found = list(isolated.run(HERE, CHECKS, Options(), environment))
+    found = list(isolated.run(HERE, CHECKS, RunOptions(), environment))
     assert [r.check for r in found] == CHECKS
     assert [r.state for r in found] == [State.PASSED, State.FAILED, State.PASSED, State.PASSED]
     assert said in found[1].reason
@@ -275,7 +275,7 @@ def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_pat
 
 def test_on_a_cpu_it_says_what_it_checks():
     record = run(
-        ["libraries"], Options(), ["gemm/blas/square-float32", "conv/native/2d-same-float16"]
+        ["libraries"], RunOptions(), ["gemm/blas/square-float32", "conv/native/2d-same-float16"]
     )
     for check in record.checks:
         assert check.state is State.PASSED and "this checks the harness" in check.reason

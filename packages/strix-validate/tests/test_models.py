@@ -15,7 +15,7 @@ import pytest
 from strix_validate import tiers
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
-from strix_validate.models import choose, command, diffusion, memory, page, table
+from strix_validate.models import choose, command, diffusion, docs_page, model_memory, table
 from typer.testing import CliRunner
 
 FOLDER = Path(__file__).parent / "configs"
@@ -109,23 +109,25 @@ def test_architectures_are_those_that_are_compared() -> None:
 @pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")
 def test_page_and_table_agree() -> None:
     written = (CHECKOUT / "docs" / "models.md").read_text()
-    assert written == page.render(FOLDER), "python -m strix_validate.models.page prints it"
+    assert written == docs_page.render(FOLDER), (
+        "python -m strix_validate.models.docs_page prints it"
+    )
     records = {row.record for row in table.rows()} - {""}
     assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
 
 
 @pytest.mark.parametrize("name", ALLOCATES)
 def test_weights_are_what_vllm_allocates(name: str) -> None:
-    assert memory.weights(CASES[name]) / 2**30 == pytest.approx(ALLOCATES[name], rel=0.01)
+    assert model_memory.weights(CASES[name]) / 2**30 == pytest.approx(ALLOCATES[name], rel=0.01)
 
 
 def test_files_count_before_dimensions(tmp_path: Path) -> None:
-    assert memory.weights_of_files(tmp_path) == 0
+    assert model_memory.weights_of_files(tmp_path) == 0
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"metadata": {"total_size": 123}}')
-    assert memory.weights_of_files(tmp_path) == 123
+    assert model_memory.weights_of_files(tmp_path) == 123
     (tmp_path / "a.safetensors").write_bytes(b"1234")
-    assert memory.weights_of_files(tmp_path) == 4
+    assert model_memory.weights_of_files(tmp_path) == 4
     found = command.answer(CONFIGS["Llama-3.1-8B"], tmp_path, None)
     assert (found.weights, found.token) == (4, 32 * 2 * 8 * 128 * 2)
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from strix_validate.checks import CheckFailed, Options, State, require
+from strix_validate.checks import CheckFailed, RunOptions, State, require
 from strix_validate.tiers import run_each
 
 
@@ -43,5 +43,5 @@ def test_a_failed_verdict_fails_the_check():
 
     check = Check("x", "", "")
     bodies = {"x": lambda options: require(False, "wrong")}
-    (result,) = run_each([check], Options(), bodies)
+    (result,) = run_each([check], RunOptions(), bodies)
     assert (result.state, result.reason) == (State.FAILED, "wrong")

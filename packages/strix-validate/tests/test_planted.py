@@ -18,7 +18,7 @@ import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SHAPES
-from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 
@@ -346,7 +346,7 @@ def problems(size: Size) -> list[Problem]:
 
 
 @cache
-def cases(size: Size) -> list[flash_cases.Case]:
+def cases(size: Size) -> list[flash_cases.FlashCase]:
     found = [case for dtype in (torch.float32, HALF) for case in flash_cases.cases(dtype)]
     for case in found:
         object.__setattr__(case, "expected", cache(case.expected))
@@ -370,7 +370,7 @@ def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sdpa.ROUTES, "default", route(kernel))
         patch.setitem(behaviour.LSE, "flash", lambda *x: kernel(*x, causal="top-left")["lse"])
-        yield from run_each(checks, Options(size=size), bodies)
+        yield from run_each(checks, RunOptions(size=size), bodies)
     for case in cases(size):
         if case.name.startswith(only):
             check = Check(f"flash-attn/{case.name}", "", "")

@@ -10,13 +10,13 @@ from datetime import date
 import pytest
 from records import FAILED, make
 from strix_validate import cli, skips, terminal, tiers
-from strix_validate.checks import Check, Options, Result, State, is_named
+from strix_validate.checks import Check, Result, RunOptions, State, is_named
 from strix_validate.doctor import host
 from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import CheckRecord, Package
-from strix_validate.run import NoSuchCheck, run, select
-from strix_validate.skips import Machine
+from strix_validate.runner import NoSuchCheck, run, select
+from strix_validate.skips import Platform
 from strix_validate.tiers import run_each
 from typer.testing import CliRunner
 
@@ -115,12 +115,12 @@ def test_bad_entry_of_the_table_is_refused(change):
 
 def test_a_skip_that_is_not_expected_fails():
     refused = Result(Check("sdpa/flash/full-float16", "", ""), State.SKIPPED, "No available kernel")
-    strix = Machine("rocm", "gpu", "gfx1151")
+    strix = Platform("rocm", "gpu", "gfx1151")
     judged = skips.judge(refused, strix)
     assert judged.state is State.FAILED and "not expected to be skipped" in judged.reason
     efficient = Result(Check("sdpa/efficient/full-float16", "", ""), State.SKIPPED,
                        "No viable backend")  # fmt: skip
-    assert skips.judge(efficient, Machine("cpu", "cpu")).state is State.SKIPPED
+    assert skips.judge(efficient, Platform("cpu", "cpu")).state is State.SKIPPED
     assert skips.judge(efficient, strix).state is State.FAILED
 
 
@@ -168,15 +168,17 @@ def test_only_means_the_same_in_every_tier():
 )
 def test_a_name_of_another_size_or_device_is_an_error(tier, name):
     """Beside a name that fits it would go unnoticed."""
-    fits = next(c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, Options()))
+    fits = next(
+        c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, RunOptions())
+    )
     with pytest.raises(NoSuchCheck, match=f"{name} needs another size or kind of device"):
-        run([tier], Options(), [fits, name])
+        run([tier], RunOptions(), [fits, name])
 
 
 def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     module = tiers.load("doctor")
     monkeypatch.setattr(module, "run", lambda wanted, options: iter(()))
-    found = run(["doctor"], Options(), ["doctor/disk"])
+    found = run(["doctor"], RunOptions(), ["doctor/disk"])
     assert found.summary["failed"] == 1 and "no result" in found.checks[0].reason
 
 
@@ -184,7 +186,7 @@ def test_an_exception_of_a_check_is_a_failure():
     def body(options):
         raise ZeroDivisionError("oh")
 
-    (result,) = run_each([Check("x", "", "")], Options(), {"x": body})
+    (result,) = run_each([Check("x", "", "")], RunOptions(), {"x": body})
     assert (result.state, result.reason) == (State.FAILED, "ZeroDivisionError: oh")
 
 
@@ -270,7 +272,7 @@ def test_a_seed_draws_other_inputs():
     """The same ones each time, and the record says which."""
 
     def measured(seed):
-        found = run(["attention"], Options(seed=seed), ["sdpa/math/one-query-float32"])
+        found = run(["attention"], RunOptions(seed=seed), ["sdpa/math/one-query-float32"])
         assert found.seed == seed
         return found.checks[0].measured["out"]
 

@@ -9,7 +9,7 @@ from strix_validate import cli, terminal
 from strix_validate.checks import Check, Result, Severity, State
 from strix_validate.reporting import plots
 from strix_validate.reporting.page import render
-from strix_validate.reporting.table import show, summary
+from strix_validate.reporting.terminal_table import show, summary
 from typer.testing import CliRunner
 
 

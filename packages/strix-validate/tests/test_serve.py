@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from strix_validate import skips
-from strix_validate.checks import CannotRun, CheckFailed, Options, State
-from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models
-from strix_validate.serving import server as vllm_server
-from strix_validate.skips import Machine
+from strix_validate.checks import CannotRun, CheckFailed, RunOptions, State
+from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models, vllm_server
+from strix_validate.skips import Platform
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
@@ -50,13 +49,13 @@ def examine(monkeypatch, tmp_path):
 
     def run(fault, names=tuple(serve.BODIES)):
         monkeypatch.setenv("FAKE_VLLM", fault)
-        with vllm_server.Session("cuda", start_limit=5, stop_limit=1) as session:
+        with vllm_server.ServerSession("cuda", start_limit=5, stop_limit=1) as session:
             bodies = {
                 f"serve/{name}": lambda options, body=body: body(session)
                 for name, body in serve.BODIES.items()
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
-            results = list(run_each(wanted, Options(device="cuda"), bodies))
+            results = list(run_each(wanted, RunOptions(device="cuda"), bodies))
         return {result.check.id.removeprefix("serve/"): result for result in results}
 
     return run
@@ -123,13 +122,13 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
     monkeypatch.setattr(
         vllm_server.importlib.util, "find_spec", lambda name: name != missing or None
     )
-    options = Options(device=device)
+    options = RunOptions(device=device)
     results = list(serve.run([c for c in serve.checks() if serve.applies(c, options)], options))
     assert {result.state for result in results} == {State.SKIPPED}
     for result in results:
         assert result.reason in ("vllm is not installed",
                                  "vLLM serves only on a GPU here, and torch sees none")  # fmt: skip
-        assert skips.judge(result, Machine()).state is State.SKIPPED
+        assert skips.judge(result, Platform()).state is State.SKIPPED
 
 
 def test_the_server_captures_graphs(examine, monkeypatch):
@@ -211,7 +210,7 @@ def test_without_vllm_its_bench_is_skipped(monkeypatch, running):
         bench_serve.measure(SERVER)
     found = running("")["bench"]
     assert found.state is State.SKIPPED
-    assert skips.judge(found, Machine()).state is State.SKIPPED
+    assert skips.judge(found, Platform()).state is State.SKIPPED
 
 
 @pytest.fixture
@@ -225,7 +224,7 @@ def running(monkeypatch):
         monkeypatch.setattr(vllm, "FAULT", fault)
         with vllm.Server(("127.0.0.1", 0), vllm.Handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            options = Options(url=f"http://127.0.0.1:{server.server_port}/v1", model=model)
+            options = RunOptions(url=f"http://127.0.0.1:{server.server_port}/v1", model=model)
             wanted = [c for c in serve.checks() if serve.applies(c, options)]
             results = list(serve.run(wanted, options))
             server.shutdown()
@@ -260,6 +259,6 @@ def test_faults_of_a_server_of_the_users_are_caught(fault, failing, running):
 
 
 def test_a_server_that_is_not_there_fails_with_its_address():
-    options = Options(url="http://127.0.0.1:9", model="any")
+    options = RunOptions(url="http://127.0.0.1:9", model="any")
     (result, *_) = serve.run([c for c in serve.checks() if serve.applies(c, options)], options)
     assert result.state is State.FAILED and "http://127.0.0.1:9 does not answer" in result.reason

@@ -8,21 +8,23 @@ from functools import partial
 
 import pytest
 import torch
-from strix_validate.checks import Check, Options, State
+from strix_validate.checks import Check, RunOptions, State
 from strix_validate.numerics import reference
-from strix_validate.run import run
+from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
 from strix_validate.triton_packages import conch, fla, liger, package_call, sage
-from strix_validate.triton_packages.checks import PACKAGES
+from strix_validate.triton_packages.package_checks import PACKAGES
 from triton_faults import FAULTS
 
 CHECK = Check("x", "", "")
 
 
 def answer(tensors) -> triton_modes.Answer:
-    return triton_modes.Answer(tensors, executed=(triton_modes.Executed("kernel", "0123", 1, 0.0),))
+    return triton_modes.Answer(
+        tensors, executed=(triton_modes.ExecutedKernel("kernel", "0123", 1, 0.0),)
+    )
 
 
 CONCH_SPOILT = {
@@ -56,7 +58,7 @@ def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
     """Each with the reason that skips.toml knows: `said` is set where none of its entries fits."""
     monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: None)
     name, case = package.__name__.rpartition(".")[2], next(iter(package.COMPILED))
-    (check,) = run(["kernels"], Options(), [f"kernels/{name}-{case}"]).checks
+    (check,) = run(["kernels"], RunOptions(), [f"kernels/{name}-{case}"]).checks
     said = f"{package.MODULE} is not installed"
     assert check.state is State.SKIPPED and check.measured == {"said": said}
     assert check.reason != said
@@ -207,6 +209,6 @@ def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
     assert text in source
     (tmp_path / file).write_text(source.replace(text, becomes))
     monkeypatch.syspath_prepend(tmp_path)
-    (check,) = run(["attention"], Options(device="cpu"), [f"attention/{case}"]).checks
+    (check,) = run(["attention"], RunOptions(device="cpu"), [f"attention/{case}"]).checks
     assert check.state is State.FAILED, check
     assert "wrong: " in check.reason

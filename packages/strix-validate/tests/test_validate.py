@@ -26,7 +26,7 @@ import torch  # noqa: E402
 import wrong_reference  # noqa: E402
 from strix_validate import cli  # noqa: E402
 from strix_validate.attention import flash_cases, sdpa  # noqa: E402
-from strix_validate.checks import CannotRun, Check, CheckFailed, Options, State, exit_code  # noqa: E402
+from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State, exit_code  # noqa: E402
 from strix_validate.numerics import comparison, reference  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, backend, kernels  # noqa: E402
@@ -202,7 +202,7 @@ def test_a_profiler_that_sees_nothing_is_a_fault_of_a_real_gpu(gpu, monkeypatch)
     monkeypatch.setattr(sdpa, "call", lambda *_: None)
     expected = CannotRun if "emulated" in gpu else CheckFailed
     with pytest.raises(expected):
-        backend.kernel_name(Options(device="cuda"))
+        backend.kernel_name(RunOptions(device="cuda"))
 
 
 @pytest.mark.parametrize("kind", ["scale", "causal", "heads"])
@@ -281,7 +281,9 @@ def test_kernel_compiles_and_a_wrong_target_fails():
     kernel = answer.kernels[0]
     flags = 48  # offset of e_flags in the header of a 64-bit ELF file
     other_chip = kernel.elf[:flags] + b"\x41" + kernel.elf[flags + 1 :]
-    changed = triton_modes.Kernel(kernel.name, other_chip, kernel.assembly, kernel.launch_lds)
+    changed = triton_modes.CompiledKernel(
+        kernel.name, other_chip, kernel.assembly, kernel.launch_lds
+    )
     result = kernels.judge(check, triton_modes.Answer(kernels=(changed, *answer.kernels[1:])))
     assert result.state is State.FAILED
     assert "0x41" in result.reason

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate.checks import Check, Options, Size, State
+from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
-from strix_validate.run import run
+from strix_validate.runner import run
 from strix_validate.tiers import attention
 from strix_validate.triton.cases import make
-from strix_validate.vllm import checks as vllm_checks
-from strix_validate.vllm import sampling
+from strix_validate.vllm import sampling, vllm_checks
 from vllm_faults import ATTENTION, FAULTS
 
 CHECK = Check("x", "", "")
@@ -116,9 +115,9 @@ def test_draws_that_follow_another_distribution_are_beyond():
 
 def test_slow_checks_are_left_to_full():
     slow = Check("attention/vllm-gumbel", "", "")
-    assert not attention.applies(slow, Options(size=Size.QUICK))
-    assert attention.applies(slow, Options(size=Size.FULL))
-    assert attention.applies(Check("attention/vllm-penalties", "", ""), Options(size=Size.QUICK))
+    assert not attention.applies(slow, RunOptions(size=Size.QUICK))
+    assert attention.applies(slow, RunOptions(size=Size.FULL))
+    assert attention.applies(Check("attention/vllm-penalties", "", ""), RunOptions(size=Size.QUICK))
 
 
 @needs_vllm
@@ -131,13 +130,13 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
     assert old in text
     (tmp_path / file).write_text(text.replace(old, new))
     wanted = [f"attention/vllm-{check}"]
-    (found,) = run(["attention"], Options(vllm=tmp_path, size=Size.FULL), wanted).checks
+    (found,) = run(["attention"], RunOptions(vllm=tmp_path, size=Size.FULL), wanted).checks
     assert found.state is State.FAILED and "wrong:" in found.reason, found.reason
 
 
 @needs_vllm
 def test_the_source_is_right():
     wanted = [f"attention/vllm-{name}" for name in CASES]
-    found = run(["attention"], Options(vllm=SOURCE, size=Size.FULL), wanted).checks
+    found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks
     assert {check.check.id for check in found} == set(wanted)
     assert not [check for check in found if check.state is not State.PASSED]

@@ -16,16 +16,16 @@ import pytest
 import torch
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
-from strix_validate.checks import CannotRun, Check, Options, State
+from strix_validate.checks import CannotRun, Check, RunOptions, State
 from strix_validate.numerics import comparison, reference
-from strix_validate.run import run
+from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import Case, make
-from strix_validate.vllm import checks as vllm_checks
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm import vllm_checks
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -36,7 +36,9 @@ CHECK = Check("x", "", "")
 
 
 def answer(tensors) -> triton_modes.Answer:
-    return triton_modes.Answer(tensors, executed=(triton_modes.Executed("kernel", "0123", 1, 0.0),))
+    return triton_modes.Answer(
+        tensors, executed=(triton_modes.ExecutedKernel("kernel", "0123", 1, 0.0),)
+    )
 
 
 #: name: (the check that must fail, what to change in its case, the same numbers otherwise)
@@ -162,12 +164,12 @@ def test_there_are_enough_of_each_kind():
 def test_what_is_no_source_is_told(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no source folder of vLLM"):
         vllm_source.find(tmp_path)
-    (check,) = run(["kernels"], Options(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
+    (check,) = run(["kernels"], RunOptions(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
     assert check.state is State.FAILED and "no source folder" in check.reason
     monkeypatch.setattr(vllm_source.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotRun, match="not installed"):
         vllm_source.find(None)
-    (check,) = run(["kernels"], Options(), ["kernels/vllm-rms-norm"]).checks
+    (check,) = run(["kernels"], RunOptions(), ["kernels/vllm-rms-norm"]).checks
     assert check.state is State.SKIPPED
 
 
@@ -196,7 +198,7 @@ def tier(name: str, source: Path, check: str = "rms-norm"):
             llvm.find()
         except DisassemblerError as error:
             pytest.skip(str(error))
-    return run([name], Options(vllm=source), [f"{name}/vllm-{check}"]).checks[0]
+    return run([name], RunOptions(vllm=source), [f"{name}/vllm-{check}"]).checks[0]
 
 
 @needs_triton

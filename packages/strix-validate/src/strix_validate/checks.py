@@ -73,7 +73,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Options of a run.
 
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where

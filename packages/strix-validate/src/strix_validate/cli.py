@@ -12,15 +12,15 @@ from strix_validate import cluster, kernel_commands, tiers
 from strix_validate.checks import Size
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
-from strix_validate.run import NoSuchCheck, select
+from strix_validate.runner import NoSuchCheck, select
 from strix_validate.terminal import (
     DeviceName,
     DeviceOption,
-    Json,
-    Only,
+    JsonOption,
+    OnlyOption,
     SeedOption,
     SizeOption,
-    Skip,
+    SkipOption,
     VllmOption,
     run_and_exit,
 )
@@ -56,9 +56,9 @@ def main_options(
 
 @app.command()
 def backend(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     device: DeviceOption = DeviceName.AUTO,
 ) -> None:
     """Report which attention backends this torch has, and execute each one alone."""
@@ -67,9 +67,9 @@ def backend(
 
 @app.command()
 def libraries(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     device: DeviceOption = DeviceName.AUTO,
     seed: SeedOption = 0,
 ) -> None:
@@ -82,9 +82,9 @@ def libraries(
 
 @app.command()
 def attention(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.QUICK,
     vllm_source: VllmOption = None,
@@ -99,7 +99,10 @@ def attention(
 
 @app.command()
 def kernels(
-    as_json: Json = False, only: Only = None, skip: Skip = None, vllm_source: VllmOption = None
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    vllm_source: VllmOption = None,
 ) -> None:
     """Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them."""
     run_and_exit(["kernels"], as_json, only, skip, DeviceName.CPU, vllm=vllm_source)
@@ -107,7 +110,10 @@ def kernels(
 
 @app.command()
 def emulated(
-    as_json: Json = False, only: Only = None, skip: Skip = None, vllm_source: VllmOption = None
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    vllm_source: VllmOption = None,
 ) -> None:
     """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
 
@@ -118,9 +124,9 @@ def emulated(
 
 @app.command()
 def bench(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.FULL,
     plots: Annotated[
@@ -137,9 +143,9 @@ def bench(
 
 @app.command()
 def serve(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     url: Annotated[
         str,
         typer.Option(metavar="URL", help="Look at this server of vLLM instead; needs no torch."),
@@ -172,9 +178,9 @@ def serve(
 
 @app.command()
 def doctor(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     root: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Examine the host whose /proc, /sys and /etc are here."),
@@ -195,9 +201,9 @@ def doctor(
 
 @app.command(name="run")
 def run_all(
-    as_json: Json = False,
-    only: Only = None,
-    skip: Skip = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     device: DeviceOption = DeviceName.AUTO,
     size: SizeOption = Size.FULL,
     tier: Annotated[
@@ -234,8 +240,8 @@ app.command()(kernel_commands.compilations)
 
 @app.command(name="list")
 def list_checks(
-    as_json: Json = False,
-    only: Only = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="List the kernels that packages brought instead.")
     ] = False,

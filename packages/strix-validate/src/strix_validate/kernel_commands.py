@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.kernel_lists import describe, installed
-from strix_validate.terminal import Json, Only, VllmOption
+from strix_validate.terminal import JsonOption, OnlyOption, VllmOption
 
 
 def warm(
@@ -29,11 +29,11 @@ def warm(
     """
     console = Console(stderr=True, highlight=False)
     try:
-        from strix_validate.precompiled.warm import NoModel, calls, fill
+        from strix_validate.precompiled.warm import NoAttention, calls, fill
 
         try:
             wanted = calls(model, vllm_source)
-        except (NoModel, ValueError) as error:
+        except (NoAttention, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
         failed = fill(wanted, jobs, console)
     except (CannotRun, ModuleNotFoundError) as reason:
@@ -43,8 +43,8 @@ def warm(
 
 
 def compilations(
-    as_json: Json = False,
-    only: Only = None,
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
     most: Annotated[
         int | None, typer.Option(min=0, help="Fail if more kernels than this are compiled.")
     ] = None,

@@ -2,7 +2,7 @@
 """Which checks may be skipped, and where; anywhere else a skipped check counts as failed.
 
 The table, skips.toml, has one entry per reason. ``ids``: checks, by id or prefix, with ``*`` as a
-wildcard. ``when``: conditions on the machine, see :class:`Machine`; a missing key always holds.
+wildcard. ``when``: conditions on the platform, see :class:`Platform`; a missing key always holds.
 ``said``: a regular expression that the check's own reason must contain.
 """
 
@@ -19,7 +19,7 @@ from strix_validate.checks import Result, State, is_named
 
 
 @dataclass(frozen=True)
-class Machine:
+class Platform:
     """What a skip may depend on.
 
     build: torch's, "rocm", "cuda", "cpu", or "" without torch. device: where the checks run, "gpu",
@@ -32,7 +32,7 @@ class Machine:
 
 
 class When(BaseModel):
-    """The machine that an entry is about; None is any."""
+    """The platform that an entry is about; None is any."""
 
     model_config = ConfigDict(extra="forbid")
     build: str | None = None
@@ -51,11 +51,13 @@ class Skip(BaseModel):
     link: str = Field(pattern=r"^https://")
     date: date
 
-    def covers(self, result: Result, machine: Machine) -> bool:
-        """Whether an entry explains a skipped result on a machine."""
+    def covers(self, result: Result, platform: Platform) -> bool:
+        """Whether an entry explains a skipped result on a platform."""
         return (
             is_named(result.check.id, self.ids)
-            and all(getattr(machine, key) == value for key, value in self.when if value is not None)
+            and all(
+                getattr(platform, key) == value for key, value in self.when if value is not None
+            )
             and re.search(self.said, result.reason) is not None
         )
 
@@ -67,12 +69,12 @@ def table() -> list[Skip]:
     return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
 
 
-def judge(result: Result, machine: Machine) -> Result:
+def judge(result: Result, platform: Platform) -> Result:
     """The result; if skipped, with the table's reason, or failed if the table does not cover it."""
     if result.state is not State.SKIPPED:
         return result
     for skip in table():
-        if skip.covers(result, machine):
+        if skip.covers(result, platform):
             said = result.measured | {"said": result.reason}
             return replace(result, reason=f"{skip.reason}: {skip.link}", measured=said)
     reason = f"not expected to be skipped here: {result.reason}"

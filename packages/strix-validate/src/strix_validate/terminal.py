@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strix_validate.checks import Options, Size, exit_code
+from strix_validate.checks import RunOptions, Size, exit_code
 from strix_validate.doctor import host
 from strix_validate.reporting.record import Record
-from strix_validate.reporting.table import show
-from strix_validate.run import NoSuchCheck, refuse_misspelt, run
+from strix_validate.reporting.terminal_table import show
+from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 
 #: A record has megabytes, and a killed run loses no more than this.
 SECONDS_BETWEEN_WRITES = 5.0
@@ -32,8 +32,8 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Write only the record, as JSON.")]
-Only = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Write only the record, as JSON.")]
+OnlyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--only",
@@ -42,7 +42,7 @@ Only = Annotated[
         "sdpa/flash or 'kernels/vllm-*'. Repeatable.",
     ),
 ]
-Skip = Annotated[
+SkipOption = Annotated[
     list[str] | None,
     typer.Option("--skip", metavar="ID", help="Skip these checks, named likewise."),
 ]
@@ -88,7 +88,7 @@ def run_and_exit(
     try:
         refuse_misspelt(names, [*(only or []), *(skip or [])])
         where = "none" if names == ["doctor"] or url else host.device_for(device.value)
-        options = Options(where, size, root, weights, vllm, url, model, seed)
+        options = RunOptions(where, size, root, weights, vllm, url, model, seed)
         with _progress(console) as bar:
             keep = _keep(bar, evidence)
             found = run(names, options, only or [], skip or [], bar.console.print, keep)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from strix_validate.attention import sdpa
 from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import Shape
+from strix_validate.attention.sdpa_shapes import SdpaShape
 from strix_validate.checks import (
     CannotRun,
     Check,
-    Options,
     Result,
+    RunOptions,
     Size,
     State,
     reason_of,
@@ -28,7 +28,7 @@ from strix_validate.numerics import comparison, reference
 HALF = torch.float16
 #: Placeholder for a comparison whose result becomes another check's.
 ANY = Check("", "", "")
-Body = Callable[["Watched", Options], dict | Result]
+Body = Callable[["Watched", RunOptions], dict | Result]
 
 
 def checks() -> list[Check]:
@@ -44,10 +44,10 @@ def _routes(name: str) -> tuple[str, ...]:
     return tuple(LSE) if name == "lse" else tuple(sdpa.ROUTES)
 
 
-def bodies() -> dict[str, Callable[[Options], dict | Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], dict | Result]]:
     """For tiers.run_each; a route that refuses raises CannotRun."""
 
-    def bind(route: str, body: Body) -> Callable[[Options], dict | Result]:
+    def bind(route: str, body: Body) -> Callable[[RunOptions], dict | Result]:
         return lambda options: body(Watched(route), options)
 
     return {
@@ -77,7 +77,7 @@ def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) ->
     )
 
 
-def large(route: sdpa.Route, options: Options) -> dict:
+def large(route: sdpa.Route, options: RunOptions) -> dict:
     """Scores above 65504, the largest fp16 number: NaN if the kernel accumulates q k^T in fp16.
     Random data never gets there. https://github.com/ROCm/aotriton/pull/179"""
     batch, heads, seqlen = (4, 8, 4096) if options.size.holds(Size.FULL) else (1, 2, 512)
@@ -94,7 +94,7 @@ def large(route: sdpa.Route, options: Options) -> dict:
     return {"out": {"error": error, "bound": bound}}
 
 
-def deterministic(route: sdpa.Route, options: Options) -> dict:
+def deterministic(route: sdpa.Route, options: RunOptions) -> dict:
     """The same call gives the same bits; otherwise memory is read that nothing wrote, or there is
     a race. The gradients may differ: they are summed atomically by some kernels.
     https://github.com/ROCm/aotriton/issues/183"""
@@ -108,7 +108,7 @@ def deterministic(route: sdpa.Route, options: Options) -> dict:
     return {"repeats": repeats}
 
 
-def finite(route: sdpa.Route, options: Options) -> dict:
+def finite(route: sdpa.Route, options: RunOptions) -> dict:
     """No NaN or infinity in 100 calls with fresh inputs, forward and gradients: some races show in
     one call of hundreds. https://github.com/ROCm/aotriton/issues/183"""
     repeats = 1000 if options.size is Size.STRESS else 100
@@ -127,7 +127,7 @@ def finite(route: sdpa.Route, options: Options) -> dict:
     return {"repeats": repeats}
 
 
-def masked_row(route: sdpa.Route, options: Options) -> dict:
+def masked_row(route: sdpa.Route, options: RunOptions) -> dict:
     """A query that a Boolean mask shuts out of every key gives zeros, not NaN, which would spread
     from a padded position through the whole model: https://github.com/pytorch/pytorch/issues/41508
     """
@@ -143,7 +143,7 @@ def masked_row(route: sdpa.Route, options: Options) -> dict:
     return {"shut_out": shut_out}
 
 
-def nan(route: sdpa.Route, options: Options) -> dict:
+def nan(route: sdpa.Route, options: RunOptions) -> dict:
     """NaN in q, k or v reaches the output and gradient of each query that uses it, and
     no other head or sequence. A maximum that drops NaN makes a broken layer look plausible:
     https://triton-lang.org/main/python-api/generated/triton.language.maximum.html"""
@@ -165,7 +165,7 @@ def nan(route: sdpa.Route, options: Options) -> dict:
     return {"poisoned": "q, k, v"}
 
 
-def lse(route: Watched, options: Options) -> Result:
+def lse(route: Watched, options: RunOptions) -> Result:
     """The logarithm of the sum of exp(scores) that the operator returns, in base e. The backward
     pass undoes an error in it, and whoever merges partial results does not; it was off by ln 2:
     https://github.com/pytorch/pytorch/issues/181645"""
@@ -197,7 +197,7 @@ def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
 
 
-def dropout(route: sdpa.Route, options: Options) -> dict:
+def dropout(route: sdpa.Route, options: RunOptions) -> dict:
     """Dropout keeps the stated share of weights and scales them up, another choice in each call,
     sequence, head, query and key, and the gradients follow the same choice. aiter 0.1.20.post1 has
     a constant seed: the same positions in every layer and step
@@ -237,14 +237,14 @@ def dropout(route: sdpa.Route, options: Options) -> dict:
     return {**found.measured, "kept": share}
 
 
-def compiled(route: Watched, options: Options) -> dict | Result:
+def compiled(route: Watched, options: RunOptions) -> dict | Result:
     """torch.compile gives what eager mode gives: the shapes that an operator announces to the
     compiler were other ones than it returns, in flash-attn 2.8.3
     (patches/flash-attn/0002-register-op-outputs.patch)"""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if options.size.holds(Size.FULL) and options.device == "cpu" and not compiler:
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
-    shape = Shape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
+    shape = SdpaShape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
     problem = Problem(shape, HALF, options.device)
     backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
     *tensors, grad_out = problem.inputs

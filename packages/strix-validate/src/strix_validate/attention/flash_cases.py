@@ -21,7 +21,7 @@ SDIST_WINDOW_BUG = (
 
 
 @dataclass(frozen=True)
-class Case:
+class FlashCase:
     """A call and what it must return.
 
     expected(dtype) computes the tensors by name, in dtype, on the CPU. may_refuse: raising
@@ -301,7 +301,7 @@ _SPECS = (
 )
 
 
-def cases(dtype: torch.dtype) -> Iterator[Case]:
+def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
     """All cases, with tensors in dtype; the same case has the same numbers for a seed."""
     suffix = str(dtype).removeprefix("torch.")
     for spec in _SPECS:
@@ -311,7 +311,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         call, expected = spec.build(
             lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
         )
-        yield Case(
+        yield FlashCase(
             f"{spec.name}-{suffix}",
             f"{call.function} {spec.name} {suffix}",
             spec.why,

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, Shape
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, SdpaShape
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
 from strix_validate.numerics import comparison, reference
 
 BACKENDS = {
@@ -56,7 +56,7 @@ def checks() -> list[Check]:
     return [_check(*case) for case in _cases()]
 
 
-def run(wanted: set[Check], options: Options) -> Iterator[Result]:
+def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
     """One result per wanted check; all routes get the same inputs."""
     problem: Any = None
     for route, shape, dtype in _cases():
@@ -74,7 +74,7 @@ def run(wanted: set[Check], options: Options) -> Iterator[Result]:
         yield run_one(check, ROUTES[route], problem)
 
 
-def _sums_show(shape: Shape, dtype: torch.dtype) -> bool:
+def _sums_show(shape: SdpaShape, dtype: torch.dtype) -> bool:
     """Whether sums kept in 16 bits exceed a bound: with some inputs also those over a group."""
     return shape.sink == "query" or (dtype in HALVES and shape.heads > shape.kv_heads)
 
@@ -95,14 +95,14 @@ def _sizes() -> dict[str, Size]:
     return {_check(*case).id: case[1].size for case in _cases()}
 
 
-def _cases() -> Iterator[tuple[str, Shape, torch.dtype]]:
+def _cases() -> Iterator[tuple[str, SdpaShape, torch.dtype]]:
     for shape in SHAPES:
         for dtype in shape.dtypes:
             for route in ROUTES:
                 yield route, shape, dtype
 
 
-def _check(route: str, shape: Shape, dtype: torch.dtype) -> Check:
+def _check(route: str, shape: SdpaShape, dtype: torch.dtype) -> Check:
     name = str(dtype).removeprefix("torch.")
     title = f"torch SDPA {route}: {shape.name} {name}"
     return Check(f"sdpa/{route}/{shape.name}-{name}", title, shape.why)

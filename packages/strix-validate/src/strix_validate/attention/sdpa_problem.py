@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from strix_validate.attention.sdpa_shapes import Shape
+from strix_validate.attention.sdpa_shapes import SdpaShape
 from strix_validate.checks import seed_of
 from strix_validate.numerics import reference
 
@@ -21,7 +21,7 @@ class Problem:
     compared: the sequences whose results are; all if it is None.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, shape: SdpaShape, dtype: torch.dtype, device: str) -> None:
         generator = torch.Generator().manual_seed(seed_of(shape.name))
 
         def randn(heads: int, seqlen: int, head_dim: int = shape.head_dim) -> Tensor:
@@ -96,7 +96,7 @@ class Problem:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _attn_mask(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
+def _attn_mask(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
     """The shape's mask; of two dimensions where all sequences and heads share it."""
     scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
     if shape.attn_mask == "bool":

@@ -13,7 +13,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Shape:
+class SdpaShape:
     """The arguments of a scaled_dot_product_attention call, and the bug that it would catch.
 
     v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
@@ -66,11 +66,11 @@ _BLOCKS = "the second block of 512 queries or keys left out, or the first sequen
 _LENGTH = "keys read behind the last one, or rows of the last block not written"
 _SINKS: tuple[tuple[reference.Sink, str], ...] = (("key", "q"), ("query", "qkv"))
 SHAPES = (
-    Shape("full", "a wrong scale or a head mixed up with another", batch=2),
-    Shape("causal", "a mask off by one", causal=True),
-    Shape("ragged", _LENGTH, seqlen_q=113, seqlen_k=113, causal=True),
-    Shape("cross", "seqlen_q taken for seqlen_k", seqlen_q=70, seqlen_k=133),
-    Shape(
+    SdpaShape("full", "a wrong scale or a head mixed up with another", batch=2),
+    SdpaShape("causal", "a mask off by one", causal=True),
+    SdpaShape("ragged", _LENGTH, seqlen_q=113, seqlen_k=113, causal=True),
+    SdpaShape("cross", "seqlen_q taken for seqlen_k", seqlen_q=70, seqlen_k=133),
+    SdpaShape(
         "cross-causal",
         "causal aligned bottom-right, as in flash-attn, where torch says top-left: "
         "https://github.com/pytorch/pytorch/issues/108108",
@@ -78,16 +78,20 @@ SHAPES = (
         seqlen_k=133,
         causal=True,
     ),
-    Shape("gqa", "a wrong key/value head", heads=8, kv_heads=2, causal=True),
-    Shape("mqa", "a wrong key/value head, or gradients not summed over the group", kv_heads=1),
-    Shape("one-query", "decoding: a block of queries with one row", seqlen_q=1, seqlen_k=133),
-    Shape("one-key", "softmax over one key, which is 1 exactly", seqlen_q=37, seqlen_k=1),
-    Shape("one-token", "both lengths below every block size", seqlen_q=1, seqlen_k=1, causal=True),
-    Shape("strided", _STRIDES, layout="strided"),
-    Shape("bool-mask", _MASK, attn_mask="bool", seqlen_k=133),
-    Shape("additive-mask", _MASK, attn_mask="additive", seqlen_k=133),
-    Shape("blocks", _BLOCKS, batch=2, heads=2, kv_heads=1, seqlen_q=577, seqlen_k=600, head_dim=32),
-    Shape(
+    SdpaShape("gqa", "a wrong key/value head", heads=8, kv_heads=2, causal=True),
+    SdpaShape("mqa", "a wrong key/value head, or gradients not summed over the group", kv_heads=1),
+    SdpaShape("one-query", "decoding: a block of queries with one row", seqlen_q=1, seqlen_k=133),
+    SdpaShape("one-key", "softmax over one key, which is 1 exactly", seqlen_q=37, seqlen_k=1),
+    SdpaShape(
+        "one-token", "both lengths below every block size", seqlen_q=1, seqlen_k=1, causal=True
+    ),
+    SdpaShape("strided", _STRIDES, layout="strided"),
+    SdpaShape("bool-mask", _MASK, attn_mask="bool", seqlen_k=133),
+    SdpaShape("additive-mask", _MASK, attn_mask="additive", seqlen_k=133),
+    SdpaShape(
+        "blocks", _BLOCKS, batch=2, heads=2, kv_heads=1, seqlen_q=577, seqlen_k=600, head_dim=32
+    ),
+    SdpaShape(
         "blocks-causal",
         _BLOCKS,
         batch=2,
@@ -99,7 +103,7 @@ SHAPES = (
         causal=True,
     ),
     *(
-        Shape(
+        SdpaShape(
             f"sink-{sink}",
             reference.WHY_SINK,
             heads=2,
@@ -114,8 +118,8 @@ SHAPES = (
         # what the gradients of k and v sum is of one sign in "query" alone
         for sink, needs in _SINKS
     ),
-    Shape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
-    Shape(
+    SdpaShape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
+    SdpaShape(
         "padding-mask",
         "the mask of the first sequence read for each: batches of padded prompts",
         batch=3,
@@ -124,7 +128,7 @@ SHAPES = (
         attn_mask="padding",
         dtypes=HALVES,
     ),
-    Shape(
+    SdpaShape(
         "least-mask",
         "NaN of a tile that a mask of the smallest number shuts out, in base 2 its infinity: "
         "https://github.com/pytorch/pytorch/issues/110213",
@@ -134,7 +138,7 @@ SHAPES = (
         attn_mask="least",
         dtypes=HALVES,
     ),
-    Shape(
+    SdpaShape(
         "learned-mask",
         "the gradient of a bias: scaled like q's, or one head's for all",
         batch=2,
@@ -147,7 +151,7 @@ SHAPES = (
         dtypes=(torch.float32, torch.float16),
     ),
     *(
-        Shape(
+        SdpaShape(
             f"value-dim-{v_dim}",
             "values read with the keys' head dim (DeepSeek's MLA has 192 and 128)",
             heads=2,
@@ -162,7 +166,7 @@ SHAPES = (
         for head_dim, v_dim in ((96, 64), (32, 72))
     ),
     *(
-        Shape(
+        SdpaShape(
             f"gradient-{name}",
             "a gradient that is right only where the others are computed as well (LoRA, frozen "
             "layers)",
@@ -176,7 +180,7 @@ SHAPES = (
         for name in "qkv"
     ),
     *(
-        Shape(
+        SdpaShape(
             layout,
             why,
             batch=2,
@@ -194,7 +198,7 @@ SHAPES = (
         )
     ),
     *(
-        Shape(
+        SdpaShape(
             f"gqa-{group}",
             "a group of heads rounded up to a power of two",
             heads=2 * group,
@@ -207,7 +211,7 @@ SHAPES = (
         )
         for group in (3, 5, 7)
     ),
-    Shape(
+    SdpaShape(
         "heads-40",
         "heads behind the 32nd left out (Qwen3-14B has 40)",
         heads=40,
@@ -217,7 +221,7 @@ SHAPES = (
         head_dim=32,
         dtypes=(torch.float16,),
     ),
-    Shape(
+    SdpaShape(
         "heads-65568",
         "batch and heads in a dimension of the grid, of which there are 65535: "
         "https://github.com/pytorch/pytorch/issues/142228",
@@ -230,7 +234,7 @@ SHAPES = (
         dtypes=(torch.float16,),
         size=Size.FULL,  # dear, and a CPU has no grid
     ),
-    Shape(
+    SdpaShape(
         "batch-9",
         "sequences behind the fourth left out",
         batch=9,
@@ -242,7 +246,7 @@ SHAPES = (
         causal=True,
         dtypes=HALVES,
     ),
-    Shape(
+    SdpaShape(
         "decode-4100",
         "a split over keys that are merged wrongly, or of no more than 2048",
         heads=2,
@@ -251,7 +255,7 @@ SHAPES = (
         seqlen_k=4100,
         dtypes=HALVES,
     ),
-    Shape(
+    SdpaShape(
         "cross-causal-long",
         "queries behind the last key left out, where causal is top-left: they see all keys",
         seqlen_q=133,
@@ -259,7 +263,7 @@ SHAPES = (
         causal=True,
         dtypes=HALVES,
     ),
-    Shape(
+    SdpaShape(
         "peaked",
         "exp of a score that no maximum was taken from, which overflows above 88, in the backward "
         "pass alone",
@@ -269,17 +273,17 @@ SHAPES = (
         scale=3.75,
         dtypes=(torch.bfloat16,),
     ),
-    Shape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
-    Shape("d72", _NAN_D72, batch=2, head_dim=72),
-    Shape("d80", _RACE_D80, head_dim=80, causal=True),
-    Shape("d96", _PADDED, head_dim=96, causal=True),
-    Shape("d128", "LDS or tile sizes of the largest usual head dim", head_dim=128, causal=True),
-    Shape("d160", _PADDED, head_dim=160),
-    Shape("d192", _PADDED, head_dim=192, causal=True),
-    Shape("d256", "LDS of the largest head dim that gfx11 has kernels for", head_dim=256),
-    Shape("d512", _D512, head_dim=512, heads=2, kv_heads=2, may_refuse=True),
+    SdpaShape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
+    SdpaShape("d72", _NAN_D72, batch=2, head_dim=72),
+    SdpaShape("d80", _RACE_D80, head_dim=80, causal=True),
+    SdpaShape("d96", _PADDED, head_dim=96, causal=True),
+    SdpaShape("d128", "LDS or tile sizes of the largest usual head dim", head_dim=128, causal=True),
+    SdpaShape("d160", _PADDED, head_dim=160),
+    SdpaShape("d192", _PADDED, head_dim=192, causal=True),
+    SdpaShape("d256", "LDS of the largest head dim that gfx11 has kernels for", head_dim=256),
+    SdpaShape("d512", _D512, head_dim=512, heads=2, kv_heads=2, may_refuse=True),
     *(
-        Shape(
+        SdpaShape(
             f"length-{length}",
             _LENGTH,
             seqlen_q=length,
@@ -299,7 +303,7 @@ SHAPES = (
         )
     ),
     *(
-        Shape(
+        SdpaShape(
             f"d{dim}-gqa",
             _PADDED,
             heads=8,
@@ -312,7 +316,7 @@ SHAPES = (
         )
         for dim in (64, 72, 80, 96, 128, 160, 192, 256)
     ),
-    Shape(
+    SdpaShape(
         "sam2",
         _NAN_D72,
         batch=4,
@@ -324,7 +328,7 @@ SHAPES = (
         on_device=True,
         size=Size.FULL,
     ),
-    Shape(
+    SdpaShape(
         "long",
         "an index that overflows, or an error that grows with the length",
         heads=2,
@@ -336,7 +340,7 @@ SHAPES = (
         on_device=True,
         size=Size.STRESS,
     ),
-    Shape(
+    SdpaShape(
         "beyond-4-gib",
         "an offset of 32 bits: tensors of more than 2^31 numbers, in more than 2^32 bytes",
         batch=4100,
@@ -352,7 +356,7 @@ SHAPES = (
         size=Size.STRESS,
     ),
     *(
-        Shape(
+        SdpaShape(
             f"random-{i}",
             "a combination of lengths, heads and head dim that no other check has",
             batch=1 + i % 3,

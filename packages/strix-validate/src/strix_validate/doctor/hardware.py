@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from strix_validate.checks import CannotRun, Options, Result
+from strix_validate.checks import CannotRun, Result, RunOptions
 from strix_validate.doctor import distribution
 from strix_validate.doctor.host import kernel_version
 from strix_validate.doctor.tree import Tree
@@ -270,7 +270,7 @@ def iommu(tree: Tree) -> Result:
     return remark(what, distribution.kernel_argument(tree, "amd_iommu=off"))
 
 
-def vllm_memory(tree: Tree, options: Options) -> Result:
+def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
     whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
     need_gpu(tree)

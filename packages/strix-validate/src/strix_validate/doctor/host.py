@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from strix_validate.reporting.record import Device, Host, Package
-from strix_validate.skips import Machine
+from strix_validate.skips import Platform
 
 PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
 GIB = 2**30
@@ -111,10 +111,10 @@ def describe_device(device: str) -> Device:
     return Device(type=kind, architecture=platform.machine(), build=build, toolkit=toolkit)
 
 
-def machine(device: Device) -> Machine:
-    """The machine as the table of skips sees it."""
+def platform_of(device: Device) -> Platform:
+    """Return the device as the table of skips sees it."""
     where = "" if device.type == "none" else device.type
-    return Machine(device.build, where, device.architecture)
+    return Platform(device.build, where, device.architecture)
 
 
 def shorten(text: str) -> str:

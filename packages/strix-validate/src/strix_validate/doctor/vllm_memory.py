@@ -21,7 +21,7 @@ UTILIZATION = 0.92
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryBudget:
     """Bytes: what HIP calls its total, and how much of it vLLM may take now."""
 
     total: int
@@ -46,7 +46,7 @@ class Memory:
         return f"--gpu-memory-utilization {self.utilization:.2f} {known if weights else unknown}"
 
 
-def memory_of(tree: Tree) -> Memory | None:
+def memory_of(tree: Tree) -> MemoryBudget | None:
     """What the tree's GPU may use; None if a number cannot be read."""
     carve_out, gtt = (
         tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")
@@ -57,8 +57,8 @@ def memory_of(tree: Tree) -> Memory | None:
     pool = "gtt" if carve_out < gtt else "vram"
     used = tree.number(f"{tree.gpu_folder}/mem_info_{pool}_used") or 0
     if pool == "vram":
-        return Memory(carve_out, max(carve_out - used, 0), False)
+        return MemoryBudget(carve_out, max(carve_out - used, 0), False)
     pages = tree.number("sys/module/ttm/parameters/pages_limit")
     total = pages * PAGE if pages else gtt
     usable = min(min(total, gtt) - used, available - SPARE)
-    return Memory(total, max(usable, 0), True)
+    return MemoryBudget(total, max(usable, 0), True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strix_validate.checks import Check, Options, Result, State, seed_of
+from strix_validate.checks import Check, Result, RunOptions, State, seed_of
 from strix_validate.numerics import comparison, reference
 
 ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
@@ -33,7 +33,7 @@ ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConvolutionShape:
     """Sizes of a convolution: of the input and the weight, both with their channels."""
 
     x: tuple[int, ...]
@@ -44,17 +44,23 @@ class Shape:
 
 
 SHAPES = {
-    "1d-speech": Shape((1, 80, 300), (96, 80, 3), stride=2, padding=1),  # Whisper's encoder
-    "1d-depthwise": Shape((2, 64, 60), (64, 1, 4), padding=3, groups=64),  # Mamba, GDN
-    "2d-patches": Shape((1, 3, 56, 56), (96, 3, 14, 14), stride=14),  # a vision encoder's
-    "2d-same": Shape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
+    "1d-speech": ConvolutionShape(
+        (1, 80, 300), (96, 80, 3), stride=2, padding=1
+    ),  # Whisper's encoder
+    "1d-depthwise": ConvolutionShape((2, 64, 60), (64, 1, 4), padding=3, groups=64),  # Mamba, GDN
+    "2d-patches": ConvolutionShape(
+        (1, 3, 56, 56), (96, 3, 14, 14), stride=14
+    ),  # a vision encoder's
+    "2d-same": ConvolutionShape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
     # Qwen-VL; not more of them, because torch's own kernels add up samples in bfloat16
-    "3d-patches": Shape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
-    "3d-same": Shape((1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1),  # a video's decoder
+    "3d-patches": ConvolutionShape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
+    "3d-same": ConvolutionShape(
+        (1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1
+    ),  # a video's decoder
 }
 
 
-def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
+def _cases() -> Iterator[tuple[str, str, ConvolutionShape, torch.dtype]]:
     for mode in MODES:
         for name, shape in SHAPES.items():
             for dtype in DTYPES:
@@ -81,7 +87,7 @@ def checks() -> list[Check]:
     ]
 
 
-def bodies() -> dict[str, Callable[[Options], Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each, in a process with the environment of the check's mode."""
     return {id_: partial(_check, id_, mode, shape, dtype) for id_, mode, shape, dtype in _cases()}
 
@@ -97,7 +103,9 @@ def with_remedy(result: Result) -> Result:
     return replace(result, reason=reason, fix=fix)
 
 
-def _check(id_: str, mode: str, shape: Shape, dtype: torch.dtype, options: Options) -> Result:
+def _check(
+    id_: str, mode: str, shape: ConvolutionShape, dtype: torch.dtype, options: RunOptions
+) -> Result:
     generator = torch.Generator().manual_seed(seed_of(id_))
 
     def randn(*size: int) -> Tensor:
@@ -131,7 +139,7 @@ def _check(id_: str, mode: str, shape: Shape, dtype: torch.dtype, options: Optio
 
 def _gradients(
     function: Callable[..., Tensor],
-    shape: Shape,
+    shape: ConvolutionShape,
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -143,11 +151,11 @@ def _gradients(
     return {"out": out.detach(), **dict(zip(("dx", "dweight", "dbias"), grads, strict=True))}
 
 
-def convolve(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def convolve(shape: ConvolutionShape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What is under test."""
     return _right(shape, x, weight, bias)
 
 
-def _right(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _right(shape: ConvolutionShape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     function = getattr(functional, f"conv{x.ndim - 2}d")
     return function(x, weight, bias, shape.stride, shape.padding, 1, shape.groups)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import cholesky, eigh, lu, qr, svd
 
-from strix_validate.checks import Check, Options, Result, State, require
+from strix_validate.checks import Check, Result, RunOptions, State, require
 from strix_validate.libraries.convolution import ON_CPU
 
 _CHOLESKY = (
@@ -46,7 +46,7 @@ def checks() -> list[Check]:
     ]
 
 
-def bodies() -> dict[str, Callable[[Options], Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each."""
     return {
         f"factors/{kind}-{str(dtype).removeprefix('torch.')}": partial(_check, kind, dtype)
@@ -73,7 +73,7 @@ def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
             return qr(a)
 
 
-def _check(kind: str, dtype: torch.dtype, options: Options) -> Result:
+def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> Result:
     generator = torch.Generator().manual_seed(7)
     worst = 0.0
     for turn in range(ROUNDS[options.device]):

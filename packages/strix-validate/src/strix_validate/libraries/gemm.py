@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.checks import Check, Options, Result, require, seed_of
+from strix_validate.checks import Check, Result, RunOptions, require, seed_of
 from strix_validate.numerics import comparison, reference
 
 #: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
@@ -22,7 +22,7 @@ ON_CPU = f"on a CPU, cut to {CPU_LIMIT}: this checks the harness, and no library
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """out (tokens, rows) = x (tokens, columns) times weight (rows, columns) transposed.
 
     plain: the weight is stored transposed, as (columns, rows). widen: bfloat16 gives float32.
@@ -45,22 +45,22 @@ _SVOD = (
     "https://github.com/npatsakula/svod/issues/108"
 )
 SHAPES = {
-    "square": Shape(256, 256, 256, _SGEMM, plain=True),
-    "thin-k64": Shape(2048, 4096, 64, _SVOD),
-    "thin-k512": Shape(1024, 3072, 512, _SVOD),
-    "qkv": Shape(256, 6144, 2048, _LLM),
-    "gate-up": Shape(65, 12288, 2048, _LLM),
-    "down": Shape(33, 2048, 6144, _LLM),
-    "decode": Shape(1, 4096, 4096, _LLM),
-    "few": Shape(7, 4096, 4096, _LLM),
-    "one-row": Shape(512, 1, 2048, _SGEMM),
-    "head": Shape(3, 248320, 1024, "a head of 248k tokens: offsets of more than 2^31 bytes"),
-    "thin-k64-widened": Shape(2048, 4096, 64, _SVOD, widen=True),
-    "thin-k512-widened": Shape(1024, 3072, 512, _SVOD, widen=True),
+    "square": ProductShape(256, 256, 256, _SGEMM, plain=True),
+    "thin-k64": ProductShape(2048, 4096, 64, _SVOD),
+    "thin-k512": ProductShape(1024, 3072, 512, _SVOD),
+    "qkv": ProductShape(256, 6144, 2048, _LLM),
+    "gate-up": ProductShape(65, 12288, 2048, _LLM),
+    "down": ProductShape(33, 2048, 6144, _LLM),
+    "decode": ProductShape(1, 4096, 4096, _LLM),
+    "few": ProductShape(7, 4096, 4096, _LLM),
+    "one-row": ProductShape(512, 1, 2048, _SGEMM),
+    "head": ProductShape(3, 248320, 1024, "a head of 248k tokens: offsets of more than 2^31 bytes"),
+    "thin-k64-widened": ProductShape(2048, 4096, 64, _SVOD, widen=True),
+    "thin-k512-widened": ProductShape(1024, 3072, 512, _SVOD, widen=True),
 }
 
 
-def _cases() -> Iterator[tuple[str, str, Shape, torch.dtype]]:
+def _cases() -> Iterator[tuple[str, str, ProductShape, torch.dtype]]:
     for library in LIBRARIES:
         for name, shape in SHAPES.items():
             for dtype in (torch.bfloat16,) if shape.widen else DTYPES:
@@ -76,14 +76,16 @@ def checks() -> list[Check]:
     ]
 
 
-def bodies() -> dict[str, Callable[[Options], Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each."""
     return {
         id_: partial(_check, id_, library, shape, dtype) for id_, library, shape, dtype in _cases()
     }
 
 
-def _check(id_: str, library: str, shape: Shape, dtype: torch.dtype, options: Options) -> Result:
+def _check(
+    id_: str, library: str, shape: ProductShape, dtype: torch.dtype, options: RunOptions
+) -> Result:
     device = options.device
     tokens, rows, columns = (
         size if device == "cuda" else min(size, CPU_LIMIT)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.checks import Check, Options, Result, State, require
+from strix_validate.checks import Check, Result, RunOptions, State, require
 from strix_validate.libraries.convolution import ON_CPU
 
 WHY = (
@@ -32,7 +32,7 @@ def checks() -> list[Check]:
     return [Check(id_, f"embedding's gradient: {id_.rsplit('-', 1)[1]}", WHY) for id_ in bodies()]
 
 
-def bodies() -> dict[str, Callable[[Options], Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each."""
     return {
         f"gradients/embedding-{str(dtype).removeprefix('torch.')}": partial(_check, dtype)
@@ -47,7 +47,7 @@ def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
     return table.grad
 
 
-def _check(dtype: torch.dtype, options: Options) -> Result:
+def _check(dtype: torch.dtype, options: RunOptions) -> Result:
     generator = torch.Generator().manual_seed(7)
     for turn in range(ROUNDS[options.device]):
         for count in TOKENS:

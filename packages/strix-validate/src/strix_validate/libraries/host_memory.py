@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.checks import CannotRun, Check, Options, Result, State, require
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, State, require
 from strix_validate.numerics import comparison, reference
 
 ISSUE = "https://github.com/ggml-org/llama.cpp/issues/28211"
@@ -32,7 +32,7 @@ def checks() -> list[Check]:
     ]
 
 
-def bodies() -> dict[str, Callable[[Options], dict | Result]]:
+def bodies() -> dict[str, Callable[[RunOptions], dict | Result]]:
     """For tiers.run_each."""
     return {
         f"host-memory/{kind}-{name}": partial(body, kind)
@@ -41,7 +41,7 @@ def bodies() -> dict[str, Callable[[Options], dict | Result]]:
     }
 
 
-def _read(kind: str, options: Options) -> dict | Result:
+def _read(kind: str, options: RunOptions) -> dict | Result:
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
         with shared(kind, size, options.device) as (host, view):
@@ -53,7 +53,7 @@ def _read(kind: str, options: Options) -> dict | Result:
     return _passed({"words": sum(SIZES) * ROUNDS}, options)
 
 
-def _write(kind: str, options: Options) -> dict | Result:
+def _write(kind: str, options: RunOptions) -> dict | Result:
     generator = torch.Generator().manual_seed(2)
     for size in SIZES:
         with shared(kind, size, options.device) as (host, view):
@@ -66,7 +66,7 @@ def _write(kind: str, options: Options) -> dict | Result:
     return _passed({"words": sum(SIZES) * ROUNDS}, options)
 
 
-def _weights(kind: str, options: Options) -> dict | Result:
+def _weights(kind: str, options: RunOptions) -> dict | Result:
     tokens, rows, columns = 16, 512, 768
     generator = torch.Generator().manual_seed(3)
     x, weight = (
@@ -100,20 +100,20 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.T
 
 
-_BODIES: dict[str, tuple[Callable[[str, Options], dict | Result], str, str]] = {
+_BODIES: dict[str, tuple[Callable[[str, RunOptions], dict | Result], str, str]] = {
     "read": (_read, "a kernel reads it", "a GPU that reads stale or wrong host memory"),
     "write": (_write, "a kernel writes it", "a store that the CPU does not see"),
     "weights": (_weights, "a product with weights in it", "wrong logits from weights on the host"),
 }
 
 
-def _passed(measured: dict, options: Options) -> Result | dict:
+def _passed(measured: dict, options: RunOptions) -> Result | dict:
     if options.device == "cpu":
         return Result(Check("", "", ""), State.PASSED, ON_CPU, measured)
     return measured
 
 
-def _synchronize(options: Options) -> None:
+def _synchronize(options: RunOptions) -> None:
     if options.device == "cuda":
         torch.cuda.synchronize()
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strix_validate.checks import CannotRun, Check, Options, State, require
+from strix_validate.checks import CannotRun, Check, RunOptions, State, require
 from strix_validate.numerics import comparison, reference
 
 _WHY = (
@@ -27,7 +27,7 @@ def checks() -> list[Check]:
     ]
 
 
-def bodies() -> dict[str, Callable[[Options], dict]]:
+def bodies() -> dict[str, Callable[[RunOptions], dict]]:
     """For tiers.run_each."""
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
     return {f"compile/inductor-{name}": partial(_check, dtype) for dtype, name in names.items()}
@@ -39,7 +39,7 @@ def normalise(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
     return scaled * weight * gate.sigmoid()
 
 
-def _check(dtype: torch.dtype, options: Options) -> dict:
+def _check(dtype: torch.dtype, options: RunOptions) -> dict:
     from torch._inductor import metrics
 
     if options.device == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):

@@ -14,16 +14,16 @@ import typer
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, memory_of
-from strix_validate.models import diffusion, memory, table
+from strix_validate.models import diffusion, model_memory, table
 from strix_validate.models.table import NoModel, Row
-from strix_validate.terminal import Json, VllmOption
+from strix_validate.terminal import JsonOption, VllmOption
 
 #: What says what a model is: for vLLM, and for diffusers.
 FILES = ("config.json", diffusion.INDEX)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What is said of one model. parts: name by part, as vLLM chooses; weights, token: bytes."""
 
     source: str
@@ -80,7 +80,7 @@ def read(file: Path) -> dict:
     return config
 
 
-def answer(config: dict, folder: Path | None, source: Path | None) -> Answer:
+def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
     """What vLLM's code at source says, or else the table.
 
     Raises:
@@ -88,8 +88,8 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> Answer:
     """
     try:
         rows = table.rows_of(config)
-        weights = (folder and memory.weights_of_files(folder)) or memory.weights(config)
-        token = memory.cache_of_token(config)
+        weights = (folder and model_memory.weights_of_files(folder)) or model_memory.weights(config)
+        token = model_memory.cache_of_token(config)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, NoModel):
             raise
@@ -107,11 +107,13 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> Answer:
         said = f"the code of vLLM {version(source)}, on a made-up gfx1151"
         refusal = found.get("error", "").partition("\n")[0]
         parts = found.get("chosen", {})
-        weights = (folder and memory.weights_of_files(folder)) or found.get("parameters", weights)
-    return Answer(said, rows, parts, refusal, weights, token, table.was_compared(config))
+        weights = (folder and model_memory.weights_of_files(folder)) or found.get(
+            "parameters", weights
+        )
+    return ModelAnswer(said, rows, parts, refusal, weights, token, table.was_compared(config))
 
 
-def describe(name: str, found: Answer, tree: Tree) -> list[str]:
+def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
     """Lines for people."""
     lines = [f"{name}: {'does not start' if found.refusal else 'starts'}, says {found.source}"]
     if not found.compared:
@@ -139,7 +141,7 @@ def describe(name: str, found: Answer, tree: Tree) -> list[str]:
     return [*lines, f"  {'here':17} vllm serve {name} {flags}{room}"]
 
 
-def as_dict(found: Answer) -> Mapping:
+def as_dict(found: ModelAnswer) -> Mapping:
     """What --json prints."""
     proven = [{"part": r.part, "of": r.of, "chosen": r.chosen, "proven": r.proven}
               for r in found.rows]  # fmt: skip
@@ -150,7 +152,7 @@ def models(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, its config.json, or OWNER/NAME.")
     ],
-    as_json: Json = False,
+    as_json: JsonOption = False,
     vllm_source: VllmOption = None,
 ) -> None:
     """Say whether a model runs: vLLM's backends and kernels, how far each is proven, and memory.

@@ -32,7 +32,7 @@ _DEFAULTS = {
 MOST = 4096
 
 
-class NoModel(ValueError):
+class NoAttention(ValueError):
     """A file that does not describe the attention of a model."""
 
 
@@ -68,7 +68,7 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
         if config.get("is_encoder_decoder"):
             layers.append(replace(layer, causal=False))
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise NoModel(f"no attention can be read from it: {error!r:.200}") from error
+        raise NoAttention(f"no attention can be read from it: {error!r:.200}") from error
     dtype = getattr(torch, name.removeprefix("torch."), None)
     dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
     return layers, dtype
@@ -125,7 +125,7 @@ def others_of(config: dict) -> tuple[list[Linear], list[int]]:
         if not 0 <= size <= MOST**2:
             raise ValueError(f"a vocabulary of {size} tokens")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoModel(f"no layers can be read from it: {error!r:.200}") from error
+        raise NoAttention(f"no layers can be read from it: {error!r:.200}") from error
     return [linear] if linear else [], [size] if size else []
 
 
@@ -160,11 +160,11 @@ def experts_of(config: dict) -> list[Experts]:
             )
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoModel(f"no experts can be read from it: {error!r:.200}") from error
+        raise NoAttention(f"no experts can be read from it: {error!r:.200}") from error
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelLayers:
     """What a config.json says: layers of each kind, sizes of the vocabulary, and the dtype."""
 
     attention: list[Attention]
@@ -174,16 +174,16 @@ class Model:
     dtype: torch.dtype
 
 
-def read_model(file: Path) -> Model:
+def read_model(file: Path) -> ModelLayers:
     """What a file says: layers_of, experts_of and others_of. Raises NoModel."""
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise NoModel(f"{file}: {error!s:.200}") from error
+        raise NoAttention(f"{file}: {error!s:.200}") from error
     if not isinstance(config, dict):
-        raise NoModel(f"{file}: not a config.json")
+        raise NoAttention(f"{file}: not a config.json")
     layers, dtype = layers_of(config)
-    return Model(layers, experts_of(config), *others_of(config), dtype)
+    return ModelLayers(layers, experts_of(config), *others_of(config), dtype)
 
 
 def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
@@ -208,13 +208,13 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
     return found
 
 
-def _of_flash_attn(model: Model) -> Iterator[Call]:
+def _of_flash_attn(model: ModelLayers) -> Iterator[Call]:
     sizes = {layer.head_dim for layer in model.attention}
     windowed = any(layer.window for layer in model.attention)
     return flash_calls(sizes, [model.dtype], windowed=windowed)
 
 
-def _of_vllm(source: Path, model: Model) -> Iterator[Call]:
+def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
     yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
     yield from experts_calls(source, model.experts, [model.dtype])
     yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])

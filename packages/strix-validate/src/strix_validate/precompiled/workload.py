@@ -28,7 +28,7 @@ CAPACITY = 4096
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelHeads:
     """Heads of a model."""
 
     name: str
@@ -39,11 +39,11 @@ class Shape:
 
 
 SHAPES = (
-    Shape("Llama-3.1-8B", 32, 8, 128, BF16),
-    Shape("Qwen2.5-0.5B", 14, 2, 64, FP16),
-    Shape("Gemma-3-12B", 16, 8, 256, BF16),
+    ModelHeads("Llama-3.1-8B", 32, 8, 128, BF16),
+    ModelHeads("Qwen2.5-0.5B", 14, 2, 64, FP16),
+    ModelHeads("Gemma-3-12B", 16, 8, 256, BF16),
     # no package has its kernels
-    Shape("head-dim-112", 8, 8, 112, FP16),
+    ModelHeads("head-dim-112", 8, 8, 112, FP16),
 )
 
 

@@ -5,7 +5,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strix_validate.checks import State
 from strix_validate.reporting.record import Package, Record
-from strix_validate.reporting.table import summary, worst
+from strix_validate.reporting.terminal_table import summary, worst
 
 #: What the state of a check is shown as, worst first.
 ORDER = (State.FAILED, State.PASSED, State.SKIPPED)

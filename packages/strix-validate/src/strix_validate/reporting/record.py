@@ -18,13 +18,13 @@ class BadRecord(ValueError):
     """A file that is not a valid record; the message says which file, and why."""
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     """A part of a record; a key that it does not know is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class CheckRecord(Model):
+class CheckRecord(StrictModel):
     """A result; see strix_validate.checks.Check and Result for the fields."""
 
     id: str
@@ -39,7 +39,7 @@ class CheckRecord(Model):
     seconds: float = 0.0
 
 
-class Package(Model):
+class Package(StrictModel):
     """An installed conda package; sha256 of its archive, if conda-meta has it."""
 
     name: str
@@ -48,7 +48,7 @@ class Package(Model):
     sha256: str | None = None
 
 
-class Host(Model):
+class Host(StrictModel):
     """The machine that checks ran on."""
 
     kernel: str
@@ -60,7 +60,7 @@ class Host(Model):
     python: str
 
 
-class Device(Model):
+class Device(StrictModel):
     """type: "gpu", "cpu", or "none" without torch or without the requested GPU; units: compute
     units or multiprocessors; toolkit: version of HIP or CUDA that torch was built with."""
 
@@ -74,7 +74,7 @@ class Device(Model):
     memory_gib: float = 0.0
 
 
-class Record(Model):
+class Record(StrictModel):
     """A run.
 
     subject: what it is evidence for; "packages" on gfx1151, otherwise "harness", the validator

@@ -36,7 +36,7 @@ Quantized = tuple[dict[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Model:
+class TinyModel:
     """kind: transformers' model_type. config: its fields. why: the bug that serving it would catch.
 
     quantize: what becomes of a weight, or None for one that stays bfloat16. quantization: what
@@ -93,12 +93,12 @@ def mxfp4(name: str, weight: Tensor) -> Quantized | None:
 
 
 MODELS = {
-    "bf16": Model(
+    "bf16": TinyModel(
         "llama", "LlamaForCausalLM", _LLAMA,
         "kernels that are right in fp16 alone, the type of the other checks, while models ship in "
         "bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
-    "w4a16": Model(
+    "w4a16": TinyModel(
         "llama", "LlamaForCausalLM", _LLAMA,
         "a 4-bit model, what people run on Strix Halo, that answers garbage or finds no kernel: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
@@ -113,7 +113,7 @@ MODELS = {
         },
         "compressed-tensors",
     ),
-    "fp8-moe": Model(
+    "fp8-moe": TinyModel(
         "qwen3_moe", "Qwen3MoeForCausalLM",
         _COMMON | _EXPERTS | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
         "experts in FP8 that cannot be constructed on RDNA 3: "
@@ -125,7 +125,7 @@ MODELS = {
         },
         "fp8",
     ),
-    "mxfp4-moe": Model(
+    "mxfp4-moe": TinyModel(
         "gpt_oss", "GptOssForCausalLM",
         _COMMON | {
             "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_local_experts": 4,
@@ -140,7 +140,7 @@ MODELS = {
         ]},
         "mxfp4",
     ),
-    "gdn": Model(
+    "gdn": TinyModel(
         "qwen3_next", "Qwen3NextForCausalLM",
         _COMMON | _EXPERTS | {
             "hidden_size": 256, "intermediate_size": 256, "head_dim": 64,

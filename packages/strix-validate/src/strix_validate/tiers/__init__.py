@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import perf_counter
 from types import ModuleType
 
-from strix_validate.checks import CannotRun, Check, CheckFailed, Options, Result, State
+from strix_validate.checks import CannotRun, Check, CheckFailed, Result, RunOptions, State
 
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
@@ -34,7 +34,9 @@ def load(name: str) -> ModuleType:
 
 
 def run_each(
-    wanted: list[Check], options: Options, bodies: Mapping[str, Callable[[Options], Result | dict]]
+    wanted: list[Check],
+    options: RunOptions,
+    bodies: Mapping[str, Callable[[RunOptions], Result | dict]],
 ) -> Iterator[Result]:
     """For tiers whose checks are functions: bodies maps a check's id to its function.
 

@@ -11,13 +11,13 @@ from time import perf_counter
 import torch
 
 from strix_validate.attention import behaviour, flash, flash_cases, sdpa
-from strix_validate.checks import Check, Options, Result, Size, State
+from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
-from strix_validate.triton_packages import checks as package_checks
-from strix_validate.vllm import checks as vllm_checks
+from strix_validate.triton_packages import package_checks
+from strix_validate.vllm import vllm_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
@@ -38,7 +38,7 @@ def checks() -> list[Check]:
     ]
 
 
-def applies(check: Check, options: Options) -> bool:
+def applies(check: Check, options: RunOptions) -> bool:
     """False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
@@ -49,7 +49,7 @@ def applies(check: Check, options: Options) -> bool:
     return True
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
@@ -83,12 +83,12 @@ def timed(results: Iterator[Result]) -> Iterator[Result]:
         begin = perf_counter()
 
 
-def _kind(options: Options) -> str:
+def _kind(options: RunOptions) -> str:
     return "gpu" if options.device == "cuda" else "interpreter"
 
 
 @cache
-def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.Case]:
+def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.FlashCase]:
     where = {"gpu": "flash-attn", "interpreter": "flash-attn (Triton interpreter)"}
     return {
         Check(f"flash-attn/{kind}/{case.name}", f"{where[kind]}: {case.title}", case.why): case
@@ -100,7 +100,7 @@ def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.Case]:
     }
 
 
-def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Result]:
+def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator[Result]:
     if not cases:
         return
     if importlib.util.find_spec("flash_attn") is None:
@@ -122,7 +122,7 @@ def _run_flash(cases: dict[Check, flash_cases.Case], kind: str) -> Iterator[Resu
         yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
 
 
-def judge(check: Check, case: flash_cases.Case, answer: triton_modes.Answer) -> Result:
+def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.Answer) -> Result:
     """Passed if the answer is right, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)

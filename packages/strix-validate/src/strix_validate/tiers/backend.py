@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend
 
 from strix_validate import TARGET
 from strix_validate.attention import flash, sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Severity, State, require
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Severity, State, require
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
 
@@ -39,7 +39,7 @@ def checks() -> list[Check]:
     ]
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
@@ -48,20 +48,20 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each(wanted, options, bodies)
 
 
-def _is_gfx1151(options: Options) -> bool:
+def _is_gfx1151(options: RunOptions) -> bool:
     if options.device != "cuda" or not torch.version.hip:
         return False
     return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0] == TARGET
 
 
-def _require_rocm(options: Options) -> None:
+def _require_rocm(options: RunOptions) -> None:
     if not torch.version.hip:
         raise CannotRun("only a ROCm build of torch has this")
     if options.device != "cuda":
         raise CannotRun("only a GPU shows this")
 
 
-def versions(options: Options) -> dict:
+def versions(options: RunOptions) -> dict:
     """The build of torch fits the device. A torch for CUDA or the CPU, which a solver takes when
     nothing asks for ROCm, leaves the GPU idle: https://github.com/ROCm/TheRock/issues/1364"""
     found = {
@@ -86,7 +86,7 @@ def versions(options: Options) -> dict:
     return found
 
 
-def environment(options: Options) -> Result:
+def environment(options: RunOptions) -> Result:
     """No variable is set that harms. HSA_OVERRIDE_GFX_VERSION, from guides of older chips, gives
     memory faults with native kernels: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     del options
@@ -101,7 +101,7 @@ def environment(options: Options) -> Result:
     return Result(check, state, "; ".join(harmful), reported, Severity.WARNING if harmful else None)
 
 
-def library(options: Options) -> dict:
+def library(options: RunOptions) -> dict:
     """AOTriton is the attention library that is mapped, one version of it, with its images beside.
     Wheels came without it, or without images for the chip, and fell back to math in silence:
     https://github.com/ROCm/legacy-rocm-build/issues/5404"""
@@ -133,7 +133,7 @@ def aotriton_version(file: Path) -> str:
     return found.group(1) if found else "unknown"
 
 
-def preferred(options: Options) -> dict:
+def preferred(options: RunOptions) -> dict:
     """AOTriton is preferred to CK. CK's attention has no kernels for gfx11:
     https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/Context.cpp"""
     _require_rocm(options)
@@ -143,7 +143,7 @@ def preferred(options: Options) -> dict:
     return {"library": name}
 
 
-def compiled_in(options: Options) -> dict:
+def compiled_in(options: RunOptions) -> dict:
     """This torch was built with flash attention. Builds without USE_FLASH_ATTENTION have only the
     math backend, up to 19 times slower: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     if options.device != "cuda":
@@ -153,7 +153,7 @@ def compiled_in(options: Options) -> dict:
     return {"available": available}
 
 
-def _usable(options: Options, ask) -> dict:
+def _usable(options: RunOptions, ask) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU shows this")
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
@@ -165,14 +165,14 @@ def _usable(options: Options, ask) -> dict:
     return {"usable": usable}
 
 
-def can_flash(options: Options) -> dict:
+def can_flash(options: RunOptions) -> dict:
     """torch would use flash attention for a plain fp16 call; if not it says why. Up to torch 2.12
     gfx1151 needed TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1:
     https://github.com/pytorch/pytorch/pull/184288"""
     return _usable(options, torch.backends.cuda.can_use_flash_attention)
 
 
-def can_efficient(options: Options) -> dict:
+def can_efficient(options: RunOptions) -> dict:
     """torch would use memory-efficient attention for a plain fp16 call; if not it says why. It
     serves fp32 and masks, which flash attention refuses:
     https://github.com/pytorch/pytorch/issues/166397"""
@@ -180,7 +180,7 @@ def can_efficient(options: Options) -> dict:
 
 
 def _executes(route: str):
-    def body(options: Options) -> dict:
+    def body(options: RunOptions) -> dict:
         device, dtype = options.device, torch.float16
         leaves = [
             torch.randn(2, 4, 200, 64, device=device, dtype=dtype).requires_grad_()
@@ -203,7 +203,7 @@ def _executes(route: str):
     return body
 
 
-def default_is_fused(options: Options) -> dict:
+def default_is_fused(options: RunOptions) -> dict:
     """A call that asks for nothing gets a fused backend, not math. A check that exits 0 whatever
     ran proves nothing: https://github.com/ROCm/TheRock/issues/1364"""
     q = torch.randn(1, 4, 256, 64, device=options.device, dtype=torch.float16)
@@ -215,7 +215,7 @@ def default_is_fused(options: Options) -> dict:
     return {"operator": ran}
 
 
-def kernel_name(options: Options) -> dict:
+def kernel_name(options: RunOptions) -> dict:
     """The GPU kernel behind a forced flash call is one of attention. An operator can be named flash
     and launch a chain of matrix products; the profiler sees the launches. A gfx1151 kernel of
     AOTriton is attn_fwd: https://github.com/ROCm/TheRock/issues/1408"""
@@ -239,7 +239,7 @@ def kernel_name(options: Options) -> dict:
     return {"kernels": ", ".join(re.sub(r"[<(].*", "", name)[:80] for name in named)}
 
 
-def limit_512(options: Options) -> dict:
+def limit_512(options: RunOptions) -> dict:
     """Head dim 512 is not offered as flash attention on gfx11, where no kernel exists for it; torch
     2.13 did, and gave garbage: https://github.com/pytorch/pytorch/issues/189849"""
     _require_rocm(options)
@@ -251,7 +251,7 @@ def limit_512(options: Options) -> dict:
     return {"usable": usable}
 
 
-def flash_attn(options: Options) -> dict:
+def flash_attn(options: RunOptions) -> dict:
     """The flash-attn package imports and says which kernels it uses. Its wheels wanted an
     environment variable, or replaced Triton: https://github.com/Dao-AILab/flash-attention/issues/2799
     """

@@ -18,7 +18,7 @@ from itertools import product
 import torch
 
 from strix_validate.attention import sdpa
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State, require
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State, require
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
@@ -138,7 +138,7 @@ def checks() -> list[Check]:
     return [*measured, *ratios, *published, timer]
 
 
-def applies(check: Check, options: Options) -> bool:
+def applies(check: Check, options: RunOptions) -> bool:
     """A CPU, which would take minutes for the large sizes, runs only the small ones."""
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
@@ -146,7 +146,7 @@ def applies(check: Check, options: Options) -> bool:
     return kind == "timer" or rest in ("tiny", "small")
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
@@ -156,7 +156,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
     yield from run_each(wanted, options, {check.id: _body(check, measure) for check in wanted})
 
 
-def _body(check: Check, measure: Callable[..., dict]) -> Callable[[Options], dict | Result]:
+def _body(check: Check, measure: Callable[..., dict]) -> Callable[[RunOptions], dict | Result]:
     parts = check.id.split("/")
     if parts[1] in ROUTES:
         return lambda options: measure(parts[1], *parts[2].split("-"))
@@ -167,7 +167,7 @@ def _body(check: Check, measure: Callable[..., dict]) -> Callable[[Options], dic
     return _compare_timers
 
 
-def _measure(route: str, size: str, mask: str, options: Options) -> dict:
+def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
     work, causal, device = SIZES[size], MASKS[mask], options.device
     if route in ("flash-attn", "vllm") and device != "cuda":
         raise CannotRun(f"only a GPU's {route} is measured")
@@ -282,7 +282,7 @@ class TimedCall:
         return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
 
 
-def _time_vllm(work: Work, options: Options) -> Timing:
+def _time_vllm(work: Work, options: RunOptions) -> Timing:
     lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
     call, _ = vllm_kernels.paged_attention(
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
@@ -303,7 +303,7 @@ def _peak(device: str) -> float | None:
     return peak_tflops(found.architecture, found.units, found.clock_mhz)
 
 
-def _speedup(options: Options, measure: Callable[..., dict], size: str, mask: str) -> dict:
+def _speedup(options: RunOptions, measure: Callable[..., dict], size: str, mask: str) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU's ratio is judged")
     flash, math = (measure(route, size, mask) for route in ("flash", "math"))
@@ -322,7 +322,7 @@ def _published() -> dict:
     return tomllib.loads((files("strix_validate.tiers") / "published.toml").read_text())
 
 
-def _beside_published(options: Options, measure: Callable[..., dict], size: str) -> dict:
+def _beside_published(options: RunOptions, measure: Callable[..., dict], size: str) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU is compared")
     here = measure("flash", size, "causal")
@@ -338,7 +338,7 @@ def _beside_published(options: Options, measure: Callable[..., dict], size: str)
     return found
 
 
-def _compare_timers(options: Options) -> Result:
+def _compare_timers(options: RunOptions) -> Result:
     if options.device != "cuda":
         raise CannotRun("only a GPU has do_bench")
     from triton.testing import do_bench

@@ -8,7 +8,7 @@ Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimizatio
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate.checks import Check, Options, Result, reason_of, title_of
+from strix_validate.checks import Check, Result, RunOptions, reason_of, title_of
 from strix_validate.doctor import environment, hardware
 from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import run_each
@@ -21,7 +21,7 @@ def checks() -> list[Check]:
     ]
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     tree = Tree(options.root)
     yield from examine(wanted, tree, options.weights)
@@ -31,10 +31,10 @@ def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Resul
     """One result for each wanted check, about the host of the tree and a model of so many bytes."""
     bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
     bodies["doctor/vllm-memory"] = partial(hardware.vllm_memory, tree)
-    return run_each(wanted, Options(root=tree.root, weights=weights), bodies)
+    return run_each(wanted, RunOptions(root=tree.root, weights=weights), bodies)
 
 
-def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[Options], Result]:
+def _bind(body: Callable[[Tree], Result], tree: Tree) -> Callable[[RunOptions], Result]:
     return lambda options: body(tree)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.checks import CannotRun, Check, Options, Result, State
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
-from strix_validate.triton_packages import checks as package_checks
-from strix_validate.vllm import checks as vllm_checks
+from strix_validate.triton_packages import package_checks
+from strix_validate.vllm import vllm_checks
 
 _WHY = (
     "a code object whose numbers are wrong although its source is right, a missing wait or a race "
@@ -27,7 +27,7 @@ _WHY = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallShape:
     """The shape of a call; lengths are (queries, keys) of each sequence of a varlen call."""
 
     dtype: torch.dtype = torch.float16
@@ -49,25 +49,25 @@ def _pairs(lengths: dict) -> tuple[tuple[int, int], ...]:
 #: Three head dims (72 is padded), two types, causal or not; grouped queries; ragged; varlen,
 #: also with sequences that have no queries or no keys.
 SHAPES = {
-    f"d{head_dim}{'-causal' if causal else ''}-{str(dtype).removeprefix('torch.')}": Shape(
+    f"d{head_dim}{'-causal' if causal else ''}-{str(dtype).removeprefix('torch.')}": CallShape(
         dtype, head_dim, causal
     )
     for head_dim in (64, 72, 128)
     for causal in (False, True)
     for dtype in (torch.float16, torch.bfloat16)
 } | {
-    "gqa-causal": Shape(causal=True, heads=4, lse=True),
-    "batch-causal": Shape(torch.bfloat16, batch=2, causal=True, seqlen_k=90),
-    "gqa-long-keys": Shape(head_dim=128, causal=True, kv_heads=1, seqlen_q=100, seqlen_k=150),
-    "ragged": Shape(seqlen_q=33, seqlen_k=131),
-    "whole-blocks": Shape(seqlen_q=128, seqlen_k=128),
-    "varlen": Shape(heads=4, causal=True, lse=True, lengths=((37, 64), (64, 64), (10, 50))),
-    "varlen-bfloat16": Shape(torch.bfloat16, lengths=((40, 70), (100, 20))),
-    "varlen-empty": Shape(causal=True, lengths=_pairs(flash.NO_TOKENS)),
-    "varlen-empty-gqa": Shape(causal=True, heads=4, lengths=((10, 10), (0, 0), (33, 33))),
-    "varlen-no-keys": Shape(causal=True, lengths=_pairs(flash.NO_KEYS)),
-    "varlen-no-keys-d72": Shape(head_dim=72, causal=True, lengths=_pairs(flash.NO_KEYS)),
-    "varlen-no-keys-full": Shape(lengths=_pairs(flash.NO_KEYS)),
+    "gqa-causal": CallShape(causal=True, heads=4, lse=True),
+    "batch-causal": CallShape(torch.bfloat16, batch=2, causal=True, seqlen_k=90),
+    "gqa-long-keys": CallShape(head_dim=128, causal=True, kv_heads=1, seqlen_q=100, seqlen_k=150),
+    "ragged": CallShape(seqlen_q=33, seqlen_k=131),
+    "whole-blocks": CallShape(seqlen_q=128, seqlen_k=128),
+    "varlen": CallShape(heads=4, causal=True, lse=True, lengths=((37, 64), (64, 64), (10, 50))),
+    "varlen-bfloat16": CallShape(torch.bfloat16, lengths=((40, 70), (100, 20))),
+    "varlen-empty": CallShape(causal=True, lengths=_pairs(flash.NO_TOKENS)),
+    "varlen-empty-gqa": CallShape(causal=True, heads=4, lengths=((10, 10), (0, 0), (33, 33))),
+    "varlen-no-keys": CallShape(causal=True, lengths=_pairs(flash.NO_KEYS)),
+    "varlen-no-keys-d72": CallShape(head_dim=72, causal=True, lengths=_pairs(flash.NO_KEYS)),
+    "varlen-no-keys-full": CallShape(lengths=_pairs(flash.NO_KEYS)),
 }
 #: A trap that LLVM's fault causes (skips.toml), not flash-attn's: the check, and what it says.
 _DROPPED_WAIT = ("emulated/varlen-empty-gqa", r"_bwd_kernel_dq_causal .*race: LDS cell .*a read by")
@@ -85,7 +85,7 @@ def _flash_checks() -> list[Check]:
     ]
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. Needs flash_attn or vLLM's source, a libLLVM, and no GPU."""
     yield from vllm_checks.run("emulated", wanted, options, "emulate", judge)
     yield from package_checks.run("emulated", wanted, options, "emulate", judge)
@@ -130,7 +130,7 @@ def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Re
     return replace(result, measured=result.measured | {"kernels": kernels}, seconds=seconds)
 
 
-def _problem(shape: Shape):
+def _problem(shape: CallShape):
     """The call, the same numbers in every run, and what it must return: see flash_cases.Case."""
     lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),) * shape.batch
     lengths_q, lengths_k = zip(*lengths, strict=True)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from strix_validate.checks import Check, Options, Result, State
+from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.tiers import run_each
 
 #: Seconds that a child may take: MIOpen's search may lock up the GPU
@@ -25,7 +25,7 @@ LIMIT = 900.0
 def run(
     module: str,
     wanted: list[Check],
-    options: Options,
+    options: RunOptions,
     environment: Mapping[str, str] | None = None,
     limit: float = LIMIT,
 ) -> Iterator[Result]:
@@ -45,7 +45,11 @@ def run(
 
 
 def _child(
-    module: str, wanted: list[Check], options: Options, environment: Mapping[str, str], limit: float
+    module: str,
+    wanted: list[Check],
+    options: RunOptions,
+    environment: Mapping[str, str],
+    limit: float,
 ) -> tuple[list[Result], str]:
     """The results that a child process got to, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:

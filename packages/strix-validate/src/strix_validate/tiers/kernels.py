@@ -14,11 +14,11 @@ from strix_emulate.api import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash
-from strix_validate.checks import Check, Options, Result, State
+from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton_packages import checks as package_checks
+from strix_validate.triton_packages import package_checks
 from strix_validate.triton_packages.package_call import PackageCall
-from strix_validate.vllm import checks as vllm_checks
+from strix_validate.vllm import vllm_checks
 from strix_validate.vllm.vllm_call import VllmCall
 
 #: In the names of kernels that multiply no matrices.
@@ -55,7 +55,7 @@ def _flash_checks() -> list[Check]:
     ]
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
     yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_products)
     yield from package_checks.run("kernels", wanted, options, "compile", _judge_products)
@@ -115,7 +115,7 @@ def _judge(check: Check, answer: triton_modes.Answer, least: int) -> Result:
     return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
 
 
-def inspect(kernel: triton_modes.Kernel) -> dict:
+def inspect(kernel: triton_modes.CompiledKernel) -> dict:
     """Facts of a kernel, from the bytes of its ELF file and from its assembly.
 
     lds is the static part plus what Triton asks for at launch, in bytes; vgprs and spills are in

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from strix_validate.checks import Check, Options, Result, State
+from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
 from strix_validate.tiers import isolated
 
@@ -20,13 +20,13 @@ def checks() -> list[Check]:
     return [check for module in (*_MODULES, convolution) for check in module.checks()]
 
 
-def applies(check: Check, options: Options) -> bool:
+def applies(check: Check, options: RunOptions) -> bool:
     """False on a CPU for MIOpen's find modes, which change nothing there."""
     is_conv = check.id.startswith("conv/")
     return options.device == "cuda" or not is_conv or not convolution.environment(check)
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)

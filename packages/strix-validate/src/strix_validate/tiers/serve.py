@@ -11,12 +11,12 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 
-from strix_validate.checks import Check, Options, Result, reason_of, require, title_of
+from strix_validate.checks import Check, Result, RunOptions, reason_of, require, title_of
 from strix_validate.serving import bench_serve, endpoint
 from strix_validate.serving.endpoint import Endpoint
-from strix_validate.serving.server import Session
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
 from strix_validate.serving.tiny_models import MODELS
+from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import run_each
 
 #: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
@@ -35,12 +35,12 @@ def checks() -> list[Check]:
     ]
 
 
-def applies(check: Check, options: Options) -> bool:
+def applies(check: Check, options: RunOptions) -> bool:
     """Of a server of the user's, other checks than of our own."""
     return (check.id.removeprefix("serve/") in URL_BODIES) is bool(options.url)
 
 
-def run(wanted: list[Check], options: Options) -> Iterator[Result]:
+def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
     if options.url:
         server = Endpoint(options.url, options.model)
@@ -50,7 +50,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         }
         yield from run_each(wanted, options, bodies)
         return
-    with Session(options.device) as session:
+    with ServerSession(options.device) as session:
         bodies = {
             f"serve/{name}": lambda options, body=body: body(session)
             for name, body in BODIES.items()
@@ -58,7 +58,7 @@ def run(wanted: list[Check], options: Options) -> Iterator[Result]:
         yield from run_each(wanted, options, bodies)
 
 
-def offline_repeats(session: Session) -> dict:
+def offline_repeats(session: ServerSession) -> dict:
     """Greedy decoding gives the same tokens for the same prompt in a batch. Garbage on gfx1151 was
     different garbage each time: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
     session.need_vllm()
@@ -68,7 +68,7 @@ def offline_repeats(session: Session) -> dict:
     return {"tokens": str(first[:8]), "repeats": len(others) + 1}
 
 
-def offline_logits(session: Session) -> dict:
+def offline_logits(session: ServerSession) -> dict:
     """The first token's log probability is transformers' in float32. Decoding that runs and is
     wrong looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
@@ -85,10 +85,10 @@ def _compare(reference: list[float], found: dict, bound: float) -> dict:
     return {"logprob": {"error": error, "bound": bound}}
 
 
-def _serving(name: str) -> Callable[[Session], dict]:
+def _serving(name: str) -> Callable[[ServerSession], dict]:
     """The check of a model of tiny_models."""
 
-    def body(session: Session) -> dict:
+    def body(session: ServerSession) -> dict:
         reference, found = session.generate(name)
         first, *others = found["tokens"]
         require(all(tokens == first for tokens in others), "the same prompt gave different tokens")
@@ -98,14 +98,14 @@ def _serving(name: str) -> Callable[[Session], dict]:
     return body
 
 
-def start(session: Session) -> dict:
+def start(session: ServerSession) -> dict:
     """`vllm serve` answers, or says why not. It died in silence or hung:
     https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
     return {"seconds": round(session.server.start_seconds, 1)}
 
 
-def graphs(session: Session) -> dict:
+def graphs(session: ServerSession) -> dict:
     """The server captured HIP graphs of decoding. Capturing them hung, and --enforce-eager hides
     that: https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
@@ -114,7 +114,7 @@ def graphs(session: Session) -> dict:
     return {"captured": log.count(_CAPTURED)}
 
 
-def attention_backend(session: Session) -> dict:
+def attention_backend(session: ServerSession) -> dict:
     """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs,
     decodes 7 times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
     session.need_vllm()
@@ -125,7 +125,7 @@ def attention_backend(session: Session) -> dict:
     return {"backend": ", ".join(dict.fromkeys(names))}
 
 
-def completion(session: Session) -> dict:
+def completion(session: ServerSession) -> dict:
     """/v1/completions gives the tokens of offline decoding: graph capture and scheduling change
     nothing. https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
@@ -134,7 +134,7 @@ def completion(session: Session) -> dict:
     return {"tokens": len(tokens)}
 
 
-def decode(session: Session) -> dict:
+def decode(session: ServerSession) -> dict:
     """Each token that the server decodes is as likely as transformers finds it in float32 after the
     ones before it, and the likeliest. A right first token, which prefill gives, hid garbage
     behind it: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
@@ -148,14 +148,14 @@ def decode(session: Session) -> dict:
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
 
-def prefill(session: Session) -> dict:
+def prefill(session: ServerSession) -> dict:
     """The server's prefill finds its own decoded tokens as likely: other kernels, the same model.
     https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
     return endpoint.judge_greedy(session.server.endpoint, session.answer, LOGPROB_BOUND)
 
 
-def prefix(session: Session) -> dict:
+def prefix(session: ServerSession) -> dict:
     """A prompt whose beginning is cached gives the same log probabilities; blocks of another
     prompt's would give others: https://github.com/vllm-project/vllm/issues/5543"""
     session.need_vllm()
@@ -166,7 +166,7 @@ def prefix(session: Session) -> dict:
     )
 
 
-def together(session: Session) -> dict:
+def together(session: ServerSession) -> dict:
     """Of eleven prompts at a time, four in a batch, each gets its own answer: rows of a batch or
     blocks of the cache were mixed up: https://github.com/vllm-project/vllm/issues/15730"""
     session.need_vllm()
@@ -176,14 +176,14 @@ def together(session: Session) -> dict:
     return found
 
 
-def usage(session: Session) -> dict:
+def usage(session: ServerSession) -> dict:
     """Tokens of the prompt and of the answer are counted; clients pay and cut by that:
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
     session.need_vllm()
     return endpoint.judge_usage(session.answer, TOKENS)
 
 
-def finish_reason(session: Session) -> dict:
+def finish_reason(session: ServerSession) -> dict:
     """An answer says why it ends: at the limit, or at a stop string, which it leaves out.
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
     session.need_vllm()
@@ -198,14 +198,14 @@ def finish_reason(session: Session) -> dict:
     return {"stop": stop}
 
 
-def probabilities(session: Session) -> dict:
+def probabilities(session: ServerSession) -> dict:
     """Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong
     length. https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
     return endpoint.judge_probabilities(session.answer)
 
 
-def chat(session: Session) -> dict:
+def chat(session: ServerSession) -> dict:
     """/v1/chat/completions applies the model's chat template: it gives what the filled-in template
     does. https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
     session.need_vllm()
@@ -221,14 +221,14 @@ def chat(session: Session) -> dict:
     return {"tokens": len(tokens)}
 
 
-def abort(session: Session) -> dict:
+def abort(session: ServerSession) -> dict:
     """A client that leaves in the middle does not spoil or delay the next one's answer:
     https://github.com/vllm-project/vllm/issues/24584"""
     session.need_vllm()
     return endpoint.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
 
 
-def latency(session: Session) -> dict:
+def latency(session: ServerSession) -> dict:
     """A warm server's first token comes within two seconds: a kernel compiled in each request, or a
     wait for a timeout. https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
@@ -238,14 +238,14 @@ def latency(session: Session) -> dict:
     return {"first_token_ms": 1e3 * first}
 
 
-def streaming(session: Session) -> dict:
+def streaming(session: ServerSession) -> dict:
     """Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts
     were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
     return endpoint.judge_stream(session.server.endpoint, PROMPT, TOKENS)
 
 
-def stop(session: Session) -> dict:
+def stop(session: ServerSession) -> dict:
     """The server ends on SIGTERM and leaves no process, which would keep the GPU's memory:
     https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()

@@ -9,7 +9,7 @@ import torch
 from strix_emulate import api
 
 from strix_validate.checks import CannotRun
-from strix_validate.triton.stand_in import Launch
+from strix_validate.triton.stand_in import InterceptedLaunch
 
 
 def require_disassembler() -> None:
@@ -20,7 +20,7 @@ def require_disassembler() -> None:
         raise CannotRun(str(error)) from error
 
 
-def execute(launch: Launch) -> api.Launch:
+def execute(launch: InterceptedLaunch) -> api.Launch:
     """Executes the compiled kernel on CPU tensors, with every check of the emulator.
 
     Raises:

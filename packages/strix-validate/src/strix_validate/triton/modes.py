@@ -33,7 +33,7 @@ LIMIT = 1800
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """A compiled kernel: its ELF file, its assembly, and the LDS bytes requested at launch."""
 
     name: str
@@ -43,7 +43,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutedKernel:
     """A kernel executed under emulation; code: the start of its machine code's sha256."""
 
     name: str
@@ -63,8 +63,8 @@ class Answer:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     error: tuple[str, str] | None = None
-    kernels: tuple[Kernel, ...] = ()
-    executed: tuple[Executed, ...] = ()
+    kernels: tuple[CompiledKernel, ...] = ()
+    executed: tuple[ExecutedKernel, ...] = ()
     lookups: tuple[stand_in.Lookup, ...] = ()
     asked: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -141,8 +141,8 @@ def _child(mode, asked: str, answered: str) -> None:
 
 
 def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
-    kernels: list[Kernel] = []
-    executed: list[Executed] = []
+    kernels: list[CompiledKernel] = []
+    executed: list[ExecutedKernel] = []
     lookups: list[stand_in.Lookup] = []
     asked_for: list[str] = []
     if mode != "native":
@@ -166,7 +166,7 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
         except CannotRun as reason:
             return reason
 
-        def execute(launch: stand_in.Launch) -> None:
+        def execute(launch: stand_in.InterceptedLaunch) -> None:
             if not launch.is_warmup:
                 executed.append(_executed(emulation.execute(launch)))
 
@@ -188,15 +188,17 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
     return Answers(backend, answers)
 
 
-def _kernel(launch: stand_in.Launch) -> Kernel:
+def _kernel(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
     compiled = launch.compiled
     asm = compiled.asm
-    return Kernel(launch.function.__name__, asm["hsaco"], asm["amdgcn"], compiled.metadata.shared)
+    return CompiledKernel(
+        launch.function.__name__, asm["hsaco"], asm["amdgcn"], compiled.metadata.shared
+    )
 
 
-def _executed(launch) -> Executed:
+def _executed(launch) -> ExecutedKernel:
     code = hashlib.sha256(launch.kernel.code).hexdigest()[:12]
-    return Executed(launch.kernel.name, code, launch.executed, launch.seconds)
+    return ExecutedKernel(launch.kernel.name, code, launch.executed, launch.seconds)
 
 
 if __name__ == "__main__":

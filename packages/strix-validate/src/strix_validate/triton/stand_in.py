@@ -27,7 +27,7 @@ _DIVISIBLE = ["tt.divisibility", 16]
 
 
 @dataclass(frozen=True)
-class Launch:
+class InterceptedLaunch:
     """An intercepted launch: the JIT function, the compiled kernel, and the call's arguments."""
 
     function: Any
@@ -162,7 +162,7 @@ def install(all_candidates: bool = False) -> None:
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
 
-def intercept(on_launch: Callable[[Launch], None]) -> None:
+def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
     """Makes every launch compile its kernel and call on_launch instead of running."""
     from triton.runtime.jit import JITFunction
 
@@ -170,7 +170,7 @@ def intercept(on_launch: Callable[[Launch], None]) -> None:
 
     def run(self, *args, grid=None, warmup=False, **options):
         compiled = original(self, *args, grid=grid, warmup=True, **options)
-        on_launch(Launch(self, compiled, args, grid, options, warmup))
+        on_launch(InterceptedLaunch(self, compiled, args, grid, options, warmup))
         return compiled
 
     JITFunction.run = run

@@ -12,7 +12,7 @@ from time import perf_counter
 from types import ModuleType
 
 from strix_validate import TARGET, skips, tiers
-from strix_validate.checks import SEED, Check, Options, Result, State, is_named
+from strix_validate.checks import SEED, Check, Result, RunOptions, State, is_named
 from strix_validate.doctor import host
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
@@ -65,7 +65,7 @@ def refuse_misspelt(tiers_: Sequence[str], names: Sequence[str]) -> None:
 
 def run(
     names: Sequence[str],
-    options: Options,
+    options: RunOptions,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
@@ -95,7 +95,7 @@ def run(
             raise NoSuchCheck(f"{name} needs another size or kind of device")
     chosen = {name: [c for c in possible[name] if c in set(wanted[name])] for name in modules}
     device = host.describe_device(options.device)
-    machine = host.machine(device)
+    platform = host.platform_of(device)
     gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
     found = Record(
         created=began,
@@ -119,7 +119,7 @@ def run(
             if chosen[name]:
                 say(f"{name}: {len(chosen[name])} checks")
             for result in _complete(chosen[name], module.run(chosen[name], options)):
-                found.checks.append(record.of_result(name, skips.judge(_clean(result), machine)))
+                found.checks.append(record.of_result(name, skips.judge(_clean(result), platform)))
                 found.unfinished -= 1
                 found.seconds = round(perf_counter() - begin, 1)
                 found.summary = record.summarise(found.checks)
@@ -127,7 +127,7 @@ def run(
     return found
 
 
-def _possible(tier: ModuleType, checks: list[Check], options: Options) -> list[Check]:
+def _possible(tier: ModuleType, checks: list[Check], options: RunOptions) -> list[Check]:
     """Those of the tier's checks that exist for this size and kind of device."""
     applies = getattr(tier, "applies", lambda check, options: True)
     return [check for check in checks if applies(check, options)]

@@ -9,7 +9,7 @@ gfx1151 code. A new package is a new module, named here and in skips.toml.
 from collections.abc import Iterator
 from types import ModuleType
 
-from strix_validate.checks import CannotRun, Check, Options, Result
+from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.triton_packages import conch, fla, liger, sage
@@ -36,7 +36,7 @@ def checks(tier: str) -> list[Check]:
 def run(
     tier: str,
     wanted: list[Check],
-    options: Options,
+    options: RunOptions,
     mode: triton_modes.Mode,
     judge: Judge[PackageCall],
 ) -> Iterator[Result]:

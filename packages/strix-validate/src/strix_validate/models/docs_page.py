@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/models.md, from the table: python -m strix_validate.models.page CONFIGS > docs/models.md"""
+"""docs/models.md, from the table::
+
+python -m strix_validate.models.docs_page CONFIGS > docs/models.md
+"""
 
 import json
 import sys
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, UTILIZATION
-from strix_validate.models import memory, table
+from strix_validate.models import model_memory, table
 
 _TITLES = {
     "attention": "Attention while tokens are read and written",
@@ -22,8 +25,8 @@ _HEAD = ("of", "choice", "proven")
 _TEXT = """\
 # Which models run
 
-`python -m strix_validate.models.page packages/strix-validate/tests/configs` prints this page, from
-`strix_validate/models/table.toml` and the configurations of public models in that folder.
+`python -m strix_validate.models.docs_page packages/strix-validate/tests/configs` prints this page,
+from `strix_validate/models/table.toml` and the configurations of public models in that folder.
 
 `strix-validate models FOLDER` says it for your model, from its config.json, and downloads nothing.
 Where vLLM is installed, or with `--vllm-source DIR`, vLLM's own code chooses: it builds the model,
@@ -76,7 +79,7 @@ def _models(configs: dict[str, dict]) -> list[str]:
     head = ("model", "format", "parts", "weights, GiB", "cache of a token, KiB", "tokens in 96 GiB")
     lines = ["", _line(head), _line(["---"] * 6)]
     for name, config in configs.items():
-        size, token = memory.weights(config), memory.cache_of_token(config)
+        size, token = model_memory.weights(config), model_memory.cache_of_token(config)
         parts = [f"{row.part} ({row.of})" for row in table.rows_of(config)
                  if row.part not in ("linear", "experts", "prefill")]  # fmt: skip
         room = int(_ROOM - size)

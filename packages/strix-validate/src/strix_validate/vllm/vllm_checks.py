@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from strix_validate.checks import CannotRun, Check, Options, Result, Size, State
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.vllm import linear_attention, lora, mla, quantized, sampling
@@ -226,7 +226,7 @@ def size_of(check: Check) -> Size:
 def run(
     tier: str,
     wanted: list[Check],
-    options: Options,
+    options: RunOptions,
     mode: triton_modes.Mode,
     judge: Judge[VllmCall],
 ) -> Iterator[Result]:

@@ -51,7 +51,7 @@ def once(make: Callable) -> property:
 
 
 @dataclass
-class Session:
+class ServerSession:
     """The model, its offline output, and the server, each made on first use.
 
     start_limit and stop_limit are in seconds.
@@ -63,7 +63,7 @@ class Session:
     made: dict = field(default_factory=dict)
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "ServerSession":
         return self
 
     def __exit__(self, *error) -> None:
@@ -114,16 +114,16 @@ class Session:
         return self.server.endpoint.generate(PROMPT, TOKENS)
 
     @once
-    def server(self) -> "Server":
+    def server(self) -> "VllmServer":
         """A server of the model, started when first asked for."""
         self.make_model()
-        server = Server(self.folder / "model", self.folder / "server.log")
+        server = VllmServer(self.folder / "model", self.folder / "server.log")
         self._closing.callback(server.kill)
         server.start(self.start_limit)
         return server
 
 
-class Server:
+class VllmServer:
     """`vllm serve` on a free local port, in its own process group."""
 
     def __init__(self, model: Path, log: Path) -> None:
