@@ -110,7 +110,7 @@ def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
 @pytest.mark.parametrize("reader", [
     host.packages,
     installed.installed,
-    lambda prefix: list(environment._requirements(prefix, "pytorch")),
+    lambda prefix: list(environment.requirements(prefix, "pytorch")),
 ], ids=["packages", "installed", "requirements"])  # fmt: skip
 def test_conda_meta(reader, tmp_path: Path, record_property) -> None:
     tally, file = (

@@ -103,7 +103,7 @@ def test_every_check_of_the_table_exists() -> None:
 def test_architectures_are_those_that_are_compared() -> None:
     names = {name for config in CONFIGS.values() for name in config["architectures"]}
     assert table.was_compared(CONFIGS["Qwen3-8B"]) and not table.was_compared({})
-    assert sorted(names) == table._table()["architectures"]
+    assert sorted(names) == table.contents()["architectures"]
 
 
 @pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")

@@ -30,7 +30,7 @@ def examine(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(vllm_server.shutil, "which", lambda name, path: str(program))
     monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: True)
-    vllm, generate = importlib.import_module("vllm"), vllm_server._child
+    vllm, generate = importlib.import_module("vllm"), vllm_server.in_child
 
     def child(task, folder, *model):
         if task == "generate":
@@ -45,7 +45,7 @@ def examine(monkeypatch, tmp_path):
         logprobs[vllm.likeliest(tiny_llama.PROMPT)] = math.log(0.5)
         return {"logprobs": logprobs}
 
-    monkeypatch.setattr(vllm_server, "_child", child)
+    monkeypatch.setattr(vllm_server, "in_child", child)
 
     def run(fault, names=tuple(serve.BODIES)):
         monkeypatch.setenv("FAKE_VLLM", fault)

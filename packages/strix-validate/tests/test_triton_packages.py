@@ -49,7 +49,7 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 
     wrong = call.tensors | {key: change(call.tensors[key]) for key, change in spoil.items()}
     for tensors, state in ((call.tensors, State.PASSED), (wrong, State.FAILED)):
-        for judge in (attention._judge_vllm, emulated.judge):
+        for judge in (attention.judge_kernels, emulated.judge):
             assert judge(CHECK, call, expected, answer(product(tensors))).state is state
 
 
@@ -133,7 +133,7 @@ def test_spoilt_answers_of_a_package_are_caught(which):
     call, expected = make("seed", package.COMPUTED[name])
     expected = partial(_kept, expected, {})
     right = expected(call.dtype)
-    for judge in (attention._judge_vllm, emulated.judge):
+    for judge in (attention.judge_kernels, emulated.judge):
         assert judge(CHECK, call, expected, answer(right)).state is State.PASSED
         for fault, (tensor, spoil) in SPOILT[which].items():
             wrong = right | {tensor: spoil(right[tensor])}

@@ -276,7 +276,7 @@ def test_flash_attn_in_the_interpreter():
 @needs_flash_attn
 def test_kernel_compiles_and_a_wrong_target_fails():
     (check,) = [check for check in kernels.checks() if check.id == "kernels/d64"]
-    (answer,) = triton_modes.run([kernels._call(check)], "compile").calls
+    (answer,) = triton_modes.run([kernels.call_of(check)], "compile").calls
     assert kernels.judge(check, answer).state is State.PASSED
     kernel = answer.kernels[0]
     flags = 48  # offset of e_flags in the header of a 64-bit ELF file

@@ -72,7 +72,7 @@ def test_wrong_numbers_are_caught(name):
     broken = replace(case, build=partial(case.build, **change))
     call, expected = make("seed", case)
     _, wrong = make("seed", broken)
-    for judge in (attention._judge_vllm, emulated.judge):
+    for judge in (attention.judge_kernels, emulated.judge):
         assert judge(CHECK, call, expected, answer(expected(torch.float16))).state is State.PASSED
         assert judge(CHECK, call, expected, answer(wrong(torch.float16))).state is State.FAILED
 
@@ -117,8 +117,8 @@ def test_spoilt_results_are_caught(name):
     call, expected = make("seed", vllm_checks.COMPUTED[case])
     right = expected(torch.float16)
     wrong = answer(right | {tensor: spoil(right[tensor])})
-    assert attention._judge_vllm(CHECK, call, expected, answer(right)).state is State.PASSED
-    assert attention._judge_vllm(CHECK, call, expected, wrong).state is State.FAILED
+    assert attention.judge_kernels(CHECK, call, expected, answer(right)).state is State.PASSED
+    assert attention.judge_kernels(CHECK, call, expected, wrong).state is State.FAILED
 
 
 def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
@@ -131,7 +131,7 @@ def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
             patch.setattr(vllm_kernels, "FP8_SCALES", {n: swapped[n] for n in "kv"})
             _, wrong = make("seed", case)
         found = answer(wrong(torch.float16))
-        assert attention._judge_vllm(CHECK, call, expected, found).state is State.FAILED
+        assert attention.judge_kernels(CHECK, call, expected, found).state is State.FAILED
 
 
 def test_sinks_are_one_more_key():
@@ -151,7 +151,7 @@ def test_sinks_are_one_more_key():
 def test_a_product_that_left_the_matrix_unit_is_caught(name):
     call, expected = make("seed", vllm_checks.COMPILED[name])
     assert call.products
-    found = kernels._judge_products(CHECK, call, expected, triton_modes.Answer())
+    found = kernels.judge_products(CHECK, call, expected, triton_modes.Answer())
     assert found.state is State.FAILED and "0 of 0 kernels have WMMA, expected 1" in found.reason
 
 
@@ -174,10 +174,10 @@ def test_what_is_no_source_is_told(tmp_path, monkeypatch):
 
 
 def test_the_platform_is_gfx1151():
-    platform = vllm_source._stand_in("vllm.platforms").current_platform
+    platform = vllm_source.stand_in("vllm.platforms").current_platform
     assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
     assert platform.has_device_capability((9, 0)) and not platform.has_device_capability(120)
-    rocm = vllm_source._stand_in("vllm.platforms.rocm")
+    rocm = vllm_source.stand_in("vllm.platforms.rocm")
     assert rocm.on_gfx11() and rocm.on_gfx1x() and not rocm.on_gfx9() and not rocm.on_gfx12x()
 
 

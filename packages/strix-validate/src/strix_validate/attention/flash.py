@@ -280,7 +280,7 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
     return alone
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """x (tokens, heads, head_dim), whose first lanes are turned by angles (tokens, lanes / 2).
 
     interleaved: pairs are neighbours, otherwise halves.
@@ -318,7 +318,7 @@ def kv_cache(
 
         def turn(x, start):
             own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
-            return rotated(x.double(), *own, interleaved=pairs).to(x.dtype)
+            return _rotated(x.double(), *own, interleaved=pairs).to(x.dtype)
 
         turned_q, new_k = (
             torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in (q, k)

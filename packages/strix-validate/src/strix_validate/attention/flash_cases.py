@@ -13,7 +13,7 @@ from strix_validate.attention import flash
 from strix_validate.checks import Size, seed_of
 from strix_validate.numerics import reference
 
-SDIST_WINDOW_BUG = (
+_SDIST_WINDOW_BUG = (
     "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
     "Gemma models ran as other models (flash_attn_triton_amd/interface_fa.py; the kernels are gone "
     "since https://github.com/Dao-AILab/flash-attention/pull/2230)"
@@ -129,7 +129,7 @@ _SPECS = (
             seqlen_q=330,
             seqlen_k=330,
         ),
-        "a window of several blocks whose last ones are left out: " + SDIST_WINDOW_BUG,
+        "a window of several blocks whose last ones are left out: " + _SDIST_WINDOW_BUG,
         True,
         half_only=True,
     ),
@@ -186,9 +186,9 @@ _SPECS = (
         partial(flash.fixed, causal=True, strided=True),
         "the sdist 2.8.3 kernels read the output's gradient with the strides of the output",
     ),
-    _Spec("window", partial(flash.fixed, causal=True, window=(16, 0)), SDIST_WINDOW_BUG, True),
-    _Spec("window-both", partial(flash.fixed, window=(16, 8)), SDIST_WINDOW_BUG, True),
-    _Spec("softcap", partial(flash.fixed, softcap=1.0), SDIST_WINDOW_BUG, True),
+    _Spec("window", partial(flash.fixed, causal=True, window=(16, 0)), _SDIST_WINDOW_BUG, True),
+    _Spec("window-both", partial(flash.fixed, window=(16, 8)), _SDIST_WINDOW_BUG, True),
+    _Spec("softcap", partial(flash.fixed, softcap=1.0), _SDIST_WINDOW_BUG, True),
     _Spec(
         "dropout",
         partial(flash.fixed, dropout=0.2, repeats=2),
@@ -262,7 +262,7 @@ _SPECS = (
         half_only=True,
         size=Size.FULL,
     ),
-    _Spec("varlen-window", partial(flash.varlen, window=(16, 0)), SDIST_WINDOW_BUG, True),
+    _Spec("varlen-window", partial(flash.varlen, window=(16, 0)), _SDIST_WINDOW_BUG, True),
     _Spec("cache", partial(flash.kv_cache), _CACHE),
     _Spec(
         "cache-scale",

@@ -8,7 +8,7 @@ import torch
 from strix_validate.checks import Size
 from strix_validate.numerics import reference
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -43,7 +43,7 @@ class SdpaShape:
     may_refuse: bool = False
     on_device: bool = False
     gib: int = 0
-    dtypes: tuple[torch.dtype, ...] = DTYPES
+    dtypes: tuple[torch.dtype, ...] = _DTYPES
     size: Size = Size.QUICK
 
 

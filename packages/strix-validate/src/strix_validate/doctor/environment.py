@@ -10,16 +10,16 @@ from pathlib import Path
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
+from strix_validate.doctor._verdicts import error, fine, known, remark, warning
 from strix_validate.doctor.installed import CONDA_FORGE, installed
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.verdicts import error, fine, known, remark, warning
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
 #: What activating rocm-sdk-core sets: docs/rocm.md says why.
-ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
+_ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
 #: Packages whose updates make compiled kernels stale.
-COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
+_COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 
 
 def environment(tree: Tree) -> Result:
@@ -51,12 +51,12 @@ def _activation(tree: Tree) -> Result:
     """Whether what hangs or fails without them has the values that activation sets."""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
         return fine()
-    seen = {name: tree.environ.get(name, "unset") for name in ACTIVATION}
-    other = {name: value for name, value in seen.items() if value != ACTIVATION[name]}
+    seen = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}
+    other = {name: value for name, value in seen.items() if value != _ACTIVATION[name]}
     if not other:
         return fine(**seen)
     what = f"{', '.join(f'{k} is {v}' for k, v in other.items())}: programs may hang (docs/rocm.md)"
-    return warning(what, f"export {' '.join(f'{k}={ACTIVATION[k]}' for k in other)}", **seen)
+    return warning(what, f"export {' '.join(f'{k}={_ACTIVATION[k]}' for k in other)}", **seen)
 
 
 def stray_rocm(tree: Tree) -> Result:
@@ -112,7 +112,7 @@ def kernels(tree: Tree) -> Result:
     found, missed = {}, []
     for package, kernels in lists.items():
         found[package] = f"{len(kernels)} kernels"
-        for name, version, build in _requirements(prefix, package):
+        for name, version, build in requirements(prefix, package):
             there = [file.stem for file in prefix.glob(f"conda-meta/{name}-[0-9]*.json")]
             wanted = f"{name}-{version}-{build}"
             if there and not any(fnmatchcase(each, wanted) for each in there):
@@ -123,7 +123,7 @@ def kernels(tree: Tree) -> Result:
     return fine(**found)
 
 
-def _requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
+def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Name, version and build (a pattern) of what a package fits in one version alone."""
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
@@ -143,7 +143,7 @@ def caches(tree: Tree) -> Result:
     if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
         raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
     meta = tree.prefix / "conda-meta"
-    files = [file for name in COMPILERS for file in meta.glob(f"{name}-*.json")]
+    files = [file for name in _COMPILERS for file in meta.glob(f"{name}-*.json")]
     made = max((file.stat().st_mtime for file in files), default=meta.stat().st_mtime)
     stale = []
     for name in (".cache/comgr", ".cache/miopen", ".config/miopen", ".triton/cache"):

@@ -6,23 +6,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from strix_validate.checks import CannotRun, Result, RunOptions
-from strix_validate.doctor import distribution
+from strix_validate.doctor import _distribution
+from strix_validate.doctor._verdicts import error, fine, known, need_gpu, remark, warning
 from strix_validate.doctor.host import kernel_version
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.verdicts import error, fine, known, need_gpu, remark, warning
 from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, refused
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
 #: The first kernels with the fixes for KFD's queue and memory limits.
-KERNEL = (6, 18, 4)
-KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
-KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
-BAD_FIRMWARE = "20251125"
-BAD_MES = 0x83
+_KERNEL = (6, 18, 4)
+_KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
+_KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
+_BAD_FIRMWARE = "20251125"
+_BAD_MES = 0x83
 #: A machine hung under hours of vLLM; open: https://github.com/ROCm/legacy-rocm-build/issues/6165
-SUSPECT_MES = 0x86
+_SUSPECT_MES = 0x86
 #: Bytes reserved by the BIOS above which the memory is worth getting back first.
-LARGE_CARVE_OUT = 8 * GIB
+_LARGE_CARVE_OUT = 8 * GIB
 
 
 def _hiding(tree: Tree) -> list[str]:
@@ -127,15 +127,15 @@ def kernel(tree: Tree) -> Result:
     name = kernel_version(release)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
-    fix = distribution.kernel_fix(tree)
-    if distribution.ubuntu_release(tree) == "24.04":
+    fix = _distribution.kernel_fix(tree)
+    if _distribution.ubuntu_release(tree) == "24.04":
         if version >= (7, 0):
             what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
             return warning(what, fix, release=name)
         is_oem = release.endswith("-oem")
-        needed: tuple[int, ...] = KERNEL_UBUNTU_24_OEM if is_oem else KERNEL_UBUNTU_24_HWE
+        needed: tuple[int, ...] = _KERNEL_UBUNTU_24_OEM if is_oem else _KERNEL_UBUNTU_24_HWE
     else:
-        needed = KERNEL
+        needed = _KERNEL
     if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
         return error(f"{release} is older than {least}", fix, release=name)
@@ -155,10 +155,10 @@ def firmware(tree: Tree) -> Result:
     if version is None and mes is None:
         raise CannotRun("linux-firmware's version cannot be read")
     measured = {"version": version, "mes": hex(mes) if mes is not None else None}
-    if (version and BAD_FIRMWARE in version) or mes == BAD_MES:
-        fix = distribution.firmware_fix(tree)
+    if (version and _BAD_FIRMWARE in version) or mes == _BAD_MES:
+        fix = _distribution.firmware_fix(tree)
         return error(f"linux-firmware {version or measured['mes']} is known bad", fix, **measured)
-    if mes == SUSPECT_MES:
+    if mes == _SUSPECT_MES:
         what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
         return warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
     return fine(**measured)
@@ -219,7 +219,7 @@ def carve_out(tree: Tree) -> Result:
     name = known(tree.gpu_folder, "the GPU's memory")
     size = known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
     measured = {"gib": round(size / GIB, 1)}
-    if size > LARGE_CARVE_OUT:
+    if size > _LARGE_CARVE_OUT:
         fix = (
             "set the UMA frame buffer size to 512 MB in the BIOS, and run doctor again: the limit "
             "of GTT depends on the memory that is there then"
@@ -230,7 +230,9 @@ def carve_out(tree: Tree) -> Result:
 
 def _raise_gtt(tree: Tree, memory: int) -> str:
     pages = (memory - SPARE) // PAGE
-    return distribution.module_options(tree, "ttm", {"pages_limit": pages, "page_pool_size": pages})
+    return _distribution.module_options(
+        tree, "ttm", {"pages_limit": pages, "page_pool_size": pages}
+    )
 
 
 def gtt(tree: Tree) -> Result:
@@ -243,7 +245,7 @@ def gtt(tree: Tree) -> Result:
     limits = [pages * PAGE if pages else None, size]
     limit = known(min((x for x in limits if x), default=None), "the limit of GTT")
     measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
-    if (tree.number(f"{tree.gpu_folder}/mem_info_vram_total") or 0) > LARGE_CARVE_OUT:
+    if (tree.number(f"{tree.gpu_folder}/mem_info_vram_total") or 0) > _LARGE_CARVE_OUT:
         # a limit computed from what the BIOS left would be wrong once it is given back
         return remark("doctor/carve-out comes first", **measured)
     fix = _raise_gtt(tree, memory)
@@ -267,7 +269,7 @@ def iommu(tree: Tree) -> Result:
         "amd_iommu=off was 5 to 12 % faster (kyuz0); it also ends protection against devices' DMA, "
         "passthrough to virtual machines, and the NPU. iommu=pt changed nothing"
     )
-    return remark(what, distribution.kernel_argument(tree, "amd_iommu=off"))
+    return remark(what, _distribution.kernel_argument(tree, "amd_iommu=off"))
 
 
 def vllm_memory(tree: Tree, options: RunOptions) -> Result:

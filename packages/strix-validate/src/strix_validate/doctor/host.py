@@ -15,14 +15,14 @@ from pathlib import Path
 from strix_validate.reporting.record import Device, Host, Package
 from strix_validate.skips import Platform
 
-PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
-GIB = 2**30
+_PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
+_GIB = 2**30
 
 
 def versions() -> dict[str, str | None]:
     """Version of each package that matters, None if it is not installed."""
     found: dict[str, str | None] = {}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -56,7 +56,7 @@ def describe_host() -> Host:
         glibc=platform.libc_ver()[1],
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
-        memory_gib=round(memory / GIB, 1),
+        memory_gib=round(memory / _GIB, 1),
         python=platform.python_version(),
     )
 
@@ -104,7 +104,7 @@ def describe_device(device: str) -> Device:
             toolkit=toolkit,
             units=properties.multi_processor_count,
             clock_mhz=getattr(properties, "clock_rate", 0) // 1000,
-            memory_gib=round(properties.total_memory / GIB, 1),
+            memory_gib=round(properties.total_memory / _GIB, 1),
         )
     # requested, but absent
     kind = "none" if device == "cuda" else "cpu"

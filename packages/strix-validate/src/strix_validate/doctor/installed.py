@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Distribution, as its dist-info folder is named, to conda package.
-NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
+_NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
 CONDA_FORGE = "conda-forge"
 
 
@@ -24,7 +24,7 @@ def installed(prefix: Path) -> list[Installed]:
     """Each torch, triton and torchvision of an environment; two of one name where one was put over
     the other. Distributions and conda packages that cannot be read are left out."""
     found = []
-    for name, package in NAMES.items():
+    for name, package in _NAMES.items():
         for folder in sorted(prefix.glob(f"lib/python3.*/site-packages/{name}-*.dist-info")):
             version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
             found.append(Installed(name, version, _read(folder / "INSTALLER") or "an unknown tool"))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-GFX1151 = 110501
+_GFX1151 = 110501
 #: PCI's id of AMD, and vendor:device of the GPU of Strix Halo.
 AMD = "0x1002"
-PCI_ID = (AMD, "0x1586")
+_PCI_ID = (AMD, "0x1586")
 
 
 def open_device(path: Path) -> None:
@@ -147,7 +147,7 @@ class Tree:
     @property
     def strix_halo(self) -> Node | None:
         """The first gfx1151 in KFD's topology."""
-        return next((node for node in self.gpus if node.version == GFX1151), None)
+        return next((node for node in self.gpus if node.version == _GFX1151), None)
 
     @cached_property
     def has_strix_halo(self) -> bool:
@@ -156,7 +156,7 @@ class Tree:
 
     def _is_strix_halo(self, folder: Path) -> bool:
         """Whether the sysfs folder of a PCI device has the GPU's id."""
-        return (self.read_at(folder / "vendor"), self.read_at(folder / "device")) == PCI_ID
+        return (self.read_at(folder / "vendor"), self.read_at(folder / "device")) == _PCI_ID
 
     @cached_property
     def gpu_folder(self) -> str | None:

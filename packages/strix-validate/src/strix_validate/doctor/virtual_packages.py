@@ -13,7 +13,7 @@ from strix_validate.doctor.tree import AMD, Node, Tree
 WANTED = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 VARIABLES = {"__amdgpu": "CONDA_OVERRIDE_AMDGPU", "__amdgpu_arch": "CONDA_OVERRIDE_AMDGPU_ARCH"}
 #: What the variables may hold: anything else ends pixi with an error. Empty hides the package.
-ACCEPTED = {"__amdgpu": "0?", "__amdgpu_arch": r"([0-9]{1,9}(\.[0-9]{1,9}){2})?"}
+_ACCEPTED = {"__amdgpu": "0?", "__amdgpu_arch": r"([0-9]{1,9}(\.[0-9]{1,9}){2})?"}
 
 
 def detected(tree: Tree) -> dict[str, str]:
@@ -22,25 +22,25 @@ def detected(tree: Tree) -> dict[str, str]:
     if tree.gpus:
         # of several GPUs the largest one; one whose size is unknown counts as smaller than any
         largest = max(tree.gpus, key=lambda node: (node.units or -1, node.version))
-        found = {"__amdgpu": "0", "__amdgpu_arch": version(largest)}
+        found = {"__amdgpu": "0", "__amdgpu_arch": _version(largest)}
     elif _has_driver(tree):
         found = {"__amdgpu": "0"}
-    found |= overrides(tree)
+    found |= _overrides(tree)
     found = {name: value for name, value in found.items() if value}
     return found if "__amdgpu" in found else {}
 
 
-def overrides(tree: Tree) -> dict[str, str]:
+def _overrides(tree: Tree) -> dict[str, str]:
     """Name to what the environment says instead of the machine."""
     return {name: tree.environ[v] for name, v in VARIABLES.items() if v in tree.environ}
 
 
 def refused(tree: Tree) -> dict[str, str]:
     """Those of the overrides that are no version of the package."""
-    return {n: v for n, v in overrides(tree).items() if not re.fullmatch(ACCEPTED[n], v)}
+    return {n: v for n, v in _overrides(tree).items() if not re.fullmatch(_ACCEPTED[n], v)}
 
 
-def version(node: Node) -> str:
+def _version(node: Node) -> str:
     """A GPU's architecture as `__amdgpu_arch` has it: 11.5.1 for gfx1151."""
     parts = node.version // 10000 % 100, node.version // 100 % 100, node.version % 100
     return ".".join(map(str, parts))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from strix_validate.checks import Check, Result, RunOptions, State, seed_of
 from strix_validate.numerics import comparison, reference
 
-ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
+_ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
 #: The environment of each of MIOpen's ways to find a kernel, and torch's own kernels.
 MODES = {
     "default": {},
@@ -26,7 +26,7 @@ MODES = {
 #: cuDNN's first choice for the gradient of 3x3 weights came to 23 times the error of a plain sum in
 #: float32, as an algorithm like Winograd's does; TF32 is still caught.
 FACTORS = {torch.float32: 100.0}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FAST = "export MIOPEN_FIND_MODE=FAST"
 _OFF = "torch.backends.cudnn.enabled = False"
 ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
@@ -43,7 +43,7 @@ class ConvolutionShape:
     groups: int = 1
 
 
-SHAPES = {
+_SHAPES = {
     "1d-speech": ConvolutionShape(
         (1, 80, 300), (96, 80, 3), stride=2, padding=1
     ),  # Whisper's encoder
@@ -62,8 +62,8 @@ SHAPES = {
 
 def _cases() -> Iterator[tuple[str, str, ConvolutionShape, torch.dtype]]:
     for mode in MODES:
-        for name, shape in SHAPES.items():
-            for dtype in DTYPES:
+        for name, shape in _SHAPES.items():
+            for dtype in _DTYPES:
                 kind = str(dtype).removeprefix("torch.")
                 yield f"conv/{mode}/{name}-{kind}", mode, shape, dtype
 
@@ -80,7 +80,7 @@ def environment(check: Check) -> dict[str, str]:
 
 def checks() -> list[Check]:
     """One for each shape, data type and find mode."""
-    why = f"every solver of MIOpen failing, or wrong numbers: {ISSUE}"
+    why = f"every solver of MIOpen failing, or wrong numbers: {_ISSUE}"
     return [
         Check(id_, f"convolution, MIOpen's find mode {mode}: {id_.rsplit('/', 1)[1]}", why)
         for id_, mode, _, _ in _cases()
@@ -99,7 +99,7 @@ def with_remedy(result: Result) -> Result:
         return result
     fast = mode == "fast" or (mode == "default" and os.environ.get("MIOPEN_FIND_MODE") == "FAST")
     fix = _OFF if fast else f"{_FAST}, or in Python {_OFF}"
-    reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {ISSUE}"
+    reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {_ISSUE}"
     return replace(result, reason=reason, fix=fix)
 
 

@@ -27,13 +27,13 @@ _WAITS = (
     "waits that LLVM lost at the start of loops, as in rocSOLVER's getf2: "
     "https://github.com/llvm/llvm-project/pull/220357"
 )
-WHY = {"cholesky": _CHOLESKY, "eigh": _JACOBI, "svd": _JACOBI, "lu": _WAITS, "qr": _WAITS}
-DTYPES = (torch.float32, torch.float64)
+_WHY = {"cholesky": _CHOLESKY, "eigh": _JACOBI, "svd": _JACOBI, "lu": _WAITS, "qr": _WAITS}
+_DTYPES = (torch.float32, torch.float64)
 #: Rows: one wave's work, and blocks of the size at which the races were seen.
-ROWS = (12, 48)
-ROUNDS = {"cuda": 50, "cpu": 2}
+_ROWS = (12, 48)
+_ROUNDS = {"cuda": 50, "cpu": 2}
 #: Allowed error of an element in units of rows, eps and the largest element. LAPACK came to 2.5.
-FACTOR = 20
+_FACTOR = 20
 #: Placeholder; run_each sets the check.
 _ANY = Check("", "", "")
 
@@ -41,7 +41,7 @@ _ANY = Check("", "", "")
 def checks() -> list[Check]:
     """One for each factorisation and data type."""
     return [
-        Check(id_, f"torch.linalg: {id_.split('/')[1]}", WHY[id_.split("/")[1].split("-")[0]])
+        Check(id_, f"torch.linalg: {id_.split('/')[1]}", _WHY[id_.split("/")[1].split("-")[0]])
         for id_ in bodies()
     ]
 
@@ -50,8 +50,8 @@ def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each."""
     return {
         f"factors/{kind}-{str(dtype).removeprefix('torch.')}": partial(_check, kind, dtype)
-        for kind in WHY
-        for dtype in DTYPES
+        for kind in _WHY
+        for dtype in _DTYPES
     }
 
 
@@ -76,8 +76,8 @@ def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
 def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> Result:
     generator = torch.Generator().manual_seed(7)
     worst = 0.0
-    for turn in range(ROUNDS[options.device]):
-        for rows in ROWS:
+    for turn in range(_ROUNDS[options.device]):
+        for rows in _ROWS:
             x = torch.randn(1 + turn % 9 * 8, rows, rows, generator=generator, dtype=torch.float64)
             if kind == "cholesky":
                 x = x @ x.mT + torch.eye(rows)
@@ -90,10 +90,10 @@ def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> Result:
             unit = rows * torch.finfo(dtype).eps * a.abs().max().double()
             off = float((first - a.double()).abs().max() / unit)
             require(
-                off <= FACTOR,
+                off <= _FACTOR,
                 f"round {turn}, {len(a)} matrices of {rows} rows: their factors give them back "
-                f"within {off:.3g} units of rounding, allowed {FACTOR}",
+                f"within {off:.3g} units of rounding, allowed {_FACTOR}",
             )
             worst = max(worst, off)
-    measured = {"units": worst, "rounds": ROUNDS[options.device]}
+    measured = {"units": worst, "rounds": _ROUNDS[options.device]}
     return Result(_ANY, State.PASSED, ON_CPU if options.device == "cpu" else "", measured)

@@ -13,12 +13,12 @@ from strix_validate.checks import Check, Result, RunOptions, require, seed_of
 from strix_validate.numerics import comparison, reference
 
 #: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
-LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
+_LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
 _NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: On a CPU no dimension is larger: the harness is checked, no GPU's library.
-CPU_LIMIT = 96
-ON_CPU = f"on a CPU, cut to {CPU_LIMIT}: this checks the harness, and no library of a GPU"
+_CPU_LIMIT = 96
+_ON_CPU = f"on a CPU, cut to {_CPU_LIMIT}: this checks the harness, and no library of a GPU"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ _SVOD = (
     "hipBLASLt's illegal access on gfx1151 where the output is wide and the inner dimension small: "
     "https://github.com/npatsakula/svod/issues/108"
 )
-SHAPES = {
+_SHAPES = {
     "square": ProductShape(256, 256, 256, _SGEMM, plain=True),
     "thin-k64": ProductShape(2048, 4096, 64, _SVOD),
     "thin-k512": ProductShape(1024, 3072, 512, _SVOD),
@@ -61,9 +61,9 @@ SHAPES = {
 
 
 def _cases() -> Iterator[tuple[str, str, ProductShape, torch.dtype]]:
-    for library in LIBRARIES:
-        for name, shape in SHAPES.items():
-            for dtype in (torch.bfloat16,) if shape.widen else DTYPES:
+    for library in _LIBRARIES:
+        for name, shape in _SHAPES.items():
+            for dtype in (torch.bfloat16,) if shape.widen else _DTYPES:
                 kind = str(dtype).removeprefix("torch.")
                 yield f"gemm/{library}/{name}-{kind}", library, shape, dtype
 
@@ -88,7 +88,7 @@ def _check(
 ) -> Result:
     device = options.device
     tokens, rows, columns = (
-        size if device == "cuda" else min(size, CPU_LIMIT)
+        size if device == "cuda" else min(size, _CPU_LIMIT)
         for size in (shape.tokens, shape.rows, shape.columns)
     )
     generator = torch.Generator(device).manual_seed(seed_of(id_))
@@ -114,7 +114,7 @@ def _check(
     check = Check(id_, "", "")
     result = comparison.compare(check, {"out": out.cpu()}, expected, out_dtype)
     if device == "cpu":
-        return Result(check, result.state, f"{result.reason} {ON_CPU}".strip(), result.measured)
+        return Result(check, result.state, f"{result.reason} {_ON_CPU}".strip(), result.measured)
     return result
 
 
@@ -136,7 +136,7 @@ def _preferred(library: str, device: str) -> Iterator[None]:
         yield
         return
     before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(LIBRARIES[library])
+    torch.backends.cuda.preferred_blas_library(_LIBRARIES[library])
     asked = torch.backends.cuda.preferred_blas_library()
     try:
         yield
@@ -144,6 +144,6 @@ def _preferred(library: str, device: str) -> Iterator[None]:
         used = torch.backends.cuda.preferred_blas_library()
     finally:
         torch.backends.cuda.preferred_blas_library(before)
-    wanted = LIBRARIES[library].removeprefix("cu")
+    wanted = _LIBRARIES[library].removeprefix("cu")
     name = str(used).rsplit(".", 1)[-1].lower().removeprefix("cu")
     require(asked == used and name == wanted, f"torch used {used} instead of {_NAMES[library]}")

@@ -14,55 +14,55 @@ from torch import Tensor
 from strix_validate.checks import Check, Result, RunOptions, State, require
 from strix_validate.libraries.convolution import ON_CPU
 
-WHY = (
+_WHY = (
     "a summand that is lost where the compiler lost the wait for it, as clang 22 does in this "
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Up to 3072 tokens torch takes the kernel in which the waits were lost.
-TOKENS = (48, 1024, 3000)
-ROUNDS = {"cuda": 50, "cpu": 2}
-ROWS, WIDTH = 8, 96
+_TOKENS = (48, 1024, 3000)
+_ROUNDS = {"cuda": 50, "cpu": 2}
+_ROWS, _WIDTH = 8, 96
 #: Placeholder; run_each sets the check.
 _ANY = Check("", "", "")
 
 
 def checks() -> list[Check]:
     """One for each type."""
-    return [Check(id_, f"embedding's gradient: {id_.rsplit('-', 1)[1]}", WHY) for id_ in bodies()]
+    return [Check(id_, f"embedding's gradient: {id_.rsplit('-', 1)[1]}", _WHY) for id_ in bodies()]
 
 
 def bodies() -> dict[str, Callable[[RunOptions], Result]]:
     """For tiers.run_each."""
     return {
         f"gradients/embedding-{str(dtype).removeprefix('torch.')}": partial(_check, dtype)
-        for dtype in DTYPES
+        for dtype in _DTYPES
     }
 
 
 def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
-    """What is under test: the gradient of a table of ROWS by WIDTH."""
-    table = torch.zeros(ROWS, WIDTH, dtype=incoming.dtype, device=incoming.device)
+    """What is under test: the gradient of a table of _ROWS by _WIDTH."""
+    table = torch.zeros(_ROWS, _WIDTH, dtype=incoming.dtype, device=incoming.device)
     torch.nn.functional.embedding(tokens, table.requires_grad_()).backward(incoming)
     return table.grad
 
 
 def _check(dtype: torch.dtype, options: RunOptions) -> Result:
     generator = torch.Generator().manual_seed(7)
-    for turn in range(ROUNDS[options.device]):
-        for count in TOKENS:
-            tokens = torch.randint(ROWS, (count,), generator=generator)
+    for turn in range(_ROUNDS[options.device]):
+        for count in _TOKENS:
+            tokens = torch.randint(_ROWS, (count,), generator=generator)
             # whole numbers whose sums every type holds exactly, so that the order cannot matter
             most = 256 // count + 1 if dtype is torch.bfloat16 else 2048 // count + 1
-            signs = torch.randint(-most, most + 1, (count, WIDTH), generator=generator)
-            expected = torch.zeros(ROWS, WIDTH, dtype=signs.dtype).index_add_(0, tokens, signs)
+            signs = torch.randint(-most, most + 1, (count, _WIDTH), generator=generator)
+            expected = torch.zeros(_ROWS, _WIDTH, dtype=signs.dtype).index_add_(0, tokens, signs)
             given = signs.to(options.device, dtype)
             found = gradient(tokens.to(options.device), given).cpu()
             wrong = int((found.double() != expected).sum())
             require(
                 not wrong,
-                f"round {turn}, {count} tokens of {ROWS} rows: {wrong} of {found.numel()} sums of "
+                f"round {turn}, {count} tokens of {_ROWS} rows: {wrong} of {found.numel()} sums of "
                 "whole numbers are wrong",
             )
     note = ON_CPU if options.device == "cpu" else ""
-    return Result(_ANY, State.PASSED, note, {"rounds": ROUNDS[options.device]})
+    return Result(_ANY, State.PASSED, note, {"rounds": _ROUNDS[options.device]})

@@ -19,7 +19,7 @@ from strix_validate.models.table import NoModel, Row
 from strix_validate.terminal import JsonOption, VllmOption
 
 #: What says what a model is: for vLLM, and for diffusers.
-FILES = ("config.json", diffusion.INDEX)
+_FILES = ("config.json", diffusion.INDEX)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelAnswer:
     compared: bool
 
 
-def find(model: str) -> Path:
+def _find(model: str) -> Path:
     """The config.json or model_index.json of a folder, or of a model in Hugging Face's cache.
 
     Raises:
@@ -48,13 +48,13 @@ def find(model: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        if found := [path / name for name in FILES if (path / name).is_file()]:
+        if found := [path / name for name in _FILES if (path / name).is_file()]:
             return found[0]
-        raise NoModel(f"{model} has no {' and no '.join(FILES)}: name the folder of a model")
+        raise NoModel(f"{model} has no {' and no '.join(_FILES)}: name the folder of a model")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
         cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
-        if found := [file for name in FILES for file in sorted(cached.glob(f"*/{name}"))]:
+        if found := [file for name in _FILES for file in sorted(cached.glob(f"*/{name}"))]:
             return found[-1]
         raise NoModel(
             f"{model} is not on this machine, and nothing is downloaded here: hf download {model} "
@@ -65,7 +65,7 @@ def find(model: str) -> Path:
     raise NoModel(f"{model} is no file, no folder and no name such as Qwen/Qwen3-8B")
 
 
-def read(file: Path) -> dict:
+def _read(file: Path) -> dict:
     """A config.json.
 
     Raises:
@@ -141,7 +141,7 @@ def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
     return [*lines, f"  {'here':17} vllm serve {name} {flags}{room}"]
 
 
-def as_dict(found: ModelAnswer) -> Mapping:
+def _as_dict(found: ModelAnswer) -> Mapping:
     """What --json prints."""
     proven = [{"part": r.part, "of": r.of, "chosen": r.chosen, "proven": r.proven}
               for r in found.rows]  # fmt: skip
@@ -164,8 +164,8 @@ def models(
     from importlib.util import find_spec
 
     try:
-        file = find(model)
-        config = read(file)
+        file = _find(model)
+        config = _read(file)
         if file.name == diffusion.INDEX:
             pipeline = diffusion.answer(config, file.parent)
             said = diffusion.describe(model, pipeline, Tree())
@@ -185,7 +185,7 @@ def models(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
-        typer.echo(json.dumps(as_dict(found), indent=1))
+        typer.echo(json.dumps(_as_dict(found), indent=1))
     else:
         typer.echo("\n".join(describe(model, found, Tree())))
     raise typer.Exit(int(bool(found.refusal)))

@@ -14,7 +14,7 @@ from strix_validate.models.table import NoModel, Row
 
 INDEX = "model_index.json"
 #: Bytes of a weight as the stack loads it.
-BFLOAT16 = 2
+_BFLOAT16 = 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _weights(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     # NAME.fp16.safetensors is the same once more
     plain = [file for file in files if "." not in file.stem] or files
-    return BFLOAT16 * sum(map(_elements, plain))
+    return _BFLOAT16 * sum(map(_elements, plain))
 
 
 def _elements(file: Path) -> int:

@@ -40,7 +40,7 @@ def weights(config: Mapping) -> int:
         layers = text["encoder_layers"] * own + text["decoder_layers"] * across
         return int(total + matrix * layers)
     count = text["num_hidden_layers"]
-    linear = linear_layers(text)
+    linear = _linear_layers(text)
     total += matrix * ((count - linear) * _attention(text, hidden) + linear * _delta(text, hidden))
     wide = 2 if _is_encoder(text) else 3
     experts = next((n for k in _EXPERTS if (n := text.get(k))), 0)
@@ -73,7 +73,7 @@ def _is_encoder(text: Mapping) -> bool:
     return "type_vocab_size" in text
 
 
-def linear_layers(text: Mapping) -> int:
+def _linear_layers(text: Mapping) -> int:
     """Of a model's layers, those with linear attention."""
     if not text.get("linear_num_value_heads"):
         return 0
@@ -117,7 +117,7 @@ def cache_of_token(config: Mapping) -> int:
         return 0
     if "decoder_layers" in text:
         return 4 * text["decoder_layers"] * text["d_model"]
-    count = text["num_hidden_layers"] - linear_layers(text)
+    count = text["num_hidden_layers"] - _linear_layers(text)
     if rank := text.get("kv_lora_rank"):
         return 2 * count * (rank + text["qk_rope_head_dim"])
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]

@@ -47,23 +47,24 @@ class Row:
 
 
 @cache
-def _table() -> dict:
+def contents() -> dict:
+    """Return what table.toml has."""
     return tomllib.loads(files(__package__).joinpath("table.toml").read_text())
 
 
 def rows() -> list[Row]:
     """All rows, in the file's order."""
-    return [Row(**row | {"checks": tuple(row.get("checks", ()))}) for row in _table()["row"]]
+    return [Row(**row | {"checks": tuple(row.get("checks", ()))}) for row in contents()["row"]]
 
 
 def version() -> str:
     """The release of vLLM whose code the table was compared with."""
-    return _table()["vllm"]
+    return contents()["vllm"]
 
 
 def was_compared(config: Mapping) -> bool:
     """Whether a model of the same architecture was."""
-    return bool(set(config.get("architectures") or ()) & set(_table()["architectures"]))
+    return bool(set(config.get("architectures") or ()) & set(contents()["architectures"]))
 
 
 def format_of(config: Mapping) -> str:

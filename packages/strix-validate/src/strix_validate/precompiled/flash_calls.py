@@ -17,7 +17,7 @@ from strix_validate.attention import flash
 from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
 
 #: In tokens, and no multiple of 16.
-ODD = 100
+_ODD = 100
 #: A window of flash-attn's: unbounded.
 _ALL = (-1, -1)
 #: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
@@ -67,8 +67,8 @@ def flash_calls(
         for causal, window in product((False, True), windows):
             plan = partial(_plan, dtype=dtype, gradients=size in trained)
             mask: dict = {"causal": causal, "head_dim": size, "window": window}
-            yield plan(flash.fixed, seqlen_q=ODD, seqlen_k=ODD, **mask)
-            yield plan(flash.varlen, lengths_q=(ODD, 3), lengths_k=(ODD, 3), **mask)
+            yield plan(flash.fixed, seqlen_q=_ODD, seqlen_k=_ODD, **mask)
+            yield plan(flash.varlen, lengths_q=(_ODD, 3), lengths_k=(_ODD, 3), **mask)
         plan = partial(_plan, dtype=dtype)
         for heads, new, window in product((2, 4), (0, 1), windows):
             shape: dict = {
@@ -78,7 +78,7 @@ def flash_calls(
                 "length": 40,
                 "new": new,
             }
-            yield plan(cached, capacity=ODD, window=window, **shape)
+            yield plan(cached, capacity=_ODD, window=window, **shape)
             if has_aiter():
                 yield plan(cached, capacity=512, page=256, window=window, **shape)
         for capacity in capacities:
@@ -98,15 +98,15 @@ def _plan(
 
 
 #: Of common models, vision encoders among them.
-HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
+_HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 #: What the packages are made from. sample is enough to test one; core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
     "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(
         flash_calls,
-        HEAD_DIMS,
-        trained=HEAD_DIMS,
+        _HEAD_DIMS,
+        trained=_HEAD_DIMS,
         windowed=True,
     ),
 }

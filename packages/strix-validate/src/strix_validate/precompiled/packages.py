@@ -31,7 +31,7 @@ from strix_validate.triton.stand_in import Lookup
 BATCH = 24
 
 #: Told the answers to some calls, as they come.
-Progress = Callable[[Sequence[Answer]], None]
+_Progress = Callable[[Sequence[Answer]], None]
 
 
 def has(module: str) -> bool:
@@ -43,7 +43,7 @@ def look_up(
     calls: Sequence[Call],
     cache: Path,
     jobs: int | None = None,
-    progress: Progress = lambda _: None,
+    progress: _Progress = lambda _: None,
     whole: bool = False,
 ) -> list[Answer]:
     """Finds or compiles the kernels of calls, those of one library; cache is Triton's.

@@ -30,11 +30,11 @@ from strix_validate.vllm.kernels import SEGMENTS
 #: Beyond this, Triton addresses a cache with 64 bits, in another kernel.
 _GIB_2 = 2**31
 #: Of sequences in a batch, for the kernels that are compiled anew for one and for multiples of 16.
-BATCHES = (1, 2, 16)
+_BATCHES = (1, 2, 16)
 #: Tokens of a step, for each tile of a product with FP8 in blocks.
-FP8_TOKENS = (1, 5, 16, 17, 32)
+_FP8_TOKENS = (1, 5, 16, 17, 32)
 #: Of a token: their blocks of 128 are a multiple of 16, and none.
-FP8_SIZES = (4096, 2560)
+_FP8_SIZES = (4096, 2560)
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,15 @@ def attention_calls(
         yield AttentionCall(name, layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
 
 
-def other_calls(source: Path) -> Iterator[DeferredCall]:
+def _other_calls(source: Path) -> Iterator[DeferredCall]:
     """Rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
     for dtype in (FP16, BF16):
         plans = [
-            *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in BATCHES),
+            *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in _BATCHES),
             partial(vllm_kernels.rms_norm, columns=4096),
             *(
                 partial(quantized.fp8_blocks, tokens=n, size=size, rows=512)
-                for n, size in product(FP8_TOKENS, FP8_SIZES)
+                for n, size in product(_FP8_TOKENS, _FP8_SIZES)
             ),
         ]
         for build in plans:
@@ -219,5 +219,5 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
         *vllm_experts.experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
         *vllm_layers.linear_calls(source, LINEAR.values(), (BF16,)),
         *vllm_layers.sampling_calls(source, VOCABULARIES.values()),
-        *other_calls(source),
+        *_other_calls(source),
     ]

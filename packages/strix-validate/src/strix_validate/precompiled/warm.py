@@ -29,7 +29,7 @@ _DEFAULTS = {
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
 }
 #: Heads of a layer, and numbers of a head: more is no model.
-MOST = 4096
+_MOST = 4096
 
 
 class NoAttention(ValueError):
@@ -55,7 +55,7 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
         kinds = text.get("layer_types") or both or {"sliding_attention"}
         softcap = float(text.get("attn_logit_softcapping") or 0)
         name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
-        if not (0 < kv_heads <= heads <= MOST and 0 < size <= MOST and 0 <= window < 1 << 31):
+        if not (0 < kv_heads <= heads <= _MOST and 0 < size <= _MOST and 0 <= window < 1 << 31):
             raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
         layer = Attention(
             heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
@@ -106,7 +106,7 @@ def _linear(text: dict) -> Linear | None:
         return None
     sizes = {int(text[f"linear_{name}_head_dim"]) for name in ("key", "value")}
     heads, width = int(text["linear_num_key_heads"]), int(text["linear_conv_kernel_dim"])
-    if len(sizes) > 1 or not (0 < heads <= values <= MOST and 0 < min(sizes) <= MOST):
+    if len(sizes) > 1 or not (0 < heads <= values <= _MOST and 0 < min(sizes) <= _MOST):
         raise ValueError(f"{heads} and {values} heads of linear attention, of {sizes} numbers")
     if not 2 <= width <= 4:  # what vLLM's convolution has
         raise ValueError(f"a convolution of {width} tokens")
@@ -122,7 +122,7 @@ def others_of(config: dict) -> tuple[list[Linear], list[int]]:
     try:
         text = config.get("text_config", config)
         linear, size = _linear(text), int(text.get("vocab_size") or 0)
-        if not 0 <= size <= MOST**2:
+        if not 0 <= size <= _MOST**2:
             raise ValueError(f"a vocabulary of {size} tokens")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoAttention(f"no layers can be read from it: {error!r:.200}") from error

@@ -24,7 +24,7 @@ LENGTHS = (
     *(128, 129, 144, 160, 200, 233, 255, 256, 300, 377, 400, 511, 512, 513, 610, 700, 777, 987),
     *(1000, 1024),
 )
-CAPACITY = 4096
+_CAPACITY = 4096
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def flash_workload() -> Iterator[tuple[str, Call]]:
             packed = partial(
                 flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), head_dim=shape.head_dim
             )
-            decode = partial(cached, capacity=CAPACITY, length=n, **heads)
+            decode = partial(cached, capacity=_CAPACITY, length=n, **heads)
             for kind, build, gradients in (
                 ("forward", fixed, False),
                 ("backward", fixed, True),

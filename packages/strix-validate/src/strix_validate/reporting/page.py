@@ -8,7 +8,7 @@ from strix_validate.reporting.record import Package, Record
 from strix_validate.reporting.terminal_table import summary, worst
 
 #: What the state of a check is shown as, worst first.
-ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
+_ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
 
 
 def render(records: list[Record], names: list[str]) -> str:
@@ -43,20 +43,20 @@ def render(records: list[Record], names: list[str]) -> str:
     template = environment.get_template("page.html.j2")
     return template.render(
         runs=runs,
-        rows=compare(records),
-        states=ORDER,
-        versions=versions(records),
-        packages=packages(records, names),
+        rows=_compare(records),
+        states=_ORDER,
+        versions=_versions(records),
+        packages=_packages(records, names),
     )
 
 
-def versions(records: list[Record]) -> dict[str, list[str | None]]:
+def _versions(records: list[Record]) -> dict[str, list[str | None]]:
     """Of each library by name: the version in each record."""
     names = dict.fromkeys(name for record in records for name in record.versions)
     return {name: [record.versions.get(name) for record in records] for name in names}
 
 
-def packages(records: list[Record], names: list[str]) -> list[tuple[Package, list[str]]]:
+def _packages(records: list[Record], names: list[str]) -> list[tuple[Package, list[str]]]:
     """Each conda package once, with the names of the records that have it."""
     found: dict[tuple, tuple[Package, list[str]]] = {}
     for record, name in zip(records, names, strict=True):
@@ -66,7 +66,7 @@ def packages(records: list[Record], names: list[str]) -> list[tuple[Package, lis
     return sorted(found.values(), key=lambda entry: entry[0].name)
 
 
-def compare(records: list[Record]) -> list[dict]:
+def _compare(records: list[Record]) -> list[dict]:
     """For several records, of the checks that all have: those whose state differs, and the rates of
     the benchmarks."""
     if len(records) < 2:
@@ -85,6 +85,6 @@ def _tiers(record: Record) -> list[dict]:
     tiers = []
     for name in dict.fromkeys(check.tier for check in record.checks):
         checks = [check for check in record.checks if check.tier == name]
-        groups = {state: [c for c in checks if c.state is state] for state in ORDER}
+        groups = {state: [c for c in checks if c.state is state] for state in _ORDER}
         tiers.append({"name": name, "groups": groups})
     return tiers

@@ -23,7 +23,7 @@ COLOURS = {
     "flash-attn": "#8a5cd6",
     "vllm": "#c23b5e",
 }
-STYLE = {
+_STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "strix-validate",
     "font.family": "sans-serif",
@@ -48,11 +48,11 @@ def figures(record: Record) -> Iterator[Figure]:
     }
     loads = [check.measured for check in record.checks if "tokens_per_second" in check.measured]
     if loads:
-        with matplotlib.rc_context(STYLE):
+        with matplotlib.rc_context(_STYLE):
             yield _loads(loads)
     if not rates:
         return
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         for direction in ("forward", "backward"):
             yield _rates(rates, direction)
         speedups = {
@@ -67,7 +67,7 @@ def figures(record: Record) -> Iterator[Figure]:
 def svg(figure: Figure) -> str:
     """The figure as an SVG element to stand in a page."""
     stream = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
@@ -80,7 +80,7 @@ def svg(figure: Figure) -> str:
 def write(record: Record, folder: Path) -> list[Path]:
     """PNG and SVG files of the figures, for use elsewhere; on white."""
     files = []
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         for number, figure in enumerate(figures(record), 1):
             for suffix in ("svg", "png"):
                 files.append(folder / f"bench-{number}.{suffix}")

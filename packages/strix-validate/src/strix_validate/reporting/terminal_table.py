@@ -12,7 +12,7 @@ from rich.table import Table
 from strix_validate.checks import Severity, State
 from strix_validate.reporting.record import CheckRecord, Record
 
-COLOUR = {
+_COLOUR = {
     State.PASSED: "green",
     State.FAILED: "red",
     State.SKIPPED: "yellow",
@@ -50,7 +50,7 @@ def _verdict(check: CheckRecord) -> State | Severity:
 
 def _coloured(verdict: State | Severity, number: int | None = None) -> str:
     words = verdict.value if number is None else f"{number} {verdict.value}"
-    return f"[{COLOUR[verdict]}]{words}[/]"
+    return f"[{_COLOUR[verdict]}]{words}[/]"
 
 
 def _speed_table(checks: list[CheckRecord]) -> Table:
@@ -78,7 +78,7 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
 
 
 #: By the last part of what a measured value is called.
-UNITS = {
+_UNITS = {
     "ms": "ms",
     "gbps": "GB/s",
     "tflops": "TFLOP/s",
@@ -124,6 +124,6 @@ def _worded(name: str, value: int | float | str) -> str:
     if isinstance(value, float) and name.endswith("_of_peak"):
         number = f"{value:.1%}"
     rest, _, unit = name.rpartition("_")
-    has_unit = rest and unit in UNITS
+    has_unit = rest and unit in _UNITS
     words = (rest if has_unit else name).replace("_", " ")  # not the value: x86_64
-    return f"{words} {number} {UNITS[unit]}" if has_unit else f"{words} {number}"
+    return f"{words} {number} {_UNITS[unit]}" if has_unit else f"{words} {number}"

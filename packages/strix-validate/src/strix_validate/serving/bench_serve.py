@@ -11,9 +11,9 @@ from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import LIMIT, Endpoint
 
 #: Requests, and how many at a time; tokens that each has and gets.
-REQUESTS, LOAD, READ, WRITTEN = 32, 16, 512, 64
+_REQUESTS, _LOAD, _READ, _WRITTEN = 32, 16, 512, 64
 #: Of its result, what is kept; times are in milliseconds.
-KEPT = (
+_KEPT = (
     "completed", "failed", "request_throughput", "output_throughput", "mean_ttft_ms",
     "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
 )  # fmt: skip
@@ -31,9 +31,9 @@ def measure(server: Endpoint) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             program, "bench", "serve", "--base-url", server.url, "--model", server.model,
-            "--dataset-name", "random", "--random-input-len", str(READ),
-            "--random-output-len", str(WRITTEN), "--num-prompts", str(REQUESTS),
-            "--max-concurrency", str(LOAD), "--ignore-eos", "--disable-tqdm", "--save-result",
+            "--dataset-name", "random", "--random-input-len", str(_READ),
+            "--random-output-len", str(_WRITTEN), "--num-prompts", str(_REQUESTS),
+            "--max-concurrency", str(_LOAD), "--ignore-eos", "--disable-tqdm", "--save-result",
             "--result-dir", folder, "--result-filename", "found.json",
         ]  # fmt: skip
         try:
@@ -45,9 +45,9 @@ def measure(server: Endpoint) -> dict:
             raise CheckFailed(f"vllm bench serve ended with {ended.returncode}: {' '.join(last)}")
         try:
             found = json.loads(Path(folder, "found.json").read_bytes())
-            kept = {name: float(found[name]) for name in KEPT if name in found}
+            kept = {name: float(found[name]) for name in _KEPT if name in found}
             done = int(found["completed"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckFailed(f"vllm bench serve wrote no result: {error!r:.200}") from error
-    require(done == REQUESTS, f"{done} of {REQUESTS} requests of vllm bench serve were answered")
+    require(done == _REQUESTS, f"{done} of {_REQUESTS} requests of vllm bench serve were answered")
     return kept

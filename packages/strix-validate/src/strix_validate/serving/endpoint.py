@@ -21,11 +21,11 @@ from strix_validate.checks import CannotRun, CheckFailed, require
 LOADS = (1, 4, 16)
 #: Of a log probability between prefill and decoding, and between alone and in a batch: sums have
 #: another order, in 16 bits.
-BOUND = 0.3
+_BOUND = 0.3
 #: Seconds that a request may take, and those after an aborted one.
-LIMIT, AFTER_ABORT = 300.0, 60.0
+LIMIT, _AFTER_ABORT = 300.0, 60.0
 #: What a server says that it used, of OpenAI's API.
-COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _SUBJECTS = (
     "A tide, a violin, photosynthesis, the printing press, a glacier, bread, the compass, cement, "
     "an eclipse, the monsoon, a honeybee, paper, a volcano, the loom, rust, an orchard"
@@ -38,7 +38,7 @@ PROMPTS = tuple(
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: tokens as ids, log probabilities of each, and COUNTS.
+    """An answer: tokens as ids, log probabilities of each, and _COUNTS.
 
     seconds: from the request to each part of a stream.
     """
@@ -164,7 +164,7 @@ def largest_difference(first: Sequence[float], second: Sequence[float]) -> float
     return max(differences, default=0.0)
 
 
-def judge_greedy(server: Endpoint, found: Generation, bound: float = BOUND) -> dict:
+def judge_greedy(server: Endpoint, found: Generation, bound: float = _BOUND) -> dict:
     """What was generated is what the server's own prefill finds likeliest, and as likely.
 
     Raises CheckFailed otherwise. Near ties may fall either way.
@@ -182,14 +182,14 @@ def judge_greedy(server: Endpoint, found: Generation, bound: float = BOUND) -> d
 
 def _counts(usage: dict) -> dict:
     """The three counts; vLLM adds `prompt_tokens_details`, though not to each kind of answer."""
-    return {name: usage.get(name) for name in COUNTS}
+    return {name: usage.get(name) for name in _COUNTS}
 
 
 def judge_usage(found: Generation, number: int) -> dict:
     """Tokens are counted, and the end is said to be the limit's. Raises CheckFailed otherwise."""
     require(len(found.tokens) == number, f"{len(found.tokens)} tokens, {number} were asked for")
     counts = (len(found.prompt), number, len(found.prompt) + number)
-    expected = dict(zip(COUNTS, counts, strict=True))
+    expected = dict(zip(_COUNTS, counts, strict=True))
     require(found.usage == expected, f"usage says {found.usage}, right is {expected}")
     return found.usage
 
@@ -209,7 +209,7 @@ def judge_probabilities(found: Generation) -> dict:
 
 
 def judge_together(
-    server: Endpoint, prompts: Sequence, load: int, number: int = 24, bound: float = BOUND
+    server: Endpoint, prompts: Sequence, load: int, number: int = 24, bound: float = _BOUND
 ) -> dict:
     """Each of several requests at a time gets its own answer. Raises CheckFailed otherwise."""
     with ThreadPoolExecutor(load) as pool:
@@ -232,12 +232,12 @@ def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
     return {"parts": len(parts.seconds)}
 
 
-def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = BOUND) -> dict:
+def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUND) -> dict:
     """After a client that left, the next one gets a right answer in time."""
     body = _request(prompt, 200, stream=True)
     next(server.parts("/v1/completions", body)).get("choices")
     begin = time.perf_counter()
-    found = server.generate(prompt, number, AFTER_ABORT)
+    found = server.generate(prompt, number, _AFTER_ABORT)
     judge_greedy(server, found, bound)
     return {"next_seconds": round(time.perf_counter() - begin, 2)}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 #: Token ids.
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
 TOKENS = 24
-REPEATS = 3
+_REPEATS = 3
 #: Other prompts, for requests at the same time: of several lengths, none the begin of another.
 OTHERS = [[29 + 31 * i, *PROMPT[i : 9 + 4 * i], 3 + i] for i in range(11)]
 #: Of a message the tokens 3, its words, 4.
-TEMPLATE = (
+_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}w3 {% endif %}"
     "{{ message.content }} w4 {% endfor %}"
 )
@@ -39,7 +39,7 @@ def make(folder: str) -> dict:
         initializer_range=0.08,
     )  # fmt: skip
     LlamaForCausalLM(config).half().save_pretrained(folder)
-    make_tokenizer(Path(folder))
+    _make_tokenizer(Path(folder))
     # read again: half() rounds the frequencies of rope as well, which no weight holds
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -47,7 +47,7 @@ def make(folder: str) -> dict:
     return {"logprobs": logits.log_softmax(-1).tolist()}
 
 
-def make_tokenizer(folder: Path) -> None:
+def _make_tokenizer(folder: Path) -> None:
     """Writes a tokenizer whose token 7 is the word w7."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -55,11 +55,11 @@ def make_tokenizer(folder: Path) -> None:
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(512)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w2")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
 
 
-def score(folder: str, tokens: list[int]) -> dict:
+def _score(folder: str, tokens: list[int]) -> dict:
     """The log probability of each of these tokens after the prompt and the ones before it, and that
     of the likeliest one, from transformers in float32 on the CPU."""
     import torch
@@ -73,7 +73,7 @@ def score(folder: str, tokens: list[int]) -> dict:
     return {"logprobs": own.tolist(), "best": found.amax(-1).tolist()}
 
 
-def generate(folder: str, dtype: str = "float16") -> dict:
+def _generate(folder: str, dtype: str = "float16") -> dict:
     """Greedy tokens of the same prompt, several times in one batch, and the log probability of the
     first one, from vLLM in this process."""
     # the engine in this process ends with it
@@ -94,7 +94,7 @@ def generate(folder: str, dtype: str = "float16") -> dict:
     sampling = SamplingParams(
         temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=1
     )
-    prompts = [{"prompt_token_ids": PROMPT}] * REPEATS
+    prompts = [{"prompt_token_ids": PROMPT}] * _REPEATS
     outputs = [found.outputs[0] for found in model.generate(prompts, sampling)]
     first = outputs[0].token_ids[0]
     return {
@@ -106,13 +106,13 @@ def generate(folder: str, dtype: str = "float16") -> dict:
 if __name__ == "__main__":
     task, folder, *model = sys.argv[1:]
     if task == "score":
-        found = score(folder, json.loads(model[0]))
+        found = _score(folder, json.loads(model[0]))
     elif not model:
-        found = {"make": make, "generate": generate}[task](folder)
+        found = {"make": make, "generate": _generate}[task](folder)
     elif task == "make":
         from strix_validate.serving import tiny_models
 
         found = tiny_models.make(model[0], Path(folder), PROMPT)
     else:
-        found = generate(folder, "bfloat16")
+        found = _generate(folder, "bfloat16")
     print(json.dumps(found))

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from strix_validate.vllm.mxfp4 import FP4
 
-VOCABULARY = 512
+_VOCABULARY = 512
 #: Numbers that share a scale: of int4, of fp4, and the square blocks of fp8.
-INT4_GROUP, FP4_GROUP, FP8_BLOCK = 32, 32, 128
-FP8 = torch.float8_e4m3fn
-WEIGHTS = "model.safetensors"
+_INT4_GROUP, _FP4_GROUP, _FP8_BLOCK = 32, 32, 128
+_FP8 = torch.float8_e4m3fn
+_WEIGHTS = "model.safetensors"
 
 _COMMON = {
-    "vocab_size": VOCABULARY, "max_position_embeddings": 512, "num_hidden_layers": 2,
+    "vocab_size": _VOCABULARY, "max_position_embeddings": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0, "tie_word_embeddings": False,
     # larger than the default: with flat logits, any token would do
@@ -32,7 +32,7 @@ _COMMON = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _LLAMA = _COMMON | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
 #: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
-Quantized = tuple[dict[str, Tensor], Tensor]
+_Quantized = tuple[dict[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class TinyModel:
     architecture: str
     config: dict
     why: str
-    quantize: Callable[[str, Tensor], Quantized | None] = lambda name, weight: None
+    quantize: Callable[[str, Tensor], _Quantized | None] = lambda name, weight: None
     quantization: dict | None = None
     method: str = ""
 
 
-def int4(name: str, weight: Tensor) -> Quantized | None:
+def int4(name: str, weight: Tensor) -> _Quantized | None:
     """compressed-tensors' pack-quantized W4A16: eight numbers to an int32, a scale to a group."""
     if not name.endswith("proj.weight"):
         return None
     rows, columns = weight.shape
-    groups = weight.float().view(rows, -1, INT4_GROUP)
+    groups = weight.float().view(rows, -1, _INT4_GROUP)
     scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16()
     codes = (groups / scale.float()).round().clamp(-8, 7)
     nibbles = (codes + 8).long().view(rows, columns // 8, 8) << torch.arange(0, 32, 4)
@@ -68,22 +68,22 @@ def int4(name: str, weight: Tensor) -> Quantized | None:
     return tensors, (codes * scale.float()).view(rows, columns)
 
 
-def fp8(name: str, weight: Tensor) -> Quantized | None:
+def fp8(name: str, weight: Tensor) -> _Quantized | None:
     """FP8 of blocks of 128 by 128, each with a scale, as Qwen and DeepSeek release it."""
     if not name.endswith("proj.weight"):
         return None
-    blocks = weight.float().view(len(weight) // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
-    scale = blocks.abs().amax((1, 3)) / torch.finfo(FP8).max
-    every = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
-    codes = (weight.float() / every).to(FP8)
+    blocks = weight.float().view(len(weight) // _FP8_BLOCK, _FP8_BLOCK, -1, _FP8_BLOCK)
+    scale = blocks.abs().amax((1, 3)) / torch.finfo(_FP8).max
+    every = scale.repeat_interleave(_FP8_BLOCK, 0).repeat_interleave(_FP8_BLOCK, 1)
+    codes = (weight.float() / every).to(_FP8)
     return {"": codes, "_scale_inv": scale}, codes.float() * every
 
 
-def mxfp4(name: str, weight: Tensor) -> Quantized | None:
+def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
     """gpt-oss's experts: blocks of 32 fp4 numbers with a power of two each; (experts, in, out)."""
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return None
-    groups = weight.float().transpose(1, 2).unflatten(-1, (-1, FP4_GROUP))
+    groups = weight.float().transpose(1, 2).unflatten(-1, (-1, _FP4_GROUP))
     power = (groups.abs().amax(-1, keepdim=True) / 6).log2().ceil()
     codes = (groups[..., None] / power.exp2()[..., None] - FP4.float()).abs().argmin(-1)
     values = (FP4.float()[codes] * power.exp2()).flatten(-2).transpose(1, 2)
@@ -108,7 +108,7 @@ MODELS = {
             "quantization_status": "compressed", "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
                 "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
-                "group_size": INT4_GROUP,
+                "group_size": _INT4_GROUP,
             }}},
         },
         "compressed-tensors",
@@ -121,7 +121,7 @@ MODELS = {
         fp8,
         {
             "quant_method": "fp8", "activation_scheme": "dynamic",
-            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+            "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK],
         },
         "fp8",
     ),
@@ -164,7 +164,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     config = AutoConfig.for_model(model.kind, **model.config)
     network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     network.save_pretrained(plain)
-    file, meant = plain / WEIGHTS, {}
+    file, meant = plain / _WEIGHTS, {}
     tensors: dict[str, torch.Tensor] = {}
     for key, weight in load_file(file).items():
         if found := model.quantize(key, weight):
@@ -172,7 +172,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
             meant[key] = found[1].contiguous()
         else:
             tensors[key], meant[key] = weight, weight.float()
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     save_file(meant, file, {"format": "pt"})
     said = json.loads((plain / "config.json").read_text())
     said |= {"quantization_config": model.quantization} if model.quantization else {}

@@ -26,14 +26,14 @@ from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
 
 #: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
-START_LIMIT = 900
-STOP_LIMIT = 60
-NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_START_LIMIT = 900
+_STOP_LIMIT = 60
+_NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 #: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
-GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
+_GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
 
 
-def once(make: Callable) -> property:
+def _once(make: Callable) -> property:
     """A property computed on first use. Failures are kept as well: one may have taken minutes."""
 
     def get(self):
@@ -58,8 +58,8 @@ class ServerSession:
     """
 
     device: str
-    start_limit: float = START_LIMIT
-    stop_limit: float = STOP_LIMIT
+    start_limit: float = _START_LIMIT
+    stop_limit: float = _STOP_LIMIT
     made: dict = field(default_factory=dict)
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -77,43 +77,43 @@ class ServerSession:
         if self.device != "cuda":
             raise CannotRun("vLLM serves only on a GPU here, and torch sees none")
 
-    @once
+    @_once
     def folder(self) -> Path:
         """Holds the model and the log, as long as this is open."""
         return Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
 
-    @once
+    @_once
     def reference(self) -> list[float]:
         """Log probability of each token after the prompt; writes the model."""
         self.need_vllm()
-        return _child("make", self.folder / "model")["logprobs"]
+        return in_child("make", self.folder / "model")["logprobs"]
 
     def make_model(self) -> None:
         """Write the model, once."""
         _ = self.reference
 
-    @once
+    @_once
     def offline(self) -> dict:
         """See tiny_llama.generate."""
         self.make_model()
-        return _child("generate", self.folder / "model")
+        return in_child("generate", self.folder / "model")
 
     def generate(self, name: str) -> tuple[list[float], dict]:
         """Of a model of tiny_models: its reference, and what vLLM generates offline."""
         self.need_vllm()
         folder = self.folder / name
-        return _child("make", folder, name)["logprobs"], _child("generate", folder, name)
+        return in_child("make", folder, name)["logprobs"], in_child("generate", folder, name)
 
     def score(self, tokens: list[int]) -> dict:
         """See tiny_llama.score: these tokens after the prompt, by transformers in float32."""
-        return _child("score", self.folder / "model", json.dumps(tokens))
+        return in_child("score", self.folder / "model", json.dumps(tokens))
 
-    @once
+    @_once
     def answer(self) -> Generation:
         """What the server makes of the prompt."""
         return self.server.endpoint.generate(PROMPT, TOKENS)
 
-    @once
+    @_once
     def server(self) -> "VllmServer":
         """A server of the model, started when first asked for."""
         self.make_model()
@@ -141,14 +141,14 @@ class VllmServer:
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
             "--served-model-name", "tiny", "--enable-prefix-caching", "--dtype", "float16",
-            "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", GRAPHS,
+            "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", _GRAPHS,
             "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
         ]  # fmt: skip
         begin = time.perf_counter()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                env=os.environ | NETWORK_OFF,
+                env=os.environ | _NETWORK_OFF,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -195,14 +195,14 @@ class VllmServer:
         return True
 
 
-def _child(task: str, folder: Path, *model: str) -> dict:
+def in_child(task: str, folder: Path, *model: str) -> dict:
     """tiny_llama's answer. Raises CheckFailed with the end of its log if it failed."""
     done = subprocess.run(
         [sys.executable, "-m", "strix_validate.serving.tiny_llama", task, folder, *model],
-        env=os.environ | NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | _NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=START_LIMIT,
+        timeout=_START_LIMIT,
     )
     last = " | ".join(done.stderr.strip().splitlines()[-3:])
     require(done.returncode == 0, f"{task} ended with status {done.returncode}: {last}")

@@ -21,7 +21,7 @@ from strix_validate.vllm import vllm_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
-FLASH_DTYPES = {
+_FLASH_DTYPES = {
     "gpu": (torch.float16, torch.bfloat16),
     "interpreter": (torch.float32, torch.float16),
 }
@@ -64,11 +64,12 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
-    yield from vllm_checks.run("attention", wanted, options, mode, _judge_vllm)
-    yield from package_checks.run("attention", wanted, options, mode, _judge_vllm)
+    yield from vllm_checks.run("attention", wanted, options, mode, judge_kernels)
+    yield from package_checks.run("attention", wanted, options, mode, judge_kernels)
 
 
-def _judge_vllm(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
+def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
+    """Fail a call that raised or whose numbers are out of bounds; see comparison.compare."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     return compare(check, answer.tensors, expected, call.dtype)
@@ -94,7 +95,7 @@ def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.FlashCas
         Check(f"flash-attn/{kind}/{case.name}", f"{where[kind]}: {case.title}", case.why): case
         for kind in where
         if only in ("", kind)
-        for dtype in FLASH_DTYPES[kind]
+        for dtype in _FLASH_DTYPES[kind]
         for case in flash_cases.cases(dtype)
         if size.holds(case.size)
     }

@@ -62,18 +62,18 @@ SIZES = {
 }
 MASKS = {"causal": True, "full": False}
 #: Those of torch, flash-attn's own package, and vLLM's kernel on its paged cache.
-ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
+_ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: fp16 operations per clock of one compute unit's or multiprocessor's matrix units. gfx1151:
 #: 16x16x16 WMMA, 512 (RDNA 3 ISA guide); NVIDIA: dense, from the data sheets of A100 and H100.
-OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 4096}
+_OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 4096}
 #: Where scores fill memory, flash attention is at least this much faster than math.
-LEAST_SPEEDUP = 1.5
+_LEAST_SPEEDUP = 1.5
 #: Two measurements of the same call may differ by this much.
-TIMER_TOLERANCE = 0.05
+_TIMER_TOLERANCE = 0.05
 #: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
 #: either timer sees some of them: measured, but not judged. A thread of its own launches a backward
 #: pass, which took up to 0.14 ms on an H200's host.
-LAUNCHES = 0.2
+_LAUNCHES = 0.2
 
 
 def operations(size: str, causal: bool, direction: str) -> float:
@@ -87,7 +87,7 @@ def operations(size: str, causal: bool, direction: str) -> float:
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
     """10^12 fp16 operations per second at this clock, None for an unknown chip."""
-    per_clock = OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
+    per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
     return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
 
 
@@ -95,7 +95,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
     """Route, size and mask of what is measured: decoding has no mask, and vLLM only a causal one,
     which for one query is none."""
     for size, work in SIZES.items():
-        for mask, route in product(MASKS, ROUTES):
+        for mask, route in product(MASKS, _ROUTES):
             if mask == ("causal" if work.queries else "full" if route == "vllm" else ""):
                 continue
             yield route, size, mask
@@ -153,12 +153,13 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         return
     # ratios reuse the measurements
     measure = cache(lambda route, size, mask: _measure(route, size, mask, options))
-    yield from run_each(wanted, options, {check.id: _body(check, measure) for check in wanted})
+    yield from run_each(wanted, options, {check.id: body_of(check, measure) for check in wanted})
 
 
-def _body(check: Check, measure: Callable[..., dict]) -> Callable[[RunOptions], dict | Result]:
+def body_of(check: Check, measure: Callable[..., dict]) -> Callable[[RunOptions], dict | Result]:
+    """Return the function of a check; it times with measure, or compares what it timed."""
     parts = check.id.split("/")
-    if parts[1] in ROUTES:
+    if parts[1] in _ROUTES:
         return lambda options: measure(parts[1], *parts[2].split("-"))
     if parts[1] == "speedup":
         return lambda options: _speedup(options, measure, *parts[2].split("-"))
@@ -313,7 +314,7 @@ def _speedup(options: RunOptions, measure: Callable[..., dict], size: str, mask:
         if f"{direction}_ms" in flash
     }
     if size in ("large", "xlarge", "gqa"):
-        require(found["forward"] >= LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
+        require(found["forward"] >= _LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
     return found
 
 
@@ -368,7 +369,7 @@ def _compare_timers(options: RunOptions) -> Result:
             # the minimum: interruptions only add
             ours, theirs = (min(column) for column in zip(*pairs, strict=True))
             found[f"{size}_{direction}"] = ours / theirs
-            if ours > LAUNCHES and abs(ours / theirs - 1) > TIMER_TOLERANCE:
+            if ours > _LAUNCHES and abs(ours / theirs - 1) > _TIMER_TOLERANCE:
                 wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
     state = State.FAILED if wrong else State.PASSED
     return Result(Check("", "", ""), state, "; ".join(wrong), found)

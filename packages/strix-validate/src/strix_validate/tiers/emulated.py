@@ -96,7 +96,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     if importlib.util.find_spec("flash_attn") is None:
         yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
         return
-    problems = [_problem(SHAPES[check.id.removeprefix("emulated/")]) for check in wanted]
+    problems = [problem(SHAPES[check.id.removeprefix("emulated/")]) for check in wanted]
     try:
         answers = triton_modes.run([call for call, _ in problems], "emulate")
     except (CannotRun, triton_modes.ChildError) as error:
@@ -130,7 +130,7 @@ def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Re
     return replace(result, measured=result.measured | {"kernels": kernels}, seconds=seconds)
 
 
-def _problem(shape: CallShape):
+def problem(shape: CallShape):
     """The call, the same numbers in every run, and what it must return: see flash_cases.Case."""
     lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),) * shape.batch
     lengths_q, lengths_k = zip(*lengths, strict=True)

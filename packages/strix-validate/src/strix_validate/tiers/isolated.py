@@ -19,7 +19,7 @@ from strix_validate.tiers import run_each
 
 #: Seconds that a child may take: MIOpen's search may lock up the GPU
 #: (https://github.com/ROCm/TheRock/issues/5581).
-LIMIT = 900.0
+_LIMIT = 900.0
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     wanted: list[Check],
     options: RunOptions,
     environment: Mapping[str, str] | None = None,
-    limit: float = LIMIT,
+    limit: float = _LIMIT,
 ) -> Iterator[Result]:
     """One result per wanted check, from the functions that the module's bodies() gives.
 

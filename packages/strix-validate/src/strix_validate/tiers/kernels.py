@@ -57,8 +57,8 @@ def _flash_checks() -> list[Check]:
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
-    yield from vllm_checks.run("kernels", wanted, options, "compile", _judge_products)
-    yield from package_checks.run("kernels", wanted, options, "compile", _judge_products)
+    yield from vllm_checks.run("kernels", wanted, options, "compile", judge_products)
+    yield from package_checks.run("kernels", wanted, options, "compile", judge_products)
     known = _flash_checks()
     wanted = [check for check in wanted if check in known]
     if not wanted:
@@ -67,7 +67,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
         return
     try:
-        answers = triton_modes.run([_call(check) for check in wanted], "compile").calls
+        answers = triton_modes.run([call_of(check) for check in wanted], "compile").calls
     except triton_modes.ChildError as error:
         yield from (Result(check, State.FAILED, str(error)) for check in wanted)
         return
@@ -81,7 +81,7 @@ def judge(check: Check, answer: triton_modes.Answer) -> Result:
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
-def _judge_products(
+def judge_products(
     check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.Answer
 ) -> Result:
     """See products of VllmCall and PackageCall."""
@@ -154,7 +154,8 @@ def find_faults(fact: dict) -> list[str]:
     return [fault for fault, holds in rules.items() if not holds]
 
 
-def _call(check: Check) -> flash.FlashCall:
+def call_of(check: Check) -> flash.FlashCall:
+    """Return the call of flash-attn that a check compiles, with tensors of zeros."""
     build, dtype = _CALLS[check.id.removeprefix("kernels/")]
     call, _ = build(lambda *shape: torch.zeros(shape, dtype=dtype))
     return call

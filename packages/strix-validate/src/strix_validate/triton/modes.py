@@ -29,7 +29,7 @@ from strix_validate.triton.call import Call
 #: ask: which kernels those are, and none is compiled.
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
 #: Seconds for all calls together.
-LIMIT = 1800
+_LIMIT = 1800
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
     from a cache or a package could hide that it no longer does.
 
     Raises:
-        ChildError: the child crashed, could not import the library, or exceeded LIMIT.
+        ChildError: the child crashed, could not import the library, or exceeded _LIMIT.
         CannotRun: mode "emulate" has no disassembler.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -113,10 +113,10 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=LIMIT,
+                timeout=_LIMIT,
             )
         except subprocess.TimeoutExpired as error:
-            raise ChildError(f"no answer within {LIMIT} s") from error
+            raise ChildError(f"no answer within {_LIMIT} s") from error
         if child.returncode:
             last = child.stderr.strip().splitlines()[-3:]
             raise ChildError(f"exit status {child.returncode}: {' | '.join(last)}")

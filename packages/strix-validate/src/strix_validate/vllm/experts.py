@@ -20,7 +20,7 @@ from strix_validate.vllm import source as vllm_source
 _MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 #: In a step of a server. Together they need every kernel that any number up to 8192 needs: found by
 #: counting, with the tables of the recipe vllm. Those behind 518 are for few experts.
-TOKENS = (
+_TOKENS = (
     1, 2, 3, 5, 8, 13, 16, 21, 40, 41, 48, 65, 72, 80, 97, 98, 112, 129, 130, 144, 515, 518, 528,
     2065, 2080,
 )  # fmt: skip
@@ -143,7 +143,7 @@ def experts_calls(
     source: Path,
     layers: Iterable[Experts],
     dtypes: Iterable[torch.dtype],
-    tokens: Iterable[int] = TOKENS,
+    tokens: Iterable[int] = _TOKENS,
 ) -> Iterator[ExpertsCall]:
     """These layers, for every kind of batch."""
     for layer, dtype, n in product(layers, dtypes, tokens):

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import hybrid, kernels, source
+from strix_validate.vllm import _hybrid, kernels, source
 from strix_validate.vllm.vllm_call import VllmCall
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
@@ -44,7 +44,7 @@ def decoding(
         tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
         tensors |= {f"norm{i}{part}": 1 + randn(HIDDEN) / 8 for part in "ab"}
         if i < linear:
-            own = hybrid.weights(randn, HIDDEN)
+            own = _hybrid.weights(randn, HIDDEN)
             tensors |= {f"linear{i}-{name}": x for name, x in own.items()}
     tensors["norm"] = 1 + randn(HIDDEN) / 8
     angle = torch.arange(PROMPT + STEPS)[:, None] / 100.0 ** torch.linspace(0, 1, SIZE // 2)
@@ -95,7 +95,7 @@ def _forward(
     for i in range(LAYERS):
         normed = _norm(x, tensors[f"norm{i}a"], dtype)
         if i < linear:
-            found = hybrid.forward(_linear(tensors, i), normed, PROMPT, dtype)
+            found = _hybrid.forward(_linear(tensors, i), normed, PROMPT, dtype)
         else:
             q, k, v = times(normed, tensors[f"qkv{i}"]).split(_CUTS, -1)
             heads = (y.view(len(x), -1, SIZE) for y in (turned(q), turned(k), v))
@@ -135,7 +135,7 @@ def _decode(
     """The prompt, then token by token."""
     block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
     caches: list[Any] = [
-        hybrid.empty(place)
+        _hybrid.empty(place)
         if i < linear
         else [torch.full((4, block, KV_HEADS, SIZE), float("nan"), **place) for _ in "kv"]
         for i in range(LAYERS)
@@ -195,7 +195,7 @@ def _step(
     for i, cache in enumerate(caches):
         normed = norm(x, f"norm{i}a")
         if i < linear:
-            seen = hybrid.step(_linear(tensors, i), normed, cache, not begin)
+            seen = _hybrid.step(_linear(tensors, i), normed, cache, not begin)
         else:
             seen = attended(i, normed)
         x = x + seen @ tensors[f"out{i}"].T

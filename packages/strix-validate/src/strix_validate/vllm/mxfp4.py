@@ -16,9 +16,9 @@ _SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 #: The numbers of fp4: a sign, two bits of exponent, one of mantissa.
 FP4 = torch.cat([_SIZES, -_SIZES])
 #: Numbers that share a scale, which is a power of two.
-GROUP = 32
+_GROUP = 32
 #: Of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
-ALPHA, LIMIT = 1.702, 7.0
+_ALPHA, _LIMIT = 1.702, 7.0
 
 
 def problem(
@@ -34,11 +34,11 @@ def problem(
     values = {}
     for name, rows, columns in (("w1", 2 * inner, size), ("w2", size, inner)):
         codes = (randn(experts, rows, columns).float().abs() * 1000).long() % 16
-        powers = (randn(experts, rows, columns // GROUP).float().abs() * 1000).long() % 4 + 120
+        powers = (randn(experts, rows, columns // _GROUP).float().abs() * 1000).long() % 4 + 120
         tensors[name] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
         tensors[f"{name}_scale"] = powers.to(torch.uint8)
         tensors[f"{name}_bias"] = randn(experts, rows).float()
-        values[name] = FP4[codes] * torch.exp2(powers - 127.0).repeat_interleave(GROUP, -1)
+        values[name] = FP4[codes] * torch.exp2(powers - 127.0).repeat_interleave(_GROUP, -1)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         best = tensors["logits"].double().topk(top_k, -1)
@@ -66,8 +66,8 @@ def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision
     gate, up = both[..., ::2], both[..., 1::2]
     if dtype == reference.TERMS:  # the activation's slopes are below those of this product
         return layer("w2", gate * (up + 1))
-    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-    return layer("w2", reference.stored(gate * (ALPHA * gate).sigmoid() * (up + 1), dtype))
+    gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
+    return layer("w2", reference.stored(gate * (_ALPHA * gate).sigmoid() * (up + 1), dtype))
 
 
 def launch(tensors: dict[str, Tensor], top_k: int) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ def _wrapped(generation: str, codes: Tensor, scale: Tensor):
     codes = tensor.wrap_torch_tensor(codes.transpose(-2, -1), dtype=tensor.FP4)
     scale = tensor.wrap_torch_tensor(scale.transpose(-2, -1))
     codes, scale = map(tensor.convert_layout, (codes, scale), layouts)
-    named = {"b_mx_scale": scale, "b_microblock_size": GROUP}
+    named = {"b_mx_scale": scale, "b_microblock_size": _GROUP}
     named = named if generation == "3.8" else {"weight_scale": scale}
     flex = matmul.FlexCtx(rhs_data=numerics.InFlexData())
     return codes, matmul.PrecisionConfig(flex_ctx=flex, **named)

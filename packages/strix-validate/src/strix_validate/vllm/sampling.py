@@ -187,7 +187,7 @@ def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
     return (tokens[:, None] == torch.arange(vocabulary, device=tokens.device)).double()
 
 
-def _beyond(tokens: Tensor, logits: Tensor) -> Tensor:
+def beyond(tokens: Tensor, logits: Tensor) -> Tensor:
     """Of draws from one distribution: for each token 1 where its count is SIGMAS off, else 0."""
     shares = logits.double().softmax(-1)
     counts = _one_hot(tokens.flatten(), len(shares)).sum(0)
@@ -229,7 +229,7 @@ def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
     )  # fmt: skip
     return {
         "greedy": _one_hot(sampled[draws:], vocabulary),
-        "beyond": _beyond(sampled[:draws], tensors["logits"] / temperature),
+        "beyond": beyond(sampled[:draws], tensors["logits"] / temperature),
     }
 
 

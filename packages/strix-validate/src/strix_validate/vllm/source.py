@@ -154,7 +154,8 @@ class _StandIn(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-def _stand_in(name: str) -> types.ModuleType:
+def stand_in(name: str) -> types.ModuleType:
+    """Return what stands for a module of vLLM that kernels only import."""
     module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
         setattr(module, class_name, type(class_name, (), {}))
@@ -215,7 +216,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
-        return _stand_in(spec.name)
+        return stand_in(spec.name)
 
     def exec_module(self, module):
         pass

@@ -23,7 +23,7 @@ from strix_validate.vllm.kernels import (
 )
 from strix_validate.vllm.vllm_call import VllmCall
 
-BF16 = torch.bfloat16
+_BF16 = torch.bfloat16
 #: Each has a table of cases for the tier attention, and some have one for the tier kernels.
 FAMILIES = (sampling, mla, linear_attention, quantized, lora)
 _PREFILL = ((128, 128),)
@@ -52,7 +52,7 @@ def _shapes(lengths) -> dict[str, Case]:
         "d512": {"head_dim": 512, "heads": 32, "kv_heads": 4},  # Gemma 4
     }
     return {
-        name: Case(partial(paged_attention, lengths=lengths, **shape), _COMPILES + _SPILLS, BF16)
+        name: Case(partial(paged_attention, lengths=lengths, **shape), _COMPILES + _SPILLS, _BF16)
         for name, shape in models.items()
     }
 
@@ -62,18 +62,18 @@ COMPILED = {
     **{f"prefill-{name}": case for name, case in _shapes(_PREFILL).items()},
     **{f"decode-{name}": case for name, case in _shapes(_DECODE).items()},
     "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
-    "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
-    "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, BF16),
+    "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, _BF16),
+    "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, _BF16),
     "rope-adjacent": Case(partial(rope, heads=32, kv_heads=8, head_dim=64, neox=False), _COMPILES),
-    "moe-prefill": Case(partial(moe, tokens=1024, rows=256, columns=256), _COMPILES, BF16),
-    "moe-decode": Case(partial(moe, rows=256, columns=256), _COMPILES, BF16),
+    "moe-prefill": Case(partial(moe, tokens=1024, rows=256, columns=256), _COMPILES, _BF16),
+    "moe-decode": Case(partial(moe, rows=256, columns=256), _COMPILES, _BF16),
     "moe-int4-prefill": Case(
-        partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, BF16
+        partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, _BF16
     ),
     "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
     # gpt-oss-20b has 32 experts of 2880 by 2880
-    "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, BF16),
-    "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, BF16),
+    "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, _BF16),
+    "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, _BF16),
     **mla.COMPILED,
     **quantized.COMPILED,
 }
@@ -187,7 +187,7 @@ COMPUTED = {
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
 EMULATED = {
     "prefill": _attend(_MASK, (37, 37), (5, 60), head_dim=64),
-    "prefill-bfloat16": _attend(_MASK, (37, 37), head_dim=64, dtype=BF16),
+    "prefill-bfloat16": _attend(_MASK, (37, 37), head_dim=64, dtype=_BF16),
     "prefill-window-softcap": _attend(_WINDOW, (50, 50), head_dim=64, window=16, softcap=3.0),
     "prefill-gqa7": _attend(_GROUP, (20, 20), heads=7, kv_heads=1),
     "decode-sinks": _attend(_SINKS, (1, 50), (1, 170), head_dim=64, sinks=True),
@@ -197,13 +197,13 @@ EMULATED = {
     "rope": COMPUTED["rope"],
     "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
     "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
-    "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=BF16),
-    "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=BF16),
-    "prefill-d256-bfloat16": _attend(_WIDE, (8, 20), head_dim=256, dtype=BF16),
-    "prefill-d512-bfloat16": _attend(_WIDE, (8, 20), head_dim=512, dtype=BF16),
+    "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=_BF16),
+    "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
+    "prefill-d256-bfloat16": _attend(_WIDE, (8, 20), head_dim=256, dtype=_BF16),
+    "prefill-d512-bfloat16": _attend(_WIDE, (8, 20), head_dim=512, dtype=_BF16),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
-    "rope-bfloat16": Case(rope, COMPUTED["rope"].why, BF16),
-    "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, BF16),
+    "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
+    "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
 }
 
 _TIERS = {"kernels": COMPILED, "attention": COMPUTED, "emulated": EMULATED}
