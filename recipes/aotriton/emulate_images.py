@@ -13,7 +13,7 @@ from pathlib import Path
 
 import emulated_kernels
 import numpy as np
-from strix_emulate.api import DisassemblerError, Kernel, find_disassembler, load
+from strix_emulate import DisassemblerError, Kernel, find_disassembler, load
 
 ROWS, WIDTH, SCALE = 70, 64, 0.125
 # fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more

@@ -9,7 +9,7 @@ which optional groups it has.
 from itertools import combinations
 
 import numpy as np
-from strix_emulate.api import Buffer, EmulatorError, Kernel, Launch, launch
+from strix_emulate import Buffer, EmulatorError, Kernel, Launch, launch
 
 #: flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647

@@ -14,7 +14,7 @@ PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
 #: Lays out arguments whose values are their own names: stdin is kernel, [(kind, size)], causal.
 SCRIPT = """
 import json, sys
-from strix_emulate.api import Argument, EmulatorError, Kernel
+from strix_emulate import Argument, EmulatorError, Kernel
 import emulated_kernels
 
 name, kinds, causal = json.load(sys.stdin)

@@ -11,7 +11,7 @@ import time
 
 import fixtures
 import numpy as np
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.native import library as native

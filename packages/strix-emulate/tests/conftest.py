@@ -9,6 +9,6 @@ from strix_emulate.errors import DisassemblerError
 @pytest.fixture(scope="session", autouse=True)
 def disassembler() -> None:
     try:
-        llvm.find()
+        llvm.find_disassembler()
     except DisassemblerError as error:
         pytest.skip(str(error))

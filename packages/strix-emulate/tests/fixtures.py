@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import triton
 import triton.language as tl
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 from triton.backends.compiler import GPUTarget

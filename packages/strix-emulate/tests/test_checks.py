@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import llvm
 from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import EmulatorError, Trap

@@ -18,7 +18,7 @@ from device_support import (
     on_device,
     run,
 )
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import loader
 
 

@@ -10,7 +10,7 @@ import zlib
 import fixtures
 import numpy as np
 import pytest
-from strix_emulate.api import Buffer, launch
+from strix_emulate import Buffer, launch
 from strix_emulate.code import loader
 from strix_emulate.errors import LoadError
 

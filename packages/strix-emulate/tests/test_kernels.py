@@ -5,8 +5,7 @@ import fixtures
 import mutate
 import numpy as np
 import pytest
-from strix_emulate import statistics
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch, statistics
 
 
 def test_add_is_exact():

@@ -159,7 +159,7 @@ def test_old_llvm_is_refused(monkeypatch):
     llvm._found.cache_clear()
     try:
         with pytest.raises(llvm.DisassemblerError, match="which misreads gfx1151 code"):
-            llvm.find()
+            llvm.find_disassembler()
     finally:
         monkeypatch.undo()
         llvm._found.cache_clear()

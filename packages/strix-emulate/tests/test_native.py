@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import selftest_memory
 import zoo
-from strix_emulate.api import Buffer, Options
+from strix_emulate import Buffer, Options
 from strix_emulate.arithmetic import translate
 from strix_emulate.errors import Trap
 from strix_emulate.native import generate, traces

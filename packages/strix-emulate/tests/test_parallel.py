@@ -8,8 +8,7 @@ import fixtures
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate import api, statistics
-from strix_emulate.api import Buffer, Options
+from strix_emulate import Buffer, Options, launch, statistics
 from strix_emulate.code import llvm
 from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import Trap
@@ -51,7 +50,7 @@ def execute(body: str, cores: int, words: int = 32, checks: bool = True, budget:
     )
     data = np.zeros(words, np.uint32)
     options = Options(budget=budget, batch=1, cores=cores, checks=checks)
-    return data, api.launch(kernel, (9,), [Buffer(data)], threads=32, options=options)
+    return data, launch(kernel, (9,), [Buffer(data)], threads=32, options=options)
 
 
 def trap(body: str, cores: int, **more) -> str:

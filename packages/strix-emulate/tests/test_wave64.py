@@ -9,7 +9,7 @@ import operands
 import pytest
 import selftest
 from elftools.elf.elffile import ELFFile
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.code.kernel import Argument, Kernel

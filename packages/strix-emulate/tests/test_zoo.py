@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import triton
 import zoo
-from strix_emulate.api import Buffer
+from strix_emulate import Buffer
 from strix_emulate.errors import Trap
 from zoo import TYPES, numbers
 

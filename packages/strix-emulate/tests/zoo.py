@@ -7,7 +7,7 @@ import fixtures
 import numpy as np
 import triton
 import triton.language as tl
-from strix_emulate.api import Buffer, Options, launch
+from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 

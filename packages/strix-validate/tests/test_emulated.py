@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from strix_emulate.code import llvm
-from strix_emulate.errors import DisassemblerError
+from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
 from strix_validate.tiers import emulated
@@ -127,11 +126,11 @@ def test_without_flash_attn_it_is_skipped(monkeypatch):
 )
 def test_code_objects_are_executed(monkeypatch):
     try:
-        llvm.find()
+        find_disassembler()
     except DisassemblerError as error:
         pytest.skip(str(error))
     (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks
     assert check.state is State.PASSED and len(check.measured["kernels"]) >= 3, check
-    monkeypatch.setenv(llvm.VARIABLE, "/nowhere/libLLVM.so")
+    monkeypatch.setenv("STRIX_EMULATE_LIBLLVM", "/nowhere/libLLVM.so")
     (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks
     assert check.state is State.SKIPPED, check

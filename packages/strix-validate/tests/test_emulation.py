@@ -8,8 +8,7 @@ import sys
 
 import pytest
 import torch
-from strix_emulate.code import llvm
-from strix_emulate.errors import DisassemblerError
+from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.checks import CannotRun
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton import stand_in
@@ -54,7 +53,7 @@ del groups[1]
 
 def test_autotune_and_pointers_in_tensors(tmp_path, monkeypatch):
     try:
-        llvm.find()
+        find_disassembler()
     except DisassemblerError as error:
         pytest.skip(str(error))
     file = tmp_path / "program.py"

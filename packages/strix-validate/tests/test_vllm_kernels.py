@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_emulate.code import llvm
-from strix_emulate.errors import DisassemblerError
+from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.checks import CannotRun, Check, RunOptions, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.runner import run
@@ -195,7 +194,7 @@ TIERS = {"kernels": kernels, "attention": attention, "emulated": emulated}
 def tier(name: str, source: Path, check: str = "rms-norm"):
     if name == "emulated":
         try:
-            llvm.find()
+            find_disassembler()
         except DisassemblerError as error:
             pytest.skip(str(error))
     return run([name], RunOptions(vllm=source), [f"{name}/vllm-{check}"]).checks[0]

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 
 from strix_emulate import statistics
-from strix_emulate.api import Buffer, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
+from strix_emulate.launches import Buffer, launch
 from strix_emulate.memory.findings import CHECKS, parse, with_value
 from strix_emulate.native import library as native
 from strix_emulate.run.machine import Options

@@ -4,10 +4,10 @@
 from collections import Counter
 from dataclasses import asdict
 
-from strix_emulate.api import Launch
 from strix_emulate.code.decode import Instruction
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.instructions.vmem import is_memory
+from strix_emulate.launches import Launch
 from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
 
 #: gfx1151, LLVM's guide and GCNSubtarget: 1.5 times the registers of other RDNA3 chips.

@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Code objects: files, metadata, and instructions as LLVM prints them."""
+"""Code objects: files, metadata, and instructions as LLVM prints them.
+
+Its modules, imported where they are needed:
+
+* ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
+* ``decode``: `Instruction`, read from LLVM's text.
+* ``hidden``: arguments that a runtime fills in.
+* ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
+* ``llvm``: libLLVM's disassembler and assembler.
+* ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.
+"""
+
+__all__ = ["bundles", "decode", "hidden", "kernel", "llvm", "loader"]

@@ -37,7 +37,7 @@ def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[in
     Raises:
         DisassemblerError: no suitable libLLVM.
     """
-    lib = find()
+    lib = find_disassembler()
     context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, _features(width), None, 0, None, None)
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
@@ -62,7 +62,7 @@ def assemble(source: str, width: int = 32) -> bytes:
     Raises:
         EmulatorError: the assembler's own message. DisassemblerError: no suitable libLLVM.
     """
-    lib = find()
+    lib = find_disassembler()
     errors: list[str] = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -101,7 +101,7 @@ def version() -> str:
     return f"LLVM {major}.{minor}.{patch} ({path})"
 
 
-def find() -> ctypes.CDLL:
+def find_disassembler() -> ctypes.CDLL:
     """The libLLVM in use, its AMDGPU parts initialised.
 
     Raises:

@@ -72,7 +72,7 @@ def execute(command: list[str], **options) -> None:
         EmulatorError: no such program, or the library is missing.
         DisassemblerError: nothing could be executed.
     """
-    llvm.find()
+    llvm.find_disassembler()
     variables = environment(dict(os.environ), **options)
     try:
         os.execvpe(command[0], command, variables)

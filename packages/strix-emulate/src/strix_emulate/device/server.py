@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from strix_emulate import api
+from strix_emulate import launches
 from strix_emulate.code import bundles, hidden, loader
 from strix_emulate.code.kernel import LDS_LIMIT, STACK_LIMIT, Kernel
 from strix_emulate.device import protocol
@@ -232,7 +232,7 @@ class Server:
         raw = bytearray(max(kernel.kernarg, len(given), 8))
         raw[: len(given)] = given
         hidden.write(raw, kernel, grid, block, pointers)
-        packet = api.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
+        packet = launches.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
         for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
             self.pool.bytes[offset : offset + len(data)] = data
 
@@ -318,7 +318,7 @@ def decode_check() -> None:
     """Raises DisassemblerError where no suitable libLLVM is found, before anything is launched."""
     from strix_emulate.code import llvm
 
-    llvm.find()
+    llvm.find_disassembler()
 
 
 if __name__ == "__main__":

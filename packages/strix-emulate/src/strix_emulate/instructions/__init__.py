@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Instructions as functions on waves."""
+"""Instructions as functions on waves.
+
+Its modules, imported where they are needed:
+
+* ``atomics``: atomic read-modify-writes of global memory and LDS.
+* ``crosslane``: data between lanes: DPP, permlane, readlane; packed maths; WMMA.
+* ``forms``: `Form`, one operation on registers, for numpy and for C.
+* ``salu``: scalar instructions other than branches, waits and memory.
+* ``valu``: vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD.
+* ``vmem``: loads and stores, and lane exchange through LDS.
+"""
+
+__all__ = ["atomics", "crosslane", "forms", "salu", "valu", "vmem"]

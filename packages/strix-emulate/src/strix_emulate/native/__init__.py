@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs of instructions in C: its sources, how they are compiled, and when they run."""
+"""Runs of instructions in C: its sources, how they are compiled, and when they run.
+
+Its modules, imported where they are needed:
+
+* ``generate``: `build`, which compiles it: `python -m strix_emulate.native.generate FOLDER`.
+* ``library``: `loaded`, the library for this processor, if one is installed.
+* ``runs``: parts of basic blocks: steps of numpy, and runs of steps in C.
+"""
+
+__all__ = ["generate", "library", "runs"]

@@ -5,6 +5,12 @@ A tier has two functions. ``checks() -> list[Check]`` lists every check, whateve
 ``run(wanted, options) -> Iterator[Result]`` yields one result per wanted check, in any order; a
 check that has nothing to judge is skipped, and strix_validate.skips decides whether that was
 expected. To add a tier, write its module and name it here.
+
+Its modules, imported where they are needed:
+
+* ``attention``, ``backend``, ``bench``, ``doctor``, ``emulated``, ``kernels``, ``libraries`` and
+  ``serve``: the tiers of these names.
+* ``isolated``: `run`, which runs checks in a child process.
 """
 
 import importlib
@@ -15,6 +21,21 @@ from types import ModuleType
 
 from strix_validate.checks import CannotRun, Check, CheckFailed, Result, RunOptions, State
 
+__all__ = [
+    "GROUPS",
+    "TIERS",
+    "attention",
+    "backend",
+    "bench",
+    "doctor",
+    "emulated",
+    "isolated",
+    "kernels",
+    "libraries",
+    "load",
+    "run_each",
+    "serve",
+]
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: What the ids of a tier's checks begin with, where that is not the tier's name alone.

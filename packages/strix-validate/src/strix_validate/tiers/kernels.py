@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 from elftools.elf.elffile import ELFFile
-from strix_emulate.api import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
+from strix_emulate import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash

@@ -5,8 +5,8 @@ import ctypes
 import gc
 
 import numpy as np
+import strix_emulate as emulator
 import torch
-from strix_emulate import api
 
 from strix_validate.checks import CannotRun
 from strix_validate.triton.stand_in import InterceptedLaunch
@@ -15,19 +15,19 @@ from strix_validate.triton.stand_in import InterceptedLaunch
 def require_disassembler() -> None:
     """Raises CannotRun if no libLLVM can decode gfx1151; nothing can be executed then."""
     try:
-        api.find_disassembler()
-    except api.DisassemblerError as error:
+        emulator.find_disassembler()
+    except emulator.DisassemblerError as error:
         raise CannotRun(str(error)) from error
 
 
-def execute(launch: InterceptedLaunch) -> api.Launch:
+def execute(launch: InterceptedLaunch) -> emulator.Launch:
     """Executes the compiled kernel on CPU tensors, with every check of the emulator.
 
     Raises:
         Trap: the kernel did something forbidden. EmulatorError: a tensor is not in host memory.
     """
     compiled, values = launch.compiled, launch.values()
-    kernel = api.parse_elf(compiled.asm["hsaco"], compiled.name, compiled.metadata.shared)[0]
+    kernel = emulator.parse_elf(compiled.asm["hsaco"], compiled.name, compiled.metadata.shared)[0]
     storages: dict[int, np.ndarray] = {}
     arguments = [
         _pointer(values[name], storages)
@@ -45,7 +45,9 @@ def execute(launch: InterceptedLaunch) -> api.Launch:
         if tensor.untyped_storage().data_ptr() not in known
     ]  # fmt: skip
     threads = compiled.metadata.num_warps * 32
-    return api.launch(kernel, launch.workgroups(), arguments, threads=threads, reachable=reachable)
+    return emulator.launch(
+        kernel, launch.workgroups(), arguments, threads=threads, reachable=reachable
+    )
 
 
 def _pointed_to(tables: list) -> list:
@@ -69,15 +71,17 @@ def _number(value, kind: str) -> int | float | None:
     return float(value) if kind.startswith("fp") else int(value)
 
 
-def _pointer(tensor, storages: dict[int, np.ndarray]) -> api.Buffer:
+def _pointer(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
     """The bytes of the tensor's storage, one array for all tensors that share it."""
     # triton_kernels wrap a torch tensor
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":
-        raise api.EmulatorError(f"a tensor is on {storage.device}; the emulator needs host memory")
+        raise emulator.EmulatorError(
+            f"a tensor is on {storage.device}; the emulator needs host memory"
+        )
     address = storage.data_ptr()
     if address not in storages:
         raw = (ctypes.c_uint8 * storage.nbytes()).from_address(address)
         storages[address] = np.frombuffer(raw, np.uint8)
-    return api.Buffer(storages[address], "inout", tensor.data_ptr() - address, host=address)
+    return emulator.Buffer(storages[address], "inout", tensor.data_ptr() - address, host=address)

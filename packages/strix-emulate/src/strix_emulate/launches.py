@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The public face: launch kernels from Python, with numpy arrays in and out.
-
-`load` reads the kernels of a file; `launch` runs one over a grid, with a `Buffer` for each pointer,
-and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`. `parse_elf` and
-`elf_metadata` read what a compiler hands over, `find_disassembler` says whether it can be executed.
-Programs and other packages import from here; all else may change.
-"""
+"""Launches of kernels from Python, with numpy arrays in and out."""
 
 import struct
 import time
@@ -17,21 +11,13 @@ import numpy as np
 
 from strix_emulate.code import hidden
 from strix_emulate.code.decode import Instruction
-from strix_emulate.code.kernel import LDS_LIMIT, STACK, Argument, Image, Kernel
-from strix_emulate.code.llvm import find as find_disassembler
-from strix_emulate.code.loader import EM_AMDGPU, MACH_GFX1151, elf_metadata, load, parse_elf
-from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
+from strix_emulate.code.kernel import LDS_LIMIT, STACK, Image, Kernel
+from strix_emulate.errors import EmulatorError
 from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
 from strix_emulate.native import library as native
 from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Block, Program, decode_kernel
-
-__all__ = [
-    "EM_AMDGPU", "LDS_LIMIT", "MACH_GFX1151", "Argument", "Buffer", "DisassemblerError",
-    "EmulatorError", "Kernel", "Launch", "LoadError", "Options", "Trap", "elf_metadata",
-    "find_disassembler", "launch", "load", "parse_elf",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
