@@ -22,7 +22,7 @@ class State(StrEnum):
 
 
 class Severity(StrEnum):
-    """Of a doctor's finding. A warning, which costs speed or memory, leaves the check passed.
+    """How grave a doctor's finding is. A warning costs speed or memory; the check passes.
 
     Information, which is for the user to weigh, does so too.
     """
@@ -40,7 +40,7 @@ class Size(StrEnum):
     STRESS = "stress"
 
     def holds(self, other: "Size") -> bool:
-        """Whether this size includes the other."""
+        """Return whether this size includes the other."""
         order = list(Size)
         return order.index(other) <= order.index(self)
 
@@ -101,12 +101,12 @@ class CheckFailed(Exception):
 
 
 def seed_of(name: str) -> int:
-    """The seed of the inputs that have this name: the same in every run, others with --seed."""
+    """Return the seed of the inputs of this name: the same in every run, others with --seed."""
     return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
 
 def require(condition: object, message: str) -> None:
-    """Raises CheckFailed with the message if the condition is false.
+    """Raise CheckFailed with the message if the condition is false.
 
     Verdicts are not assertions: ``python -O`` and PYTHONOPTIMIZE remove those.
     """
@@ -115,13 +115,16 @@ def require(condition: object, message: str) -> None:
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:
-    """True for "sdpa/flash/full-float16" if names contains it, "sdpa/flash", "sdpa" or a pattern of
-    the shell such as "sdpa/*/full-*"."""
+    """Return whether names contains an id, its prefix up to a slash, or a pattern that it matches.
+
+    For "sdpa/flash/full-float16" these are "sdpa/flash/full-float16", "sdpa/flash", "sdpa", and
+    patterns of the shell such as "sdpa/*/full-*".
+    """
     return any(fnmatchcase(id_, name) or fnmatchcase(id_, f"{name}/*") for name in names)
 
 
 def exit_code(states: Iterable[State]) -> int:
-    """0: every check that ran passed; 1: a check failed; 3: nothing could be checked."""
+    """Return 0 if every check that ran passed, 1 if one failed, 3 if nothing could be checked."""
     seen = set(states)
     if State.FAILED in seen:
         return 1
@@ -129,10 +132,10 @@ def exit_code(states: Iterable[State]) -> int:
 
 
 def reason_of(body: Callable) -> str:
-    """The docstring of a check's function, which says what the check catches, in one line."""
+    """Return the docstring of a check's function, what the check catches, in one line."""
     return " ".join((body.__doc__ or "").split())
 
 
 def title_of(body: Callable) -> str:
-    """Its first sentence."""
+    """Return the first sentence of the docstring of a check's function."""
     return (body.__doc__ or "").split(". ")[0].strip()

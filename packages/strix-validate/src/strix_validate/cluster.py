@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Serve a model on two machines with
 
 
 def network_variables(link: Link) -> dict[str, str]:
-    """What vLLM, gloo and RCCL must know of the link: sockets, no InfiniBand."""
+    """Return what vLLM, gloo and RCCL must know of the link: sockets, no InfiniBand."""
     return {
         "VLLM_HOST_IP": link.address,
         "NCCL_SOCKET_IFNAME": link.interface,
@@ -41,7 +41,7 @@ def network_variables(link: Link) -> dict[str, str]:
 
 
 def check_port(peer: str, port: int = PORT, seconds: float = 5) -> None:
-    """Whether the head answers.
+    """Connect to the head's port, to see that the head answers.
 
     Raises:
         NotReady: it does not; why, as far as can be told.
@@ -58,7 +58,7 @@ def check_port(peer: str, port: int = PORT, seconds: float = 5) -> None:
 
 
 def ray_command(link: Link, peer: str, more: list[str]) -> list[str]:
-    """Ray's command line; peer: the head's address, empty on the head itself."""
+    """Return Ray's command line; peer: the head's address, empty on the head itself."""
     begin = [f"--address={peer}:{PORT}"] if peer else [
         "--head", f"--port={PORT}", "--include-dashboard=false"
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def ray_command(link: Link, peer: str, more: list[str]) -> list[str]:
 
 
 def require_alike(nodes: list[dict], wanted: int, own: str) -> None:
-    """Whether as many machines have joined as are wanted, and all have our packages.
+    """Require that as many machines have joined as are wanted, and that all have our packages.
 
     Raises:
         NotReady: one is missing, or has others.

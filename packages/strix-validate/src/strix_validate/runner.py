@@ -25,7 +25,7 @@ class NoSuchCheck(ValueError):
 def select(
     known: Mapping[str, Sequence[Check]], only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> dict[str, list[Check]]:
-    """By tier the checks named in only, or all, without those named in skip.
+    """Return by tier the checks named in only, or all, without those named in skip.
 
     A name means the same everywhere: a tier, all of it, or else what :func:`checks.is_named` says:
     an id, its prefix up to a slash, or a pattern.
@@ -52,7 +52,7 @@ def select(
 
 
 def refuse_misspelt(tiers_: Sequence[str], names: Sequence[str]) -> None:
-    """Raises NoSuchCheck for a name that cannot fit, before torch is imported, which takes seconds.
+    """Raise NoSuchCheck for a name that cannot fit, before torch is imported.
 
     The groups of ids are known without the tiers' modules; :func:`select` knows the ids as well.
     """
@@ -71,7 +71,7 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     keep: Callable[[Record], None] = lambda record: None,
 ) -> Record:
-    """The record of the wanted checks of the named tiers.
+    """Run the wanted checks of the named tiers, and return their record.
 
     Ctrl-C ends the run and keeps what was measured: Record.unfinished then counts the other checks.
 

@@ -52,7 +52,7 @@ class Skip(BaseModel):
     date: date
 
     def covers(self, result: Result, platform: Platform) -> bool:
-        """Whether an entry explains a skipped result on a platform."""
+        """Return whether an entry explains a skipped result on a platform."""
         return (
             is_named(result.check.id, self.ids)
             and all(
@@ -64,13 +64,13 @@ class Skip(BaseModel):
 
 @cache
 def table() -> list[Skip]:
-    """The entries of skips.toml."""
+    """Return the entries of skips.toml."""
     text = (files("strix_validate") / "skips.toml").read_text()
     return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
 
 
 def judge(result: Result, platform: Platform) -> Result:
-    """The result; if skipped, with the table's reason, or failed if the table does not cover it."""
+    """Return the result; if skipped, with the table's reason, or failed if no entry covers it."""
     if result.state is not State.SKIPPED:
         return result
     for skip in table():

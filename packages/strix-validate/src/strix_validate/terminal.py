@@ -143,6 +143,6 @@ def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
 
 
 def evidence_name(found: Record) -> str:
-    """DATE-ARCHITECTURE-SUBJECT.json"""
+    """Return DATE-ARCHITECTURE-SUBJECT.json."""
     arch = re.sub(r"[^\w]", "-", found.device.architecture.split(":")[0])
     return f"{found.created:%Y-%m-%d}-{arch}-{found.subject}.json"

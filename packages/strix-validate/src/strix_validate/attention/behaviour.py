@@ -32,7 +32,7 @@ Body = Callable[["Watched", RunOptions], dict | Result]
 
 
 def checks() -> list[Check]:
-    """One for each kind of behaviour and route."""
+    """List one check for each kind of behaviour and route."""
     return [
         Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body))
         for name, body in BODIES.items()
@@ -45,7 +45,10 @@ def _routes(name: str) -> tuple[str, ...]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], dict | Result]]:
-    """For tiers.run_each; a route that refuses raises CannotRun."""
+    """Return the checks' functions by id, for tiers.run_each.
+
+    A route that refuses raises CannotRun.
+    """
 
     def bind(route: str, body: Body) -> Callable[[RunOptions], dict | Result]:
         return lambda options: body(Watched(route), options)
@@ -64,7 +67,7 @@ class Watched:
         self.name, self.unwatched = name, sdpa.ROUTES[name]
 
     def __call__(self, *args: Tensor, **options) -> Tensor:
-        """What the route computes. Raises CheckFailed if another backend did."""
+        """Compute by the route. Raise CheckFailed if another backend ran."""
         out, operators = sdpa.call(self.unwatched, *args, **options)
         fault = sdpa.wrong_operator(self.name, operators)
         require(not fault, fault)

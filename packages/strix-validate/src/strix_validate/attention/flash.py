@@ -82,7 +82,7 @@ class FlashCall:
 
 
 def backend() -> str:
-    """The kernels that flash-attn uses: "aiter" or "built-in"; "unknown" if it is not patched."""
+    """Return the kernels that flash-attn uses: "aiter", "built-in", or "unknown" if not patched."""
     import flash_attn  # noqa: F401
 
     return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
@@ -110,7 +110,7 @@ def fixed(
     pack="",
     infers=False,
 ):
-    """flash_attn_func of random tensors, see :func:`dense`.
+    """Build a call of flash_attn_func with random tensors; see :func:`dense`.
 
     strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
     reference.with_sink. With dropout, only one thing is expected: that a second call drops other
@@ -150,7 +150,7 @@ def dense(
     pack="",
     infers=False,
 ):
-    """flash_attn_func of these tensors; lse and scale: see reference.attention.
+    """Build a call of flash_attn_func with these tensors; lse and scale: see reference.attention.
 
     alibi: slopes, (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
     """
@@ -204,7 +204,7 @@ def varlen(
     scale=None,
     pack="",
 ):
-    """flash_attn_varlen_func of random tensors, see :func:`packed`."""
+    """Build a call of flash_attn_varlen_func with random tensors; see :func:`packed`."""
     q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
     k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
     more = {"causal": causal, "window": window, "lse": lse, "scale": scale, "pack": pack}
@@ -215,7 +215,7 @@ def packed(
     q, k, v, grad_out, lengths_q, lengths_k, *, causal, window=(-1, -1), lse=False, scale=None,
     pack="",
 ):  # fmt: skip
-    """flash_attn_varlen_func of these tensors: sequences of these lengths, one after the other.
+    """Build a call of flash_attn_varlen_func: sequences of these lengths, one after the other.
 
     pack: see :func:`dense`.
     """
@@ -297,7 +297,7 @@ def kv_cache(
     randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
     rotary="", scale=None,
 ):  # fmt: skip
-    """flash_attn_with_kvcache, four causal queries for each of two sequences.
+    """Build a call of flash_attn_with_kvcache: four causal queries for each of two sequences.
 
     Args:
         new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);

@@ -302,7 +302,7 @@ _SPECS = (
 
 
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
-    """All cases, with tensors in dtype; the same case has the same numbers for a seed."""
+    """Yield all cases, with tensors in dtype; a case has the same numbers for a seed."""
     suffix = str(dtype).removeprefix("torch.")
     for spec in _SPECS:
         if spec.half_only and dtype is torch.float32:

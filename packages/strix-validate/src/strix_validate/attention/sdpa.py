@@ -35,7 +35,7 @@ Route = Callable[..., Tensor]
 
 
 def forced(backend: SDPBackend) -> Route:
-    """scaled_dot_product_attention by one backend only; torch alone would fall back silently."""
+    """Return scaled_dot_product_attention by one backend, where torch falls back silently."""
 
     def route(*args, **options):
         with sdpa_kernel(backend):
@@ -52,12 +52,12 @@ ROUTES: dict[str, Route] = {
 
 
 def checks() -> list[Check]:
-    """One for each shape, data type and route."""
+    """List one check for each shape, data type and route."""
     return [_check(*case) for case in _cases()]
 
 
 def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
-    """One result per wanted check; all routes get the same inputs."""
+    """Yield one result per wanted check; all routes get the same inputs."""
     problem: Any = None
     for route, shape, dtype in _cases():
         check = _check(route, shape, dtype)
@@ -86,7 +86,7 @@ def _free_gib(device: str) -> float:
 
 
 def size_of(check: Check) -> Size:
-    """The size that a check belongs to."""
+    """Return the size that a check belongs to."""
     return _sizes()[check.id]
 
 
@@ -109,7 +109,7 @@ def _check(route: str, shape: SdpaShape, dtype: torch.dtype) -> Check:
 
 
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
-    """Compares a route's output with and without gradients, and the gradients.
+    """Compare a route's output with and without gradients, and the gradients.
 
     A refusal is a skip, or a pass where allowed.
     """
@@ -153,7 +153,7 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
 
 
 def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
-    """What a route returns, and the names of the operators that ran.
+    """Call a route; return its result and the names of the operators that ran.
 
     Raises:
         CannotRun: torch has no such backend, or none that takes these arguments.
@@ -171,7 +171,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
 
 
 def refusal(message: str, said: list[warnings.WarningMessage]) -> str:
-    """torch's refusal in one line. Its warnings give reasons, for other backends as well."""
+    """Return torch's refusal in one line. Its warnings give reasons, also for other backends."""
     why = [re.sub(r"\(Triggered internally.*?\)", "", str(warning.message)) for warning in said]
     why = [text.strip() for text in why]
     why = [text for text in why if not text.endswith(("runtime disabled.", "not used because:"))]
@@ -179,7 +179,7 @@ def refusal(message: str, said: list[warnings.WarningMessage]) -> str:
 
 
 def kind_of(operators: list[str]) -> str:
-    """The backend whose operator ran: "flash", "efficient", "cudnn", or else "math"."""
+    """Return the backend whose operator ran: "flash", "efficient", "cudnn", or else "math"."""
     for kind, part in _FUSED.items():
         if any(part in name for name in operators):
             return kind
@@ -187,7 +187,7 @@ def kind_of(operators: list[str]) -> str:
 
 
 def wrong_operator(route: str, operators: list[str]) -> str:
-    """A description of the fault if another backend ran than the named one, or ""."""
+    """Describe the fault if another backend ran than the named one; return "" otherwise."""
     ran = kind_of(operators)
     if route in BACKENDS and ran != route:
         return f"{route} was asked for and {ran} ran"

@@ -25,7 +25,7 @@ _ARGUMENT = {
 
 
 def family(tree: Tree) -> str:
-    """ "ostree", "ubuntu", "debian", "fedora", "arch", "opensuse", or the unknown ID."""
+    """Return "ostree", "ubuntu", "debian", "fedora", "arch", "opensuse", or the unknown ID."""
     if tree.path("run/ostree-booted").exists():
         return "ostree"
     found = tree.distribution
@@ -36,7 +36,7 @@ def family(tree: Tree) -> str:
 
 
 def ubuntu_release(tree: Tree) -> str:
-    """The release of Ubuntu, or of the Ubuntu that a derivative is made from; "" elsewhere."""
+    """Return the release of Ubuntu, or of the one a derivative is made from; "" elsewhere."""
     found = tree.distribution
     if found["ID"] == "ubuntu":
         return found.get("VERSION_ID", "")
@@ -45,7 +45,7 @@ def ubuntu_release(tree: Tree) -> str:
 
 
 def kernel_fix(tree: Tree) -> str:
-    """The command that installs a newer kernel."""
+    """Return the command that installs a newer kernel."""
     kind, release = family(tree), ubuntu_release(tree)
     if kind == "ubuntu":
         # only releases with long support, of an even year's April, get newer kernels
@@ -59,13 +59,13 @@ def kernel_fix(tree: Tree) -> str:
 
 
 def firmware_fix(tree: Tree) -> str:
-    """The command that installs a newer linux-firmware."""
+    """Return the command that installs a newer linux-firmware."""
     other = "install linux-firmware 20260110 or newer, then reboot"
     return _UPGRADE.get(family(tree), other).format(fedora="linux-firmware amd-gpu-firmware")
 
 
 def module_options(tree: Tree, module: str, options: dict[str, int]) -> str:
-    """The commands that set a kernel module's options from the next start on.
+    """Return the commands that set a kernel module's options from the next start on.
 
     The module may be loaded from the initramfs, so its copy of /etc/modprobe.d counts.
     """
@@ -84,6 +84,6 @@ def module_options(tree: Tree, module: str, options: dict[str, int]) -> str:
 
 
 def kernel_argument(tree: Tree, argument: str) -> str:
-    """The command that adds an argument to the kernel's command line."""
+    """Return the command that adds an argument to the kernel's command line."""
     known = _ARGUMENT.get(family(tree))
     return known.format(argument) if known else f"add {argument} to the kernel's command line"

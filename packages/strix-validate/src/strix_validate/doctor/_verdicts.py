@@ -9,33 +9,33 @@ _ANY = Check("", "", "")
 
 
 def fine(**measured) -> Result:
-    """A pass."""
+    """Return a pass."""
     return Result(_ANY, State.PASSED, "", measured)
 
 
 def error(what: str, fix: str, **measured) -> Result:
-    """A failure, and the command that mends it."""
+    """Return a failure, with the command that fixes it."""
     return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
 
 
 def warning(what: str, fix: str, **measured) -> Result:
-    """A pass that costs speed or memory, and the command that mends it."""
+    """Return a pass that costs speed or memory, with the command that fixes it."""
     return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
 
 
 def remark(what: str, fix: str = "", **measured) -> Result:
-    """What may be worth knowing, and is no fault."""
+    """Return a pass with something worth knowing that is no fault."""
     return Result(_ANY, State.PASSED, what, measured, Severity.INFO, fix)
 
 
 def known(value, name: str):
-    """The value. Raises CannotRun if it is None."""
+    """Return the value. Raise CannotRun if it is None."""
     if value is None:
         raise CannotRun(f"{name} cannot be read")
     return value
 
 
 def need_gpu(tree: Tree) -> None:
-    """Raises CannotRun if the machine has no AMD GPU."""
+    """Raise CannotRun if the machine has no AMD GPU."""
     if not tree.gpus and not tree.has_strix_halo:
         raise CannotRun("there is no AMD GPU")

@@ -32,7 +32,7 @@ class Link:
 
 
 def interfaces() -> list[Link]:
-    """The machine's IPv4 addresses, but for loopback."""
+    """Return the machine's IPv4 addresses, except loopback."""
     done = subprocess.run(["ip", "-brief", "-4", "address"], capture_output=True, text=True)
     found = []
     for name, _, *addresses in (line.split() for line in done.stdout.splitlines()):
@@ -44,7 +44,7 @@ def interfaces() -> list[Link]:
 
 
 def link_to(peer: str) -> Link:
-    """How this machine reaches another one.
+    """Return the link by which this machine reaches another one.
 
     Raises:
         NotReady: it does not.
@@ -64,7 +64,7 @@ def link_to(peer: str) -> Link:
 
 
 def own_link(address: str) -> Link:
-    """The interface with this address of ours; without one, the only interface.
+    """Return the interface with this address of ours; without an address, the only interface.
 
     Raises:
         NotReady: there is none, or none was named of several.
@@ -78,13 +78,13 @@ def own_link(address: str) -> Link:
 
 
 def digest_of_packages(prefix: Path = Path(sys.prefix)) -> str:
-    """One hash of all conda packages of an environment, as a lock has them."""
+    """Return one hash of all conda packages of an environment, as a lock has them."""
     names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 def raise_limit() -> None:
-    """Open files as Ray wants them.
+    """Raise the limit of open files to what Ray needs.
 
     Raises:
         NotReady: the hard limit is lower.

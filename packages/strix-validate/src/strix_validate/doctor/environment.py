@@ -124,7 +124,7 @@ def kernels(tree: Tree) -> Result:
 
 
 def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
-    """Name, version and build (a pattern) of what a package fits in one version alone."""
+    """Yield name, version and build (a pattern) of what a package fits in one version alone."""
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
             record = json.loads(file.read_text())
@@ -205,6 +205,6 @@ def disk(tree: Tree) -> Result:
 
 
 def free_bytes(place: Path) -> int:
-    """What an ordinary user may still write to the file system of a place."""
+    """Return the bytes that an ordinary user may still write to the file system of a place."""
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize

@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def versions() -> dict[str, str | None]:
-    """Version of each package that matters, None if it is not installed."""
+    """Return the version of each package that matters, None if it is not installed."""
     found: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
@@ -31,7 +31,7 @@ def versions() -> dict[str, str | None]:
 
 
 def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
-    """The environment's conda packages, by name; empty outside a conda environment.
+    """Return the environment's conda packages, by name; empty outside a conda environment.
 
     One whose entry cannot be read is named after its file, of the version "unreadable".
     """
@@ -47,7 +47,7 @@ def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
 
 
 def describe_host() -> Host:
-    """The running machine."""
+    """Describe the running machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     return Host(
@@ -62,14 +62,16 @@ def describe_host() -> Host:
 
 
 def kernel_version(release: str) -> str:
-    """The release without a custom kernel's own name. A distribution's build number stays:
-    6.17.0-19-generic, 6.18.9-200.fc43.x86_64."""
+    """Return the release without a custom kernel's own name.
+
+    A distribution's build number stays: 6.17.0-19-generic, 6.18.9-200.fc43.x86_64.
+    """
     found = re.match(r"\d+\.\d+(\.\d+)?(-\d[\w.~-]*)?", release)
     return found.group() if found else "unknown"
 
 
 def device_for(asked: str) -> str:
-    """ "cuda" or "cpu" for "auto", "cpu" without torch; any other request is returned as it is."""
+    """Return "cuda" or "cpu" for "auto", "cpu" without torch, and any other request as it is."""
     if asked != "auto":
         return asked
     try:
@@ -80,7 +82,7 @@ def device_for(asked: str) -> str:
 
 
 def describe_device(device: str) -> Device:
-    """The device that checks ran on. For "none", torch is not imported, which takes seconds."""
+    """Describe the device that checks ran on. For "none", torch is not imported."""
     nothing = Device(type="none", architecture=platform.machine())
     if device == "none":
         return nothing
@@ -118,7 +120,7 @@ def platform_of(device: Device) -> Platform:
 
 
 def shorten(text: str) -> str:
-    """The text with $PREFIX and ~ for the paths of this environment and user."""
+    """Return the text with $PREFIX and ~ for the paths of this environment and user."""
     return text.replace(sys.prefix, "$PREFIX").replace(str(Path.home()), "~")
 
 

@@ -21,8 +21,11 @@ class Installed:
 
 
 def installed(prefix: Path) -> list[Installed]:
-    """Each torch, triton and torchvision of an environment; two of one name where one was put over
-    the other. Distributions and conda packages that cannot be read are left out."""
+    """Return each torch, triton and torchvision of an environment.
+
+    There are two of one name where one was put over the other. Distributions and conda packages
+    that cannot be read are left out.
+    """
     found = []
     for name, package in _NAMES.items():
         for folder in sorted(prefix.glob(f"lib/python3.*/site-packages/{name}-*.dist-info")):

@@ -32,7 +32,7 @@ class List(BaseModel):
 
 
 def installed(prefix: Path) -> dict[str, dict[str, dict]]:
-    """The lists of an environment's packages: kernels by key, by package.
+    """Return the lists of an environment's packages: kernels by key, by package.
 
     A list that cannot be read is left out: Triton finds nothing there either.
     """
@@ -47,7 +47,7 @@ def installed(prefix: Path) -> dict[str, dict[str, dict]]:
 
 
 def describe(kernel: dict) -> str:
-    """A listed kernel in one line: name(argument types) constants."""
+    """Describe a listed kernel in one line: name(argument types) constants."""
     types = ", ".join(kernel["types"].values())
     given = kernel["constants"] | kernel["options"]
     constants = " ".join(f"{name}={value}" for name, value in given.items() if value != "None")

@@ -19,7 +19,7 @@ _PCI_ID = (AMD, "0x1586")
 
 
 def open_device(path: Path) -> None:
-    """Opens a device for reading and writing, as ROCm does; mode bits alone do not tell."""
+    """Open a device for reading and writing, as ROCm does; mode bits alone do not tell."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """As LLVM writes it: the major version in decimal, minor and stepping in hexadecimal."""
+        """The name in LLVM: the major version in decimal, minor and stepping in hexadecimal."""
         major, minor, step = self.version // 10000, self.version // 100 % 100, self.version % 100
         return f"gfx{major}{minor:x}{step:x}"
 
@@ -54,34 +54,34 @@ class Tree:
         return self.root.resolve() == Path("/")
 
     def path(self, name: str) -> Path:
-        """Where a file of the machine lies."""
+        """Return the path of a file of the machine."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str | None:
-        """A text file without its end, or None."""
+        """Return a text file without blanks at its ends, or None."""
         try:
             return self.path(name).read_bytes().decode(errors="replace").strip("\0\n ")
         except OSError:
             return None
 
     def read_at(self, file: Path) -> str | None:
-        """The text of a file that glob found."""
+        """Return the text of a file that glob found."""
         return self.read(str(file.relative_to(self.root)))
 
     def link(self, file: Path) -> str | None:
-        """The last part of what a symbolic link names."""
+        """Return the last part of what a symbolic link names."""
         try:
             return file.readlink().name
         except OSError:
             return None
 
     def number(self, name: str) -> int | None:
-        """The integer in a file."""
+        """Return the integer in a file."""
         text = self.read(name)
         return int(text) if text and re.fullmatch(r"-?\d{1,20}", text) else None
 
     def glob(self, pattern: str) -> list[Path]:
-        """Files below root, sorted; the pattern has no leading slash."""
+        """Return files below root, sorted; the pattern has no leading slash."""
         try:
             return sorted(self.root.glob(pattern))
         except OSError:

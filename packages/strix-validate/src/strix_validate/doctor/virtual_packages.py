@@ -17,7 +17,7 @@ _ACCEPTED = {"__amdgpu": "0?", "__amdgpu_arch": r"([0-9]{1,9}(\.[0-9]{1,9}){2})?
 
 
 def detected(tree: Tree) -> dict[str, str]:
-    """Name to version of those that are there; the environment's overrides come first."""
+    """Return version by name of those that are there; the environment's overrides come first."""
     found = {}
     if tree.gpus:
         # of several GPUs the largest one; one whose size is unknown counts as smaller than any
@@ -36,7 +36,7 @@ def _overrides(tree: Tree) -> dict[str, str]:
 
 
 def refused(tree: Tree) -> dict[str, str]:
-    """Those of the overrides that are no version of the package."""
+    """Return the overrides that are no version of their package."""
     return {n: v for n, v in _overrides(tree).items() if not re.fullmatch(_ACCEPTED[n], v)}
 
 

@@ -34,11 +34,11 @@ class MemoryBudget:
         return min(UTILIZATION, math.floor(100 * self.usable / self.total) / 100)
 
     def cache_gib(self, weights: int) -> int:
-        """Whole GiB of KV cache beside a model of so many bytes; below 1 if it does not fit."""
+        """Return whole GiB of KV cache beside a model of so many bytes; below 1: no room."""
         return math.floor((self.total * self.utilization - weights - OVERHEAD) / GIB)
 
     def flags(self, weights: int) -> str:
-        """Flags for a model of so many bytes, 0 if unknown; empty if it does not fit."""
+        """Return flags for a model of so many bytes (0: unknown), or nothing if it does not fit."""
         if (cache := self.cache_gib(weights)) < 1:
             return ""
         known = f"--kv-cache-memory-bytes {cache}G"
@@ -47,7 +47,7 @@ class MemoryBudget:
 
 
 def memory_of(tree: Tree) -> MemoryBudget | None:
-    """What the tree's GPU may use; None if a number cannot be read."""
+    """Return what the tree's GPU may use; None if a number cannot be read."""
     carve_out, gtt = (
         tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")
     )

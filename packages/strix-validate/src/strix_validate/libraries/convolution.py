@@ -69,17 +69,17 @@ def _cases() -> Iterator[tuple[str, str, ConvolutionShape, torch.dtype]]:
 
 
 def mode_of(check: Check) -> str:
-    """The find mode that a check runs in."""
+    """Return the find mode that a check runs in."""
     return check.id.split("/")[1]
 
 
 def environment(check: Check) -> dict[str, str]:
-    """What MIOpen must find in its environment."""
+    """Return the variables that MIOpen must find in its environment."""
     return MODES[mode_of(check)]
 
 
 def checks() -> list[Check]:
-    """One for each shape, data type and find mode."""
+    """List one check for each shape, data type and find mode."""
     why = f"every solver of MIOpen failing, or wrong numbers: {_ISSUE}"
     return [
         Check(id_, f"convolution, MIOpen's find mode {mode}: {id_.rsplit('/', 1)[1]}", why)
@@ -88,12 +88,12 @@ def checks() -> list[Check]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """For tiers.run_each, in a process with the environment of the check's mode."""
+    """Return the checks' functions by id, for a process with the environment of their mode."""
     return {id_: partial(_check, id_, mode, shape, dtype) for id_, mode, shape, dtype in _cases()}
 
 
 def with_remedy(result: Result) -> Result:
-    """The result; if MIOpen failed, with the known issue and what to do about it."""
+    """Return the result; if MIOpen failed, with the known issue and what to do about it."""
     mode = mode_of(result.check)
     if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result
@@ -152,7 +152,7 @@ def _gradients(
 
 
 def convolve(shape: ConvolutionShape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What is under test."""
+    """Compute what is under test, a convolution."""
     return _right(shape, x, weight, bias)
 
 

@@ -39,7 +39,7 @@ _ANY = Check("", "", "")
 
 
 def checks() -> list[Check]:
-    """One for each factorisation and data type."""
+    """List one check for each factorisation and data type."""
     return [
         Check(id_, f"torch.linalg: {id_.split('/')[1]}", _WHY[id_.split("/")[1].split("-")[0]])
         for id_ in bodies()
@@ -47,7 +47,7 @@ def checks() -> list[Check]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """For tiers.run_each."""
+    """Return the checks' functions by id, for tiers.run_each."""
     return {
         f"factors/{kind}-{str(dtype).removeprefix('torch.')}": partial(_check, kind, dtype)
         for kind in _WHY
@@ -56,7 +56,7 @@ def bodies() -> dict[str, Callable[[RunOptions], Result]]:
 
 
 def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
-    """What is under test: the product of the factors is a."""
+    """Compute what is under test: factors, whose product is a."""
     match kind:
         case "cholesky":
             lower = cholesky(a)

@@ -69,7 +69,7 @@ def _cases() -> Iterator[tuple[str, str, ProductShape, torch.dtype]]:
 
 
 def checks() -> list[Check]:
-    """One for each library, shape and data type."""
+    """List one check for each library, shape and data type."""
     return [
         Check(id_, f"{_NAMES[library]}: {id_.rsplit('/', 1)[1]}", shape.why)
         for id_, library, shape, _ in _cases()
@@ -77,7 +77,7 @@ def checks() -> list[Check]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """For tiers.run_each."""
+    """Return the checks' functions by id, for tiers.run_each."""
     return {
         id_: partial(_check, id_, library, shape, dtype) for id_, library, shape, dtype in _cases()
     }
@@ -119,7 +119,7 @@ def _check(
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out = x @ weight; out may be wider than x."""
+    """Compute out = x @ weight, what is under test; out may be wider than x."""
     if out.dtype == x.dtype:
         torch.mm(x, weight, out=out)
     elif x.is_cuda:

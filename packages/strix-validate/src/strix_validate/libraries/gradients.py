@@ -28,12 +28,12 @@ _ANY = Check("", "", "")
 
 
 def checks() -> list[Check]:
-    """One for each type."""
+    """List one check for each type."""
     return [Check(id_, f"embedding's gradient: {id_.rsplit('-', 1)[1]}", _WHY) for id_ in bodies()]
 
 
 def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """For tiers.run_each."""
+    """Return the checks' functions by id, for tiers.run_each."""
     return {
         f"gradients/embedding-{str(dtype).removeprefix('torch.')}": partial(_check, dtype)
         for dtype in _DTYPES
@@ -41,7 +41,7 @@ def bodies() -> dict[str, Callable[[RunOptions], Result]]:
 
 
 def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
-    """What is under test: the gradient of a table of _ROWS by _WIDTH."""
+    """Compute what is under test: the gradient of a table of _ROWS by _WIDTH."""
     table = torch.zeros(_ROWS, _WIDTH, dtype=incoming.dtype, device=incoming.device)
     torch.nn.functional.embedding(tokens, table.requires_grad_()).backward(incoming)
     return table.grad

@@ -24,7 +24,7 @@ KINDS = ("pinned", "managed")
 
 
 def checks() -> list[Check]:
-    """One for each kind of host memory and use."""
+    """List one check for each kind of host memory and use."""
     return [
         Check(f"host-memory/{kind}-{name}", f"{kind} host memory: {title}", f"{why}: {ISSUE}")
         for kind in KINDS
@@ -33,7 +33,7 @@ def checks() -> list[Check]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], dict | Result]]:
-    """For tiers.run_each."""
+    """Return the checks' functions by id, for tiers.run_each."""
     return {
         f"host-memory/{kind}-{name}": partial(body, kind)
         for kind in KINDS
@@ -86,17 +86,17 @@ def _weights(kind: str, options: RunOptions) -> dict | Result:
 
 
 def read(view: Tensor) -> Tensor:
-    """What a kernel reads, every bit of it inverted: a mere copy might be made without a kernel."""
+    """Read by a kernel, with every bit inverted: a mere copy might be made without a kernel."""
     return torch.bitwise_not(view)
 
 
 def write(view: Tensor, values: Tensor) -> None:
-    """Writes the values, every bit of them inverted."""
+    """Write the values by a kernel, with every bit inverted."""
     torch.bitwise_not(values, out=view)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """A linear layer."""
+    """Compute a linear layer."""
     return x @ weight.T
 
 
@@ -120,7 +120,7 @@ def _synchronize(options: RunOptions) -> None:
 
 @contextlib.contextmanager
 def shared(kind: str, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """size words of 32 bits as the CPU's tensor and as the device's: the same memory."""
+    """Return size words of 32 bits as the CPU's tensor and as the device's: the same memory."""
     if device != "cuda":
         host = torch.empty(size, dtype=torch.int32)
         yield host, host

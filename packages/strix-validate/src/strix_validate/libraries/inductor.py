@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.float16)
 
 
 def checks() -> list[Check]:
-    """One for each data type."""
+    """List one check for each data type."""
     return [
         Check(id_, f"torch.compile with Inductor: {id_.rsplit('-', 1)[1]}", _WHY)
         for id_ in bodies()
@@ -28,13 +28,13 @@ def checks() -> list[Check]:
 
 
 def bodies() -> dict[str, Callable[[RunOptions], dict]]:
-    """For tiers.run_each."""
+    """Return the checks' functions by id, for tiers.run_each."""
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
     return {f"compile/inductor-{name}": partial(_check, dtype) for dtype, name in names.items()}
 
 
 def normalise(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    """RMS norm with a gate: a reduction, and what Inductor fuses with it."""
+    """Compute RMS norm with a gate: a reduction, and what Inductor fuses with it."""
     scaled = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     return scaled * weight * gate.sigmoid()
 

@@ -38,7 +38,9 @@ _PACKAGES = ("flash_attn", "triton_kernels")
 
 
 def ask(configs: Sequence[dict], source: Path) -> list[dict]:
-    """For each config.json: chosen, names by part; parameters, bytes; or error, vLLM's refusal.
+    """Ask vLLM's code about each config.json.
+
+    An answer has chosen, names by part; parameters, bytes; or error, vLLM's refusal.
 
     Raises:
         CannotRun: vLLM's requirements are not installed, or its code fails on this machine.
@@ -91,7 +93,7 @@ def _operators(source: Path) -> list[torch.library.Library]:
 
 
 def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
-    """Makes this process one on gfx1151, before vLLM is imported."""
+    """Make this process believe in a gfx1151, before vLLM is imported."""
     for number, text in enumerate(_NODES):
         node = folder / "kfd/kfd/topology/nodes" / str(number)
         node.mkdir(parents=True)
@@ -189,7 +191,7 @@ _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
 def main() -> None:
-    """Answers for the configurations on standard input."""
+    """Answer for the configurations on standard input."""
     source, answers = Path(sys.argv[1]), []
     output = os.dup(1)
     os.dup2(2, 1)  # vLLM prints

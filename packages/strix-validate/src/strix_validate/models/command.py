@@ -81,7 +81,7 @@ def _read(file: Path) -> dict:
 
 
 def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """What vLLM's code at source says, or else the table.
+    """Return what vLLM's code at source says, or else the table.
 
     Raises:
         NoModel: the table cannot place it. CannotRun: vLLM's code does not run.
@@ -114,7 +114,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
 
 
 def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
-    """Lines for people."""
+    """Return an answer as lines for people."""
     lines = [f"{name}: {'does not start' if found.refusal else 'starts'}, says {found.source}"]
     if not found.compared:
         lines.append("  no model of this architecture was compared: what follows is a guess")

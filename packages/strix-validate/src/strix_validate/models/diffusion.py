@@ -31,7 +31,7 @@ class Pipeline:
 
 
 def answer(index: Mapping, folder: Path) -> Pipeline:
-    """What a model_index.json names, and what its folder holds.
+    """Return what a model_index.json names, and what its folder holds.
 
     Raises:
         NoModel: it names no pipeline, or a file of weights cannot be read.
@@ -75,7 +75,7 @@ def _elements(file: Path) -> int:
 
 
 def describe(name: str, found: Pipeline, tree: Tree) -> str:
-    """Lines for people."""
+    """Return a pipeline as lines for people."""
     lines = [f"{name}: {found.name}, which diffusers runs, in the stack `diffusion`"]
     lines += [f"  {row.of:29} {row.chosen}: {row.proven}" for row in found.rows]
     total = sum(found.weights.values())
@@ -92,6 +92,6 @@ def describe(name: str, found: Pipeline, tree: Tree) -> str:
 
 
 def as_dict(found: Pipeline) -> Mapping:
-    """What --json prints."""
+    """Return what --json prints."""
     rows = [{"of": row.of, "chosen": row.chosen, "proven": row.proven} for row in found.rows]
     return {"pipeline": found.name, "rows": rows, "weights": found.weights}

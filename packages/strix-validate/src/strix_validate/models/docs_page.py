@@ -92,7 +92,7 @@ def _models(configs: dict[str, dict]) -> list[str]:
 
 
 def render(folder: Path) -> str:
-    """The page, with the models whose configurations are in the folder."""
+    """Return the page, with the models whose configurations are in the folder."""
     configs = {
         file.stem: json.loads(file.read_text())
         for file in sorted(folder.glob("*.json"))

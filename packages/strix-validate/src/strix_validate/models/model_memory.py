@@ -16,7 +16,7 @@ _BYTES = {
 
 
 def weights_of_files(folder: Path) -> int:
-    """Bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
+    """Return bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
     if found := sum(file.stat().st_size for file in folder.glob("*.safetensors")):
         return found
     try:
@@ -27,7 +27,7 @@ def weights_of_files(folder: Path) -> int:
 
 
 def weights(config: Mapping) -> int:
-    """Bytes of a model's weights, counted from its dimensions; norms and biases are left out."""
+    """Count bytes of a model's weights from its dimensions; norms and biases are left out."""
     text = config.get("text_config") or config
     hidden = text.get("hidden_size") or text["d_model"]
     form, vocabulary = format_of(config), text["vocab_size"]
@@ -111,7 +111,7 @@ def _delta(text: Mapping, hidden: int) -> int:
 
 
 def cache_of_token(config: Mapping) -> int:
-    """Bytes of a token's keys and values in 16 bits, at most: windowed layers keep fewer tokens."""
+    """Return bytes of a token's keys and values in 16 bits, at most: windows keep fewer tokens."""
     text = config.get("text_config") or config
     if _is_encoder(text):
         return 0

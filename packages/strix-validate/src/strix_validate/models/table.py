@@ -53,22 +53,22 @@ def contents() -> dict:
 
 
 def rows() -> list[Row]:
-    """All rows, in the file's order."""
+    """Return all rows, in the file's order."""
     return [Row(**row | {"checks": tuple(row.get("checks", ()))}) for row in contents()["row"]]
 
 
 def version() -> str:
-    """The release of vLLM whose code the table was compared with."""
+    """Return the release of vLLM whose code the table was compared with."""
     return contents()["vllm"]
 
 
 def was_compared(config: Mapping) -> bool:
-    """Whether a model of the same architecture was."""
+    """Return whether the table was compared with a model of the same architecture."""
     return bool(set(config.get("architectures") or ()) & set(contents()["architectures"]))
 
 
 def format_of(config: Mapping) -> str:
-    """The format of a model's weights.
+    """Return the format of a model's weights.
 
     Raises:
         NoModel: it is in none of the table's.
@@ -105,7 +105,7 @@ def format_of(config: Mapping) -> str:
 
 
 def rows_of(config: Mapping) -> list[Row]:
-    """The rows of a model.
+    """Return the rows of a model.
 
     Raises:
         NoModel: it has no attention, or a format, that the table knows.

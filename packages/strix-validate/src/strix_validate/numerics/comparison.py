@@ -24,7 +24,7 @@ LOCAL_FACTORS = {torch.float32: 100.0, torch.float16: 4.0, torch.bfloat16: 4.0}
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference; infinite if actual has a NaN, an infinity or another shape."""
+    """Return the largest absolute difference; infinite for a NaN, an infinity or another shape."""
     if actual.shape != expected.shape:
         return float("inf")
     error = (actual.detach().to(expected.device).double() - expected.double()).abs()
@@ -37,7 +37,7 @@ def bounds(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
-    """The largest error that each tensor may have.
+    """Return the largest error that each tensor may have.
 
     A fixed tolerance is either blind in float32 or wrong in bfloat16. So the yardstick is the error
     of a right kernel of the dtype under test, on the same inputs: see `attention`. In half
@@ -85,18 +85,18 @@ def bounds(
 
 
 def rms(x: Tensor) -> float:
-    """The root mean square of the elements, 0 without elements."""
+    """Return the root mean square of the elements, 0 without elements."""
     return x.detach().double().square().mean().sqrt().item() if x.numel() else 0.0
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
-    """Root mean square of the differences; infinite where :func:`max_error` is."""
+    """Return the root mean square of the differences; infinite where :func:`max_error` is."""
     error = actual.detach().to(expected.device).double() - expected.double()
     return rms(error) if bool(error.isfinite().all()) else float("inf")
 
 
 def drift(actual: Tensor, expected: Tensor) -> float:
-    """The mean error, or if it is larger that towards zero, each in absolute value.
+    """Return the mean error, or the one towards zero if larger, each in absolute value.
 
     It shows rounding by truncation: that doubles the root mean square error, within what right
     kernels may have, but its errors have one sign. Of right kernels they cancel: the drift came to
@@ -117,7 +117,7 @@ def rms_bounds(
     terms: dict[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, float]:
-    """The largest :func:`rms_error` that each tensor may have.
+    """Return the largest :func:`rms_error` that each tensor may have.
 
     A maximum over thousands of elements is that of the few largest, whose rounding hides an error
     that all the others have. The root mean square has no such outliers, so its bound is tighter:
@@ -143,7 +143,9 @@ def rms_bounds(
 
 
 def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dtype) -> float:
-    """Largest error of an element in units of half the dtype's eps and of the size of its terms.
+    """Return the largest error of an element.
+
+    Its unit is half the dtype's eps, times the size of the element's terms.
 
     Right kernels came to 2.4 in half precision and 31 in float32, where the scores' own rounding
     counts, which is that of their size. Weights below fp16's smallest normal number, 6e-5, lose
@@ -162,7 +164,7 @@ def compare(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> Result:
-    """Passed if every expected tensor is within its bounds, and every element.
+    """Return a pass if every expected tensor is within its bounds, and every element.
 
     The bounds of a tensor are :func:`bounds` and, unless a factor is given, :func:`rms_bounds`, of
     which a part is also the bound of :func:`drift`, and more of a few elements.

@@ -14,17 +14,17 @@ Precision: TypeAlias = torch.dtype | Literal["terms"]
 
 
 def working(dtype: Precision) -> torch.dtype:
-    """What a reference in that precision computes in: float64, or float32 for a smaller dtype."""
+    """Return the dtype that a reference computes in: float64, or float32 for a smaller one."""
     return torch.float64 if dtype in (torch.float64, TERMS) else torch.float32
 
 
 def stored(x: Tensor, dtype: Precision) -> Tensor:
-    """x, rounded as if a kernel of the dtype had stored it; not rounded for TERMS."""
+    """Return x, rounded as if a kernel of the dtype had stored it; not rounded for TERMS."""
     return x if dtype == TERMS else x.to(dtype).to(working(dtype))
 
 
 def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Tensor:
-    """x @ weight^T in the working precision, not rounded; the sums of magnitudes for TERMS.
+    """Compute x @ weight^T in the working precision, not rounded; for TERMS sums of magnitudes.
 
     Args:
         rows: of weight at a time, so that a head of 248,000 tokens fits into memory in float64.
@@ -45,7 +45,7 @@ Sink = Literal["key", "query"] | None
 def with_sink(
     q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, *, sink: Sink
 ) -> tuple[Tensor, ...]:
-    """Normal numbers turned into inputs whose sums begin with a term that outweighs all others.
+    """Turn normal numbers into inputs whose sums begin with a term that outweighs all others.
 
     Each other term is eps / 256 of the first, and of its sign. A sum kept in 16 bits between blocks
     of up to 64 terms rounds each block's share away.
@@ -71,7 +71,7 @@ def with_sink(
 
 
 def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) -> Tensor:
-    """Which key each query sees.
+    """Return which key each query sees.
 
     Args:
         causal: the corner in which the triangle ends. torch's ``is_causal`` is top-left: query i
@@ -115,7 +115,7 @@ def attention(
     lse: bool = False,
     dtype: Precision = torch.float64,
 ) -> dict[str, Tensor]:
-    """Plain attention, softmax(scale * q k^T) v, and its gradients.
+    """Compute plain attention, softmax(scale * q k^T) v, and its gradients.
 
     In float64 this is the reference. In a smaller dtype it is a right kernel of that dtype: it
     computes in float32 and rounds what a fused kernel hands to the next matrix product or stores:

@@ -28,7 +28,7 @@ def cached(
     randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0,
     window=(-1, -1), scale=None,
 ) -> tuple[flash.FlashCall, None]:  # fmt: skip
-    """flash_attn_with_kvcache of one sequence. page: tokens of a page, 0 without pages."""
+    """Build a call of flash_attn_with_kvcache for one sequence. page: tokens of one, 0 is none."""
     shape = (capacity // page, page) if page else (1, capacity)
     caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
     tensors = {"q": randn(1, queries, heads, head_dim), **caches}
@@ -42,7 +42,7 @@ def cached(
 
 
 def has_aiter() -> bool:
-    """Whether flash-attn has aiter's kernels, which know windows and pages."""
+    """Return whether flash-attn has aiter's kernels, which know windows and pages."""
     try:
         return importlib.util.find_spec("aiter.ops.triton") is not None
     except ModuleNotFoundError:
@@ -56,7 +56,7 @@ def flash_calls(
     windowed: bool = False,
     capacities: Iterable[int] = _CAPACITIES,
 ) -> Iterator[DeferredCall]:
-    """Calls of flash-attn for these head dimensions, backward for those that are trained.
+    """Yield calls of flash-attn for these head dimensions, backward for those that are trained.
 
     windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
     them. capacities: of the caches to decode from, in tokens.

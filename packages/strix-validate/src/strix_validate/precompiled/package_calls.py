@@ -10,7 +10,7 @@ SHIPPING = (fla, liger, sage)
 
 
 def shipped_calls(name: str) -> list[DeferredCall]:
-    """A set of the packages in triton_packages: what each module's SHIPPED has.
+    """Return a set of calls of the packages in triton_packages: what each one's SHIPPED has.
 
     Raises:
         CannotRun: one of them is not installed.

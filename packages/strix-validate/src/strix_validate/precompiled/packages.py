@@ -35,7 +35,7 @@ _Progress = Callable[[Sequence[Answer]], None]
 
 
 def has(module: str) -> bool:
-    """Whether a package can be imported."""
+    """Return whether a package can be imported."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -46,7 +46,7 @@ def look_up(
     progress: _Progress = lambda _: None,
     whole: bool = False,
 ) -> list[Answer]:
-    """Finds or compiles the kernels of calls, those of one library; cache is Triton's.
+    """Find or compile the kernels of calls, those of one library; cache is Triton's.
 
     jobs: processes at a time, by default one for each core. whole: all calls in one process, as a
     program makes them.
@@ -70,7 +70,7 @@ def look_up(
 
 
 def write(folder: Path, lookups: Iterable[Lookup]) -> int:
-    """Makes a package's folder of these kernels; returns how many there are."""
+    """Make a package's folder of these kernels; return how many there are."""
     kernels = {}
     for found in lookups:
         files = {}
@@ -99,7 +99,7 @@ def _without_paths(metadata: bytes) -> bytes:
 
 
 def origins(answers: Iterable[Answer], prefix: Path) -> Counter[str]:
-    """How many kernels came from "packages", from the "cache", and were "compiled"."""
+    """Count the kernels that came from "packages", from the "cache", and were "compiled"."""
     packages = str(prefix / FOLDER)
     found: Counter[str] = Counter()
     for lookup in (lookup for answer in answers for lookup in answer.lookups):

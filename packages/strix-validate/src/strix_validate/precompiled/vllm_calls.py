@@ -174,7 +174,7 @@ def attention_calls(
     source: Path, layers: Iterable[Attention], dtypes: Iterable[torch.dtype],
     *, fp8: Iterable[bool] = (False, True), huge: Iterable[bool] = (False, True),
 ) -> Iterator[AttentionCall]:  # fmt: skip
-    """Prefill and decoding of these layers."""
+    """Yield prefill and decoding of these layers."""
     for layer, dtype, is_fp8, is_huge, queries in product(layers, dtypes, fp8, huge, (1, 100)):
         cache = f"{' fp8' * is_fp8}{' huge' * is_huge}"
         name = f"{layer} {str(dtype).removeprefix('torch.')} 2x{queries}{cache}"
@@ -198,7 +198,7 @@ def _other_calls(source: Path) -> Iterator[DeferredCall]:
 
 
 def vllm_set(name: str, folder: Path | None) -> list[Call]:
-    """The calls of a set, from vLLM's source.
+    """Return the calls of a set, from vLLM's source.
 
     Raises:
         CannotRun: vLLM is not installed, and no folder was given.

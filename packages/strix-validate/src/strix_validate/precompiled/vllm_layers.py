@@ -58,7 +58,7 @@ def linear_calls(
     source: Path, layers: Iterable[Linear], dtypes: Iterable[torch.dtype],
     *, prompts: tuple[int, ...] = (1, 64, 100),
 ) -> Iterator[DeferredCall]:  # fmt: skip
-    """Decoding by these layers, and prompts of so many tokens."""
+    """Yield decoding by these layers, and prompts of so many tokens."""
     for layer, dtype in product(layers, dtypes):
         shape: dict = {"heads": layer.heads, "value_heads": layer.value_heads, "size": layer.size}
         channels = (2 * layer.heads + layer.value_heads) * layer.size
@@ -74,7 +74,7 @@ def linear_calls(
 
 
 def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
-    """A step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
+    """Yield a step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
     for size in vocabularies:
         named: dict = {"vocabulary": size}
         cut = partial(sampling.truncated, **named)

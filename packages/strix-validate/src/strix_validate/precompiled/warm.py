@@ -37,7 +37,7 @@ class NoAttention(ValueError):
 
 
 def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
-    """The kinds of attention layers of a model in transformers' config.json, and its dtype.
+    """Return the kinds of attention layers of a model in transformers' config.json, and its dtype.
 
     Raises:
         NoModel: a number is missing or none.
@@ -114,7 +114,7 @@ def _linear(text: dict) -> Linear | None:
 
 
 def others_of(config: dict) -> tuple[list[Linear], list[int]]:
-    """A model's linear attention and the size of its vocabulary, as far as they are stated.
+    """Return a model's linear attention and the size of its vocabulary, as far as they are stated.
 
     Raises:
         NoModel: a number is missing or none.
@@ -130,7 +130,7 @@ def others_of(config: dict) -> tuple[list[Linear], list[int]]:
 
 
 def experts_of(config: dict) -> list[Experts]:
-    """A model's layer of experts, if vLLM multiplies them with its own Triton kernels.
+    """Return a model's layer of experts, if vLLM multiplies them with its own Triton kernels.
 
     Those are for weights of 16 bits, of 4 in groups, and of FP8 in blocks; gpt-oss's have kernels
     of their own.
@@ -175,7 +175,7 @@ class ModelLayers:
 
 
 def read_model(file: Path) -> ModelLayers:
-    """What a file says: layers_of, experts_of and others_of. Raises NoModel."""
+    """Return what a file says: layers_of, experts_of and others_of. Raise NoAttention."""
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -187,7 +187,7 @@ def read_model(file: Path) -> ModelLayers:
 
 
 def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
-    """What to warm up, by library: a model's calls, or those of common ones.
+    """Return what to warm up, by library: a model's calls, or those of common ones.
 
     A library that is not installed is left out.
 
@@ -222,7 +222,7 @@ def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
 
 
 def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:
-    """Fills the user's cache, with progress; says what came from where, and whether a call failed.
+    """Fill the user's cache, with progress; say what came from where, return whether a call failed.
 
     Raises:
         ModuleNotFoundError: triton is not installed.
@@ -254,7 +254,7 @@ def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> b
 def count(
     prefix: Path, only: Sequence[str], vllm: Path | None, say: Callable[[str], None]
 ) -> dict[str, Counter[str]]:
-    """What each group of the workload needs, with an empty cache of the user's; see origins.
+    """Count what each group of the workload needs, with an empty cache of the user's; see origins.
 
     Raises:
         CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.

@@ -48,7 +48,7 @@ SHAPES = (
 
 
 def flash_workload() -> Iterator[tuple[str, Call]]:
-    """(MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
+    """Yield (MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
     for shape in SHAPES:
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         for n in LENGTHS:
@@ -68,7 +68,7 @@ def flash_workload() -> Iterator[tuple[str, Call]]:
 
 
 def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
-    """(vllm-MODEL/KIND, call): a server that prefills up to 3 prompts and decodes up to 20.
+    """Yield (vllm-MODEL/KIND, call): a server prefills up to 3 prompts and decodes up to 20.
 
     Beside attention: linear attention, and the choice of tokens.
     """
@@ -91,7 +91,7 @@ def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
 
 
 def package_workload() -> Iterator[tuple[str, Call]]:
-    """(PACKAGE-MODEL/KIND, call): layers of linear attention, a step of training, diffusion."""
+    """Yield (PACKAGE-MODEL/KIND, call): layers of linear attention, a training step, diffusion."""
     delta = partial(fla.attention, heads=32, keys=128, values=128, normal=True)
     for n in LENGTHS[::8]:
         shape = {"lengths": (n,)}

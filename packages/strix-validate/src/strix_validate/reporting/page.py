@@ -12,7 +12,7 @@ _ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
 
 
 def render(records: list[Record], names: list[str]) -> str:
-    """The page.
+    """Return the page of these records.
 
     Args:
         names: what each record is called on the page, its file's name for example.

@@ -37,7 +37,7 @@ _STYLE = {
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """A server under load; rate by size and backend, forward and backward, and speed-up.
+    """Draw a server under load; rate by size and backend, forward and backward, and speed-up.
 
     None of what was not measured.
     """
@@ -65,7 +65,7 @@ def figures(record: Record) -> Iterator[Figure]:
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG element to stand in a page."""
+    """Return the figure as an SVG element to stand in a page."""
     stream = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
@@ -78,7 +78,7 @@ def svg(figure: Figure) -> str:
 
 
 def write(record: Record, folder: Path) -> list[Path]:
-    """PNG and SVG files of the figures, for use elsewhere; on white."""
+    """Write PNG and SVG files of the figures, for use elsewhere, on white; return their paths."""
     files = []
     with matplotlib.rc_context(_STYLE):
         for number, figure in enumerate(figures(record), 1):

@@ -98,18 +98,18 @@ class Record(StrictModel):
     unfinished: int = 0
 
     def dump(self) -> str:
-        """As JSON."""
+        """Return the record as JSON."""
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
-        """Replaces the file whole: who is killed in between leaves the one before."""
+        """Replace the file whole: a run that is killed in between leaves the one before."""
         part = file.with_suffix(".part")
         part.write_text(self.dump() + "\n")
         part.replace(file)
 
 
 def summarise(checks: list[CheckRecord]) -> dict[str, int]:
-    """Number of checks in each state, and of compared tensors."""
+    """Count the checks in each state, and the compared tensors."""
     count = Counter(check.state for check in checks)
     compared = sum(
         isinstance(value, dict) and "bound" in value
@@ -120,7 +120,7 @@ def summarise(checks: list[CheckRecord]) -> dict[str, int]:
 
 
 def of_result(tier: str, result: Result) -> CheckRecord:
-    """A result as records have it."""
+    """Return a result as records have it."""
     return CheckRecord(
         id=result.check.id,
         tier=tier,
@@ -136,7 +136,7 @@ def of_result(tier: str, result: Result) -> CheckRecord:
 
 
 def load(file: Path) -> Record:
-    """The record in a file.
+    """Read the record in a file.
 
     Raises:
         BadRecord: the file cannot be read, or is not a record of this schema.

@@ -22,7 +22,7 @@ _COLOUR = {
 
 
 def show(record: Record, console: Console) -> None:
-    """One row for each check that ran, then the reasons, each once, the fixes and the totals."""
+    """Print a row for each check that ran, then the reasons, each once, fixes and totals."""
     table = Table("check", "state", "measured", box=None)
     speeds = [check for check in record.checks if "forward_ms" in check.measured]
     for check in record.checks:
@@ -90,7 +90,7 @@ _UNITS = {
 
 
 def summary(measured: dict) -> str:
-    """The largest error as a fraction of its bound; without errors, the plain values."""
+    """Return the largest error as a fraction of its bound; without errors, the plain values."""
     pairs = [value for value in measured.values() if _is_pair(value)]
     if any(pair["error"] is None for pair in pairs):
         return "not finite"
@@ -106,7 +106,7 @@ def summary(measured: dict) -> str:
 
 
 def worst(measured: dict) -> float | None:
-    """The largest error as a fraction of its bound; None if nothing finite was compared."""
+    """Return the largest error as a fraction of its bound; None if nothing finite was compared."""
     pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
     if not pairs or any(error is None for error, _ in pairs):
         return None

@@ -20,7 +20,7 @@ _KEPT = (
 
 
 def measure(server: Endpoint) -> dict:
-    """Its numbers under its own names.
+    """Run `vllm bench serve`, and return its numbers under its own names.
 
     Raises:
         CannotRun: there is no command vllm. CheckFailed: it ends with an error, or a request did.

@@ -61,7 +61,7 @@ class Endpoint:
     model: str
 
     def post(self, path: str, body: dict, limit: float = LIMIT):
-        """The open answer. Raises CheckFailed with what an error says."""
+        """Send a request; return the open answer. Raise CheckFailed with what an error says."""
         request = urllib.request.Request(
             f"{self.url.rstrip('/').removesuffix('/v1')}{path}",
             json.dumps({"model": self.model, **body}).encode(),
@@ -78,7 +78,7 @@ class Endpoint:
     def generate(
         self, prompt: str | list[int], number: int = 24, limit: float = LIMIT, **more
     ) -> Generation:
-        """Greedy tokens after a prompt.
+        """Generate greedy tokens after a prompt.
 
         Raises:
             CannotRun: the server gives no token ids, as vLLM does.
@@ -102,7 +102,7 @@ class Endpoint:
         )
 
     def stream(self, prompt: str | list[int], number: int = 24, **more) -> Generation:
-        """The same, in parts. Raises CheckFailed if the last one is not [DONE]."""
+        """Generate likewise, in parts. Raise CheckFailed if the last one is not [DONE]."""
         body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
         begin, text, finish = time.perf_counter(), "", ""
         tokens: list[int] = []
@@ -118,7 +118,7 @@ class Endpoint:
         return Generation([], tokens, [], text, finish, _counts(usage), seconds=tuple(times))
 
     def parts(self, path: str, body: dict) -> Iterator[dict]:
-        """The parts of a streamed answer. Raises CheckFailed for a stream without an end."""
+        """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
         with self.post(path, body) as answer:
             for line in answer:
                 data = line.decode().removeprefix("data:").strip()
@@ -129,7 +129,7 @@ class Endpoint:
         raise CheckFailed("the stream ended without [DONE]")
 
     def score(self, prompt: list[int], tokens: list[int]) -> tuple[list[float], list[float]]:
-        """Of each token after the prompt its log probability, and that of the likeliest one."""
+        """Return each later token's log probability, and that of the likeliest one there."""
         body = _request([*prompt, *tokens], 1, prompt_logprobs=1)
         with self.post("/v1/completions", body) as answer:
             found = json.load(answer)["choices"][0].get("prompt_logprobs")
@@ -157,7 +157,10 @@ def _request(prompt: str | list[int], number: int, **more) -> dict:
 
 
 def largest_difference(first: Sequence[float], second: Sequence[float]) -> float:
-    """Raises CheckFailed where there are not as many, or one is no number."""
+    """Return the largest difference of two lists of numbers.
+
+    Raise CheckFailed where their lengths differ, or one is no number.
+    """
     require(len(first) == len(second), f"{len(first)} log probabilities of {len(second)} tokens")
     differences = [abs(a - b) for a, b in zip(first, second, strict=True)]
     require(all(x == x for x in differences), "a log probability is not a number")
@@ -165,7 +168,7 @@ def largest_difference(first: Sequence[float], second: Sequence[float]) -> float
 
 
 def judge_greedy(server: Endpoint, found: Generation, bound: float = _BOUND) -> dict:
-    """What was generated is what the server's own prefill finds likeliest, and as likely.
+    """Require that what was generated is what the server's own prefill finds likeliest.
 
     Raises CheckFailed otherwise. Near ties may fall either way.
     """
@@ -186,7 +189,7 @@ def _counts(usage: dict) -> dict:
 
 
 def judge_usage(found: Generation, number: int) -> dict:
-    """Tokens are counted, and the end is said to be the limit's. Raises CheckFailed otherwise."""
+    """Require that tokens are counted, and the end is said to be the limit's."""
     require(len(found.tokens) == number, f"{len(found.tokens)} tokens, {number} were asked for")
     counts = (len(found.prompt), number, len(found.prompt) + number)
     expected = dict(zip(_COUNTS, counts, strict=True))
@@ -195,13 +198,13 @@ def judge_usage(found: Generation, number: int) -> dict:
 
 
 def judge_finish(found: Generation, expected: str) -> dict:
-    """The reason for the end, if it is the right one; else raises CheckFailed."""
+    """Return the reason for the end, if it is the right one; else raise CheckFailed."""
     require(found.finish == expected, f"finish_reason is {found.finish!r}, right is {expected!r}")
     return {"finish_reason": found.finish}
 
 
 def judge_probabilities(found: Generation) -> dict:
-    """Of no step do the listed probabilities exceed one. Raises CheckFailed otherwise."""
+    """Require that in no step the listed probabilities exceed one."""
     require(found.top, "no log probabilities of other tokens")
     sums = [sum(2.718281828459045**value for value in step.values()) for step in found.top]
     require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")
@@ -211,7 +214,7 @@ def judge_probabilities(found: Generation) -> dict:
 def judge_together(
     server: Endpoint, prompts: Sequence, load: int, number: int = 24, bound: float = _BOUND
 ) -> dict:
-    """Each of several requests at a time gets its own answer. Raises CheckFailed otherwise."""
+    """Require that each of several requests at a time gets its own answer."""
     with ThreadPoolExecutor(load) as pool:
         together = list(pool.map(lambda prompt: server.generate(prompt, number), prompts))
     worst = 0.0
@@ -223,7 +226,7 @@ def judge_together(
 
 
 def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
-    """A stream has the same text, tokens and usage, in parts. Raises CheckFailed otherwise."""
+    """Require that a stream has the same text, tokens and usage, in parts."""
     whole, parts = server.generate(prompt, number), server.stream(prompt, number)
     for name in ("tokens", "text", "finish", "usage"):
         first, second = getattr(whole, name), getattr(parts, name)
@@ -233,7 +236,7 @@ def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
 
 
 def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUND) -> dict:
-    """After a client that left, the next one gets a right answer in time."""
+    """Require that after a client that left, the next one gets a right answer in time."""
     body = _request(prompt, 200, stream=True)
     next(server.parts("/v1/completions", body)).get("choices")
     begin = time.perf_counter()
@@ -243,7 +246,7 @@ def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUN
 
 
 def measure(server: Endpoint, load: int, prompts: Sequence, number: int = 64) -> dict:
-    """Time to the first token, and tokens a second, of so many requests at a time.
+    """Measure the time to the first token, and tokens a second, of so many requests at a time.
 
     Other prompts each time: what a prefix cache holds would take no time.
     """

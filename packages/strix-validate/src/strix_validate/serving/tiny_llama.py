@@ -25,8 +25,11 @@ _TEMPLATE = (
 
 
 def make(folder: str) -> dict:
-    """Writes the model, fp16, and returns the log probability of each token after the prompt, from
-    transformers in float32 on the CPU. Head dim 128 and grouped heads, as real Llamas have."""
+    """Write the model, fp16; return the log probability of each token after the prompt.
+
+    They come from transformers in float32 on the CPU. Head dim 128 and grouped heads, as real
+    Llamas have.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

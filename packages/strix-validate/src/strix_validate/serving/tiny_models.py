@@ -53,7 +53,10 @@ class TinyModel:
 
 
 def int4(name: str, weight: Tensor) -> _Quantized | None:
-    """compressed-tensors' pack-quantized W4A16: eight numbers to an int32, a scale to a group."""
+    """Quantize as compressed-tensors' pack-quantized W4A16.
+
+    Eight numbers share an int32, a group shares a scale.
+    """
     if not name.endswith("proj.weight"):
         return None
     rows, columns = weight.shape
@@ -69,7 +72,7 @@ def int4(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def fp8(name: str, weight: Tensor) -> _Quantized | None:
-    """FP8 of blocks of 128 by 128, each with a scale, as Qwen and DeepSeek release it."""
+    """Quantize to FP8: blocks of 128 by 128 with a scale each, as Qwen and DeepSeek release it."""
     if not name.endswith("proj.weight"):
         return None
     blocks = weight.float().view(len(weight) // _FP8_BLOCK, _FP8_BLOCK, -1, _FP8_BLOCK)
@@ -80,7 +83,10 @@ def fp8(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
-    """gpt-oss's experts: blocks of 32 fp4 numbers with a power of two each; (experts, in, out)."""
+    """Quantize as gpt-oss's experts: blocks of 32 fp4 numbers with a power of two each.
+
+    Shapes are (experts, in, out).
+    """
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return None
     groups = weight.float().transpose(1, 2).unflatten(-1, (-1, _FP4_GROUP))
@@ -155,7 +161,7 @@ MODELS = {
 
 
 def make(name: str, folder: Path, prompt: list[int]) -> dict:
-    """Write the model; returns the log probability of each token after the prompt, in float32."""
+    """Write the model; return the log probability of each token after the prompt, in float32."""
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 

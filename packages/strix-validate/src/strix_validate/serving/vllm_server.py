@@ -70,7 +70,7 @@ class ServerSession:
         self._closing.close()
 
     def need_vllm(self) -> None:
-        """Raises CannotRun where vLLM cannot be started."""
+        """Raise CannotRun where vLLM cannot be started."""
         for name in ("vllm", "transformers"):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
@@ -99,7 +99,7 @@ class ServerSession:
         return in_child("generate", self.folder / "model")
 
     def generate(self, name: str) -> tuple[list[float], dict]:
-        """Of a model of tiny_models: its reference, and what vLLM generates offline."""
+        """Generate offline by a model of tiny_models; return its reference, and what vLLM gives."""
         self.need_vllm()
         folder = self.folder / name
         return in_child("make", folder, name)["logprobs"], in_child("generate", folder, name)
@@ -136,7 +136,10 @@ class VllmServer:
         self.start_seconds = 0.0
 
     def start(self, limit: float) -> None:
-        """Returns when it answers. Raises CheckFailed with the end of the log otherwise."""
+        """Start the server; return when it answers.
+
+        Raise CheckFailed with the end of the log otherwise.
+        """
         program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
@@ -164,11 +167,14 @@ class VllmServer:
         raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
 
     def get(self, path: str):
-        """The answer to a GET; an HTTPError is for the caller."""
+        """Return the answer to a GET; an HTTPError is for the caller."""
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
 
     def stop(self, limit: float) -> int:
-        """The exit status after SIGTERM. Raises CheckFailed if it stays, or leaves a process."""
+        """Send SIGTERM; return the exit status.
+
+        Raise CheckFailed if the server stays, or leaves a process.
+        """
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(limit)
@@ -196,7 +202,7 @@ class VllmServer:
 
 
 def in_child(task: str, folder: Path, *model: str) -> dict:
-    """tiny_llama's answer. Raises CheckFailed with the end of its log if it failed."""
+    """Return tiny_llama's answer. Raise CheckFailed with the end of its log if it failed."""
     done = subprocess.run(
         [sys.executable, "-m", "strix_validate.serving.tiny_llama", task, folder, *model],
         env=os.environ | _NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

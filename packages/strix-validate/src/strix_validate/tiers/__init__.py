@@ -46,7 +46,7 @@ GROUPS = {
 
 
 def load(name: str) -> ModuleType:
-    """The module of a tier.
+    """Import the module of a tier.
 
     Raises:
         ModuleNotFoundError: a package that the tier needs, usually torch, is not installed.
@@ -59,7 +59,7 @@ def run_each(
     options: RunOptions,
     bodies: Mapping[str, Callable[[RunOptions], Result | dict]],
 ) -> Iterator[Result]:
-    """For tiers whose checks are functions: bodies maps a check's id to its function.
+    """Run checks that are functions: bodies maps a check's id to its function.
 
     A function returns what it measured, or a whole result. It raises CheckFailed to fail (see
     checks.require) and CannotRun to be skipped. Any other exception fails the check as well.

@@ -28,7 +28,7 @@ _FLASH_DTYPES = {
 
 
 def checks() -> list[Check]:
-    """Every check of every size and kind of machine."""
+    """List every check of every size and kind of machine."""
     return [
         *sdpa.checks(),
         *behaviour.checks(),
@@ -39,7 +39,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """False for checks of another size or kind of device."""
+    """Return False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
     if check.id.startswith("sdpa/") and check.id not in behaviour.bodies():
@@ -76,7 +76,7 @@ def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.Answe
 
 
 def timed(results: Iterator[Result]) -> Iterator[Result]:
-    """The same results, each with its time."""
+    """Yield the same results, each with its time."""
     begin = perf_counter()
     for result in results:
         end = perf_counter()
@@ -124,7 +124,7 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
 
 
 def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.Answer) -> Result:
-    """Passed if the answer is right, or refused where that is allowed."""
+    """Return a pass if the answer is right, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error

@@ -30,7 +30,7 @@ HARMFUL = {
 
 
 def checks() -> list[Check]:
-    """One for each body."""
+    """List one check for each body."""
     return [
         Check(
             f"backend/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split())
@@ -123,7 +123,7 @@ def library(options: RunOptions) -> dict:
 
 
 def aotriton_version(file: Path) -> str:
-    """What the library's .comment section says, "0.13.0" for example; "unknown" without one."""
+    """Return the version in the library's .comment section, such as "0.13.0", or "unknown"."""
     from elftools.elf.elffile import ELFFile
 
     with file.open("rb") as stream:

@@ -39,14 +39,14 @@ class Work:
     queries: int = 0
 
     def shapes(self) -> list[tuple[int, int, int, int]]:
-        """Of q, k, v and the output's gradient: (batch, heads, seqlen, head_dim)."""
+        """Return the shapes of q, k, v and grad_out: (batch, heads, seqlen, head_dim)."""
         q = (self.batch, self.heads, self.queries or self.seqlen, self.head_dim)
         k = (self.batch, self.kv_heads or self.heads, self.seqlen, self.head_dim)
         return [q, k, k, q]
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return 4 * self.batch * (self.kv_heads or self.heads) * self.seqlen * self.head_dim
 
 
@@ -77,7 +77,7 @@ _LAUNCHES = 0.2
 
 
 def operations(size: str, causal: bool, direction: str) -> float:
-    """Of one "forward" or "backward" call; see the module."""
+    """Count the operations of one "forward" or "backward" call; see the module."""
     work = SIZES[size]
     queries = work.queries or work.seqlen
     pairs = queries * (queries + 1) // 2 if causal else queries * work.seqlen
@@ -86,7 +86,7 @@ def operations(size: str, causal: bool, direction: str) -> float:
 
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
-    """10^12 fp16 operations per second at this clock, None for an unknown chip."""
+    """Return 10^12 fp16 operations per second at this clock, None for an unknown chip."""
     per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
     return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
 
@@ -102,7 +102,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
 
 
 def checks() -> list[Check]:
-    """One for each route, size and mask."""
+    """List one check for each route, size and mask."""
     measured = [
         Check(
             f"bench/{route}/{size}-{mask}",
@@ -139,7 +139,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """A CPU, which would take minutes for the large sizes, runs only the small ones."""
+    """Return False for large sizes on a CPU, which would take minutes for them."""
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
         return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa", "decode")

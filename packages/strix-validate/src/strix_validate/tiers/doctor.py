@@ -15,7 +15,7 @@ from strix_validate.tiers import run_each
 
 
 def checks() -> list[Check]:
-    """One for each finding that there may be."""
+    """List one check for each finding that there may be."""
     return [
         Check(f"doctor/{name}", title_of(body), reason_of(body)) for name, body in BODIES.items()
     ]
@@ -28,7 +28,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
-    """One result for each wanted check, about the host of the tree and a model of so many bytes."""
+    """Yield one result per wanted check, about the tree's host and a model of so many bytes."""
     bodies = {f"doctor/{name}": _bind(body, tree) for name, body in BODIES.items()}
     bodies["doctor/vllm-memory"] = partial(hardware.vllm_memory, tree)
     return run_each(wanted, RunOptions(root=tree.root, weights=weights), bodies)

@@ -74,7 +74,7 @@ _DROPPED_WAIT = ("emulated/varlen-empty-gqa", r"_bwd_kernel_dq_causal .*race: LD
 
 
 def checks() -> list[Check]:
-    """One for each call."""
+    """List one check for each call."""
     return [*_flash_checks(), *vllm_checks.checks("emulated"), *package_checks.checks("emulated")]
 
 
@@ -110,7 +110,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
-    """Failed by an exception, such as a trap, by a wrong number, or if no kernel was executed.
+    """Fail a call for an exception, such as a trap, a wrong number, or if no kernel was executed.
 
     Skipped by the one trap that is known to be the compiler's fault.
     """
@@ -131,7 +131,7 @@ def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Re
 
 
 def problem(shape: CallShape):
-    """The call, the same numbers in every run, and what it must return: see flash_cases.Case."""
+    """Return the call, the same numbers in every run, and what it must return: see flash_cases."""
     lengths = shape.lengths or ((shape.seqlen_q, shape.seqlen_k),) * shape.batch
     lengths_q, lengths_k = zip(*lengths, strict=True)
     generator = torch.Generator().manual_seed(1)

@@ -29,7 +29,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     limit: float = _LIMIT,
 ) -> Iterator[Result]:
-    """One result per wanted check, from the functions that the module's bodies() gives.
+    """Yield one result per wanted check, from the functions that the module's bodies() gives.
 
     Args:
         environment: variables to set in the child.

@@ -45,7 +45,7 @@ _CALLS: dict[str, tuple[Callable, torch.dtype]] = {
 
 
 def checks() -> list[Check]:
-    """One for each call; it covers every kernel that the call launches."""
+    """List one check for each call; it covers every kernel that the call launches."""
     return [*_flash_checks(), *vllm_checks.checks("kernels"), *package_checks.checks("kernels")]
 
 
@@ -76,7 +76,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def judge(check: Check, answer: triton_modes.Answer) -> Result:
-    """Failed if a kernel did not compile or one of its facts is wrong for gfx1151."""
+    """Fail if a kernel did not compile or one of its facts is wrong for gfx1151."""
     # forward alone would hide a backward pass that was never reached
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
@@ -84,7 +84,10 @@ def judge(check: Check, answer: triton_modes.Answer) -> Result:
 def judge_products(
     check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.Answer
 ) -> Result:
-    """See products of VllmCall and PackageCall."""
+    """Fail a call if too few of its kernels use the matrix unit.
+
+    See products of VllmCall and PackageCall.
+    """
     del expected
     facts, faults = _facts(answer)
     found = [name for name, fact in facts.items() if fact["wmma"]]
@@ -116,7 +119,7 @@ def _judge(check: Check, answer: triton_modes.Answer, least: int) -> Result:
 
 
 def inspect(kernel: triton_modes.CompiledKernel) -> dict:
-    """Facts of a kernel, from the bytes of its ELF file and from its assembly.
+    """Return facts of a kernel, from the bytes of its ELF file and from its assembly.
 
     lds is the static part plus what Triton asks for at launch, in bytes; vgprs and spills are in
     registers of 32 bits per lane; wmma and mfma count instructions.
@@ -143,7 +146,7 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
 
 
 def find_faults(fact: dict) -> list[str]:
-    """What is wrong with a kernel's facts for gfx1151, in words; spills only cost time."""
+    """Say what is wrong with a kernel's facts for gfx1151; spills only cost time."""
     rules = {
         f"machine is {fact['machine']}": fact["machine"] == EM_AMDGPU,
         f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == MACH_GFX1151,

@@ -16,12 +16,12 @@ _MODULES = (gemm, factors, gradients, host_memory, inductor)
 
 
 def checks() -> list[Check]:
-    """Those of all libraries; convolutions last, which take longest."""
+    """List the checks of all libraries; convolutions last, which take longest."""
     return [check for module in (*_MODULES, convolution) for check in module.checks()]
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """False on a CPU for MIOpen's find modes, which change nothing there."""
+    """Return False on a CPU for MIOpen's find modes, which change nothing there."""
     is_conv = check.id.startswith("conv/")
     return options.device == "cuda" or not is_conv or not convolution.environment(check)
 

@@ -28,7 +28,7 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 
 
 def checks() -> list[Check]:
-    """One for each body."""
+    """List one check for each body."""
     return [
         Check(f"serve/{name}", title_of(body), reason_of(body))
         for name, body in (BODIES | URL_BODIES).items()
@@ -36,7 +36,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Of a server of the user's, other checks than of our own."""
+    """Return whether a check is for this server: the user's gets other checks than our own."""
     return (check.id.removeprefix("serve/") in URL_BODIES) is bool(options.url)
 
 

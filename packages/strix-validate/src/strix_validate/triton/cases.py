@@ -43,7 +43,7 @@ class Case(Generic[C]):
 
 
 def make(name: str, case: Case[C]) -> tuple[C, Expected]:
-    """The case's call, of the same numbers for a seed, and what it must return."""
+    """Build the case's call, of the same numbers for a seed, and what it must return."""
     generator = torch.Generator().manual_seed(seed_of(name))
     return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
 
@@ -51,7 +51,7 @@ def make(name: str, case: Case[C]) -> tuple[C, Expected]:
 def answered(
     problems: dict[Check, tuple[C, Expected]], whose: str, mode: modes.Mode, judge: Judge[C]
 ) -> Iterator[Result]:
-    """The results of one library's calls; `whose` is what a reason begins with."""
+    """Make one library's calls, and yield the results; `whose` is what a reason begins with."""
     try:
         answers = modes.run([call for call, _ in problems.values()], mode)
     except (CannotRun, modes.ChildError) as error:
@@ -64,6 +64,6 @@ def answered(
 
 
 def unanswered(checks: Iterable[Check], error: Exception) -> Iterator[Result]:
-    """All of them skipped by CannotRun, failed by anything else."""
+    """Yield all of them skipped by CannotRun, failed by anything else."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
     yield from (Result(check, state, str(error)) for check in checks)

@@ -13,7 +13,7 @@ from strix_validate.triton.stand_in import InterceptedLaunch
 
 
 def require_disassembler() -> None:
-    """Raises CannotRun if no libLLVM can decode gfx1151; nothing can be executed then."""
+    """Raise CannotRun if no libLLVM can decode gfx1151; nothing can be executed then."""
     try:
         emulator.find_disassembler()
     except emulator.DisassemblerError as error:
@@ -21,7 +21,7 @@ def require_disassembler() -> None:
 
 
 def execute(launch: InterceptedLaunch) -> emulator.Launch:
-    """Executes the compiled kernel on CPU tensors, with every check of the emulator.
+    """Execute the compiled kernel on CPU tensors, with every check of the emulator.
 
     Raises:
         Trap: the kernel did something forbidden. EmulatorError: a tensor is not in host memory.

@@ -15,7 +15,7 @@ _LIBDEVICE: dict[str, Callable] = {
 
 
 def complete() -> None:
-    """Gives it numbers and counters that are tensors, and functions of libdevice."""
+    """Give the interpreter numbers and counters that are tensors, and functions of libdevice."""
     from triton.language import float32, tensor
     from triton.language.extra import libdevice
     from triton.runtime import interpreter

@@ -83,7 +83,7 @@ class ChildError(RuntimeError):
 
 
 def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers:
-    """Answers to calls of one library, in order, from a child process.
+    """Return answers to calls of one library, in order, from a child process.
 
     cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
     from a cache or a package could hide that it no longer does.
@@ -127,7 +127,7 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
 
 
 def answer(call: Call, device: str) -> Answer:
-    """Makes the call in this process."""
+    """Make the call in this process."""
     begin = perf_counter()
     try:
         found = Answer(call.execute(device))

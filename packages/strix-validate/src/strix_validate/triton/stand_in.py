@@ -38,7 +38,7 @@ class InterceptedLaunch:
     is_warmup: bool
 
     def values(self) -> dict[str, Any]:
-        """The kernel's arguments by name, including defaults."""
+        """Return the kernel's arguments by name, including defaults."""
         values = dict(zip(self.function.arg_names, self.args, strict=False)) | self.options
         for parameter in self.function.params:
             if parameter.has_default:
@@ -46,7 +46,7 @@ class InterceptedLaunch:
         return values
 
     def workgroups(self) -> tuple[int, ...]:
-        """How many are launched in each direction."""
+        """Return how many workgroups are launched in each direction."""
         size = self.grid(self.values()) if callable(self.grid) else self.grid
         return tuple(int(x) for x in size)
 
@@ -76,7 +76,7 @@ def _measure_nothing(calls: bool, call, quantiles=None) -> list[float]:
 
 
 def first_candidate() -> None:
-    """Makes triton.autotune take its first configuration on the real device too.
+    """Make triton.autotune take its first configuration on the real device too.
 
     fla's kernels have dozens, which took an H100 minutes to compile; and which one wins is noise.
     """
@@ -132,7 +132,7 @@ class KernelLibraries:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """The spec of a module whose asserts are left out, or None for any other."""
+        """Return the spec of a module whose asserts are left out, or None for any other."""
         asserts = any(f"{name}.".startswith(f"{known}.") for known in _ASSERTING)
         found = PathFinder.find_spec(name, path) if asserts else None
         if found and isinstance(found.loader, SourceFileLoader):
@@ -141,7 +141,7 @@ class KernelLibraries:
 
 
 def install(all_candidates: bool = False) -> None:
-    """Makes Triton and torch report a gfx1151 device, before the kernels' library is imported.
+    """Make Triton and torch report a gfx1151 device, before the kernels' library is imported.
 
     all_candidates: of triton.autotune, not only the first.
     """
@@ -163,7 +163,7 @@ def install(all_candidates: bool = False) -> None:
 
 
 def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
-    """Makes every launch compile its kernel and call on_launch instead of running."""
+    """Make every launch compile its kernel and call on_launch instead of running."""
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
@@ -177,7 +177,7 @@ def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
 
 
 def watch(on_lookup: Callable[[Lookup], None]) -> None:
-    """Reports each kernel that Triton finds or compiles. It looks for each one once per process."""
+    """Report each kernel that Triton finds or compiles. It looks for each one once per process."""
     import triton
     from triton.runtime.cache import _base32
 
@@ -211,7 +211,7 @@ def watch(on_lookup: Callable[[Lookup], None]) -> None:
 
 
 def ask(on_key: Callable[[str], None]) -> None:
-    """Reports the key of each kernel that a launch needs, and has none compiled."""
+    """Report the key of each kernel that a launch needs, and have none compiled."""
     import triton
 
     def refuse(*, key, fn, **about) -> bool:
@@ -222,8 +222,9 @@ def ask(on_key: Callable[[str], None]) -> None:
 
 
 def accept_cpu_tensors() -> None:
-    """Registers flash-attn's ops for CPU tensors; upstream registers them for GPU tensors only,
-    although their bodies take either."""
+    """Register flash-attn's ops for CPU tensors; upstream registers them for GPU tensors only,
+    although their bodies take either.
+    """
     interface = sys.modules["flash_attn.flash_attn_interface"]
     for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
         op = getattr(interface, f"_flash_attn_{name}")

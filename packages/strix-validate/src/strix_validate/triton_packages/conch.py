@@ -35,7 +35,7 @@ def _product(
 def w8a16(
     randn: Randn, *, tokens=5, size=256, rows=64, group=128, zeros=False
 ) -> tuple[PackageCall, Expected]:
-    """A layer with 8-bit weights.
+    """Build a call of a layer with 8-bit weights.
 
     Args:
         size: of a token's vector.

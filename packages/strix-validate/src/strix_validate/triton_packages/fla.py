@@ -59,7 +59,7 @@ def attention(
     randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
     state=False, normal=False, last=True,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip
-    """Linear attention with forgetting, of one batch.
+    """Build a call of linear attention with forgetting, for one batch.
 
     Args:
         rule: gdn, kda or gla. lengths: tokens of each sequence; of several, packed.
@@ -165,7 +165,7 @@ def _recurrence(
 
 
 def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[PackageCall, None]:
-    """The norm of each head behind the rule, times silu of a gate; compiled only."""
+    """Build a call of the norm of each head, times silu of a gate; compiled only."""
     tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
     return PackageCall(PACKAGE, _norm, tensors | {"weight": randn(columns)}), None
 

@@ -40,7 +40,7 @@ def _rms_norm(
 def rms_norm(
     randn: Randn, *, rows=5, columns=300, eps=1e-6, offset=0.0, casting="llama"
 ) -> tuple[PackageCall, Expected]:
-    """RMS norm, forward and backward.
+    """Build a call of RMS norm, forward and backward.
 
     Args:
         eps: large, it shows whether the kernel takes the one that it is given.
@@ -81,7 +81,7 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor
 def rope(
     randn: Randn, *, batch=2, tokens=7, heads=6, kv_heads=2, head_dim=64, rotary=0
 ) -> tuple[PackageCall, Expected]:
-    """Rotary embedding of queries and keys, in halves, and its inverse on their gradients.
+    """Build a call of rotary embedding in halves, and of its inverse on the gradients.
 
     Args:
         rotary: lanes that are turned, 0 is all (GLM, Phi: a part).
@@ -124,7 +124,7 @@ def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
 
 
 def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[PackageCall, Expected]:
-    """silu(gate) * up. gain: gates times this; of large ones the slope is 1 or 0."""
+    """Build a call of silu(gate) * up. gain: of gates; where they are large the slope is 1 or 0."""
     gate, up, grad = randn(rows, columns) * gain, randn(rows, columns), randn(rows, columns)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -157,7 +157,8 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
 def loss(
     randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2
 ) -> tuple[PackageCall, Expected]:
-    """The last layer and cross entropy in one, mean of the labels that count; in float32.
+    """Build a call of the last layer and cross entropy in one, mean of the labels that count; in
+    float32.
 
     Args:
         size: of a token's vector. words: of the vocabulary.

@@ -54,7 +54,7 @@ class PackageCall:
 def differentiated(
     function: Callable[..., dict[str, Tensor]], inputs: dict[str, Tensor], grads: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What a function returns, and dNAME, the gradient of each of its inputs.
+    """Return what a function returns, and dNAME, the gradient of each of its inputs.
 
     Args:
         inputs: keywords of the function, to differentiate by.
@@ -68,6 +68,6 @@ def differentiated(
 
 
 def require(module: str) -> None:
-    """Raises CannotRun where a package is not installed; module: as it is imported."""
+    """Raise CannotRun where a package is not installed; module: as it is imported."""
     if importlib.util.find_spec(module) is None:
         raise CannotRun(f"{module} is not installed")

@@ -29,7 +29,7 @@ def _cases(tier: str, package: ModuleType) -> dict[Check, tuple[str, Case]]:
 
 
 def checks(tier: str) -> list[Check]:
-    """The tier's checks, TIER/PACKAGE-NAME."""
+    """List the tier's checks, TIER/PACKAGE-NAME."""
     return [check for package in PACKAGES for check in _cases(tier, package)]
 
 
@@ -40,7 +40,7 @@ def run(
     mode: triton_modes.Mode,
     judge: Judge[PackageCall],
 ) -> Iterator[Result]:
-    """The results of those of the wanted checks that are the tier's checks here."""
+    """Yield the results of those of the wanted checks that are the tier's checks here."""
     for package in PACKAGES:
         cases = _cases(tier, package)
         mine = [check for check in wanted if check in cases]

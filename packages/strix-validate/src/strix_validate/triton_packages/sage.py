@@ -82,7 +82,7 @@ def _settle(
 def attention(
     randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False
 ) -> tuple[PackageCall, Expected]:
-    """Attention of sequences that are as long as each other, or packed.
+    """Build a call of attention over sequences that are as long as each other, or packed.
 
     Args:
         lengths: tokens of each sequence; of a batch that is not packed, all the same.

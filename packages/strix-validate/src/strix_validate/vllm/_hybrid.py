@@ -22,7 +22,7 @@ _CUTS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
 
 
 def weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
-    """Of the layer."""
+    """Draw the weights of the layer."""
     return {
         "in": randn(sum(_CUTS), hidden) / hidden**0.5,
         "conv": randn(_CHANNELS, WIDTH) / 2,
@@ -33,7 +33,7 @@ def weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
 
 
 def forward(own: dict[str, Tensor], x: Tensor, prompt: int, dtype: torch.dtype) -> Tensor:
-    """What the layer's last product reads, of all tokens, token by token."""
+    """Compute what the layer's last product reads, of all tokens, token by token."""
     work = reference.working(dtype)
     wide = reference.stored(reference.product(x, own["in"], dtype), dtype)
     qkv, gate, a, b = wide.split(_CUTS, -1)
@@ -56,13 +56,13 @@ def forward(own: dict[str, Tensor], x: Tensor, prompt: int, dtype: torch.dtype) 
 
 
 def empty(place: dict) -> dict[str, Tensor]:
-    """The layer's state of a sequence without tokens, in block 1: 0 belongs to none."""
+    """Return the layer's state of a sequence without tokens, in block 1: 0 belongs to none."""
     states = torch.zeros(2, VALUE_HEADS, SIZE, SIZE, device=place["device"])
     return {"conv": torch.full((2, WIDTH - 1, _CHANNELS), float("nan"), **place), "delta": states}
 
 
 def step(own: dict[str, Tensor], x: Tensor, state: dict[str, Tensor], first: bool) -> Tensor:
-    """What the layer's last product reads, of the tokens of a step, by vLLM's kernels."""
+    """Compute what the layer's last product reads, of the tokens of a step, by vLLM's kernels."""
     qkv, gate, a, b = (part.contiguous() for part in (x @ own["in"].T).split(_CUTS, -1))
     place = {"dtype": torch.int32, "device": x.device}
     blocks, begins = torch.ones(1, **place), torch.tensor([0, len(x)], **place)

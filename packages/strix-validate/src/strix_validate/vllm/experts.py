@@ -145,7 +145,7 @@ def experts_calls(
     dtypes: Iterable[torch.dtype],
     tokens: Iterable[int] = _TOKENS,
 ) -> Iterator[ExpertsCall]:
-    """These layers, for every kind of batch."""
+    """Yield calls of these layers, for every kind of batch."""
     for layer, dtype, n in product(layers, dtypes, tokens):
         name = f"{layer} {str(dtype).removeprefix('torch.')} {n} tokens"
         yield ExpertsCall(name, layer, dtype, n, source)

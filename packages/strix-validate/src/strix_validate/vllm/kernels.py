@@ -41,7 +41,7 @@ def paged_attention(
     first_block: int = 2,
     causal: bool = True,
 ) -> tuple[VllmCall, Expected]:
-    """Attention over a paged cache: unified_attention of vLLM.
+    """Build a call of unified_attention: attention over a paged cache.
 
     Everything in the cache that belongs to no sequence is NaN, as are the scratch tensors.
 
@@ -155,7 +155,8 @@ def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict
 def store_keys(
     randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16, fp8=False, exact=False
 ) -> tuple[VllmCall, Expected]:
-    """triton_reshape_and_cache_flash: new keys and values go to their slots, padding to none.
+    """Build a call of triton_reshape_and_cache_flash: new keys and values go to their slots,
+    padding to none.
 
     fp8: divided by a scale each, and stored as e4m3. exact: of values that this does not round, as
     Triton's interpreter loses the carry into the exponent: 7.9 becomes 4.
@@ -202,7 +203,7 @@ def _reshape_and_cache(tensors: dict[str, Tensor], fp8: bool) -> dict[str, Tenso
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
-    """rms_norm_batch_invariant, with a last block that is not full."""
+    """Build a call of rms_norm_batch_invariant, with a last block that is not full."""
     x, weight = randn(rows, columns), randn(columns)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -222,7 +223,8 @@ def rope(
     randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
     interleaved=False,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """triton_mrope: positions in time, height and width, each for its section of the angles.
+    """Build a call of triton_mrope: positions in time, height and width, each for its section of
+    the angles.
 
     rotary: lanes that are turned, 0 is all. interleaved: the sections take turns.
     """
@@ -281,7 +283,8 @@ def moe(
     randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
     bias=False, routed=True,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """invoke_fused_moe_triton_kernel with the default tiles: each token times its experts.
+    """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
+    experts.
 
     bits: 16, or 4 for int4 weights in groups of 32 with a scale each, and with zeros a zero point.
     bias: of each expert's rows, in 16 bits. routed: the router's weights are applied.
@@ -364,6 +367,6 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
 def mxfp4(
     randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
 ) -> tuple[VllmCall, Expected]:
-    """gpt-oss's experts, all of them: see mxfp4."""
+    """Build a call of all of gpt-oss's experts; see mxfp4."""
     tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
     return VllmCall(vllm_mxfp4.launch, tensors, {"top_k": top_k}, products=2), expected

@@ -30,7 +30,8 @@ EPS = 1e-6
 def convolution(
     randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4
 ) -> tuple[VllmCall, Expected]:
-    """causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for each.
+    """Build a call of causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for
+    each.
 
     The first sequence begins anew, the others go on from the state in their block.
     """
@@ -74,7 +75,7 @@ def _convolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convolve(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor) -> Tensor:
-    """causal_conv1d_fn, which writes the states; the first sequence begins anew."""
+    """Run causal_conv1d_fn, which writes the states; the first sequence begins anew."""
     found = importlib.import_module(_CONV).causal_conv1d_fn(
         x.T, weight, None, states.transpose(-1, -2), begins, cache_indices=blocks,
         has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
@@ -84,7 +85,7 @@ def convolve(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: 
 
 
 def convolve_next(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor) -> Tensor:
-    """causal_conv1d_update by a token of each sequence; x is overwritten."""
+    """Run causal_conv1d_update by a token of each sequence; x is overwritten."""
     return importlib.import_module(_CONV).causal_conv1d_update(
         x, states.transpose(-1, -2), weight, None, "silu", conv_state_indices=blocks
     )
@@ -107,13 +108,13 @@ def _tiles(begins: Tensor) -> SimpleNamespace:
 
 
 def gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The logarithm of how much a state keeps, and how much it takes, of each token and head."""
+    """Return the logarithm of how much a state keeps, and how much it takes, by token and head."""
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
     return -log.exp() * softplus(a + bias), b.sigmoid()
 
 
 def normed(x: Tensor) -> Tensor:
-    """Of length 1, as queries and keys are."""
+    """Scale to length 1, as queries and keys are."""
     return x / (x.square().sum(-1, keepdim=True) + EPS).sqrt()
 
 
@@ -121,7 +122,8 @@ def follow(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, take: Tensor, state: Tensor, dtype: Precision,
     rounded: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gated delta rule token by token: q, k (tokens, heads, K), v alike, state (heads, V, K).
+    """Compute the gated delta rule token by token: q, k (tokens, heads, K), v alike, state (heads,
+    V, K).
 
     rounded: as chunks do it, which hand corrected values and states on in 16 bits. With TERMS also
     what each value and its correction add to the state.
@@ -146,7 +148,7 @@ def follow(
 def delta_rule(
     randn: Randn, *, lengths: tuple[int, ...], heads=1, value_heads=2, size=64, kernel="chunks"
 ) -> tuple[VllmCall, Expected]:
-    """Layers of Qwen3-Next behind their convolution.
+    """Build a call of layers of Qwen3-Next behind their convolution.
 
     kernel: "chunks": fused_post_conv_prep and chunk_gated_delta_rule, of prompts. "one": a token of
     each sequence, fused_recurrent_gated_delta_rule_packed_decode. "several": in a batch with
@@ -228,7 +230,7 @@ def run_delta_rule(
 
 
 def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[VllmCall, Expected]:
-    """rmsnorm_fn: a norm of each head, then times silu of the gate."""
+    """Build a call of rmsnorm_fn: a norm of each head, then times silu of the gate."""
     tensors = {"x": randn(rows, columns), "weight": randn(columns), "gate": randn(rows, columns)}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -240,7 +242,7 @@ def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[VllmCall, Expected]
 
 
 def run_gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of tensors x, weight and gate."""
+    """Run rmsnorm_fn on tensors x, weight and gate."""
     function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
     return {"out": function(tensors["x"], tensors["weight"], None, z=tensors["gate"], eps=EPS)}
 

@@ -20,7 +20,8 @@ def adapted(
     randn: Randn, *, owners: tuple[int, ...], size=96, rank=16, rows=(64, 32), adapters=3,
     scaling=0.5,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """lora_shrink, and lora_expand of what it must return, added to what is there.
+    """Build a call of lora_shrink, and of lora_expand of what it must return, added to what is
+    there.
 
     Args:
         owners: of each token the adapter, -1 for none.

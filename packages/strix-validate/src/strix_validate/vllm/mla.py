@@ -26,7 +26,9 @@ def latent(
     randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
     scale=0.07, fp8=False,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """decode_attention_fwd: a query of each sequence; slots of the cache without a key are NaN."""
+    """Build a call of decode_attention_fwd: a query of each sequence; slots of the cache without a
+    key are NaN.
+    """
     q, blocks = randn(len(keys), heads, rank + rope), [-(-n // block) for n in keys]
     cache = torch.full((sum(blocks) + 2, block, rank + rope), float("nan")).to(q.dtype)
     table = torch.zeros(len(keys), max(blocks) + 1, dtype=torch.int32)
@@ -79,7 +81,8 @@ def _latent(
 
 
 def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[VllmCall, Expected]:
-    """merge_attn_states: attention over cached and over new keys, of tokens that have both.
+    """Build a call of merge_attn_states: attention over cached and over new keys, of tokens that
+    have both.
 
     One of them has no cached key, which a logsumexp of infinity says.
     """

@@ -29,7 +29,7 @@ _CUTS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
 def decoding(
     randn: Randn, *, window: int = 0, experts: int = 0, linear: int = 0
 ) -> tuple[VllmCall, Expected]:
-    """The log probabilities after each of STEPS given tokens.
+    """Build a call that computes the log probabilities after each of STEPS given tokens.
 
     experts: of each layer, 0 is none. linear: how many layers, the first ones, have linear
     attention.

@@ -24,7 +24,7 @@ _ALPHA, _LIMIT = 1.702, 7.0
 def problem(
     randn: Callable[..., Tensor], tokens: int, experts: int, top_k: int, size: int, inner: int
 ) -> tuple[dict[str, Tensor], Callable[[Precision], dict[str, Tensor]]]:
-    """The tensors of a call of :func:`launch`, and what it must return.
+    """Return the tensors of a call of :func:`launch`, and what it must return.
 
     Args:
         size: of a token's vector.
@@ -71,7 +71,7 @@ def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision
 
 
 def launch(tensors: dict[str, Tensor], top_k: int) -> dict[str, Tensor]:
-    """triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
+    """Run triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
     module = importlib.import_module(source.KERNELS[5])
     generation = module.triton_kernels_version
     config = SimpleNamespace()

@@ -38,7 +38,7 @@ def _codes(randn: Randn, *shape: int) -> Tensor:
 
 
 def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[VllmCall, Expected]:
-    """awq_gemm_triton, and awq_dequantize_triton, which larger batches get."""
+    """Build a call of awq_gemm_triton, and of awq_dequantize_triton, which larger batches get."""
     codes, points = _codes(randn, size, rows), _codes(randn, size // group, rows)
     tensors = {
         "x": randn(tokens, size),
@@ -70,7 +70,7 @@ def _awq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def w4a16(
     randn: Randn, *, tokens=9, size=256, rows=72, group=32, zeros=False
 ) -> tuple[VllmCall, Expected]:
-    """triton_w4a16_skinny_fmt_gemm, with the weights packed by vLLM's own function.
+    """Build a call of triton_w4a16_skinny_fmt_gemm, with the weights packed by vLLM's own function.
 
     zeros: zero points (AWQ) instead of 8 for all.
     """
@@ -102,7 +102,9 @@ def _w4a16(tensors: dict[str, Tensor], group: int) -> dict[str, Tensor]:
 def fp8_blocks(
     randn: Randn, *, tokens=5, size=384, rows=192, block=128
 ) -> tuple[VllmCall, Expected]:
-    """w8a8_triton_block_scaled_mm: a scale for 128 numbers of a token, or 128 by 128 weights."""
+    """Build a call of w8a8_triton_block_scaled_mm: a scale for 128 numbers of a token, or 128 by
+    128 weights.
+    """
     x, weights = randn(tokens, size).to(_FP8), randn(rows, size).to(_FP8)
     blocks = -(-rows // block), size // block
     tensors = {

@@ -44,7 +44,8 @@ def _kept(logits: Tensor) -> dict[str, Tensor]:
 def truncated(
     randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000
 ) -> tuple[VllmCall, Expected]:
-    """apply_top_k_top_p_triton: of each row the largest logits, and of these the most likely.
+    """Build a call of apply_top_k_top_p_triton: of each row the largest logits, and of these the
+    most likely.
 
     keys: top-k of each row, 0 is all. nuclei: tokens that each row's top-p lets through, 0 is all;
     the threshold lies in the middle of the last one's probability, so that no rounding decides.
@@ -80,7 +81,8 @@ def _truncate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[VllmCall, Expected]:
-    """bincount and apply_penalties: of tokens in the prompt, in the output, and in a draft.
+    """Build a call of bincount and apply_penalties: of tokens in the prompt, in the output, and in
+    a draft.
 
     Four requests, not in the order of their states: all penalties, one of each kind, none. The
     first has two drafted tokens, which count from the next position on.
@@ -148,7 +150,8 @@ def _penalize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
-    """apply_temperature, then apply_min_p, of requests that are not in the order of their states.
+    """Build a call of apply_temperature, then apply_min_p, of requests that are not in the order of
+    their states.
 
     As many tokens are left as `least` says; the threshold lies between two logits.
     """
@@ -188,7 +191,9 @@ def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
 
 
 def beyond(tokens: Tensor, logits: Tensor) -> Tensor:
-    """Of draws from one distribution: for each token 1 where its count is SIGMAS off, else 0."""
+    """Return for each token 1 where its count, of draws from one distribution, is SIGMAS off, else
+    0.
+    """
     shares = logits.double().softmax(-1)
     counts = _one_hot(tokens.flatten(), len(shares)).sum(0)
     sigma = (len(tokens) * shares * (1 - shares)).sqrt() + 0.5
@@ -196,7 +201,8 @@ def beyond(tokens: Tensor, logits: Tensor) -> Tensor:
 
 
 def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[VllmCall, Expected]:
-    """gumbel_sample: rows that draw, each with a seed and a position of its own, and greedy ones.
+    """Build a call of gumbel_sample: rows that draw, each with a seed and a position of its own,
+    and greedy ones.
 
     A few tokens, of both blocks of the vocabulary, are likely; temperature is applied by the
     kernel.
@@ -234,7 +240,7 @@ def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
 
 
 def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
-    """rejection_sample of two drafted tokens for each request.
+    """Build a call of rejection_sample of two drafted tokens for each request.
 
     Three requests are greedy: none, one or both drafted tokens are what the model would choose.
     For three, draft and model agree: both are accepted. For the others the model gives two tokens

@@ -76,7 +76,7 @@ _CAPABILITY = 115
 
 
 def find(folder: Path | None) -> Path:
-    """The folder that contains vllm/: the given one, or that of the installed package.
+    """Return the folder that contains vllm/: the given one, or that of the installed package.
 
     Raises:
         CannotRun: vLLM is not installed, and no folder was given.
@@ -93,7 +93,7 @@ def find(folder: Path | None) -> Path:
 
 
 def version(folder: Path) -> str:
-    """What the source calls itself: from PKG-INFO of an sdist or the installed metadata."""
+    """Return what the source calls itself: from PKG-INFO of an sdist or the installed metadata."""
     names = (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA"))
     for file in names:
         if file.is_file():
@@ -103,14 +103,14 @@ def version(folder: Path) -> str:
 
 
 def install(folder: Path) -> None:
-    """Makes ``import vllm...`` give modules of the folder and stand-ins."""
+    """Make ``import vllm...`` give modules of the folder and stand-ins."""
     sys.meta_path.insert(0, _Finder(folder))
     # vLLM gives its copy of triton_kernels that name
     sys.path.append(str(third_party(folder)))
 
 
 def third_party(folder: Path) -> Path:
-    """Where vLLM's build puts triton_kernels, which are not in the sdist."""
+    """Return where vLLM's build puts triton_kernels, which are not in the sdist."""
     return folder / "vllm" / "third_party"
 
 

@@ -210,7 +210,7 @@ _TIERS = {"kernels": COMPILED, "attention": COMPUTED, "emulated": EMULATED}
 
 
 def checks(tier: str) -> list[Check]:
-    """The tier's checks, TIER/vllm-NAME."""
+    """List the tier's checks, TIER/vllm-NAME."""
     return [
         Check(f"{tier}/vllm-{name}", f"vLLM's kernels {HOW[tier]}: {name}", case.why)
         for name, case in _TIERS[tier].items()
@@ -218,7 +218,7 @@ def checks(tier: str) -> list[Check]:
 
 
 def size_of(check: Check) -> Size:
-    """From which size on one of the tier attention runs."""
+    """Return from which size on one of the tier attention runs."""
     case = COMPUTED.get(check.id.removeprefix("attention/vllm-"))
     return case.size if case else Size.QUICK
 
@@ -230,7 +230,7 @@ def run(
     mode: triton_modes.Mode,
     judge: Judge[VllmCall],
 ) -> Iterator[Result]:
-    """The results of those of the wanted checks that are the tier's checks here."""
+    """Yield the results of those of the wanted checks that are the tier's checks here."""
     known = set(checks(tier))
     wanted = [check for check in wanted if check in known]
     if not wanted:
