@@ -189,7 +189,7 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
 
 
 def main() -> None:
-    """Runs the command line; turns expected errors into one message and an exit status."""
+    """Run the command line; turn expected errors into one message and an exit status."""
     sys.argv[1:] = with_value(sys.argv[1:])
     try:
         app()

@@ -71,7 +71,7 @@ def launch(
     instructions: list[Instruction] | None = None,
     reachable: Sequence[Buffer] = (),
 ) -> Launch:
-    """Runs a kernel over a grid of workgroups.
+    """Run a kernel over a grid of workgroups.
 
     Args:
         arguments: a buffer, a number, or None (a null pointer) for each argument in the kernel's
@@ -157,7 +157,7 @@ def _place_image(arena: Arena, image: Image) -> int:
 
 
 def packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
-    """hsa_kernel_dispatch_packet_t: what HIP's and OpenCL's functions read sizes from."""
+    """Make hsa_kernel_dispatch_packet_t: what HIP's and OpenCL's functions read sizes from."""
     threads = [g * b for g, b in zip(grid, block, strict=True)]
     dimensions = max([i + 1 for i in range(3) if threads[i] > 1], default=1)
     raw = struct.pack("<6H5I3Q", 2, dimensions, *block, 0, *threads, kernel.scratch, lds, 0,

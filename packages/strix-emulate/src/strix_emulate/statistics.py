@@ -22,7 +22,7 @@ _PREFIXES = {
 
 
 def classify(ins: Instruction) -> str:
-    """The class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
+    """Name the class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
     name = ins.name
     if ins.pair:
         return "vopd"
@@ -43,7 +43,7 @@ def classify(ins: Instruction) -> str:
 
 
 def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
-    """Static facts, ready for JSON. lds and scratch in bytes per workgroup and lane."""
+    """Return static facts, ready for JSON. lds: bytes of a workgroup; scratch: bytes of a lane."""
     classes = Counter(classify(ins) for ins in instructions)
     known = supported()
     unsupported = sorted(
@@ -73,7 +73,7 @@ def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
 
 
 def occupancy(vgprs: int, lds: int, threads: int, width: int = 32) -> dict[str, int]:
-    """Upper bounds of resident waves per SIMD by registers, by LDS, and the lower of the two."""
+    """Bound the resident waves per SIMD from above: by registers, by LDS, and by both."""
     # of waves with twice the lanes, half as many
     granule, registers = VGPR_GRANULE * 32 // width, VGPRS_PER_SIMD * 32 // width
     granted = -(-vgprs // granule) * granule
@@ -86,7 +86,7 @@ def occupancy(vgprs: int, lds: int, threads: int, width: int = 32) -> dict[str, 
 
 
 def executed(launch: Launch) -> dict:
-    """What a launch executed, in wave-instructions by class, and on how many cores."""
+    """Count what a launch executed, in wave-instructions by class, and on how many cores."""
     classes: Counter[str] = Counter()
     for block in launch.blocks.values():
         for step in block.steps:

@@ -6,6 +6,6 @@ import os
 
 
 def platform() -> str | None:
-    """The entry point: vLLM's ROCm in a program of `strix-emulate device`, else nothing."""
+    """Name vLLM's ROCm platform in a program of `strix-emulate device`, and none elsewhere."""
     emulated = "STRIX_EMULATE_PYTHON" in os.environ
     return "vllm.platforms.rocm.RocmPlatform" if emulated else None

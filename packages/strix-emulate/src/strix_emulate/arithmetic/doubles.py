@@ -10,12 +10,12 @@ from strix_emulate.arithmetic import floats
 
 
 def exponent(x):
-    """The biased exponent field."""
+    """Return the biased exponent field."""
     return (np.asanyarray(x).view(np.uint64) >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
 
 
 def ldexp(x, power):
-    """x * 2**power, rounded once."""
+    """Compute x * 2**power, rounded once."""
     return np.ldexp(x, np.clip(power, -4200, 4200))
 
 
@@ -23,18 +23,18 @@ _DIVISION = floats.Division(np.uint64, 1.0, 2.0**-1022, 128, 768, 53, exponent, 
 
 
 def div_scale(value, denominator, numerator):
-    """V_DIV_SCALE_F64: see :func:`floats.scale`."""
+    """Compute V_DIV_SCALE_F64: see :func:`floats.scale`."""
     return floats.scale(value, denominator, numerator, _DIVISION)
 
 
 def div_fmas(a, b, c, flag):
-    """V_DIV_FMAS_F64: fma, scaled by 2**128 up or down where the flag is set, rounded once."""
+    """Compute V_DIV_FMAS_F64: fma, scaled by 2**128 up or down if flagged, rounded once."""
     power = np.where(flag, np.where(exponent(c) > 1023, 128, -128), 0)
     return floats.scaled_fma64(a, b, c, power)
 
 
 def div_fixup(quotient, denominator, numerator):
-    """V_DIV_FIXUP_F64: see :func:`floats.div_fixup`."""
+    """Compute V_DIV_FIXUP_F64: see :func:`floats.div_fixup`."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -1.0, 1.0)
     infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
@@ -81,7 +81,7 @@ def _preop(shift: int, power: int) -> float:
 
 
 def trig_preop(x, segment):
-    """V_TRIG_PREOP_F64: the part of 2 / pi that the exponent of an angle needs."""
+    """Compute V_TRIG_PREOP_F64: the part of 2 / pi that the exponent of an angle needs."""
     high = exponent(x)
     shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
     shift = shift + np.where(high > 1077, high - 1077, 0)
@@ -90,7 +90,7 @@ def trig_preop(x, segment):
 
 
 def fract(x):
-    """x minus its floor, below 1 as the ISA has it."""
+    """Compute x minus its floor, below 1 as the ISA has it."""
     return np.minimum(x - np.floor(x), 1 - 2.0**-53)
 
 

@@ -19,12 +19,12 @@ _DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
 
 
 def flush(x):
-    """Denormal numbers of x as zeros of the same sign."""
+    """Turn denormal numbers of x into zeros of the same sign."""
     return np.where(np.abs(x) < _TINY[x.dtype], np.copysign(x.dtype.type(0), x), x)
 
 
 def finite(function):
-    """With FP16_OVFL: what overflows gives the largest number, if no source is infinite."""
+    """Turn what overflows into the largest number, if no source is infinite, as with FP16_OVFL."""
 
     def run(*sources):
         result = np.asanyarray(function(*sources))
@@ -42,7 +42,7 @@ def finite(function):
 
 @in_c("fmaf")
 def fma32(a, b, c):
-    """a * b + c in float32, rounded once.
+    """Compute a * b + c in float32, rounded once.
 
     float64 holds the product exactly; the sum is rounded to float64 and again to float32. Only
     where the first rounding made a tie of the second, or the result is denormal, can that differ
@@ -61,7 +61,7 @@ def fma32(a, b, c):
 
 
 def fma16(a, b, c):
-    """a * b + c in float16, rounded once."""
+    """Compute a * b + c in float16, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)
     c = np.asanyarray(c).astype(np.float64)
     return _to_odd(product, c, product + c).astype(np.float16)
@@ -69,12 +69,12 @@ def fma16(a, b, c):
 
 @in_c("fma")
 def fma64(a, b, c):
-    """a * b + c in float64, rounded once."""
+    """Compute a * b + c in float64, rounded once."""
     return scaled_fma64(a, b, c, 0)
 
 
 def scaled_fma64(a, b, c, power):
-    """(a * b + c) * 2**power in float64, rounded once.
+    """Compute (a * b + c) * 2**power in float64, rounded once.
 
     By error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
     become denormal, elsewhere by rational arithmetic, one lane at a time.
@@ -130,12 +130,12 @@ def _to_odd(x, y, total):
 
 
 def larger(a, b, ieee):
-    """V_MAX: a number wins against a NaN, +0 against -0, and a signalling NaN gives a quiet one."""
+    """Compute V_MAX: a number beats a NaN, +0 beats -0, a signalling NaN gives a quiet one."""
     return _extreme(np.fmax, np.bitwise_and, a, b, ieee)
 
 
 def smaller(a, b, ieee):
-    """V_MIN, like :func:`larger`."""
+    """Compute V_MIN, like :func:`larger`."""
     return _extreme(np.fmin, np.bitwise_or, a, b, ieee)
 
 
@@ -156,19 +156,19 @@ def _extreme(pick, zero, a, b, ieee):
 
 
 def is_quiet(x):
-    """Whether the highest bit of the fraction is set: of a NaN, that it is a quiet one."""
+    """Return whether the highest bit of the fraction is set: of a NaN, that it is a quiet one."""
     kind = np.dtype(f"u{x.dtype.itemsize}").type
     bit = np.finfo(x.dtype).nmant - 1
     return (np.asanyarray(x).view(kind) >> kind(bit) & kind(1)) != 0
 
 
 def exponent(x):
-    """The biased exponent field of float32 numbers."""
+    """Return the biased exponent field of float32 numbers."""
     return (np.asanyarray(x).view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
 
 
 def ldexp(x, power):
-    """x * 2**power, rounded once to the type of x."""
+    """Compute x * 2**power, rounded once to the type of x."""
     return np.ldexp(np.asanyarray(x).astype(np.float64), np.clip(power, -400, 400)).astype(x.dtype)
 
 
@@ -193,7 +193,7 @@ class Division(NamedTuple):
 
 
 def scale(value, denominator, numerator, of: Division):
-    """V_DIV_SCALE: (scaled value, flag for V_DIV_FMAS).
+    """Compute V_DIV_SCALE: the scaled value, and a flag for V_DIV_FMAS.
 
     The document's pseudocode scales a denominator up even if its reciprocal is denormal, so that it
     overflows. LLVM's division of float32 is exact only if it is scaled down.
@@ -228,12 +228,12 @@ _DIVISION = Division(np.uint32, np.float32(1), 2.0**-126, 64, 96, 23, exponent, 
 
 
 def div_scale(value, denominator, numerator):
-    """V_DIV_SCALE_F32: see :func:`scale`."""
+    """Compute V_DIV_SCALE_F32: see :func:`scale`."""
     return scale(value, denominator, numerator, _DIVISION)
 
 
 def div_fmas(a, b, c, flag):
-    """V_DIV_FMAS_F32: fma, scaled by 2**64 up or down where the flag is set, rounded once."""
+    """Compute V_DIV_FMAS_F32: fma, scaled by 2**64 up or down if flagged, rounded once."""
     product, c = np.multiply(a, b, dtype=np.float64), np.asanyarray(c)
     total = _to_odd(product, c.astype(np.float64), product + c)
     power = np.where(flag, np.where(exponent(c) > 127, 64, -64), 0)
@@ -241,7 +241,7 @@ def div_fmas(a, b, c, flag):
 
 
 def div_fixup(quotient, denominator, numerator):
-    """V_DIV_FIXUP_F32: the quotient, or what division gives for special operands.
+    """Compute V_DIV_FIXUP_F32: the quotient, or what division gives for special operands.
 
     A quotient that overflows reaches it as NaN (infinity less infinity in the steps before). The
     document's pseudocode would keep that; LLVM's division of float32 needs the infinity.
@@ -274,14 +274,14 @@ def div_fixup(quotient, denominator, numerator):
 
 
 def to_integer(x, kind):
-    """Float to int32, uint32, int16 or uint16: towards zero, saturated, NaN is 0."""
+    """Convert floats to int32, uint32, int16 or uint16: towards zero, saturated, NaN is 0."""
     info = np.iinfo(kind)
     whole = np.trunc(np.asanyarray(x).astype(np.float64))
     return np.where(np.isnan(whole), 0, np.clip(whole, info.min, info.max)).astype(kind)
 
 
 def to_half_towards_zero(x):
-    """float32 to float16, rounded towards zero."""
+    """Convert float32 to float16, rounded towards zero."""
     half = x.astype(np.float16)
     too_large = np.abs(half.astype(np.float32)) > np.abs(x)
     # the next one towards zero, of either sign
@@ -290,12 +290,12 @@ def to_half_towards_zero(x):
 
 
 def bfloat(x):
-    """bfloat16 numbers, given as uint16, in float32."""
+    """Convert bfloat16 numbers, given as uint16, to float32."""
     return (np.asanyarray(x).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_bfloat(x):
-    """float32 as bfloat16 in uint16, to nearest even."""
+    """Convert float32 to bfloat16 in uint16, to nearest even."""
     bits = np.asanyarray(x).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype(np.uint16))

@@ -28,12 +28,12 @@ class Mode:
     finite_16: bool = False
 
     def keeps(self, kind: str) -> bool:
-        """Whether numbers of a kind ("f16", "f32", "f64") keep their denormals."""
+        """Return whether numbers of a kind ("f16", "f32", "f64") keep their denormals."""
         return self.denormals_32 if kind == "f32" else self.denormals_16_64
 
     @property
     def bits(self) -> int:
-        """As S_GETREG reads it."""
+        """The mode as S_GETREG reads it."""
         return (
             (3 << _DENORMALS_32) * self.denormals_32
             | (3 << _DENORMALS_16_64) * self.denormals_16_64 | self.clamp_nan << _CLAMP_NAN
@@ -42,13 +42,13 @@ class Mode:
 
 
 def initial(kernel: Kernel) -> Mode:
-    """What the kernel descriptor says."""
+    """Return the mode that the kernel descriptor asks for."""
     return Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan,
                 kernel.finite_16)  # fmt: skip
 
 
 def after(ins: Instruction, mode: Mode) -> Mode:
-    """The mode behind an instruction. Raises Unknown for modes that are not supported."""
+    """Return the mode behind an instruction. Raise Unknown for modes that are not supported."""
     if ins.name in ("s_denorm_mode", "s_round_mode"):
         first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].text, 0)
     elif ins.name == "s_setreg_imm32_b32":
@@ -68,13 +68,13 @@ def after(ins: Instruction, mode: Mode) -> Mode:
 
 
 def clamped(x):
-    """To 0 .. 1; NaN and -0 become +0."""
+    """Limit numbers to 0 .. 1; NaN and -0 become +0."""
     zero, one = x.dtype.type(0), x.dtype.type(1)
     return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
 
 
 def saturated(function: Callable, kind: str) -> Callable:
-    """An integer operation whose exact result is brought into the range of the kind."""
+    """Return an integer operation that limits its exact result to the range of the kind."""
     dtype = np.dtype({"u": "u", "i": "i"}[kind[0]] + str(int(kind[1:]) // 8))
     limits = np.iinfo(dtype)
 

@@ -67,7 +67,7 @@ def _signed(bits, value):
 
 
 def reverse_bits(x):
-    """32 bits in the other order."""
+    """Reverse the order of 32 bits."""
     for shift, keep in (
         (1, 0x55555555),
         (2, 0x33333333),
@@ -80,14 +80,14 @@ def reverse_bits(x):
 
 
 def leading_zeros(x):
-    """Zeros before the highest set bit; -1 if none is set."""
+    """Count zeros before the highest set bit; -1 if none is set."""
     return np.where(x == 0, -1, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(
         np.int32
     )
 
 
 def trailing_zeros(x):
-    """Zeros after the lowest set bit; -1 if none is set."""
+    """Count zeros after the lowest set bit; -1 if none is set."""
     return np.where(
         x == 0, -1, np.log2(np.maximum(x & (~x + U32(1)), 1).astype(np.float64))
     ).astype(np.int32)
@@ -279,7 +279,7 @@ EXTREMES = {
 
 
 def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
-    """An entry of EXTREMES as one of TABLE, for the IEEE mode or the other one."""
+    """Return an entry of EXTREMES as one of TABLE, for the IEEE mode or the other one."""
     kind, steps = EXTREMES[name]
     pick = {"M": floats.larger, "m": floats.smaller}
     if steps == "med":

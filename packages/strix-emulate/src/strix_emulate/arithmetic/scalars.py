@@ -16,12 +16,12 @@ U32 = np.uint32
 
 
 def wide(x):
-    """x as int64, in which sums of 32 bits do not wrap."""
+    """Return x as int64, in which sums of 32 bits do not wrap."""
     return np.asanyarray(x).astype(np.int64)
 
 
 def overflow(result):
-    """Whether an exact int64 result does not fit into 32 signed bits."""
+    """Return whether an exact int64 result does not fit into 32 signed bits."""
     return result != result.astype(np.int32)
 
 

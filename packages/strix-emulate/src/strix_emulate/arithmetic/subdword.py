@@ -21,7 +21,7 @@ def _part(x, bits: int, number: int, signed: bool):
 
 
 def dot(bits: int, signed_a: bool, signed_b: bool):
-    """Exact sum of products of all fields, and c: V_DOT4, V_DOT8. Wraps to 32 bits."""
+    """Compute V_DOT4, V_DOT8: the exact sum of all products of fields and c, wrapped to 32 bits."""
 
     def run(a, b, c):
         total = np.asanyarray(c).astype(np.int64)
@@ -41,7 +41,7 @@ def _half(bits):
 
 
 def dot2(convert):
-    """Two products of 16 bits added to a float32, one after the other."""
+    """Add two products of 16 bits to a float32, one after the other."""
 
     def run(a, b, total):
         for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
@@ -120,7 +120,7 @@ def _pk_u8(x, byte, old):
 
 
 def leading_signs(x):
-    """V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
+    """Compute V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
     x = np.asanyarray(x).astype(np.int64)
     y = np.where(x < 0, ~x, x)
     length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)
@@ -247,7 +247,7 @@ def _mixed(kind: str):
 
 
 def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
-    """The name of one of MIXED."""
+    """Return the name of one of MIXED."""
     return ".".join(("v_fma_mix", kind, *kinds))
 
 
@@ -257,7 +257,7 @@ def _packed(name: str, function) -> tuple:
 
 
 def packed(name: str, clamp: bool) -> tuple:
-    """Of one of PACKED, with CLAMP or without: kinds of the result and the sources, function."""
+    """Return kinds of result and sources, and the function, of one of PACKED, clamped or not."""
     kind, kinds, function = PACKED[name]
     if clamp:
         function = clamped_half(function) if kind == "f16" else saturated(function, kind)
@@ -265,12 +265,12 @@ def packed(name: str, clamp: bool) -> tuple:
 
 
 def packed_name(name: str, clamp: bool) -> str:
-    """The name of what packed gives."""
+    """Name what packed gives."""
     return f"{name}.clamp" if clamp else name
 
 
 def clamped_half(function):
-    """A function whose result is brought into 0 to 1."""
+    """Return a function that limits its result to 0 to 1."""
 
     def run(*sources):
         return clamped(np.asanyarray(function(*sources)))

@@ -37,7 +37,7 @@ class Symbol(np.ndarray):
     body: "Body"
 
     def __new__(cls, dtype, code: str, body: "Body"):
-        """An array without dimensions that stands for a value of that dtype."""
+        """Make an array without dimensions that stands for a value of that dtype."""
         self = np.zeros((), dtype).view(cls)
         self.code, self.body = code, body
         return self
@@ -46,11 +46,11 @@ class Symbol(np.ndarray):
         pass
 
     def astype(self, dtype, **_):
-        """A cast, as C."""
+        """Return a cast, as C."""
         return self.body.cast(self, np.dtype(dtype))
 
     def view(self, *kind):
-        """The same bits as another dtype. Raises Untranslatable for one of another size."""
+        """Return the same bits as another dtype. Raise Untranslatable for one of another size."""
         dtype = np.dtype(kind[0])
         if dtype.itemsize != self.dtype.itemsize:
             raise Untranslatable("a view of another size")
@@ -73,12 +73,12 @@ class Symbol(np.ndarray):
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """For shortcuts where no element needs the rest: here, some might."""
+        """Return True: of shortcuts where no element needs the rest, some element might."""
         return True
 
 
 def in_c(name: str) -> Callable:
-    """For a function that C has, too, under that name: it is not taken apart."""
+    """Mark a function that C has, too, under that name: it is not taken apart."""
 
     def decorate(function: Callable) -> Callable:
         @wraps(function)
@@ -103,7 +103,7 @@ class Body:
         self.before_rounding: dict[str, str] = {}
 
     def symbol(self, dtype, code: str) -> Symbol:
-        """A variable for the expression; equal ones share it."""
+        """Return a variable for the expression; equal ones share it."""
         dtype = np.dtype(dtype)
         key = (dtype.char, code)
         if key not in self._known:
@@ -114,12 +114,12 @@ class Body:
         return Symbol(dtype, self._known[key], self)
 
     def call(self, name: str, dtype, arguments) -> Symbol:
-        """A call of a function of the C library or of emulate.c."""
+        """Return a call of a function of the C library or of emulate.c."""
         parts = [self._as(x, np.dtype(dtype)).code for x in arguments]
         return self.symbol(dtype, f"{name}({', '.join(parts)})")
 
     def cast(self, x, dtype: np.dtype) -> Symbol:
-        """x converted to a dtype, as NumPy converts."""
+        """Convert x to a dtype, as NumPy converts."""
         if x.dtype == dtype:
             return x
         if dtype.char == "e":
@@ -130,7 +130,7 @@ class Body:
         return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
 
     def bits(self, x, dtype: np.dtype) -> Symbol:
-        """The bits of x as a dtype of the same size."""
+        """Return the bits of x as a dtype of the same size."""
         if x.dtype == dtype:
             return x
         if x.dtype.char == "e":
@@ -142,7 +142,7 @@ class Body:
         return self.symbol(dtype, f"{dtype.char}_of_{x.dtype.char}({x.code})")
 
     def constant(self, value, dtype: np.dtype) -> Symbol:
-        """A literal of a dtype. Raises Untranslatable for an array."""
+        """Return a literal of a dtype. Raise Untranslatable for an array."""
         if isinstance(value, np.ndarray):
             raise Untranslatable("an array that is no symbol")
         value = np.asarray(value).astype(dtype)
@@ -161,7 +161,7 @@ class Body:
         return self.cast(x, dtype) if isinstance(x, Symbol) else self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
-        """The call of a ufunc, in the loop that NumPy would choose. Raises Untranslatable."""
+        """Return the call of a ufunc, in the loop that NumPy would choose. Raise Untranslatable."""
         signature = tuple(type(x) if type(x) in (int, float) else np.asarray(x).dtype
                           for x in inputs) + (None,) * ufunc.nout  # fmt: skip
         wanted = {} if dtype is None else {"signature": (np.dtype(dtype),) * len(signature)}
@@ -247,13 +247,13 @@ def _ctype(dtype: np.dtype) -> str:
 
 
 def storage(dtype) -> str:
-    """C's type of an element in memory."""
+    """Return C's type of an element in memory."""
     dtype = np.dtype(dtype)
     return "uint16_t" if dtype.char == "e" else "uint32_t" if dtype.char == "?" else _ctype(dtype)
 
 
 def loop(name: str, function: Callable, results, sources) -> str:
-    """A C function over n elements: p holds pointers to the results and then the sources.
+    """Write a C function over n elements: p holds pointers to the results and then the sources.
 
     results, sources: dtypes; a bool is a uint32_t in memory, a float16 a uint16_t.
 

@@ -16,13 +16,13 @@ RATIO, ALLOWED = 200, 1 << 28
 
 
 def require_modest(size: int, packed: bytes, origin: str) -> None:
-    """Raises LoadError if data would grow to that many bytes out of all proportion."""
+    """Raise LoadError if data would grow to that many bytes out of all proportion."""
     if size > max(ALLOWED, RATIO * len(packed)):
         raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
 
 
 def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
-    """(name, code object) for gfx1151 in clang's bundle, plain or compressed.
+    """Return (name, code object) for gfx1151 in clang's bundle, plain or compressed.
 
     Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
     """

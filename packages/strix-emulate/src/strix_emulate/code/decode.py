@@ -82,7 +82,7 @@ class Instruction:
 
 
 def decode(code: bytes, start: int = 0, width: int = 32, padded: bool = False) -> list[Instruction]:
-    """All instructions up to the padding (s_code_end); padded: also those behind it.
+    """Decode all instructions up to the padding (s_code_end); padded: also those behind it.
 
     width: lanes of a wave.
     """
@@ -98,7 +98,7 @@ def decode(code: bytes, start: int = 0, width: int = 32, padded: bool = False) -
 
 
 def parse(text: str, address: int = 0, size: int = 4) -> Instruction:
-    """One instruction; `unknown` says what was not understood."""
+    """Parse one instruction; `unknown` says what was not understood."""
     if not text:
         return Instruction(address, size, "?", "?", unknown="LLVM cannot decode these bytes")
     try:
@@ -169,7 +169,7 @@ def _swizzle(text: str) -> int:
 
 
 def operand(word: str) -> Operand:
-    """One operand. Raises Unknown."""
+    """Parse one operand. Raise Unknown."""
     if word == "off":
         return Operand("off")
     neg = abs_ = False

@@ -19,7 +19,7 @@ _NEAR_NULL = 1 << 16
 
 
 def missing(kernel: Kernel, trap: Trap) -> str:
-    """What a trap at an address near null hints at, or nothing."""
+    """Say what a trap at an address near null hints at, or nothing."""
     at = re.search(r"at 0x([0-9a-f]+) do not lie", trap.args[0])
     wanted = [_ABSENT[a.kind] for a in kernel.arguments if a.kind in _ABSENT]
     if not at or int(at[1], 16) >= _NEAR_NULL or not wanted:
@@ -30,7 +30,7 @@ def missing(kernel: Kernel, trap: Trap) -> str:
 def write(
     raw: bytearray, kernel: Kernel, grid, block, pointers: dict[str, int] | None = None
 ) -> None:
-    """Writes hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
+    """Write hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
     pointers: addresses by kind of the argument. Those for which there is nothing here, such as the
     heap, stay.

@@ -67,5 +67,5 @@ class Kernel:
     dynamic_stack: bool = False
 
     def with_stack(self, size: int) -> "Kernel":
-        """With scratch for recursion and functions that are called by a pointer, if it has them."""
+        """Add scratch for recursion and for calls by a pointer, if the kernel has them."""
         return replace(self, scratch=max(self.scratch, size)) if self.dynamic_stack else self

@@ -32,7 +32,7 @@ def _features(width: int) -> bytes:
 
 
 def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[int, int, str]]:
-    """Address, size in bytes and text of each instruction; text is "" where LLVM gives up.
+    """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
 
     Raises:
         DisassemblerError: no suitable libLLVM.
@@ -57,7 +57,7 @@ def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[in
 
 
 def assemble(source: str, width: int = 32) -> bytes:
-    """The relocatable ELF file that LLVM's assembler makes of gfx1151 assembly.
+    """Assemble gfx1151 assembly by LLVM; return the relocatable ELF file.
 
     Raises:
         EmulatorError: the assembler's own message. DisassemblerError: no suitable libLLVM.
@@ -96,13 +96,13 @@ def assemble(source: str, width: int = 32) -> bytes:
 
 
 def version() -> str:
-    """Version and file of the libLLVM in use, for reports."""
+    """Return version and file of the libLLVM in use, for reports."""
     (major, minor, patch), path = _found()[0], _found()[1]
     return f"LLVM {major}.{minor}.{patch} ({path})"
 
 
 def find_disassembler() -> ctypes.CDLL:
-    """The libLLVM in use, its AMDGPU parts initialised.
+    """Return the libLLVM in use, its AMDGPU parts initialised.
 
     Raises:
         DisassemblerError: none is new enough and supports AMDGPU; the message lists those found.

@@ -32,7 +32,7 @@ IMAGE_LIMIT = 1 << 28
 
 
 def load(path: Path) -> list[Kernel]:
-    """All kernels of a code object, an AOTriton pack, a zip of these, or a Triton cache folder.
+    """Load all kernels of a code object, an AOTriton pack, a zip of these, or a Triton cache.
 
     Raises:
         LoadError: nothing in there can be run, with the reason.
@@ -53,7 +53,7 @@ def load(path: Path) -> list[Kernel]:
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
-    """All kernels in the bytes of a code object, a pack or a zip. Raises LoadError."""
+    """Return all kernels in the bytes of a code object, a pack or a zip. Raise LoadError."""
     return _guarded(_parse, origin, data, origin)
 
 
@@ -81,7 +81,7 @@ def _parse(data: bytes, origin: str) -> list[Kernel]:
 
 
 def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
-    """(name, LDS bytes at launch, code object) of each entry of a pack. Raises LoadError."""
+    """Return (name, LDS bytes at launch, code object) of each entry of a pack. Raise LoadError."""
     try:
         magic, total, count, directory = struct.unpack_from("<4s3I", data)
         require_modest(total, data, origin)
@@ -110,7 +110,7 @@ def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
 
 
 def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
-    """Kernels of one code object.
+    """Return the kernels of one code object.
 
     Raises:
         LoadError: no ELF file, damaged, for another machine, or of an unknown version.
@@ -148,7 +148,7 @@ class Module:
 
 
 def parse_module(data: bytes, origin: str) -> Module:
-    """Everything in one code object.
+    """Return everything in one code object.
 
     Raises:
         LoadError: as :func:`parse_elf` does, but not for a kernel that is not supported.
@@ -308,8 +308,11 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
 
 
 def elf_metadata(elf: ELFFile, origin: str) -> dict:
-    """The AMDGPU metadata of a code object; of several notes, the kernels of all: the linker keeps
-    one from each object file (rocBLAS's files hold hundreds). Raises LoadError if there is none."""
+    """Return the AMDGPU metadata of a code object.
+
+    Of several notes, the kernels of all: the linker keeps one from each object file (rocBLAS's
+    files hold hundreds). Raise LoadError if there is none.
+    """
     found = [
         msgpack.unpackb(note["n_descdata"])
         for segment in elf.iter_segments("PT_NOTE")

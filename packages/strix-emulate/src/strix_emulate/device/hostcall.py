@@ -31,7 +31,7 @@ class Hostcalls:
     """The buffer of one launch. text: what the kernel printed, for the client's standard output."""
 
     def __init__(self, words: np.ndarray) -> None:
-        """words: the pool, as 64-bit ones."""
+        """Take words, the pool as 64-bit ones."""
         self._words = words
         self._messages: dict[int, bytearray] = {}
         self.text = b""
@@ -46,7 +46,7 @@ class Hostcalls:
     address = BASE + START
 
     def grid(self, groups: int, threads: int) -> int:
-        """The address of what grid.sync() counts with (mg_info of the device libraries).
+        """Return the address of what grid.sync() counts with (mg_info of the device libraries).
 
         Of one grid with so many workgroups and threads, at its first barrier.
         """
@@ -55,7 +55,7 @@ class Hostcalls:
         return BASE + START + 512
 
     def serve(self) -> None:
-        """Answers what waves ask. Raises Trap for what is not printf."""
+        """Answer what waves ask. Raise Trap for what is not printf."""
         words = self._words
         ready, words[_READY] = int(words[_READY]), 0
         while ready:

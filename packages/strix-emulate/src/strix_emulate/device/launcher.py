@@ -14,7 +14,7 @@ VARIABLE = "STRIX_EMULATE_HIP"
 
 
 def folder() -> Path:
-    """The private folder with the stand-in runtime. Raises EmulatorError where it is missing."""
+    """Return the folder with the stand-in runtime. Raise EmulatorError if it is missing."""
     path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
     if not (path / f"{NAME}.7").is_file():
         raise EmulatorError(
@@ -34,7 +34,7 @@ def environment(
     devices: int = 1,
     seconds: float | None = None,
 ) -> dict[str, str]:
-    """The environment of a program on the device. See :func:`execute`.
+    """Return the environment of a program on the device. See :func:`execute`.
 
     The folder goes first in LD_LIBRARY_PATH, and the library is preloaded as well: a program or
     library with an RPATH (not RUNPATH) would otherwise take the runtime that this names. Triton
@@ -63,10 +63,12 @@ def environment(
 
 
 def execute(command: list[str], **options) -> None:
-    """Becomes the program. Options: off, checks that are not made; memory of the device in bytes;
-    budget of a launch in wave-instructions, seconds of the clock for it; cores; log, a line for
-    each launch; strict, what checks find in ROCm's and torch's libraries ends a launch as well;
-    devices, how many the program sees.
+    """Become the program.
+
+    Options: off, checks that are not made; memory of the device in bytes; budget of a launch in
+    wave-instructions, seconds of the clock for it; cores; log, a line for each launch; strict, what
+    checks find in ROCm's and torch's libraries ends a launch as well; devices, how many the program
+    sees.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

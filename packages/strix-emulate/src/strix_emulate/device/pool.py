@@ -67,7 +67,7 @@ class Pool:
             raise Refused(Status.OUT_OF_MEMORY, f"cannot map {size} bytes of shared memory")
 
     def add(self, offset: int, size: int, path: str, start: int) -> None:
-        """Maps size bytes of another pool, from start on. Raises Refused."""
+        """Map size bytes of another pool, from start on. Raise Refused."""
         if offset < self.size or offset % 4096 or start % 4096 or offset + size > self.size + ROOM:
             raise Refused(Status.INVALID_VALUE, "memory of another process where none can be")
         try:
@@ -90,7 +90,7 @@ class Pool:
         return found
 
     def entries(self) -> np.ndarray:
-        """A copy of the table of allocations, by offset. Raises Refused if it makes no sense."""
+        """Copy the table of allocations, by offset. Raise Refused if it makes no sense."""
         count = int(self.views[8][1])
         if count > (LAUNCH - HEADER) // ENTRY.itemsize:
             raise Refused(Status.INVALID_VALUE, f"the table of allocations has {count} entries")
@@ -102,7 +102,7 @@ class Pool:
         return table
 
     def pieces(self) -> np.ndarray:
-        """A copy of the table of views, by address. Raises Refused if it makes no sense."""
+        """Copy the table of views, by address. Raise Refused if it makes no sense."""
         count = int(self.views[8][2])
         if count > (HEAP - VIEWS) // VIEW.itemsize:
             raise Refused(Status.INVALID_VALUE, f"the table of views has {count} entries")
@@ -113,7 +113,7 @@ class Pool:
         return table
 
     def image(self, offset: int, size: int) -> np.ndarray:
-        """The bytes of the allocation for a module. Raises Refused if it is not one."""
+        """Return the bytes of the allocation for a module. Raise Refused if it is not one."""
         table = self.entries()
         found = table[(table["offset"] == offset) & (table["size"] == size)]
         if len(found) != 1 or found[0]["kind"] != Kind.IMAGE:

@@ -86,12 +86,12 @@ class Refused(Exception):
 
 
 def unpack(form: struct.Struct, data: bytes) -> tuple:
-    """The fields at the start of the bytes. Raises Refused if there are too few."""
+    """Return the fields at the start of the bytes. Raise Refused if there are too few."""
     if len(data) < form.size:
         raise Refused(Status.INVALID_VALUE, f"a request of {len(data)} bytes is cut off")
     return form.unpack_from(data)
 
 
 def reply(status: Status, data: bytes, lasting: bool = False) -> bytes:
-    """The bytes of a reply."""
+    """Return the bytes of a reply."""
     return REPLY.pack(status, lasting, len(data)) + data

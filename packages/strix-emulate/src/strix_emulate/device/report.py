@@ -17,7 +17,7 @@ _UPSTREAM = re.compile(
 
 
 def is_upstream(path: str) -> bool:
-    """Whether a library's checks only note what they find: none of ours, nor of the program."""
+    """Return whether a library's checks only note what they find: not ours, nor the program's."""
     return _UPSTREAM.search(path) is not None
 
 
@@ -29,7 +29,7 @@ class Tally:
         self._notes: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, kernel: str, notes: list[Note]) -> None:
-        """After a launch: a line for each note with a new place."""
+        """Print a line for each note of a launch that has a new place."""
         self._launches += 1
         for note in notes:
             key = (note.check, kernel, note.place)
@@ -39,7 +39,7 @@ class Tally:
             self._notes[key] += note.count
 
     def report(self) -> None:
-        """Once, at the end: what was not checked, and how much was noted."""
+        """Say once, at the end, what was not checked, and how much was noted."""
         with self._lock:
             launches, self._launches = self._launches, 0
             parts = []

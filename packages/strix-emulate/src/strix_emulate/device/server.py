@@ -72,7 +72,7 @@ class Server:
         self.number = 0
 
     def handle(self, operation: int, data: bytes) -> bytes:
-        """The bytes of the reply to a request. Raises Refused."""
+        """Return the bytes of the reply to a request. Raise Refused."""
         answers = {
             Operation.LOAD: self.load, Operation.PLACE: self.place, Operation.UNLOAD: self.unload,
             Operation.FUNCTION: self.function, Operation.SYMBOL: self.symbol,
@@ -133,7 +133,7 @@ class Server:
         return b""
 
     def function(self, data: bytes) -> bytes:
-        """The number of a kernel by name, and what a launch must know of it."""
+        """Return the number of a kernel by name, and what a launch must know of it."""
         module, name = self._named(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
@@ -152,7 +152,7 @@ class Server:
         return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
 
     def symbol(self, data: bytes) -> bytes:
-        """Address and size of a variable by name."""
+        """Return address and size of a variable by name."""
         module, name = self._named(data)
         found = module.contents.variables.get(name)
         if found is None:
@@ -218,7 +218,7 @@ class Server:
         return hostcalls.text
 
     def add_memory(self, data: bytes) -> bytes:
-        """Maps memory of another process, as the client did."""
+        """Map memory of another process, as the client did."""
         offset, size, start = unpack(protocol.IMPORTED, data)
         path = data[protocol.IMPORTED.size :].decode(errors="replace")
         self.pool.add(offset, size, path, start)
@@ -251,7 +251,7 @@ class Server:
 
 
 def serve(connection: socket.socket, server: Server) -> int:
-    """Answers until the client closes. The exit status: 0, or 1 after a request without sense."""
+    """Answer until the client closes; return 0, or 1 after a request without sense."""
     stream = connection.makefile("rb")
     connection.sendall(protocol.reply(Status.SUCCESS, protocol.HELLO.pack(protocol.VERSION, 0)))
     while len(head := stream.read(protocol.REQUEST.size)) == protocol.REQUEST.size:
@@ -285,7 +285,7 @@ def _end_with(connection: socket.socket, server: Server) -> None:
 
 
 def main() -> int:
-    """Serves the client on the two open files whose numbers are the arguments."""
+    """Serve the client on the two open files whose numbers are the arguments."""
     # an interrupt from the terminal is the client's to handle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -315,7 +315,7 @@ def main() -> int:
 
 
 def decode_check() -> None:
-    """Raises DisassemblerError where no suitable libLLVM is found, before anything is launched."""
+    """Raise DisassemblerError where no suitable libLLVM is found, before anything is launched."""
     from strix_emulate.code import llvm
 
     llvm.find_disassembler()

@@ -84,7 +84,7 @@ COUNTED = {"ds_append", "ds_consume"}
 
 
 def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
-    """A function that executes the instruction on Waves. Raises Unknown."""
+    """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name in COUNTED:
         return _counted(ins, spaces)
     space, op, kind, returns = NAMES[ins.name]
@@ -173,7 +173,7 @@ def _order(g: Waves, memory, at, inside, size: int) -> None:
 
 
 def ordered(g: Waves, memory, at, size: int, marks) -> None:
-    """Notes for the race checks what an atomic at these offsets orders."""
+    """Note for the race checks what an atomic at these offsets orders."""
     memory.track_atomic(at, size, marks)
     if memory.order is not None:
         # the waves' accesses after it are not ordered by it

@@ -27,7 +27,7 @@ _U32 = np.uint32
 
 
 def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
-    """(source 0 seen through DPP, function that gives the lanes to write or None for EXEC).
+    """Return source 0 seen through DPP, and a function of the lanes to write (None: EXEC).
 
     A source lane that is out of its row, or not active without FI, gives 0 with BOUND_CTRL and
     otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
@@ -53,7 +53,7 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each lane: where its source is, whether there is one, whether it is written."""
+    """Return for each lane: where its source is, whether there is one, whether it is written."""
     rows, banks = mods.get("row_mask", 0xF), mods.get("bank_mask", 0xF)
     written = (rows >> (_LANE // 16) & 1) & (banks >> (_LANE % 16 // 4) & 1)
     return *_permutation(mods), written.astype(bool)

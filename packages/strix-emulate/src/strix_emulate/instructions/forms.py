@@ -53,11 +53,11 @@ _EXECUTABLE = "executable"
 def executes(
     run: Callable, *forms: Form, issues=None, waits: bool = False, orders: Callable | None = None
 ) -> Callable:
-    """Notes at a function on Waves what does the same in C."""
+    """Note on a function on Waves what does the same in C."""
     setattr(run, _EXECUTABLE, Executable(forms, issues, waits, orders))
     return run
 
 
 def executable(run: Callable) -> Executable:
-    """What is marked on a function that executes an instruction; nothing where it has no mark."""
+    """Return what is marked on a function that executes an instruction, if anything is."""
     return getattr(run, _EXECUTABLE, Executable())

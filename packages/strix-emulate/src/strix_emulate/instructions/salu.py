@@ -34,13 +34,13 @@ _CYCLES = (1 << 20) - 1
 
 
 def simm16(text: str) -> int:
-    """A 16-bit immediate, sign-extended: LLVM prints it unsigned."""
+    """Sign-extend a 16-bit immediate, which LLVM prints unsigned."""
     value = int(text, 0) & 0xFFFF
     return value - 0x10000 if value & 0x8000 else value
 
 
 def compile_scalar(ins: Instruction) -> Callable:
-    """A function that executes the instruction on Waves. Raises Unknown."""
+    """Return a function that executes the instruction on Waves. Raise Unknown."""
     name = ins.name
     if ins.modifiers:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
@@ -134,7 +134,7 @@ def _on_waves(form: Form) -> Callable:
 
 
 def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
-    """S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
+    """Compile S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
     asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_(MODE|SHADER_CYCLES)(?:, (\d+), (\d+))?\)", ins.raw)
     if not asked:
         raise Unknown("a hardware register other than MODE and SHADER_CYCLES")
@@ -146,7 +146,7 @@ def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
 
 
 def compile_message(ins: Instruction) -> Callable:
-    """S_SENDMSG_RTN_B64 for the time, which HIP's wall_clock64 asks: the host's, at 100 MHz."""
+    """Compile S_SENDMSG_RTN_B64 for the time of HIP's wall_clock64: the host's, at 100 MHz."""
     asked = re.fullmatch(r"(\S+), sendmsg\(MSG_RTN_GET_REALTIME\)", ins.raw)
     if not asked:
         raise Unknown("a message other than MSG_RTN_GET_REALTIME")
@@ -162,7 +162,7 @@ def compile_message(ins: Instruction) -> Callable:
 
 
 def compile_trap(ins: Instruction) -> Callable:
-    """S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
+    """Compile S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
     number = int(ins.operands[0].text, 0)
     if number not in (2, 3):
         raise Unknown("a trap other than 2 and 3")
@@ -175,7 +175,7 @@ def compile_trap(ins: Instruction) -> Callable:
 
 
 def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
-    """S_GETPC_B64: the address of what follows."""
+    """Compile S_GETPC_B64: the address of what follows."""
     write, behind = scalar_writer(ins.operands[0], "u64"), ins.address + ins.size
     return lambda g: write(g, np.full((g.n, 1), spaces.code + behind, np.uint64))
 

@@ -29,7 +29,7 @@ _HALVES_INSIDE = {"v_dot2_f16_f16"}
 
 
 def compile_vector(ins: Instruction, mode: Mode) -> Callable:
-    """A function that executes the instruction on Waves. Raises Unknown."""
+    """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name == "v_nop":
         return lambda _g: None
     if ins.name.startswith("v_swap"):
@@ -44,7 +44,7 @@ def compile_vector(ins: Instruction, mode: Mode) -> Callable:
 
 
 def compile_pair(ins: Instruction, mode: Mode) -> Callable:
-    """A VOPD pair: both halves read before either writes."""
+    """Compile a VOPD pair: both halves read before either writes."""
     forms = tuple(vector_form(_undual(half), mode) for half in ins.pair)
     (compute_x, write_x), (compute_y, write_y) = (_halves(form) for form in forms)
 
@@ -89,7 +89,7 @@ def _resolve_halves(ins: Instruction) -> Instruction:
 
 
 def vector_form(ins: Instruction, mode: Mode) -> Form:
-    """What the instruction computes, from what, and where that goes. Raises Unknown."""
+    """Return what the instruction computes, from what, and where that goes. Raise Unknown."""
     ins = _resolve_halves(ins)
     name, ops = ins.name, list(ins.operands)
     if name not in NAMES:

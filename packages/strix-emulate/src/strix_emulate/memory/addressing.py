@@ -32,7 +32,7 @@ _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
 
 
 def access(ins: Instruction, operands) -> dict:
-    """For C: the memory of an access, and its buffer resource."""
+    """Describe to C the memory of an access, and its buffer resource."""
     space = ins.name.split("_")[0]
     found = {"memory": _SPACES[space], "offset": ins.modifiers.get("offset", 0)}
     if space == "buffer":
@@ -41,7 +41,7 @@ def access(ins: Instruction, operands) -> dict:
 
 
 def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, str], ...]:
-    """For C: what is added to the constant offset; least: of so many operands."""
+    """Describe to C what is added to the constant offset; least: of so many operands."""
     space, zero = ins.name.split("_")[0], Operand("const", text="0")
     if space == "buffer":
         index, _, base = operands
@@ -54,7 +54,7 @@ def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, 
 
 
 def global_address(ins: Instruction, address: Operand, base: Operand) -> Callable:
-    """A function of waves: the addresses of a global access, uint64, one for each active lane."""
+    """Return a function of waves: the uint64 addresses of a global access, one per active lane."""
     constant = np.int64(ins.modifiers.get("offset", 0)).astype(np.uint64)
     if base.kind == "off":
         wide = reader(address, "u64")
@@ -64,7 +64,7 @@ def global_address(ins: Instruction, address: Operand, base: Operand) -> Callabl
 
 
 def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -> Callable:
-    """A flat access: where a lane's goes is in the high half of its address.
+    """Locate a flat access: where a lane's goes is in the high half of its address.
 
     The other arguments are the access to global memory, to LDS and to scratch, as functions on
     Waves.
@@ -105,7 +105,7 @@ def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None
 
 
 def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
-    """A function of waves: where a global access lies in the arena, and the tags to leave there."""
+    """Return a function of waves: where a global access lies, and the tags to leave there."""
     address = global_address(ins, *operands)
 
     def locate(g: Waves):
@@ -120,7 +120,7 @@ def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Are
 
 
 def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
-    """Raw buffers: out of range by the resource's own number of bytes is not an access at all."""
+    """Locate a raw buffer's access; out of the resource's own range it is none at all."""
     index, resource, base = operands
     if "idxen" in ins.modifiers:
         raise Unknown("modifier idxen")
@@ -153,7 +153,7 @@ def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Are
 
 
 def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Callable:
-    """A function of waves: where a scratch access lies in the lanes' private memory."""
+    """Return a function of waves: where a scratch access lies in the lanes' private memory."""
     address, base = (op if op.kind != "off" else Operand("const", text="0") for op in operands)
     index, start = reader(address, "u32"), reader(base, "u32")
     constant, limit = ins.modifiers.get("offset", 0), spaces.scratch_size
@@ -170,7 +170,7 @@ def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Cal
 
 
 def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Callable:
-    """A function of waves: where an access to the LDS lies in its workgroup's."""
+    """Return a function of waves: where an access to the LDS lies in its workgroup's."""
     index, limit = reader(address, "u32"), spaces.lds_size
 
     def locate(g: Waves):

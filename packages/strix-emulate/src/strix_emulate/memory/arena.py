@@ -45,7 +45,7 @@ class Touch:
 
 
 def shared_zeros(size: int) -> np.ndarray:
-    """Bytes that processes forked later have in common."""
+    """Make bytes that processes forked later have in common."""
     return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
 
 
@@ -99,7 +99,7 @@ class Memory:
         self.copies.clear()
 
     def load(self, at, size: int):
-        """size bytes at each offset, as (words, len(at)) uint32; 1 and 2 bytes zero-extended."""
+        """Load size bytes at each offset: (words, len(at)) uint32, 1 and 2 bytes zero-extended."""
         aligned = not (at & (min(size, 16) - 1)).any() if size != 12 else False
         if aligned:
             got = np.take(self.views[size], at // size, mode="clip")
@@ -115,7 +115,7 @@ class Memory:
         return sum(raw[i::4] << np.uint32(8 * i) for i in range(4))
 
     def store(self, at, data, size: int) -> None:
-        """The low `size` bytes of data (words, len(at)) to each offset."""
+        """Store the low `size` bytes of data (words, len(at)) at each offset."""
         if size < 4:
             if size == 2 and not (at & 1).any():
                 self.views[2][at >> 1] = data[0].astype(np.uint16)
@@ -130,7 +130,7 @@ class Memory:
                 self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
 
     def track(self, at, size: int, marks) -> Touch | None:
-        """Checks a load against earlier stores and notes it. Traps on a race.
+        """Check a load against earlier stores and note it. Trap on a race.
 
         at: offsets, flat; marks: the tag of each.
         """
@@ -158,13 +158,13 @@ class Memory:
         return touch
 
     def track_acquire(self, at, size: int, marks) -> None:
-        """A load that goes past the wave's own cache: what it sees orders, and it is no race."""
+        """Note a load past the wave's own cache: what it sees orders, and it is no race."""
         if self.order is not None:
             cells, marks = self._cells(at, size, marks)
             self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
 
     def track_atomic(self, at, size: int, marks) -> None:
-        """An atomic of these lanes."""
+        """Note an atomic of these lanes."""
         cells, marks = self._cells(at, size, marks)
         before = np.take(self.written, cells)
         if self.order is not None:
@@ -198,7 +198,7 @@ class Memory:
         return bool((held >= marks >> BARRIER << BARRIER).any())
 
     def track_store(self, at, data, size: int, marks) -> Touch | None:
-        """Stores, with the checks of :meth:`track`.
+        """Note stores, with the checks of :meth:`track`.
 
         Several waves may write the same value to the same cell: compilers let all threads that hold
         a copy of a value store it.
@@ -272,7 +272,7 @@ class Memory:
             )
 
     def postpone(self, touch: Touch, waves, unit: int) -> None:
-        """Moves an access that outlives a barrier or a release behind it, for these waves.
+        """Move an access that outlives a barrier or a release behind it, for these waves.
 
         waves: without clock; unit: 1 << BARRIER or 1 << RELEASE.
         """
@@ -337,7 +337,7 @@ class Arena(Memory):
         self.arrays = np.zeros((4, 0), np.int64)
 
     def place(self, data: np.ndarray, mode: int) -> int:
-        """Copies bytes in; returns their address, a multiple of 16.
+        """Copy bytes in; return their address, a multiple of 16.
 
         No more than kernels may count on: then the 4 GiB boundary falls inside of rows, too.
         """
@@ -350,7 +350,7 @@ class Arena(Memory):
         return BASE + first
 
     def alias(self, host: int, length: int, address: int) -> None:
-        """Makes the array that was placed at the address reachable under the host's, too."""
+        """Make the array that was placed at the address reachable under the host's, too."""
         row = np.array([[host - BASE], [host + length - BASE], [address - host]])
         self.aliases = np.concatenate([self.aliases, row], axis=1)
 
@@ -360,12 +360,12 @@ class Arena(Memory):
         return relative
 
     def fetch(self, address: int, size: int) -> np.ndarray:
-        """A copy of the first size bytes of the array that was placed at the address."""
+        """Copy the first size bytes of the array that was placed at the address."""
         start = int(self.arrays[1, (address - BASE) >> _SLOT])
         return self.bytes[start : start + size].copy()
 
     def ranges(self) -> np.ndarray:
-        """Where memory is, for C: rows of first address, bytes, offset and mode, in order."""
+        """Tell C where memory is: rows of first address, bytes, offset and mode, in order."""
         first, start, length, mode = self.arrays
         rows = [np.stack([first + BASE, length, start, mode], axis=1)]
         for host, end, more in self.aliases.T.tolist():
@@ -376,7 +376,7 @@ class Arena(Memory):
         return np.ascontiguousarray(found[np.argsort(found[:, 0])])
 
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
-        """Offsets of addresses (uint64), and whether anything but read-only memory is touched.
+        """Return offsets of addresses (uint64), and whether more than read-only memory is touched.
 
         Raises:
             Trap: outside of all arrays, a store to a read-only one, a load of what nothing wrote.

@@ -33,11 +33,11 @@ class Findings:
         self._notes: dict[tuple[str, str], Note] = {}
 
     def on(self, check: str) -> bool:
-        """Whether the check is made."""
+        """Return whether the check is made."""
         return check not in self.off
 
     def found(self, check: str, message: str) -> None:
-        """Raises Trap, unless the check is off or the launch goes on."""
+        """Raise Trap, unless the check is off or the launch goes on."""
         if check in self.off:
             return
         if not self.lenient:
@@ -55,7 +55,7 @@ class Findings:
 
 
 def parse(names: str) -> frozenset[str]:
-    """Checks by name, with commas between; "all" are all. Raises EmulatorError."""
+    """Parse checks' names with commas between; "all" are all. Raise EmulatorError."""
     found = frozenset(filter(None, names.split(",")))
     if found == {"all"}:
         return frozenset(CHECKS)
@@ -65,7 +65,7 @@ def parse(names: str) -> frozenset[str]:
 
 
 def with_value(arguments: list[str]) -> list[str]:
-    """A command line in which --no-checks, which may stand alone, has its value."""
+    """Return a command line in which --no-checks, which may stand alone, has its value."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     found = []
     for i, text in enumerate(arguments):

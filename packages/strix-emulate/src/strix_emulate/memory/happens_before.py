@@ -22,28 +22,28 @@ _KEPT = 2000
 
 
 def tags(workgroup, epoch, wave):
-    """What accesses of waves are marked with; grows with the epoch, 0 is no access."""
+    """Return the tags of waves' accesses; they grow with the epoch, and 0 is no access."""
     clock = epoch + (1 << (BARRIER - RELEASE))
     return ((workgroup.astype(np.int64) + 1) << WORKGROUP) | clock << RELEASE | wave
 
 
 def after_barrier(epoch):
-    """The epoch of waves behind a barrier."""
+    """Return the epoch of waves behind a barrier."""
     return (epoch >> (BARRIER - RELEASE)) + 1 << (BARRIER - RELEASE)
 
 
 def after_release(epoch):
-    """The epoch of waves behind a release; the last one that can be counted stays."""
+    """Return the epoch of waves behind a release; the last one that can be counted stays."""
     return epoch + ((epoch & _RELEASES) < _RELEASES)
 
 
 def who(tag):
-    """The wave of a tag: without its clock."""
+    """Return the wave of a tag: without its clock."""
     return tag >> WORKGROUP << WORKGROUP | tag & 0xFF
 
 
 def barriers(tag):
-    """Workgroup and barriers passed."""
+    """Return workgroup and barriers passed."""
     return tag >> BARRIER
 
 
@@ -61,15 +61,15 @@ class Order:
         return not (self._events or self._known)
 
     def atomic(self, memory: str, cells, marks, written) -> None:
-        """Atomics, in this order; marks: tags of the waves; written: those of the last stores."""
+        """Note atomics, in this order; marks: the tags of waves; written: of the last stores."""
         self._note((memory, cells, marks, written, True))
 
     def acquire(self, memory: str, cells, marks, written) -> None:
-        """Loads that go past the caches."""
+        """Note loads that go past the caches."""
         self._note((memory, cells, marks, written, False))
 
     def barrier(self, marks) -> None:
-        """Waves that passed a barrier know what the others of their workgroup know."""
+        """Let waves that passed a barrier know what the others of their workgroup know."""
         if self._events or self._known:
             self._note(("", None, marks, None, False))
 
@@ -79,13 +79,13 @@ class Order:
             self._work_off()
 
     def ordered(self, old, new):
-        """For tags of earlier and later accesses, whether something orders them."""
+        """Return for tags of earlier and later accesses whether something orders them."""
         pairs, back = np.unique(np.stack([old, new]), axis=1, return_inverse=True)
         found = [self.orders(a, b) for a, b in pairs.T.tolist()]
         return np.array(found, bool)[back.ravel()]
 
     def orders(self, old: int, new: int) -> bool:
-        """The same for one tag and another."""
+        """Return the same for one tag and another."""
         if self._events:
             self._work_off()
         known = self._known.get(who(new), {})

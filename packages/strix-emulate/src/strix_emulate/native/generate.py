@@ -26,7 +26,7 @@ FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 
 
 def dtype(kind: str) -> np.dtype:
-    """numpy's type of a kind of operand; bool for masks and SCC."""
+    """Return numpy's type of a kind of operand; bool for masks and SCC."""
     if kind in ("mask", "scc"):
         return np.dtype(bool)
     if kind == "lane":
@@ -35,7 +35,7 @@ def dtype(kind: str) -> np.dtype:
 
 
 def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
-    """All that the tables hold: name, kind of the result, kinds of sources, function, flags."""
+    """Yield what the tables hold: name, kind of the result, kinds of sources, function, flags."""
     for table in (operations.TABLE, scalars.PLAIN, atomics.FUNCTIONS):
         for name, (kind, kinds, function) in table.items():
             if kind != "h16":
@@ -65,7 +65,7 @@ def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
 
 
 def source() -> str:
-    """operations.inc: every function that can be translated, and the list of them by name."""
+    """Return operations.inc: every function that can be translated, and a list by name."""
     bodies: dict[str, str] = {}
     listed, lines = [], []
     for name, kind, kinds, function, flags in functions():
@@ -82,7 +82,7 @@ def source() -> str:
 
 
 def build(folder: Path, compiler: str, levels: tuple[int, ...] = LEVELS) -> list[Path]:
-    """Compiles the libraries into the folder. Raises CalledProcessError."""
+    """Compile the libraries into the folder. Raise CalledProcessError."""
     made, running = [], []
     with tempfile.TemporaryDirectory() as scratch:
         folder.mkdir(parents=True, exist_ok=True)

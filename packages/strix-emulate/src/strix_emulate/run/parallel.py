@@ -38,7 +38,7 @@ class Answer:
 
 
 def one_core(names: list[str]) -> str:
-    """Why the workgroups of a kernel have to stay on one core; empty if they need not.
+    """Say why the workgroups of a kernel must stay on one core; nothing if they need not.
 
     names: of instructions by which they may wait for each other.
     """
@@ -48,14 +48,14 @@ def one_core(names: list[str]) -> str:
 
 
 def worth(left: float, arena: Arena) -> bool:
-    """Whether so many wave-instructions are worth the processes."""
+    """Return whether so many wave-instructions are worth the processes."""
     if left < WORTH:
         return False
     return left >= _WORTH_OF_BYTE * sum(end - start for start, end in _spans(arena))
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Shares of about the same work, also where it grows from job to job, or every other has more.
+    """Deal shares of about the same work, even if it grows from job to job or alternates.
 
     They depend on nothing but the numbers, as does what the processes find.
     """
@@ -74,7 +74,7 @@ def split(
     since: int,
     budget: int,
 ) -> list[Answer] | None:
-    """What execute(share) answers for each share, each in a process of its own.
+    """Return what execute(share) answers for each share, each in a process of its own.
 
     None: memory is as it was before, and one core is to do it. since: the lowest tag of these
     workgroups. budget: the most wave-instructions of all.

@@ -72,7 +72,7 @@ _FRESH: dict[str, Any] = {"entered": 0, "parts": None, "trace": None, "begun": 0
 
 
 def supported() -> set[str]:
-    """Mnemonics that the machine executes, without the suffix of an encoding."""
+    """List mnemonics that the machine executes, without the suffix of an encoding."""
     return {*operations.NAMES, *scalars.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
             *CONTROL, *MODES, *vmem.names(),
             "s_getpc_b64", "s_getreg_b32", "s_sendmsg", "s_sendmsg_rtn_b64", "s_trap"}  # fmt: skip
@@ -89,7 +89,7 @@ class Blocks(dict[int, Block]):
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
-        """To the memories of another launch, or None: what was compiled stays."""
+        """Attach to the memories of another launch, or to none: what was compiled stays."""
         self.spaces = spaces
         self.made: dict[Step, Callable] = {}
         for block in self.values():
@@ -115,7 +115,7 @@ class Blocks(dict[int, Block]):
 def compile_blocks(
     instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
 ) -> Blocks:
-    """Basic blocks by address. What cannot be executed becomes a step that traps when reached."""
+    """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
     starts = {0}
     for ins in instructions:
         if ins.name in CONTROL:
@@ -177,7 +177,7 @@ class Program:
         return any("cmpswap_b32" in ins.name for ins in self.instructions)
 
     def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
-        """For one launch, up to :meth:`release`."""
+        """Return the blocks for one launch, up to :meth:`release`."""
         if self._blocks is None:
             self._blocks = compile_blocks(self.instructions, kernel, spaces)
         else:
@@ -187,7 +187,7 @@ class Program:
         return self._blocks
 
     def release(self) -> None:
-        """Lets the memories of the launch go."""
+        """Let the memories of the launch go."""
         if self._blocks is not None:
             self._blocks.attach(None, None)
 
@@ -221,7 +221,7 @@ def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_regis
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """The kernel's instructions; with those of all functions of the file, if it calls some.
+    """Decode the kernel's instructions, and those of all functions of the file if it calls some.
 
     Addresses count from the kernel's first instruction. Raises DisassemblerError without a suitable
     libLLVM.
