@@ -11,7 +11,7 @@ from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
 from strix_validate.tiers import emulated
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.modes import Answer, Answers, ChildError, ExecutedKernel
+from strix_validate.triton.modes import CallAnswer, CallAnswers, ChildError, ExecutedKernel
 
 NAMES = ("d64-float16", "varlen")
 DONE = (
@@ -20,9 +20,9 @@ DONE = (
 )
 
 
-def right(name: str) -> Answer:
+def right(name: str) -> CallAnswer:
     _, expected = emulated.problem(emulated.SHAPES[name])
-    return Answer(expected(torch.float16), executed=DONE)
+    return CallAnswer(expected(torch.float16), executed=DONE)
 
 
 def tier():
@@ -39,7 +39,7 @@ def answered(monkeypatch):
             assert mode == "emulate" and len(calls) == len(NAMES)
             if error:
                 raise error
-            return Answers("built-in", list(answers))
+            return CallAnswers("built-in", list(answers))
 
         monkeypatch.setattr(triton_modes, "run", stand_in)
         return {check.id.removeprefix("emulated/"): check for check in tier()}
@@ -56,7 +56,7 @@ def test_right(answered):
     assert found["varlen"].reason == "flash-attn's kernels: built-in."
 
 
-def spoil(name: str, tensor: str, value: float) -> Answer:
+def spoil(name: str, tensor: str, value: float) -> CallAnswer:
     answer = right(name)
     changed = answer.tensors[tensor].clone()
     changed.view(-1)[7] += value
@@ -68,7 +68,7 @@ def spoil(name: str, tensor: str, value: float) -> Answer:
     [
         (spoil("varlen", "out", 0.01), "wrong: out"),
         (spoil("varlen", "dk", float("nan")), "wrong: dk"),
-        (Answer(error=("Trap", "race at 0x10"), executed=DONE), "Trap: race at 0x10"),
+        (CallAnswer(error=("Trap", "race at 0x10"), executed=DONE), "Trap: race at 0x10"),
         (replace(right("varlen"), executed=()), "no kernel was executed"),
     ],
 )
@@ -96,8 +96,8 @@ RACE = (
 def test_the_trap_that_llvm_causes(monkeypatch, name, trap, state):
     """It is skipped in its one check and in its one form."""
     monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
-    answer = Answer(error=("Trap", trap), executed=DONE)
-    monkeypatch.setattr(triton_modes, "run", lambda calls, mode: Answers("built-in", [answer]))
+    answer = CallAnswer(error=("Trap", trap), executed=DONE)
+    monkeypatch.setattr(triton_modes, "run", lambda calls, mode: CallAnswers("built-in", [answer]))
     (check,) = run(["emulated"], RunOptions(), [f"emulated/{name}"]).checks
     assert check.state is state
     assert ("pull/220357" if state is State.SKIPPED else trap) in check.reason

@@ -257,8 +257,8 @@ def test_wrong_flash_attn_is_caught(name):
     case_name, broken = FLASH[name]
     case = flash_case(case_name)
     check = Check("flash-attn", "", "")
-    plant(name, attention.judge(check, case, triton_modes.Answer(broken(case))))
-    answer = triton_modes.Answer(case.expected(torch.float32))
+    plant(name, attention.judge(check, case, triton_modes.CallAnswer(broken(case))))
+    answer = triton_modes.CallAnswer(case.expected(torch.float32))
     assert attention.judge(check, case, answer).state is State.PASSED
 
 

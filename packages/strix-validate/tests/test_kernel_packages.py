@@ -13,7 +13,7 @@ from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled.vllm_calls import Attention
 from strix_validate.precompiled.vllm_layers import Linear
-from strix_validate.triton.modes import Answer, Answers
+from strix_validate.triton.modes import CallAnswer, CallAnswers
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts
 from typer.testing import CliRunner
@@ -64,9 +64,9 @@ def test_answers_come_in_the_order_of_calls(
     """Although neighbours go to different processes."""
     batches = []
 
-    def run(calls: list[str], mode: str, cache: Path) -> Answers:
+    def run(calls: list[str], mode: str, cache: Path) -> CallAnswers:
         batches.append(calls)
-        return Answers("", [Answer(asked=(call,)) for call in calls])
+        return CallAnswers("", [CallAnswer(asked=(call,)) for call in calls])
 
     monkeypatch.setattr(kernel_packages.triton_modes, "run", run)
     calls: list = [str(i) for i in range(2 * kernel_packages.BATCH + 3)]
@@ -79,8 +79,8 @@ def test_answers_come_in_the_order_of_calls(
 def test_origins(tmp_path: Path) -> None:
     shipped = lookup(tmp_path / kernel_lists.FOLDER / "some-kernels", compiled=False)
     answers = [
-        Answer(lookups=(shipped, lookup(tmp_path / "cache", "A"))),
-        Answer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
+        CallAnswer(lookups=(shipped, lookup(tmp_path / "cache", "A"))),
+        CallAnswer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
     ]
     found = kernel_packages.origins(answers, tmp_path)
     assert found == {"packages": 1, "compiled": 1, "cache": 1}

@@ -319,24 +319,24 @@ def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict):
     return torch.cat([both, rest], -1)
 
 
-def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.Answer:
+def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
     tensors, options = call.tensors, call.options
     if options.get("dropout_p"):
-        return triton_modes.Answer({"differing": torch.tensor(float(call.repeats - 1))})
+        return triton_modes.CallAnswer({"differing": torch.tensor(float(call.repeats - 1))})
     if call.function == "flash_attn_with_kvcache":
         try:
-            return triton_modes.Answer(cached(kernel, tensors, options))
+            return triton_modes.CallAnswer(cached(kernel, tensors, options))
         except NotImplementedError:
-            return triton_modes.Answer(error=("NotImplementedError", ""))
+            return triton_modes.CallAnswer(error=("NotImplementedError", ""))
     if "varlen" in call.function:
-        return triton_modes.Answer(packed(kernel, tensors, call.grad_out, options))
+        return triton_modes.CallAnswer(packed(kernel, tensors, call.grad_out, options))
     whole, tensors = tensors, unpacked(kernel, tensors, 2)
     arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")
     found = dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
     infer = replace(kernel, **dict(kernel.inference))
     inference = dense(infer, *arguments[0], None, options, arguments[1])["out"]
     found |= {"differing": torch.tensor(0.0), "inference": inference}
-    return triton_modes.Answer(repacked(found, whole, 2))
+    return triton_modes.CallAnswer(repacked(found, whole, 2))
 
 
 @cache

@@ -21,8 +21,8 @@ from triton_faults import FAULTS
 CHECK = Check("x", "", "")
 
 
-def answer(tensors) -> triton_modes.Answer:
-    return triton_modes.Answer(
+def answer(tensors) -> triton_modes.CallAnswer:
+    return triton_modes.CallAnswer(
         tensors, executed=(triton_modes.ExecutedKernel("kernel", "0123", 1, 0.0),)
     )
 

@@ -129,8 +129,8 @@ def flash_case(name):
 
 def test_refusal_is_right_only_where_allowed_and_only_as_not_implemented():
     window, plain = flash_case("window-float32"), flash_case("full-float32")
-    refused = triton_modes.Answer(error=("NotImplementedError", "no window"))
-    crashed = triton_modes.Answer(error=("RuntimeError", "out of LDS"))
+    refused = triton_modes.CallAnswer(error=("NotImplementedError", "no window"))
+    crashed = triton_modes.CallAnswer(error=("RuntimeError", "out of LDS"))
     assert attention.judge(CHECK, window, refused).state is State.PASSED
     assert attention.judge(CHECK, plain, refused).state is State.FAILED
     assert attention.judge(CHECK, window, crashed).state is State.FAILED
@@ -284,7 +284,7 @@ def test_kernel_compiles_and_a_wrong_target_fails():
     changed = triton_modes.CompiledKernel(
         kernel.name, other_chip, kernel.assembly, kernel.launch_lds
     )
-    result = kernels.judge(check, triton_modes.Answer(kernels=(changed, *answer.kernels[1:])))
+    result = kernels.judge(check, triton_modes.CallAnswer(kernels=(changed, *answer.kernels[1:])))
     assert result.state is State.FAILED
     assert "0x41" in result.reason
-    assert kernels.judge(check, triton_modes.Answer()).state is State.FAILED
+    assert kernels.judge(check, triton_modes.CallAnswer()).state is State.FAILED

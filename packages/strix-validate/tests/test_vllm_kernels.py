@@ -34,8 +34,8 @@ NORM = "vllm/model_executor/determinism/batch_invariant.py"
 CHECK = Check("x", "", "")
 
 
-def answer(tensors) -> triton_modes.Answer:
-    return triton_modes.Answer(
+def answer(tensors) -> triton_modes.CallAnswer:
+    return triton_modes.CallAnswer(
         tensors, executed=(triton_modes.ExecutedKernel("kernel", "0123", 1, 0.0),)
     )
 
@@ -150,7 +150,7 @@ def test_sinks_are_one_more_key():
 def test_a_product_that_left_the_matrix_unit_is_caught(name):
     call, expected = make("seed", vllm_checks.COMPILED[name])
     assert call.products
-    found = kernels.judge_products(CHECK, call, expected, triton_modes.Answer())
+    found = kernels.judge_products(CHECK, call, expected, triton_modes.CallAnswer())
     assert found.state is State.FAILED and "0 of 0 kernels have WMMA, expected 1" in found.reason
 
 

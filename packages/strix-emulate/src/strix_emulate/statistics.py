@@ -11,8 +11,8 @@ from strix_emulate.launches import Launch
 from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
 
 #: gfx1151, LLVM's guide and GCNSubtarget: 1.5 times the registers of other RDNA3 chips.
-VGPRS_PER_SIMD, VGPR_GRANULE, WAVES_PER_SIMD = 1536, 24, 16
-SIMDS_PER_WGP, LDS_PER_WGP = 4, 131072
+_VGPRS_PER_SIMD, _VGPR_GRANULE, _WAVES_PER_SIMD = 1536, 24, 16
+_SIMDS_PER_WGP, _LDS_PER_WGP = 4, 131072
 
 
 _PREFIXES = {
@@ -75,13 +75,13 @@ def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
 def occupancy(vgprs: int, lds: int, threads: int, width: int = 32) -> dict[str, int]:
     """Bound the resident waves per SIMD from above: by registers, by LDS, and by both."""
     # of waves with twice the lanes, half as many
-    granule, registers = VGPR_GRANULE * 32 // width, VGPRS_PER_SIMD * 32 // width
+    granule, registers = _VGPR_GRANULE * 32 // width, _VGPRS_PER_SIMD * 32 // width
     granted = -(-vgprs // granule) * granule
-    by_registers = min(WAVES_PER_SIMD, registers // granted)
+    by_registers = min(_WAVES_PER_SIMD, registers // granted)
     waves = -(-threads // width)
-    by_lds = WAVES_PER_SIMD
+    by_lds = _WAVES_PER_SIMD
     if lds:
-        by_lds = min(by_lds, LDS_PER_WGP // lds * waves // SIMDS_PER_WGP)
+        by_lds = min(by_lds, _LDS_PER_WGP // lds * waves // _SIMDS_PER_WGP)
     return {"registers": by_registers, "lds": by_lds, "bound": min(by_registers, by_lds)}
 
 

@@ -12,12 +12,12 @@ BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 #: What is packed shrinks to a tenth, so one that grows beyond both is made to fill the memory.
-RATIO, ALLOWED = 200, 1 << 28
+_RATIO, _ALLOWED = 200, 1 << 28
 
 
 def require_modest(size: int, packed: bytes, origin: str) -> None:
     """Raise LoadError if data would grow to that many bytes out of all proportion."""
-    if size > max(ALLOWED, RATIO * len(packed)):
+    if size > max(_ALLOWED, _RATIO * len(packed)):
         raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
 
 

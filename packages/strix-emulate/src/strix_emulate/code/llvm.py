@@ -15,7 +15,7 @@ from pathlib import Path
 from strix_emulate.errors import DisassemblerError, EmulatorError
 
 MINIMUM_VERSION = 22
-TRIPLE, CPU = b"amdgcn-amd-amdhsa", b"gfx1151"
+_TRIPLE, CPU = b"amdgcn-amd-amdhsa", b"gfx1151"
 #: Environment variable: the libLLVM to use instead of the newest one found.
 VARIABLE = "STRIX_EMULATE_LIBLLVM"
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
@@ -38,7 +38,7 @@ def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[in
         DisassemblerError: no suitable libLLVM.
     """
     lib = find_disassembler()
-    context = lib.LLVMCreateDisasmCPUFeatures(TRIPLE, CPU, _features(width), None, 0, None, None)
+    context = lib.LLVMCreateDisasmCPUFeatures(_TRIPLE, CPU, _features(width), None, 0, None, None)
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
     try:
@@ -72,13 +72,13 @@ def assemble(source: str, width: int = 32) -> bytes:
     context = lib.LLVMContextCreate()
     lib.LLVMContextSetDiagnosticHandler(context, on_diagnostic, None)
     module = lib.LLVMModuleCreateWithNameInContext(b"assembly", context)
-    lib.LLVMSetTarget(module, TRIPLE)
+    lib.LLVMSetTarget(module, _TRIPLE)
     text = source.encode()
     lib.LLVMSetModuleInlineAsm2(module, text, len(text))
     target, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    if lib.LLVMGetTargetFromTriple(TRIPLE, ctypes.byref(target), ctypes.byref(message)):
+    if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(target), ctypes.byref(message)):
         raise DisassemblerError(_take_string(lib, message.value))
-    machine = lib.LLVMCreateTargetMachine(target, TRIPLE, CPU, _features(width), 0, 2, 0)
+    machine = lib.LLVMCreateTargetMachine(target, _TRIPLE, CPU, _features(width), 0, 2, 0)
     try:
         failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
             machine, module, _OBJECT_FILE, ctypes.byref(message), ctypes.byref(buffer)

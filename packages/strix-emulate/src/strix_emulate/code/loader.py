@@ -21,14 +21,14 @@ from strix_emulate.code.bundles import BUNDLE, require_modest, unbundle
 from strix_emulate.code.kernel import LDS_LIMIT, Argument, Image, Kernel
 from strix_emulate.errors import LoadError, Unsupported
 
-EM_AMDGPU, NT_AMDGPU_METADATA = "EM_AMDGPU", 32
+EM_AMDGPU, _NT_AMDGPU_METADATA = "EM_AMDGPU", 32
 MACH_GFX1151 = 0x4A
-ELFOSABI_AMDGPU_HSA = 64
+_ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
-ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
+_ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
 #: LLVM's guide, "Relocation Records"
-R_ABS64, R_RELATIVE64 = 3, 13
-IMAGE_LIMIT = 1 << 28
+_R_ABS64, _R_RELATIVE64 = 3, 13
+_IMAGE_LIMIT = 1 << 28
 
 
 def load(path: Path) -> list[Kernel]:
@@ -183,9 +183,9 @@ def _parse_elf(
         )
     elf.stream.seek(7)
     os_abi, abi_version = elf.stream.read(2)
-    if os_abi != ELFOSABI_AMDGPU_HSA:
-        raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {ELFOSABI_AMDGPU_HSA}")
-    if abi_version not in ABI_VERSIONS:
+    if os_abi != _ELFOSABI_AMDGPU_HSA:
+        raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {_ELFOSABI_AMDGPU_HSA}")
+    if abi_version not in _ABI_VERSIONS:
         raise Unsupported(f"{origin}: unknown code object version (ABI version {abi_version})")
     metadata = elf_metadata(elf, origin)
     symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
@@ -237,8 +237,8 @@ def _image(elf: ELFFile, origin: str):
     """What Image holds: the segments and relocations of LLVM's guide, "Relocation Records"."""
     loaded = list(elf.iter_segments("PT_LOAD"))
     size = max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0)
-    if size > IMAGE_LIMIT:
-        raise Unsupported(f"{origin}: {size} bytes in memory, at most {IMAGE_LIMIT} are supported")
+    if size > _IMAGE_LIMIT:
+        raise Unsupported(f"{origin}: {size} bytes in memory, at most {_IMAGE_LIMIT} are supported")
     data = bytearray(size)
     for segment in loaded:
         raw = segment.data()
@@ -249,12 +249,12 @@ def _image(elf: ELFFile, origin: str):
             continue
         for entry in section.iter_relocations():
             kind, place, value = entry["r_info_type"], entry["r_offset"], entry["r_addend"]
-            if kind == R_ABS64:
+            if kind == _R_ABS64:
                 symbol = elf.get_section(section["sh_link"]).get_symbol(entry["r_info_sym"])
                 if symbol["st_shndx"] == "SHN_UNDEF":
                     raise LoadError(f"{origin}: {symbol.name} is not defined in this file")
                 value += symbol["st_value"]
-            elif kind != R_RELATIVE64:
+            elif kind != _R_RELATIVE64:
                 raise Unsupported(f"{origin}: relocation type {kind} is not supported")
             struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
             pointers.append(place)
@@ -317,7 +317,7 @@ def elf_metadata(elf: ELFFile, origin: str) -> dict:
         msgpack.unpackb(note["n_descdata"])
         for segment in elf.iter_segments("PT_NOTE")
         for note in segment.iter_notes()
-        if note["n_name"] == "AMDGPU" and note["n_type"] == NT_AMDGPU_METADATA
+        if note["n_name"] == "AMDGPU" and note["n_type"] == _NT_AMDGPU_METADATA
     ]
     if not found:
         raise LoadError(f"{origin}: no AMDGPU metadata note")

@@ -24,14 +24,14 @@ from strix_validate.precompiled.package_calls import shipped_calls
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
-from strix_validate.triton.modes import Answer
+from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 
 #: Calls of one child process at most, which takes seconds to import torch.
 BATCH = 24
 
 #: Told the answers to some calls, as they come.
-_Progress = Callable[[Sequence[Answer]], None]
+_Progress = Callable[[Sequence[CallAnswer]], None]
 
 
 def has(module: str) -> bool:
@@ -45,7 +45,7 @@ def look_up(
     jobs: int | None = None,
     progress: _Progress = lambda _: None,
     whole: bool = False,
-) -> list[Answer]:
+) -> list[CallAnswer]:
     """Find or compile the kernels of calls, those of one library; cache is Triton's.
 
     jobs: processes at a time, by default one for each core. whole: all calls in one process, as a
@@ -58,7 +58,7 @@ def look_up(
     size = max(1, len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs)))
     count = math.ceil(len(calls) / size)
 
-    def run(first: int) -> list[Answer]:
+    def run(first: int) -> list[CallAnswer]:
         # neighbours in different batches: autotuned calls, of a hundred kernels each, are such
         answers = triton_modes.run(calls[first::count], "look up", cache).calls
         progress(answers)
@@ -98,7 +98,7 @@ def _without_paths(metadata: bytes) -> bytes:
     return json.dumps(found).encode()
 
 
-def origins(answers: Iterable[Answer], prefix: Path) -> Counter[str]:
+def origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
     """Count the kernels that came from "packages", from the "cache", and were "compiled"."""
     packages = str(prefix / FOLDER)
     found: Counter[str] = Counter()
@@ -116,7 +116,7 @@ def _make(library: str, name: str, folder: str, source: str = "") -> None:
     }
     calls, done = sets[library](), 0
 
-    def progress(answers: Sequence[Answer]) -> None:
+    def progress(answers: Sequence[CallAnswer]) -> None:
         nonlocal done
         done += len(answers)
         print(f"{done} of {len(calls)} calls", flush=True)

@@ -21,7 +21,7 @@ from strix_validate.precompiled.package_calls import SHIPPING
 from strix_validate.precompiled.vllm_calls import Attention
 from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.call import Call
-from strix_validate.triton.modes import Answer
+from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import Experts, experts_calls
 
 #: What transformers assumes where gemma-3-4b's own file is silent.
@@ -229,7 +229,7 @@ def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> b
     """
     from triton import knobs
 
-    answers: list[Answer] = []
+    answers: list[CallAnswer] = []
     with Progress(console=console) as bar:
         for library, part in wanted.items():
             task = bar.add_task(library, total=len(part))
@@ -281,7 +281,7 @@ def count(
                 continue
             say(f"{len(pairs)} calls of {library}")
             wanted = [call for _, call in pairs]
-            answers: list[Answer] = packages.look_up(wanted, Path(cache), whole=True)
+            answers: list[CallAnswer] = packages.look_up(wanted, Path(cache), whole=True)
             for (group, call), answer in zip(pairs, answers, strict=True):
                 if answer.error:
                     raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")

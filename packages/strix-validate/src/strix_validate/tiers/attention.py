@@ -68,7 +68,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     yield from package_checks.run("attention", wanted, options, mode, judge_kernels)
 
 
-def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
+def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.CallAnswer) -> Result:
     """Fail a call that raised or whose numbers are out of bounds; see comparison.compare."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
@@ -111,7 +111,7 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
     try:
         if kind == "gpu":
             own = [triton_modes.answer(call, "cuda") for call in calls]
-            answers = triton_modes.Answers(flash.backend(), own)
+            answers = triton_modes.CallAnswers(flash.backend(), own)
         else:
             answers = triton_modes.run(calls, "interpret")
     except (ImportError, triton_modes.ChildError) as error:
@@ -123,7 +123,7 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
         yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
 
 
-def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.Answer) -> Result:
+def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.CallAnswer) -> Result:
     """Return a pass if the answer is right, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)

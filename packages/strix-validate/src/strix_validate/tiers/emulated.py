@@ -109,7 +109,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         yield replace(result, reason=f"{kernels}. {result.reason}".strip())
 
 
-def judge(check: Check, call: Call, expected, answer: triton_modes.Answer) -> Result:
+def judge(check: Check, call: Call, expected, answer: triton_modes.CallAnswer) -> Result:
     """Fail a call for an exception, such as a trap, a wrong number, or if no kernel was executed.
 
     Skipped by the one trap that is known to be the compiler's fault.

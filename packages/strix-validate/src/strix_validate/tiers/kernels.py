@@ -75,14 +75,14 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         yield replace(judge(check, answer), seconds=answer.seconds)
 
 
-def judge(check: Check, answer: triton_modes.Answer) -> Result:
+def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
     """Fail if a kernel did not compile or one of its facts is wrong for gfx1151."""
     # forward alone would hide a backward pass that was never reached
     return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
 def judge_products(
-    check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.Answer
+    check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.CallAnswer
 ) -> Result:
     """Fail a call if too few of its kernels use the matrix unit.
 
@@ -96,7 +96,7 @@ def judge_products(
     return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
 
 
-def _facts(answer: triton_modes.Answer) -> tuple[dict[str, dict], list[str]]:
+def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
     """The facts of each kernel, and what is wrong with them or with the call."""
     if answer.error:
         return {}, [": ".join(answer.error)]
@@ -104,7 +104,7 @@ def _facts(answer: triton_modes.Answer) -> tuple[dict[str, dict], list[str]]:
     return facts, [f"{name}: {fault}" for name, f in facts.items() for fault in find_faults(f)]
 
 
-def _judge(check: Check, answer: triton_modes.Answer, least: int) -> Result:
+def _judge(check: Check, answer: triton_modes.CallAnswer, least: int) -> Result:
     """least: how many of the kernels must multiply matrices."""
     facts, faults = _facts(answer)
     if answer.error:

@@ -8,7 +8,7 @@ Its modules, imported where they are needed:
 * ``cases``: `Case`, a call to build, and `answered`, the results of many.
 * ``emulation``: intercepted launches, executed by strix-emulate.
 * ``interpreter``: what Triton's interpreter lacks.
-* ``modes``: `run`, which makes calls in a child process in one of six modes, and its `Answers`.
+* ``modes``: `run`, which makes calls in a child process in one of six modes, and its `CallAnswers`.
 * ``stand_in``: a stand-in for the gfx1151 device, which intercepts launches.
 """
 

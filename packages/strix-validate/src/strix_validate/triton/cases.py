@@ -20,7 +20,7 @@ Randn = Callable[..., Tensor]
 #: What a call returns by name: in float64, as right kernels of a dtype do, or its terms' sizes.
 Expected = Callable[[Precision], dict[str, Tensor]]
 #: Judges an answer: check, call, what it must return, answer.
-Judge = Callable[[Check, C, Expected, modes.Answer], Result]
+Judge = Callable[[Check, C, Expected, modes.CallAnswer], Result]
 #: How a tier runs kernels, in titles of checks.
 HOW = {
     "kernels": "compiled for gfx1151",

@@ -53,7 +53,7 @@ class ExecutedKernel:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallAnswer:
     """The outcome of a call: its tensors, or the exception's type name and message.
 
     Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
@@ -71,18 +71,18 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
+class CallAnswers:
     """backend: what Call.prepare says; calls: one answer per call, in order."""
 
     backend: str
-    calls: list[Answer]
+    calls: list[CallAnswer]
 
 
 class ChildError(RuntimeError):
     """The child process ended without an answer."""
 
 
-def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers:
+def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> CallAnswers:
     """Return answers to calls of one library, in order, from a child process.
 
     cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
@@ -126,13 +126,13 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> Answers
     return found
 
 
-def answer(call: Call, device: str) -> Answer:
+def answer(call: Call, device: str) -> CallAnswer:
     """Make the call in this process."""
     begin = perf_counter()
     try:
-        found = Answer(call.execute(device))
+        found = CallAnswer(call.execute(device))
     except Exception as error:  # a result like any other: the caller judges it
-        found = Answer(error=(type(error).__name__, str(error)))
+        found = CallAnswer(error=(type(error).__name__, str(error)))
     return replace(found, seconds=perf_counter() - begin)
 
 
@@ -140,7 +140,7 @@ def _child(mode, asked: str, answered: str) -> None:
     Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
 
 
-def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
+def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
     kernels: list[CompiledKernel] = []
     executed: list[ExecutedKernel] = []
     lookups: list[stand_in.Lookup] = []
@@ -185,7 +185,7 @@ def _answer_all(mode: Mode, asked: Path) -> Answers | CannotRun:
             found, kernels=tuple(kernels), executed=tuple(executed), lookups=tuple(lookups),
             asked=tuple(asked_for),
         ))  # fmt: skip
-    return Answers(backend, answers)
+    return CallAnswers(backend, answers)
 
 
 def _kernel(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
