@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tells vLLM of the emulated device. It asks amdsmi and the kernel driver for an AMD GPU and ends
+"""Tell vLLM of the emulated device. It asks amdsmi and the kernel driver for an AMD GPU and ends
 with "Failed to infer device type" where neither knows one, although HIP works."""
 
 import os

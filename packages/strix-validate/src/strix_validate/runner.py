@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs the wanted checks of the named tiers and makes their record."""
+"""Run the wanted checks of the named tiers, and make their record."""
 
 import contextlib
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a program on the emulated device: `strix-emulate device -- COMMAND`."""
+"""Run a program on the emulated device: `strix-emulate device -- COMMAND`."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compiles libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
+"""Compile libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
 
 One library for each level of x86-64 processors: library.py loads the best one that this machine can
 run. Nothing in them depends on Python.

@@ -26,7 +26,7 @@ class Listed(BaseModel):
 
 
 class List(BaseModel):
-    """kernels.json: what a package holds, by key."""
+    """The file kernels.json: what a package holds, by key."""
 
     kernels: dict[str, Listed]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
+"""Read a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
 
 Whatever is missing, unreadable or malformed reads as None: the doctor never crashes on it.
 """

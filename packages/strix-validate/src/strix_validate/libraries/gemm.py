@@ -23,7 +23,7 @@ _ON_CPU = f"on a CPU, cut to {_CPU_LIMIT}: this checks the harness, and no libra
 
 @dataclass(frozen=True)
 class ProductShape:
-    """out (tokens, rows) = x (tokens, columns) times weight (rows, columns) transposed.
+    """The sizes of a product: out (tokens, rows) = x (tokens, columns) @ weight (rows, columns)^T.
 
     plain: the weight is stored transposed, as (columns, rows). widen: bfloat16 gives float32.
     """

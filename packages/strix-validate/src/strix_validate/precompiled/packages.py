@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes a package of kernels; see doctor.kernel_lists for its form::
+"""Make a package of kernels; see doctor.kernel_lists for its form::
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE

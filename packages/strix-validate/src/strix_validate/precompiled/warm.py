@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compiles the kernels of a model before its first request, and counts what a workload compiles."""
+"""Compile the kernels of a model before its first request, and count what a workload compiles."""
 
 import json
 import sys

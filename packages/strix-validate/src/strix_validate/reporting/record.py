@@ -61,8 +61,11 @@ class Host(StrictModel):
 
 
 class Device(StrictModel):
-    """type: "gpu", "cpu", or "none" without torch or without the requested GPU; units: compute
-    units or multiprocessors; toolkit: version of HIP or CUDA that torch was built with."""
+    """The device of a run.
+
+    type: "gpu", "cpu", or "none" without torch or without the requested GPU; units: compute units
+    or multiprocessors; toolkit: version of HIP or CUDA that torch was built with.
+    """
 
     type: Literal["gpu", "cpu", "none"]
     architecture: str

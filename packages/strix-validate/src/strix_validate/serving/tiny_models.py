@@ -37,8 +37,9 @@ _Quantized = tuple[dict[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class TinyModel:
-    """kind: transformers' model_type. config: its fields. why: the bug that serving it would catch.
+    """A tiny model. kind: transformers' model_type. config: its fields.
 
+    why: the bug that serving it would catch.
     quantize: what becomes of a weight, or None for one that stays bfloat16. quantization: what
     config.json says of it. method: vLLM's name of it.
     """

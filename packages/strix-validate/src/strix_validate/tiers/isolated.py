@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs checks in a child process that may crash, hang, or lose its GPU.
+"""Run checks in a child process that may crash, hang, or lose its GPU.
 
 An illegal access spoils every later call of its process, and a crash would end the run. So a child
 stops at its first failure, and the checks after it go on in a fresh one.

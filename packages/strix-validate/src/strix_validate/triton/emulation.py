@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Executes intercepted Triton launches with strix-emulate: the compiled gfx1151 code, on a CPU."""
+"""Execute intercepted Triton launches with strix-emulate: the compiled gfx1151 code, on a CPU."""
 
 import ctypes
 import gc

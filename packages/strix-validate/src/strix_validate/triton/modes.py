@@ -72,7 +72,7 @@ class CallAnswer:
 
 @dataclass(frozen=True)
 class CallAnswers:
-    """backend: what Call.prepare says; calls: one answer per call, in order."""
+    """The answers to several calls, in order; backend: what Call.prepare says."""
 
     backend: str
     calls: list[CallAnswer]
