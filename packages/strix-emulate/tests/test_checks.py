@@ -163,6 +163,43 @@ def test_global_race_between_workgroups():
         execute(body, grid=(2,))
 
 
+SWAPS = (
+    LOAD
+    + """global_load_b32 v3, v1, s[6:7]
+s_waitcnt vmcnt(0)
+again:
+v_add_nc_u32 v2, 1, v3
+global_atomic_cmpswap_b32 v4, v1, v[2:3], s[6:7] glc
+s_waitcnt vmcnt(0)
+v_cmp_ne_u32 vcc_lo, v4, v3
+v_mov_b32 v3, v4
+s_cbranch_vccnz again
+s_endpgm
+"""
+)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_loop_of_swaps_begins_with_a_plain_load(native):
+    """Of what workgroups of earlier batches swapped as well: the swap compares what it gives,
+    whichever way the address is written."""
+    kind = {"threads": 32, "size": 32, "grid": (200,), "second": "inout", "budget": 10**6}
+    wide = "v_add_co_u32 v5, s8, s6, v1\nv_add_co_ci_u32_e64 v6, null, s7, 0, s8\nagain:"
+    other = SWAPS.replace("again:", wide).replace("v[2:3], s[6:7]", "v[2:3], off")
+    for right in (SWAPS, other.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
+        assert (execute(right, native=native, **kind) == 200).all()
+    for wrong in (
+        # nothing compares what it gives
+        SWAPS.replace("cmpswap_b32 v4, v1, v[2:3]", "add_u32 v4, v1, v2").replace("vccnz", "vccz"),
+        # what is compared is something else
+        SWAPS.replace("again:", "again:\nv_and_b32 v3, v3, v3"),
+        # others store
+        SWAPS.replace("s_endpgm", "global_store_b32 v1, v3, s[6:7]\ns_endpgm"),
+    ):
+        with pytest.raises(Trap, match="race"):
+            execute(wrong, native=native, **kind)
+
+
 def test_same_value_from_several_waves_is_no_race():
     body = LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, 5\n" + STORE
     assert execute(body)[0] == 5

@@ -67,7 +67,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; a VOPD pair has its two halves in `pair` and the names in `name`."""
+    """One instruction; a VOPD pair has its two halves in `pair` and the names in `name`.
+
+    begins_swap: a plain load of what a compare-and-swap then replaces, see vmem.mark_swaps.
+    """
 
     address: int
     size: int
@@ -79,6 +82,7 @@ class Instruction:
     raw: str = ""
     pair: tuple["Instruction", ...] = ()
     unknown: str = ""
+    begins_swap: bool = False
 
 
 def decode(code: bytes, start: int = 0, width: int = 32, padded: bool = False) -> list[Instruction]:

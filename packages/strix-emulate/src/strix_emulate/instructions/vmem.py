@@ -4,6 +4,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -81,6 +82,41 @@ def communicates(ins: Instruction) -> bool:
     if ins.name.startswith("ds_"):
         return False
     return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
+
+
+def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
+    """Marks plain loads with which a loop of compare-and-swaps begins: it compares what they give.
+
+    LLVM expands an atomic that has no instruction into such a loop. If the load gives an old value,
+    the swap fails, and gives the next one.
+    """
+    marked = list(instructions)
+    for place, swap in enumerate(instructions):
+        if swap.unknown or not _SWAP.match(swap.name):
+            continue
+        # what it compares is the second half of its data
+        data = swap.operands[0 if "buffer" in swap.name else int("glc" in swap.modifiers) + 1]
+        expected = _registers(
+            replace(data, index=data.index + data.count // 2, count=data.count // 2)
+        )
+        for before in range(place - 1, max(place - _LOOP, 0) - 1, -1):
+            load = instructions[before]
+            if any(_registers(op) & expected for part in load.pair or (load,)
+                   for op in part.operands[:1]):  # fmt: skip
+                if _FIRST.match(load.name) and _registers(load.operands[0]) == expected:
+                    marked[before] = replace(load, begins_swap=not polls(load))
+                break
+    return marked
+
+
+#: Instructions in front of a compare-and-swap among which its first load is looked for.
+_LOOP = 64
+_SWAP = re.compile(r"(global|flat|buffer)_atomic_cmpswap_b(32|64)$")
+_FIRST = re.compile(r"(global|flat|buffer)_load_b(32|64)$")
+
+
+def _registers(op: Operand) -> int:
+    return registers("v", op.index, op.count) if op.kind == "v" else 0
 
 
 def loaded_half(ins: Instruction) -> str:
@@ -248,6 +284,9 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
     signed, half = "sign" in how, loaded_half(ins)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
+    track = memory.track_acquire if atomic else memory.track
+    if ins.begins_swap:
+        track = partial(memory.track, beside_atomics=True)
     bits = 0
     for _, first in accesses:
         bits |= registers("v", first, words)
@@ -260,7 +299,6 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
         for (_, first), (at, inside, marks) in zip(accesses, found, strict=True):
             touch = None
             if marks is not None:
-                track = memory.track_acquire if atomic else memory.track
                 touch = track(at, size, marks)
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:

@@ -94,6 +94,8 @@ class Memory:
         """Forget who wrote and read what."""
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written, self.read = _zeros(cells, np.int64), _zeros(cells, np.int64)
+        #: the tags in `written` that are of atomics
+        self.swapped = _zeros(cells, np.int64)
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
         self.writers = _zeros(cells, np.uint32)
         self.copies.clear()
@@ -129,10 +131,10 @@ class Memory:
             for i in range(size):
                 self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
 
-    def track(self, at, size: int, marks) -> Touch | None:
+    def track(self, at, size: int, marks, beside_atomics: bool = False) -> Touch | None:
         """Check a load against earlier stores and note it. Trap on a race.
 
-        at: offsets, flat; marks: the tag of each.
+        at: offsets, flat; marks: the tag of each; beside_atomics: what atomics wrote is no race.
         """
         if not self.checked:
             return None
@@ -145,6 +147,8 @@ class Memory:
             conflict = self._unordered(before, marks)
             if conflict.any():
                 conflict &= ~self._wrote(cells, before, marks, conflict)
+                if beside_atomics:
+                    conflict &= before != self.swapped[cells]
             self._race(conflict, before, marks, "a write")
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
@@ -172,7 +176,7 @@ class Memory:
         # written is what was not before: whoever waits for it reads it
         fresh = before == 0
         if fresh.any():
-            self.written[cells[fresh]] = marks[fresh]
+            self.written[cells[fresh]] = self.swapped[cells[fresh]] = marks[fresh]
 
     def _unordered(self, old, new):
         conflict = _unordered(old, new)

@@ -116,6 +116,7 @@ def compile_blocks(
     instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
 ) -> Blocks:
     """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
+    instructions = vmem.mark_swaps(instructions)
     starts = {0}
     for ins in instructions:
         if ins.name in CONTROL:
@@ -242,7 +243,8 @@ def _target(ins: Instruction) -> int:
 
 
 def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
-    known = _KNOWN.get((ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode))
+    key = ins.text, ins.begins_swap, ins.address if ins.name == "s_getpc_b64" else 0, mode
+    known = _KNOWN.get(key)
     if known is not None:
         return Step(ins, known, partial(_compiled, ins, mode), home)
     run = _compiled(ins, mode, home.spaces)
@@ -258,7 +260,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     known = Known(reads, target, counter, executable(run))
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
-    _KNOWN[ins.text, ins.address if ins.name == "s_getpc_b64" else 0, mode] = known
+    _KNOWN[key] = known
     return Step(ins, known, partial(_compiled, ins, mode), home)
 
 
