@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command line: `./forge CMD` or `pixi run CMD`.
+"""The command line: `./forge CMD`, and `pixi run CMD` for what people type daily.
 
 Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 2 usage or
 configuration, 3 something wanted could not be attempted, 130 interrupted. Whoever closes the output
