@@ -21,7 +21,7 @@ from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 
 #: A record has megabytes, and a killed run loses no more than this.
-_SECONDS_BETWEEN_WRITES = 5.0
+SECONDS_BETWEEN_WRITES = 5.0
 
 
 class DeviceName(StrEnum):
@@ -135,7 +135,7 @@ def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
         done = len(found.checks)
         last = found.checks[-1].id if done else "checks"
         bar.update(task, description=last, completed=done, total=done + found.unfinished)
-        if evidence and (not done or monotonic() - written > _SECONDS_BETWEEN_WRITES):
+        if evidence and (not done or monotonic() - written > SECONDS_BETWEEN_WRITES):
             found.write(evidence / evidence_name(found))
             written = monotonic()
 
