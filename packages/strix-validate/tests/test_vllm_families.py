@@ -138,5 +138,5 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 def test_the_source_is_right():
     wanted = [f"attention/vllm-{name}" for name in CASES]
     found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks
-    assert {check.check.id for check in found} == set(wanted)
+    assert {check.id for check in found} == set(wanted)
     assert not [check for check in found if check.state is not State.PASSED]
