@@ -6,6 +6,7 @@ Its modules, imported where they are needed:
 * ``generate``: `build`, which compiles it: `python -m strix_emulate.native.generate FOLDER`.
 * ``library``: `loaded`, the library for this processor, if one is installed.
 * ``runs``: parts of basic blocks: steps of numpy, and runs of steps in C.
+* ``traces``: blocks in a row that C executes at once, as waves went through them before.
 """
 
-__all__ = ["generate", "library", "runs"]
+__all__ = ["generate", "library", "runs", "traces"]
