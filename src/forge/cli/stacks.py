@@ -111,7 +111,7 @@ def install(
 ) -> None:
     """Install an environment of a stack exactly as its lock in build/stacks/STACK says.
 
-    With pixi on PATH that is `pixi install --locked`.
+    With pixi on PATH that is `pixi install --locked`, with pixi's checks; FORGE_NO_PIXI=1 has ours.
     """
     chosen = Stack(ctx, stack)
     chosen.copy.require_locked()

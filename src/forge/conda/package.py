@@ -2,7 +2,7 @@
 """A conda package as rattler unpacks it: what it says about itself, and where it would write.
 
 The folder that is judged is made by the code that an installation unpacks with, or is the very
-folder that is installed: so nothing is judged by one content and installed with another.
+folder that `forge install` without pixi links: so nothing is judged by one content and installed with another.
 """
 
 import json
