@@ -88,7 +88,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Move a file to `target`, never seen half written. Raises BuildFailed; `source` is kept."""
+    """Move a file to `target`, never seen half written. Raises BuildFailed and then keeps it."""
     with source.open("rb") as stream, written(target) as out:
         shutil.copyfileobj(stream, out)
     source.unlink()

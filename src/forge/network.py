@@ -72,7 +72,7 @@ def _mirrors() -> dict[str, list[str]]:
 
 def _slashed(url: str) -> str:
     if urlsplit(url).scheme not in ("http", "https", "oci"):
-        raise ValueError(f"mirrors: {url!r} is not an http(s) URL")
+        raise ValueError(f"mirrors: {url!r} is not an http(s) or oci URL")
     return f"{url.rstrip('/')}/"
 
 

@@ -191,7 +191,8 @@ def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: st
     display = Display(console)
     display.say("said")
     display.line("a line of a build")
-    assert console.file.getvalue() == shown
+    display.say("failed", always=True)
+    assert console.file.getvalue() == f"{shown}failed\n"
 
 
 @pytest.mark.parametrize(

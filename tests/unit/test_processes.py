@@ -112,3 +112,17 @@ def test_a_job_that_a_signal_ends_has_failed(
     )
     with pytest.raises(BuildFailed, match=f"test failed .killed by signal {int(number)};"):
         jobs.run_job(project, 1, lambda _: None, {"action": "test"}, tmp_path / "log")
+
+
+def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at a time, none while it is silent, and those that it ends with."""
+    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
+    says = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
+    start, seen = subprocess.Popen, list[str]()
+    monkeypatch.setattr(
+        jobs.subprocess,
+        "Popen",
+        lambda _, **options: start([sys.executable, "-c", says], **options),
+    )
+    jobs.run_job(project, 1, seen.append, {"action": "test"}, tmp_path / "log")
+    assert seen == ["a", "b", "c"]

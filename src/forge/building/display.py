@@ -24,9 +24,9 @@ class Display(Progress):
         self.task = self.add_task("", line="")
         self.tenth = -1
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        if self.verbosity >= 0:
+    def say(self, text: str, always: bool = False) -> None:
+        """Print a line that stays; a result or an error `always`."""
+        if always or self.verbosity >= 0:
             self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:

@@ -26,7 +26,7 @@ FULL = 1 << 16  # bytes free on a full disk, at most
 def run_job(
     project: Project, cpus: int, line: Callable[[str], None], job: dict[str, Any], log: Path
 ) -> None:
-    """Run an engine job with `cpus` compiler processes; `line` gets the last line of its output.
+    """Run an engine job with `cpus` compiler processes; `line` gets each line of its output.
 
     Raises BuildFailed with the last lines and the path of the log.
     """
@@ -53,13 +53,15 @@ def run_job(
         follower = _follow(output, log)
         polls, seen = 0, set[int]()
         while child.poll() is None:
-            line(next(follower))
+            for text in next(follower):
+                line(text)
             time.sleep(POLL_SECONDS)
             polls += 1
             if polls % POLLS_OF_PATIENCE == 0:
                 before, seen = seen, left_behind(child.pid)
                 kill(before & seen)
-        next(follower)
+        for text in next(follower):
+            line(text)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -75,14 +77,14 @@ def run_job(
         raise BuildFailed(f"{failure}\n{tail}  work folder: {output}")
 
 
-def _follow(output: Path, log: Path) -> Iterator[str]:
-    """Copy what is new in the scripts' logs, then the engine's, to `log`; yields the last line.
+def _follow(output: Path, log: Path) -> Iterator[list[str]]:
+    """Copy what is new in the scripts' logs, then the engine's, to `log`; yields its lines.
 
     In this order, so that the closing error stands last.
     """
     offsets: dict[tuple[Path, int], int] = {}
-    last = ""
     while True:
+        new: list[str] = []
         for file in [*output.glob("bld/*/work/conda_build.log"), output / ENGINE_LOG]:
             with file.open("rb") as stream:
                 # another inode is the next output's log, which begins with that of its staging
@@ -93,5 +95,5 @@ def _follow(output: Path, log: Path) -> Iterator[str]:
             if data:
                 with log.open("ab") as out:
                     out.write(data)
-                last = data.decode(errors="replace").rstrip().rsplit("\n", 1)[-1]
-        yield last
+                new += data.decode(errors="replace").splitlines()
+        yield new

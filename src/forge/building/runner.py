@@ -114,7 +114,7 @@ class Builder:
         except NotAttempted as error:
             result.state, result.detail = NOT_ATTEMPTED, str(error)
         except (ForgeError, OSError) as error:
-            self.display.say(f"{label}: {error}")
+            self.display.say(f"{label}: {error}", always=True)
             result.state = FAILED
         result.seconds += time.monotonic() - start
 

@@ -145,5 +145,5 @@ def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Calla
 
 
 def closing(codes: Iterable[int]) -> typer.Exit:
-    """To raise when all is done: 1 if anything failed, else 3 if something was not attempted."""
+    """To raise when all is done: the gravest code: 1 if anything failed, then 2, then 3."""
     return typer.Exit(min(filter(None, codes), default=0))

@@ -67,7 +67,7 @@ class Stack:
     def require_trusted(self, older: bool, environment: str = "") -> None:
         """Raise Refused for a channel that lost revisions, unless `older` is taken.
 
-        And for a package of an `environment` without the attestation that the stack declares.
+        Likewise for a package of an `environment` without the attestation that the stack declares.
         """
         in_use = dict(zip(self.manifest.channels, self.copy.channels, strict=True))
         ours = Location(in_use.get(PUBLISHED, CONDA_FORGE))

@@ -64,7 +64,7 @@ def fetch(ctx: Context, packages: Maybe = None, every: Every = False) -> None:
     with Display(out) as display:
         for name, source in named(ctx, packages, every):
             try:
-                display.say(f"{name}: {cache.fetch(source, display.download)}")
+                display.say(f"{name}: {cache.fetch(source, display.download)}", always=True)
             except ForgeError as error:
                 err.print(f"{name}: {error}")
                 codes.append(error.exit_code)
@@ -115,7 +115,7 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
         out.print(f"{columns} {row.note}")
     with Display(out) as display:
         for line in versions.next_set(recipes, rows, display.download):
-            display.say(line)
+            display.say(line, always=True)
     raise closing({"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows)
 
 
@@ -141,7 +141,8 @@ def check(ctx: Context, strict: Strict = False) -> None:
         for result in patches.check(ctx.all_recipes, display.download):
             codes.append(worth.get(result.state, 0))
             detail = f": {result.detail}" if result.detail else ""
-            display.say(f"{result.package}: {result.count} patches: {result.state}{detail}")
+            told_of = f"{result.package}: {result.count} patches"
+            display.say(f"{told_of}: {result.state}{detail}", always=True)
     raise closing(codes)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A conda package as rattler unpacks it: what it says about itself, and where it would write.
 
-The folder that is judged is made by the code that an installation unpacks with, or is the very
-folder that `forge install` without pixi links: so nothing is judged by one content and installed with another.
+The folder that is judged is made by the code that an installation unpacks with, or is the very one
+that `forge install` without pixi links: nothing is judged by one content and installed by another.
 """
 
 import json

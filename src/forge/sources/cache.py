@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sources are fetched first, verified and kept, so that a build never downloads.
 
-`url: ${{ env.get("PYPI_SOURCES") }}/FILE` is a file of PyPI whose package URL is in `extra.purls`,
-found on the index that pip is configured for: a mirror or a wheel folder will do.
+`url: ${{ pypi }}/FILE` is a file of PyPI whose package URL is in `extra.purls`, found on the index
+that pip is configured for: a mirror or a wheel folder will do.
 """
 
 import functools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Patches: each says why it is there, is named by one recipe, and applies without fuzz."""
+"""Patches: each says why it is there, is named by its recipe, and applies without fuzz."""
 
 import re
 import tempfile
