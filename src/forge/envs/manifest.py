@@ -68,7 +68,7 @@ class Manifest:
             raise ForgeError(f"{path}: {error}") from None
 
     def localized(self, instead: Mapping[str, str], without: Set[str], python: str = "") -> str:
-        """The text for another machine: with other channels, without some requirements.
+        """The text for this machine: with other channels, without some requirements.
 
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
