@@ -31,8 +31,8 @@ class ForgeError(Exception):
         super().__init__(LONG.sub(r"\1...", redacted(message)))
 
 
-class BuildFailed(ForgeError):
-    """A build, a package test or an installation failed."""
+class Failed(ForgeError):
+    """What was asked for did not succeed: a build, a test, an installation, a write."""
 
     exit_code = 1
 

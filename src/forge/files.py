@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from pathspec import GitIgnoreSpec
 
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import Failed, ForgeError
 
 
 def sha256_file(path: Path) -> str:
@@ -62,7 +62,7 @@ def read_text(path: Path) -> str:
 def written(target: Path) -> Iterator[BinaryIO]:
     """A file to write that becomes `target`, whole and on the disk, when the block ends.
 
-    Raises BuildFailed when there is no room or no permission; `target` is then as it was.
+    Raises Failed when there is no room or no permission; `target` is then as it was.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
@@ -78,17 +78,17 @@ def written(target: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink()
         advice = "Mend that and run the same command again"
-        raise BuildFailed(f"cannot write {target}: {error.strerror}. {advice}") from None
+        raise Failed(f"cannot write {target}: {error.strerror}. {advice}") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is never seen half written. Raises BuildFailed."""
+    """Write a small file so that it is never seen half written. Raises Failed."""
     with written(path) as out:
         out.write(text.encode())
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Move a file to `target`, never seen half written. Raises BuildFailed and then keeps it."""
+    """Move a file to `target`, never seen half written. Raises Failed and then keeps it."""
     with source.open("rb") as stream, written(target) as out:
         shutil.copyfileobj(stream, out)
     source.unlink()

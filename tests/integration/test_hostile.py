@@ -24,7 +24,7 @@ from support.small_channel import index, package, workspace
 from support.static_channel import findings
 
 from forge.envs.workspace import Workspace
-from forge.errors import BuildFailed, ForgeError, Refused
+from forge.errors import Failed, ForgeError, Refused
 
 
 def raw_package(channel: Path, name: str, payload: dict[str, bytes | str], listed: Any) -> None:
@@ -213,7 +213,7 @@ def test_what_the_lock_does_not_state_is_not_installed(tmp_path: Path) -> None:
         assert not chosen.prefix("default").exists()
     size = file.stat().st_size
     chosen.lock_file.write_text(text.replace(f"size: {size}", f"size: {size + 1}"))
-    with pytest.raises(BuildFailed, match="differs from its lock"):
+    with pytest.raises(Failed, match="differs from its lock"):
         chosen.install("default", tmp_path / "cache")
 
 
@@ -279,7 +279,7 @@ def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
     chosen.lock_file.write_text(text)
     for file in (tmp_path / "www/channel/noarch").glob("*.conda"):
         file.unlink()
-    with pytest.raises(BuildFailed, match="missing"):
+    with pytest.raises(Failed, match="missing"):
         chosen.install("default", tmp_path / "cache")
     with pytest.raises(ForgeError, match="installed in part"):
         chosen.run("default", ["true"])
@@ -312,7 +312,7 @@ def test_a_machine_without_what_packages_depend_on(
     chosen = app(tmp_path, needy)
     assert chosen.install("default", tmp_path / "cache") == 2
     monkeypatch.setenv("CONDA_OVERRIDE_GLIBC", "2.12")
-    with pytest.raises(BuildFailed, match=r"__glibc >=2\.17"):
+    with pytest.raises(Failed, match=r"__glibc >=2\.17"):
         chosen.lock()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each package has a record, and a file that differs from its record is found out."""
+"""Each package has provenance, and a file that differs from it is found out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from support.conda_packages import repacked
 from support.project import MiniProject
 
 from forge.cli.publishing import verify_one
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.package import Package
-from forge.conda.provenance import statement as record_of
+from forge.conda.provenance import statement as statement_of
 from forge.conda.provenance import verify
 from forge.files import sha256_file
 
@@ -81,86 +81,86 @@ def package(app: MiniProject) -> Path:
 
 
 @pytest.fixture(scope="module")
-def record(package: Path) -> dict[str, Any]:
-    return records.read(records.beside(package)[1])
+def stated(package: Path) -> dict[str, Any]:
+    return provenance.read(provenance.beside(package)[1])
 
 
-def used(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    entries = record["predicate"]["buildDefinition"]["resolvedDependencies"]
+def used(stated: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    entries = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
     return [entry for entry in entries if entry["annotations"]["kind"] == kind]
 
 
-def test_statement(app: MiniProject, package: Path, record: dict[str, Any]) -> None:
+def test_statement(app: MiniProject, package: Path, stated: dict[str, Any]) -> None:
     """in-toto Statement v1, SLSA provenance v1: the required fields, and what they must say."""
-    assert record["_type"] == "https://in-toto.io/Statement/v1"
-    assert record["predicateType"] == "https://slsa.dev/provenance/v1"
-    assert record["subject"] == [{"name": package.name, "digest": {"sha256": sha256_file(package)}}]
-    definition = record["predicate"]["buildDefinition"]
+    assert stated["_type"] == "https://in-toto.io/Statement/v1"
+    assert stated["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert stated["subject"] == [{"name": package.name, "digest": {"sha256": sha256_file(package)}}]
+    definition = stated["predicate"]["buildDefinition"]
     recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
     assert definition["buildType"].startswith("urn:")
     parameters = definition["externalParameters"]
     assert parameters["recipe"]["name"] == "recipes/alpha/recipe.yaml"
-    assert used(record, "recipe")[1]["digest"]["sha256"] == sha256_file(recipe)
+    assert used(stated, "recipe")[1]["digest"]["sha256"] == sha256_file(recipe)
     assert parameters["base"] == "host" and parameters["packageFormat"] == "conda:3"
     assert parameters["variant"]["content_digest"].startswith("host-")
-    assert [entry["name"] for entry in used(record, "recipe")] == [
+    assert [entry["name"] for entry in used(stated, "recipe")] == [
         "recipes/alpha/build.sh", "recipes/alpha/recipe.yaml",
     ]  # fmt: skip
-    archive, folder = used(record, "source")
+    archive, folder = used(stated, "source")
     assert archive["uri"] == URL
     assert archive["digest"]["sha256"] == sha256_file(app.root / "demo-1.0.tar.gz")
     assert folder["name"] == "src/alpha"
     line = f"{hashlib.sha256(b'own' + bytes([10])).hexdigest()}  own\n"
     assert folder["digest"]["dirHash"] == hashlib.sha256(line.encode()).hexdigest()
-    (patch,) = used(record, "patch")
+    (patch,) = used(stated, "patch")
     assert patch["digest"]["sha256"] == hashlib.sha256(PATCH.encode()).hexdigest()
     assert patch["annotations"]["upstreamStatus"] == "Backport https://upstream.invalid/pull/1"
-    host = {entry["uri"]: entry["digest"]["sha256"] for entry in used(record, "host")}
+    host = {entry["uri"]: entry["digest"]["sha256"] for entry in used(stated, "host")}
     (packaging,) = (app.root / "build" / "host-base").glob("*/packaging-*.conda")
     (uri,) = [uri for uri in host if uri.startswith("pkg:conda/packaging@")]
     assert host[uri] == sha256_file(packaging)
-    details = record["predicate"]["runDetails"]
+    details = stated["predicate"]["runDetails"]
     assert details["builder"]["version"]["py-rattler-build"] == version("py-rattler-build")
     assert details["metadata"]["startedOn"].endswith("Z")
-    assert str(app.root) not in json.dumps(record), "a path of this machine"
+    assert str(app.root) not in json.dumps(stated), "a path of this machine"
 
 
 def test_writing_again_gives_the_same_bytes(app: MiniProject, package: Path) -> None:
-    suffixes = (records.RECORD,)
+    suffixes = (provenance.SUFFIX,)
     files = [app.channel / "forge" / f"{package.stem}{suffix}" for suffix in suffixes]
     before = [file.read_bytes() for file in files]
     recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
-    records.write(app.channel, package, recipe, app.root, "host")
+    provenance.write(app.channel, package, recipe, app.root, "host")
     assert [file.read_bytes() for file in files] == before
 
 
-def test_without_git_a_record_names_no_commit(
+def test_without_git_a_statement_names_no_commit(
     app: MiniProject, package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
-    assert used(record_of(Package(package), recipe, app.root, "host"), "repository") == []
+    assert used(statement_of(Package(package), recipe, app.root, "host"), "repository") == []
 
 
 def test_commands(app: MiniProject, package: Path) -> None:
-    """Exit 0 as recorded, 3 without a record."""
+    """Exit 0 as stated, 3 without provenance."""
     said = app.forge("verify", *map(str, app.channel.glob("*/*.conda"))).stdout
-    assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as recorded") == 2
+    assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as stated") == 2
     assert "3 files" in said and "2 x recipe" in said and "2 x source" in said
-    assert "by the record's own word: " in said and "patch patches/alpha/0001-more.patch" in said
-    (record,) = (app.channel / "forge").glob("beta-*.provenance.json")
-    record.unlink()
+    assert "by the statement's own word: " in said and "patch patches/alpha/0001-more.patch" in said
+    (stated,) = (app.channel / "forge").glob("beta-*.provenance.json")
+    stated.unlink()
     (beta,) = app.channel.glob("*/beta-*.conda")
-    assert "no record at" in app.forge("verify", str(beta), code=3).stdout
+    assert "no provenance at" in app.forge("verify", str(beta), code=3).stdout
 
 
-def test_no_record(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_provenance(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3, and what was checked nevertheless; 1 for a file that differs from its own list."""
     other = tmp_path / package.name
     shutil.copy(package, other)
     assert verify_one(other) == 3
     said = capsys.readouterr().out
-    assert "no record at" in said and "checked: 3 files" in said and "sha256" not in said
+    assert "no provenance at" in said and "checked: 3 files" in said and "sha256" not in said
     repacked(package, other, lambda where, _, old: b"evil" if where == "pkg-" else old)
     assert verify_one(other) == 1
     assert "info/paths.json" in capsys.readouterr().out
@@ -196,25 +196,25 @@ def test_repacked_without_change_is_whole(package: Path, tmp_path: Path) -> None
     ],
 )
 def test_changed_content_is_found(
-    package: Path, record: dict[str, Any], tmp_path: Path, section: str, name: str,
+    package: Path, stated: dict[str, Any], tmp_path: Path, section: str, name: str,
     content: bytes | None, message: str,
 ) -> None:  # fmt: skip
-    """Also by a record whose sha256 was made to fit the changed file."""
+    """Also by a statement whose sha256 was made to fit the changed file."""
     changed = repacked(
         package, tmp_path / package.name,
         lambda where, n, old: content if (where, n) == (section, name) else old,
     )  # fmt: skip
-    forged = copy.deepcopy(record)
+    forged = copy.deepcopy(stated)
     forged["subject"][0]["digest"]["sha256"] = sha256_file(changed)
     wrong = verify(changed, forged).wrong
     assert any(message in line for line in wrong), wrong
-    assert verify(package, record).wrong == []
+    assert verify(package, stated).wrong == []
 
 
 @pytest.mark.parametrize("change", ["source", "host", "recipe", "patch", "variant", "subject"])
-def test_changed_record_is_found(package: Path, record: dict[str, Any], change: str) -> None:
+def test_changed_statement_is_found(package: Path, stated: dict[str, Any], change: str) -> None:
     """One line that names what differs."""
-    forged = copy.deepcopy(record)
+    forged = copy.deepcopy(stated)
     definition = forged["predicate"]["buildDefinition"]
     if change == "variant":
         definition["externalParameters"]["variant"]["content_digest"] = "host-0"
@@ -225,14 +225,14 @@ def test_changed_record_is_found(package: Path, record: dict[str, Any], change: 
     else:
         used(forged, change)[0]["digest"]["sha256"] = "0" * 64
     (wrong,) = verify(package, forged).wrong
-    assert {"subject": "other-1.0-0.conda", "patch": "its record nothing"}.get(
+    assert {"subject": "other-1.0-0.conda", "patch": "its provenance nothing"}.get(
         change, change
     ) in wrong
 
 
 def test_swapped_and_renamed_file(app: MiniProject, package: Path, tmp_path: Path) -> None:
     (beta,) = app.channel.glob("*/beta-*.conda")
-    wrong = verify(beta, records.read(records.beside(package)[1])).wrong
+    wrong = verify(beta, provenance.read(provenance.beside(package)[1])).wrong
     assert any(line.startswith("sha256: ") for line in wrong)
     assert any(line.startswith("name: ") for line in wrong)
     swapped = tmp_path / package.name
@@ -243,7 +243,7 @@ def test_swapped_and_renamed_file(app: MiniProject, package: Path, tmp_path: Pat
 def test_rebuilt_with_another_recipe(
     app: MiniProject, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The new package against the old record: bytes, name, recipe and content digest differ."""
+    """The new package against the old stated: bytes, name, recipe and content digest differ."""
     other = MiniProject(tmp_path)
     for name in ("recipes", "patches", "src", "build/sources"):
         shutil.copytree(app.root / name, tmp_path / name, dirs_exist_ok=name == "recipes")
@@ -253,7 +253,7 @@ def test_rebuilt_with_another_recipe(
     script.write_text(script.read_text() + "echo more >> $PREFIX/share/alpha/text\n")
     other.forge("build", "alpha")
     (built,) = other.channel.glob("*/alpha-*.conda")
-    shutil.copy(records.beside(package)[1], records.beside(built)[1])
+    shutil.copy(provenance.beside(package)[1], provenance.beside(built)[1])
     assert verify_one(built) == 1
     said = capsys.readouterr().out
     for part in ("sha256: ", package.name, "recipe recipes/alpha/build.sh", "content_digest"):

@@ -19,7 +19,7 @@ from support.servers import QuietHandler, served
 from support.small_channel import MANIFEST, index, package, workspace
 
 from forge.bases import PUBLISHED
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import digest_tree
 
 POSITIONS = 20  # in each of three packages
@@ -165,7 +165,7 @@ def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) ->
         flipped = f"{url}/flip/{position}/{file.name}"
         chosen = workspace(tmp_path / file.stem / str(position), flipped)
         chosen.lock_file.write_text(good.lock_file.read_text().replace(url, flipped))
-        with pytest.raises(BuildFailed) as error:
+        with pytest.raises(Failed) as error:
             chosen.install("default", chosen.folder / "cache")
         assert not (chosen.prefix("default") / "share" / file.name.split("-")[0]).exists()
         return f"{flipped}/noarch/{file.name}: ", str(error.value)
@@ -204,7 +204,7 @@ def test_every_flipped_byte_of_a_file_is_found(channel: Path, tmp_path: Path) ->
             flipped = bytearray(content)
             flipped[position] ^= 1
             file.write_bytes(flipped)
-            with pytest.raises(BuildFailed, match=file.name):
+            with pytest.raises(Failed, match=file.name):
                 chosen.install("default", tmp_path / "cache")
         file.write_bytes(content)
     assert chosen.install("default", tmp_path / "cache") == 3
@@ -230,7 +230,7 @@ def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
     text = chosen.lock_file.read_text()
     chosen.lock_file.write_text(text.replace("noarch/alpha-1.0", "noarch/alpha-9.9"))
     missing = r"/noarch/alpha-9\.9-h1234567_0\.conda: .*404"
-    with pytest.raises(BuildFailed, match=missing):
+    with pytest.raises(Failed, match=missing):
         chosen.install("default", tmp_path / "cache")
     (chosen.prefix("default") / "conda-meta").mkdir(parents=True)
     with pytest.raises(ForgeError, match=r"is not what .* names .* run forge install app"):

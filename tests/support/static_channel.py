@@ -20,7 +20,7 @@ from rattler_build import assemble_package
 from support.conda_packages import repacked
 
 from forge.channel import verify
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.local import Channel
 from forge.conda.location import Location
 from forge.project import SUBDIRS
@@ -75,7 +75,7 @@ class Source(Channel):
         if exports:  # it lists them with the files to install, as no build does
             repacked(package.path, package.path, _unlisted)
         recipe = work / "recipe" / "recipe.yaml"
-        records.write(self.folder, package.path, recipe, work, "conda-forge")
+        provenance.write(self.folder, package.path, recipe, work, "conda-forge")
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"

@@ -19,7 +19,7 @@ from support.static_channel import BUILD, Source, tree, unzstd
 from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
 from forge.conda import index, pypi
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.conda.package import Package
@@ -80,7 +80,7 @@ def test_repodata(published: Path, record_property: Property) -> None:
         tally.give(
             lambda: verify.hashes(location),
             lambda found: all(
-                index.SHA256.fullmatch(sha256) and index.FILE.fullmatch(name.split("/", 1)[1])
+                index.SHA256.fullmatch(sha256) and index.FILE_NAME.fullmatch(name.split("/", 1)[1])
                 for name, sha256 in found.items() if (name, sha256) not in hashes.items()
             ),
             mutant,
@@ -182,7 +182,7 @@ def test_log(published: Path, record_property: Property) -> None:
         tally.give(
             lambda: revisions.read(location),
             lambda log: all(
-                index.FILE.fullmatch(file.split("/", 1)[1])
+                index.FILE_NAME.fullmatch(file.split("/", 1)[1])
                 for entry in log for file in (*entry.added, *entry.yanked, *entry.restored)
             ),
             mutant,
@@ -218,7 +218,7 @@ def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
             return read
 
         tally.give(read, lambda p: p.listed.keys() == payload == p.payload.keys(), mutant)
-        verdict = records.verify(built, None)
+        verdict = provenance.verify(built, None)
         assert all(len(line) < 2000 and "\n" not in line for line in verdict.wrong)
 
 
@@ -235,7 +235,7 @@ def test_archive(single: bool, tmp_path: Path, record_property: Property) -> Non
             read.require_safe()
             return read
 
-        tally.give(read, lambda p: records.verify(built, None).wrong or p.payload == held, mutant)
+        tally.give(read, lambda p: provenance.verify(built, None).wrong or p.payload == held, mutant)
     built.write_bytes(b"")
     with pytest.raises(ForgeError):
         Package(built).require_safe()
@@ -243,7 +243,7 @@ def test_archive(single: bool, tmp_path: Path, record_property: Property) -> Non
 
 def test_record(tmp_path: Path, record_property: Property) -> None:
     """A record that is read has the shape that the comparison needs."""
-    tally, path = Tally("provenance record", record_property), tmp_path / "a.provenance.json"
+    tally, path = Tally("provenance", record_property), tmp_path / "a.provenance.json"
     built = package(tmp_path, MEMBERS)
     entry = {"uri": "u", "digest": {"sha256": "0" * 64}, "annotations": {"kind": "source"}}
     parameters = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {"python": "3.12"}}
@@ -263,7 +263,7 @@ def test_record(tmp_path: Path, record_property: Property) -> None:
     for mutant in [*map(dumps, trees(valid, 15, 100)), *texts(dumps(valid), 16, 50)]:
         path.write_bytes(mutant)
         tally.give(
-            lambda: records.verify(built, records.read(path)).wrong,
+            lambda: provenance.verify(built, provenance.read(path)).wrong,
             lambda wrong: all(isinstance(line, str) and len(line) < 2000 for line in wrong),
             mutant,
         )

@@ -18,7 +18,7 @@ from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
 from forge.conda.local import write_index
 from forge.conda.location import Location
-from forge.errors import BuildFailed, ForgeError, redacted
+from forge.errors import Failed, ForgeError, redacted
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_publish_mends_the_index(damaged: Path) -> None:
         assert StaticChannel(damaged).publish(None) is None
         assert findings(damaged) == [], case
     (damaged / ALPHA).unlink()
-    with pytest.raises(BuildFailed, match="missing or truncated"):
+    with pytest.raises(Failed, match="missing or truncated"):
         StaticChannel(damaged).publish(None)
 
 
@@ -184,7 +184,7 @@ def test_publish_indexes_no_changed_package(damaged: Path) -> None:
     flip(damaged / ALPHA, 10)  # a time in the zip archive
     DAMAGES["no zst"][0](damaged)
     before = tree(damaged)
-    with pytest.raises(BuildFailed, match=f"{ALPHA} has sha256 .* restore it from a copy"):
+    with pytest.raises(Failed, match=f"{ALPHA} has sha256 .* restore it from a copy"):
         StaticChannel(damaged).publish(None)
     assert {k: v for k, v in tree(damaged).items() if k != ".lock"} == {
         k: v for k, v in before.items() if k != ".lock"

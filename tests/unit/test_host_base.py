@@ -32,7 +32,7 @@ from support.project import CHECKOUT, MiniProject, processes_in
 from forge import bases
 from forge.building.jobs import run_job
 from forge.conda.local import Channel
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
@@ -306,7 +306,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     folder = machine.project.root
     alpha = write_wheel(folder, "alpha", {"alpha.py": "ONE = 1\n"})
     future = {"beta-1.0.dist-info/WHEEL": "Wheel-Version: 9.0\nRoot-Is-Purelib: true\n"}
-    with pytest.raises(BuildFailed, match=r"Incompatible Wheel-Version 9(?s:.*)work folder"):
+    with pytest.raises(Failed, match=r"Incompatible Wheel-Version 9(?s:.*)work folder"):
         make(alpha, write_wheel(folder, "beta", {"beta.py": ""} | future))
     (first,) = machine.folder.glob("linux-64/alpha-1.0-hostbound_py*_0.conda")
     made = first.stat().st_ino

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rattler_build import assemble_package
 
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.package import Package
 from forge.conda.provenance import PREDICATE, STATEMENT, dir_hash, verify
-from forge.errors import BuildFailed, ForgeError, Refused
+from forge.errors import Failed, ForgeError, Refused
 
 
 def package(folder: Path, **files: bytes) -> Path:
@@ -55,7 +55,7 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_damage_is_one_message(tmp_path: Path) -> None:
-    """Alone, without the record's hash: whatever zip, zstd, tar or JSON say of it."""
+    """Alone, without the index's hash: whatever zip, zstd, tar or JSON say of it."""
     built = package(tmp_path, a=b"a" * 200)
     content, found = built.read_bytes(), 0
     for position in range(0, len(content), 4):
@@ -64,7 +64,7 @@ def test_every_damage_is_one_message(tmp_path: Path) -> None:
         built.write_bytes(changed)
         try:
             found += bool(verify(built, None).wrong)
-        except BuildFailed:
+        except Failed:
             found += 1
     assert found > len(content) / 8
 
@@ -75,10 +75,10 @@ def test_every_damage_is_one_message(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.provenance.json"
     file.write_text(text)
-    with pytest.raises(ForgeError, match="is not the record of a package"):
-        records.read(file)
+    with pytest.raises(ForgeError, match="is not the provenance of a package"):
+        provenance.read(file)
     with pytest.raises(ForgeError, match="No such file"):
-        records.read(tmp_path / "absent")
+        provenance.read(tmp_path / "absent")
 
 
 def record(**parameters: Any) -> dict[str, Any]:
@@ -97,19 +97,19 @@ def record(**parameters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (record(variant=[]), "is not the record of a package"),
-        (record(recipe={}), "is not the record of a package"),
-        (record() | {"subject": []}, "is not the record of a package"),
+        (record(variant=[]), "is not the provenance of a package"),
+        (record(recipe={}), "is not the provenance of a package"),
+        (record() | {"subject": []}, "is not the provenance of a package"),
         (record() | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "v0.2, not https"),
     ],
 )
 def test_other_statement_is_refused(tmp_path: Path, data: dict, message: str) -> None:
     file = tmp_path / "x.provenance.json"
     file.write_text(json.dumps(record()))
-    assert records.read(file) == record()
+    assert provenance.read(file) == record()
     file.write_text(json.dumps(data))
     with pytest.raises(ForgeError, match=message):
-        records.read(file)
+        provenance.read(file)
 
 
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:

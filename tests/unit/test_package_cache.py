@@ -16,7 +16,7 @@ from support.small_channel import index, package, workspace
 
 from forge.conda.package import cache_folder
 from forge.envs import cache
-from forge.errors import BuildFailed
+from forge.errors import Failed
 from forge.files import sha256_file
 
 
@@ -94,10 +94,10 @@ def test_a_changed_package_is_not_unpacked(record: RepoDataRecord, tmp_path: Pat
     changed = [whole[:-1] + bytes([whole[-1] ^ 1 << bit]) for bit in range(8)]
     for content in [*changed, whole[:-1], whole + b"x"]:
         file.write_bytes(content)
-        with pytest.raises(BuildFailed, match=r"alpha-1\.0.*differs from its lock"):
+        with pytest.raises(Failed, match=r"alpha-1\.0.*differs from its lock"):
             cache.fill(tmp_path / "cache", [record])
     file.unlink()
-    with pytest.raises(BuildFailed, match="is locked but missing"):
+    with pytest.raises(Failed, match="is locked but missing"):
         cache.fill(tmp_path / "cache", [record])
     assert not (tmp_path / "cache/alpha-1.0-h1234567_0").exists()
 
@@ -109,7 +109,7 @@ def test_what_the_bindings_raise_names_the_package(
         raise RuntimeError("rattler\nsays no")
 
     monkeypatch.setattr(cache, "_put", fails)
-    with pytest.raises(BuildFailed, match=r"noarch/alpha-1\.0.*: rattler; says no"):
+    with pytest.raises(Failed, match=r"noarch/alpha-1\.0.*: rattler; says no"):
         cache.fill(tmp_path / "cache", [record])
 
 

@@ -15,7 +15,7 @@ import zstandard
 from support.conda_packages import Member, file, link, listed, package, special, tar
 
 from forge.conda.package import Package
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import Failed, ForgeError
 
 GOOD = [
     special("lib", tarfile.DIRTYPE),
@@ -143,7 +143,7 @@ def test_console_script_outside_of_bin(script: str, tmp_path: Path) -> None:
 
 def test_package_of_another_name(tmp_path: Path) -> None:
     built = package(tmp_path, GOOD, version="2")
-    with pytest.raises(BuildFailed, match="calls itself 'a-2-0'; was it renamed"):
+    with pytest.raises(Failed, match="calls itself 'a-2-0'; was it renamed"):
         Package(built).require_safe()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from forge import processes
 from forge.building import jobs
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import Failed, ForgeError
 from forge.processes import SESSION, kill_leftovers, left_behind, max_jobs
 from forge.project import Project
 
@@ -110,7 +110,7 @@ def test_a_job_that_a_signal_ends_has_failed(
         "Popen",
         lambda _, **options: start([sys.executable, "-c", dies], **options),
     )
-    with pytest.raises(BuildFailed, match=f"test failed .killed by signal {int(number)};"):
+    with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):
         jobs.run_job(project, 1, lambda _: None, {"action": "test"}, tmp_path / "log")
 
 

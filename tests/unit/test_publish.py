@@ -14,8 +14,8 @@ from support.static_channel import BUILD, Source, findings, lock_of, solve, tree
 
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
-from forge.conda import provenance as records
-from forge.errors import BuildFailed, ForgeError
+from forge.conda import provenance
+from forge.errors import Failed, ForgeError
 
 
 def test_folder(source: Source, target: Path) -> None:
@@ -195,7 +195,7 @@ def test_published_file_that_was_cut_is_told(source: Source, target: Path) -> No
     StaticChannel(target).publish(source)
     (file,) = target.glob("noarch/*.conda")
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(BuildFailed, match="missing or truncated"):
+    with pytest.raises(Failed, match="missing or truncated"):
         StaticChannel(target).publish(source)
 
 
@@ -271,7 +271,7 @@ def test_full_disk(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BuildFailed, match="No space left on device") as error:
+    with pytest.raises(Failed, match="No space left on device") as error:
         StaticChannel(target).publish(source)
     assert "\n" not in str(error.value)
     assert {k: v for k, v in tree(target).items() if k != ".lock"} == {
@@ -290,7 +290,7 @@ def test_only_what_has_its_own_record(source: Source, target: Path, record: str)
     source.make("beta")
     folder, name = source.folder / "forge", f"-1.0-{BUILD}.provenance.json"
     own = folder / f"alpha{name}"
-    says = "is not what a provenance record says"
+    says = "is not what its provenance says"
     if record == "none":
         own.unlink()
     elif record == "garbage":
@@ -319,9 +319,9 @@ def test_every_value_of_a_record_counts(source: Source) -> None:
     """Edited, each makes the package differ, or is named as what only the record says."""
     source.make("alpha")
     (package,) = source.folder.glob("noarch/*.conda")
-    honest = records.of(package)
-    assert honest and records.verify(package, honest).wrong == []
-    named = set(records.verify(package, honest).unchecked)
+    honest = provenance.of(package)
+    assert honest and provenance.verify(package, honest).wrong == []
+    named = set(provenance.verify(package, honest).unchecked)
     assert named == {"recipe", "strix-forge"}
     own = ["builder", "version", "strix-forge"]  # the recipe's name is that of its files as well
     for at in leaves(honest):
@@ -333,7 +333,7 @@ def test_every_value_of_a_record_counts(source: Source) -> None:
         path = package.with_suffix(".json")
         path.write_text(json.dumps(edited))
         try:
-            wrong = records.verify(package, records.read(path)).wrong
+            wrong = provenance.verify(package, provenance.read(path)).wrong
         except ForgeError as error:
             wrong = [str(error)]
         assert bool(wrong) != (list(at[-3:]) == own), (at, wrong)

@@ -56,12 +56,12 @@ def test_names_on_pypi(source: Source, target: Path) -> None:
     StaticChannel(target).publish(source)
     for records in (local, *forms(target)):
         assert purls(records) == {"alpha": PURLS, "beta": []}
-    assert json.loads((target / pypi.FILE).read_text()) == NAMES
+    assert json.loads((target / pypi.TABLE).read_text()) == NAMES
     assert findings(target) == []
     # a yank, which has no source, keeps both
     StaticChannel(target).publish(None, ["alpha-1.0-h1234567_0"])
     assert findings(target) == [] and purls(forms(target)[0])["alpha"] == PURLS
-    (target / pypi.FILE).write_text('{"alpha": "other"}')
+    (target / pypi.TABLE).write_text('{"alpha": "other"}')
     assert any("says purls ['pkg:pypi/other@1.0']" in line for line in findings(target))
     assert StaticChannel(target).publish(source) is None and findings(target) == []
 
@@ -78,7 +78,7 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Path) -> None:
     """One published without names and headers, at its next publish."""
     StaticChannel(target).publish(Source(source.folder))
-    for name in (pypi.FILE, serving.HEADERS, "revisions/1/noarch/repodata.json"):
+    for name in (pypi.TABLE, serving.HEADERS, "revisions/1/noarch/repodata.json"):
         (target / name).unlink()
     assert StaticChannel(target).publish(source) is None
     assert findings(target) == []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from forge.errors import BuildFailed
+from forge.errors import Failed
 from forge.processes import SESSION, kill, left_behind
 from forge.project import FORGE_CACHE, Project
 
@@ -28,7 +28,7 @@ def run_job(
 ) -> None:
     """Run an engine job with `cpus` compiler processes; `line` gets each line of its output.
 
-    Raises BuildFailed with the last lines and the path of the log.
+    Raises Failed with the last lines and the path of the log.
     """
     output = Path(job.get("output_dir", project.staging / "test"))
     if job["action"] == "test":  # environments that a killed run left there
@@ -74,7 +74,7 @@ def run_job(
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         tail = "".join(f"  | {text}\n" for text in lines[-TAIL_LINES:])
         failure = f"{job['action']} failed{reason}; the last lines of {log}:"
-        raise BuildFailed(f"{failure}\n{tail}  work folder: {output}")
+        raise Failed(f"{failure}\n{tail}  work folder: {output}")
 
 
 def _follow(output: Path, log: Path) -> Iterator[list[str]]:

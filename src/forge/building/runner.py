@@ -20,10 +20,10 @@ from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import run_job
 from forge.building.preflight import costs
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.local import Channel
 from forge.envs import cache
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
 from forge.project import Project
@@ -129,7 +129,7 @@ class Builder:
             shutil.rmtree(output, ignore_errors=True)
             for source in step.recipe.sources:
                 if wrong := prepare(step.recipe, source, self.sources, output / "src_cache"):
-                    raise BuildFailed(f"{wrong}. Nothing was built")
+                    raise Failed(f"{wrong}. Nothing was built")
             job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
                 "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
@@ -138,14 +138,14 @@ class Builder:
             self.run_job(job, log)
             built = set(output.glob("*/*.conda"))
             if built != expected:
-                raise BuildFailed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
+                raise Failed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
             whole.touch()
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
-        for path in tests:  # before it enters: a package without a record is not built again
+        for path in tests:  # before it enters: a package without provenance is not built again
             where = self.channel.folder, path, step.recipe.path, self.project.root
-            records.write(*where, self.base.name)
+            provenance.write(*where, self.base.name)
         self.channel.add(tests, step.digest)
         for package in step.outputs:
             cache.offer(self.channel.path(package))

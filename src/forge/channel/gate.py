@@ -9,7 +9,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from forge.conda import provenance
 from forge.conda.local import HOST_BOUND, Channel, Record
 from forge.conda.package import Package
-from forge.errors import ForgeError
+from forge.errors import ForgeError, Refused
 from forge.files import sha256_file
 
 LICENSES = "licenses/"
@@ -24,7 +24,7 @@ def admitted(
     """The packages of a channel by SUBDIR/FILE, all fit to be published beside those in `also`.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
-    empty channel, and with every reason if any package is unfit.
+    empty channel, Refused with every reason if any package is unfit.
     """
     records = channel.records()
     if not records:
@@ -42,7 +42,7 @@ def admitted(
     if len(made) > 1:
         refused.append("  libtorch as AMD compiled it (amdwheel) beside ours: a channel for each")
     if refused:
-        raise ForgeError("\n".join(["nothing is published:", *refused]))
+        raise Refused("\n".join(["nothing is published:", *refused]))
     return named
 
 
@@ -75,7 +75,7 @@ def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[st
     except ForgeError as error:
         wrong = [str(error)]
     if wrong:
-        yield f"is not what a provenance record says: {wrong[0]}; ./forge rebuild its recipe"
+        yield f"is not what its provenance says: {wrong[0]}; ./forge rebuild its recipe"
     tests = channel.tests_of(record)
     if tests is None:
         yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"

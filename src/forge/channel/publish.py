@@ -22,8 +22,8 @@ from forge.conda import attestations, pypi
 from forge.conda.index import load
 from forge.conda.local import Channel, Record, write_index
 from forge.conda.location import Location
-from forge.conda.provenance import RECORD
-from forge.errors import BuildFailed, ForgeError
+from forge.conda.provenance import SUFFIX
+from forge.errors import Failed, ForgeError
 from forge.files import sha256_file, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
@@ -48,9 +48,9 @@ class StaticChannel:
     ) -> Revision | None:
         """Add the packages of `source`, and yank or restore builds NAME-VERSION-BUILD.
 
-        Returns the new revision, or None if nothing changes. Raises ForgeError for what the gate
-        refuses, an unknown build, a folder of something else, or another publisher at work;
-        BuildFailed if the folder cannot be written or the index cannot be made.
+        Returns the new revision, or None if nothing changes. Raises Refused for what the gate
+        refuses, ForgeError for an unknown build, another folder, or another publisher at work;
+        Failed if the folder cannot be written or the index cannot be made.
         """
         self._require_ours(source)
         umask = os.umask(0o022)  # the web server runs as another user
@@ -62,7 +62,7 @@ class StaticChannel:
                 finally:
                     self._clean()
         except OSError as error:
-            raise BuildFailed(
+            raise Failed(
                 f"cannot write {error.filename or self.folder}: {error.strerror}. Fix that and "
                 "publish again; clients still see what was published before"
             ) from None
@@ -84,8 +84,8 @@ class StaticChannel:
     def _publish(
         self, source: Channel | None, yank: set[str], restore: set[str]
     ) -> Revision | None:
-        table = self.location.read(pypi.FILE)
-        names = pypi.parse(table, self.folder / pypi.FILE) | (source.names if source else {})
+        table = self.location.read(pypi.TABLE)
+        names = pypi.parse(table, self.folder / pypi.TABLE) | (source.names if source else {})
         index, log = verify.read_index(self.location), revisions.read(self.location)
         files, yanked = revisions.state(log)
         packages = {}
@@ -112,7 +112,7 @@ class StaticChannel:
     def _describe(self, names: pypi.Names) -> bool:
         """Write what hosts and clients read of a channel; returns whether it is new."""
         table = json.dumps(names, indent=1, sort_keys=True) + "\n"
-        texts = {pypi.FILE: table, serving.HEADERS: serving.headers()}
+        texts = {pypi.TABLE: table, serving.HEADERS: serving.headers()}
         new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
         for name, text in new.items():
             self._write(text, self.folder / name)
@@ -133,7 +133,7 @@ class StaticChannel:
             self._write(revisions.dump([]), self.folder / revisions.LOG)
         self.staging.mkdir(exist_ok=True)
         for name, record in sorted(packages.items()):
-            for file in (name, f"forge/{record.dist}{RECORD}"):
+            for file in (name, f"forge/{record.dist}{SUFFIX}"):
                 target, partial = self.folder / file, self.staging / "partial"
                 if target.exists() or not (source.folder / file).exists():
                     continue
@@ -148,11 +148,11 @@ class StaticChannel:
                     self._write(text, self.folder / record.subdir / file)
 
     def _require_complete(self, files: set[str], index: verify.Index) -> None:
-        """Raise BuildFailed for a published file that is missing or truncated."""
+        """Raise Failed for a published file that is missing or truncated."""
         for name in sorted(files):
             path, size = self.folder / name, index.records.get(name, {}).get("size")
             if not path.exists() or size not in (None, path.stat().st_size):
-                raise BuildFailed(
+                raise Failed(
                     f"{path} was published but is missing or truncated: restore it from a copy"
                 )
 
@@ -162,7 +162,7 @@ class StaticChannel:
         """Make every index file for exactly `files` in the staging folder.
 
         Where the present index is damaged, every record is read anew from its package. Raises
-        BuildFailed for a package that cannot be read or has another hash than it had.
+        Failed for a package that cannot be read or has another hash than it had.
         """
         anew = bool(index.findings)
         for subdir in SUBDIRS:
@@ -176,7 +176,7 @@ class StaticChannel:
         attestations.advertise(self.staging, self.folder)
         for name, sha256 in verify.hashes(Location(self.staging)).items():
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
-                raise BuildFailed(
+                raise Failed(
                     f"{self.folder / name} has sha256 {sha256}, but was published as {known}: "
                     "restore it from a copy; locks name the old one"
                 )

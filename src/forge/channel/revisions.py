@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from forge.conda.index import FILE
+from forge.conda.index import FILE_NAME
 from forge.conda.location import Location
 from forge.errors import ForgeError, Refused
 from forge.files import read_text, write_text
@@ -43,7 +43,7 @@ class Revision:
         return (
             self.revision == number
             and all(isinstance(files, list) for files in lists)
-            and all(d in SUBDIRS and FILE.fullmatch(name) for d, name in files)
+            and all(d in SUBDIRS and FILE_NAME.fullmatch(name) for d, name in files)
         )
 
 

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from forge import network
 from forge.channel.revisions import LOG
 from forge.conda.location import Location
-from forge.conda.pypi import FILE
+from forge.conda.pypi import TABLE
 from forge.errors import NotAttempted
 from forge.project import SUBDIRS
 from forge.sources.download import Downloader, HTTPError
@@ -24,7 +24,7 @@ LIMIT = 300
 
 def headers() -> str:
     """What Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
-    asked = [LOG, FILE, *(f"{subdir}/{file}" for subdir in SUBDIRS for file in INDEXES)]
+    asked = [LOG, TABLE, *(f"{subdir}/{file}" for subdir in SUBDIRS for file in INDEXES)]
     rules = {f"/{file}": "no-cache" for file in asked}
     for subdir in SUBDIRS:  # shards are named by their content
         rules[f"/{subdir}/shards/*"] = "public, max-age=31536000, immutable"

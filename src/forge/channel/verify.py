@@ -131,11 +131,11 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
             f"{revisions.LOG}: revision {log[-1].revision} is not what the index holds; "
             "publish again to complete it"
         )
-    names = pypi.parse(location.read(pypi.FILE), pypi.FILE)
+    names = pypi.parse(location.read(pypi.TABLE), pypi.TABLE)
     for name, record in index.records.items():
         file = name.split("/", 1)[1]
         if (says := pypi.purls(file, names)) != (record.get("purls") or []):
-            yield f"{name}: {pypi.FILE} says purls {says}, its record {record.get('purls')}"
+            yield f"{name}: {pypi.TABLE} says purls {says}, its record {record.get('purls')}"
     for entry, subdir in product(log, SUBDIRS):
         for name in revisions.index_paths(entry.revision, subdir):
             data = load(location, name)

@@ -15,7 +15,7 @@ from forge.building.preflight import preflight, unsolvable
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.conda.local import Record
-from forge.errors import ForgeError, NotAttempted, redacted
+from forge.errors import NotAttempted, redacted
 from forge.files import sha256_file
 from forge.recipes.plan import BUILD, SKIPPED, Step
 from forge.recipes.recipe import sources_of
@@ -37,8 +37,8 @@ def run_build(
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
 
-    Before anything is fetched, raises NotAttempted if conda-forge lacks something, and ForgeError
-    if the machine is too small, unless `even_so`.
+    Before anything is fetched, raises NotAttempted if conda-forge lacks something, or the machine
+    is too small, unless `even_so`.
     """
     ctx = replace(ctx, keep_going=keep_going)
     wanted = ctx.select(packages)
@@ -53,7 +53,7 @@ def run_build(
             raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
         if (lacks := print_costs(ctx, steps)) and not even_so:
             advice = "Make room, name fewer packages, or try it --even-so"
-            raise ForgeError(f"not started: this needs {lacks}. {advice}")
+            raise NotAttempted(f"not started: this needs {lacks}. {advice}")
         builder = ctx.builder(form)
         with builder.display:
             results = builder.run(ctx.recipes, steps, keep_going)

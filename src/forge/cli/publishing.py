@@ -10,7 +10,7 @@ from typer import Argument, Option
 from forge import channel as published
 from forge.channel import StaticChannel
 from forge.cli.context import Context, closing, command, out
-from forge.conda import provenance as records
+from forge.conda import provenance
 from forge.conda.location import Location
 from forge.errors import ForgeError
 
@@ -86,14 +86,14 @@ def verify(ctx: Context, files: Files) -> None:
 
 def verify_one(file: Path) -> int:
     """Print what was checked and every difference; returns the exit code."""
-    known = records.of(file)
-    verdict = records.verify(file, known)
+    known = provenance.of(file)
+    verdict = provenance.verify(file, known)
     for line in verdict.wrong:
         out.print(f"{file.name}: {line}")
-    says = "not as recorded" if verdict.wrong else "as recorded"
+    says = "not as stated" if verdict.wrong else "as stated"
     if not known:
-        says = f"no record at {' or '.join(map(str, records.beside(file)))}"
+        says = f"no provenance at {' or '.join(map(str, provenance.beside(file)))}"
     out.print(f"{file.name}: {says}; checked: {', '.join(verdict.checked) or 'nothing'}")
     if verdict.unchecked:
-        out.print(f"{file.name}: by the record's own word: {', '.join(verdict.unchecked)}")
+        out.print(f"{file.name}: by the statement's own word: {', '.join(verdict.unchecked)}")
     return 1 if verdict.wrong else 0 if known else 3

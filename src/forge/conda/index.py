@@ -16,7 +16,7 @@ PACKAGES = (".conda", ".tar.bz2")
 SHARDS = "repodata_shards.msgpack.zst"
 LIMIT = 1 << 31  # bytes of an index, unpacked; conda-forge's has a tenth of it
 SHA256 = re.compile("[0-9a-f]{64}")
-FILE = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
+FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
 
 
 def load(location: Location, name: str) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def fault(file: str, record: dict[str, Any]) -> str:
     """What is wrong with a record, or "": with it a file is taken for another, or not checked."""
-    if not FILE.fullmatch(file):
+    if not FILE_NAME.fullmatch(file):
         return "is not the name of a package file"
     sha256, size = record.get("sha256"), record.get("size")
     if not (isinstance(sha256, str) and SHA256.fullmatch(sha256) and type(size) is int):

@@ -15,7 +15,7 @@ from rattler.index import index_fs
 
 from forge.conda import index, pypi
 from forge.conda.pypi import Names
-from forge.errors import BuildFailed, ForgeError
+from forge.errors import Failed, ForgeError
 from forge.files import move_whole, sha256_file, write_text
 from forge.project import SUBDIRS
 
@@ -63,11 +63,11 @@ class Record(Output):
 
 
 def write_index(folder: Path, **options: Any) -> None:
-    """Index a folder of packages; `options` are index_fs's. Raises BuildFailed."""
+    """Index a folder of packages; `options` are index_fs's. Raises Failed."""
     try:
         asyncio.run(index_fs(folder, **options))
     except Exception as error:
-        raise BuildFailed(f"cannot index {folder}: {error}") from None
+        raise Failed(f"cannot index {folder}: {error}") from None
 
 
 class Channel:

@@ -18,7 +18,7 @@ import yaml
 from rattler import IndexJson, PathsJson
 
 from forge.conda.unpacking import stem, unpack
-from forge.errors import BuildFailed, Refused
+from forge.errors import Failed, Refused
 from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
@@ -45,7 +45,7 @@ def is_plain(name: str) -> bool:
 class Package:
     """A .conda or .tar.bz2 file, unpacked when it is first read into a folder that goes with this.
 
-    `folder` is one that it was unpacked to already. Reading raises BuildFailed if the package is
+    `folder` is one that it was unpacked to already. Reading raises Failed if the package is
     damaged, Refused if it holds what no package may.
     """
 
@@ -138,12 +138,12 @@ class Package:
     def index(self) -> dict[str, Any]:
         """What the package says about itself: name, version, requirements, licence.
 
-        Raises BuildFailed if that is not what its file is called.
+        Raises Failed if that is not what its file is called.
         """
         data = self.parsed("index.json")
         says = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
         if says != stem(self.path):
-            raise BuildFailed(f"{self.path} calls itself {says!a:.200}; was it renamed?")
+            raise Failed(f"{self.path} calls itself {says!a:.200}; was it renamed?")
         return data
 
     @cached_property
@@ -159,10 +159,10 @@ class Package:
         """
         try:
             paths = PathsJson.from_str(self._read("paths.json").decode()).paths
-        except (BuildFailed, Refused):  # of the whole package
+        except (Failed, Refused):  # of the whole package
             raise
         except Exception as error:
-            raise BuildFailed(f"{self.path}: info/paths.json is no list: {error!a:.200}") from None
+            raise Failed(f"{self.path}: info/paths.json is no list: {error!a:.200}") from None
         files = {}
         for path in paths:
             name, kind = str(path.relative_path), path.path_type
@@ -214,7 +214,7 @@ class Package:
         return [str(point).partition("=")[0].strip() for point in points or ()]
 
     def _damaged(self, name: str, error: Exception) -> NoReturn:
-        raise BuildFailed(
+        raise Failed(
             f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}"
         ) from None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a package: an in-toto Statement v1 with an SLSA provenance v1 predicate.
+"""The provenance of a package: an in-toto Statement v1 with an SLSA provenance v1 predicate.
 
 Sources, variant and build packages come from the rendered recipe inside the package; the
 repository adds the digests of patches and local sources, and its commit. The only time is the
-package's own, so one package has one record. Written beside the index, read, and verified.
+package's own, so one package has one statement. Written beside the index, read, and verified.
 
 Specifications: in-toto/attestation spec/v1 and slsa.dev/spec/v1.0/provenance.
 """
@@ -25,7 +25,7 @@ from forge.conda.package import RENDERED, Package
 from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, sha256_file, write_text
 
-RECORD = ".provenance.json"
+SUFFIX = ".provenance.json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 # values of the annotation `kind`: what a dependency is to the build; also `build` and `host`
@@ -33,15 +33,15 @@ RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 CODE = Path(__file__).parents[1]
-# what a package does not hold: the repository says it, and whoever wrote the record
+# what a package does not hold: the repository says it, and whoever wrote the statement
 FOREIGN = re.compile(r"recipe|strix-forge|repository .*|(patch|source) [^:]*( upstreamStatus)?")
 Descriptor = dict[str, Any]
 
 
 def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
-    """The record of a package built from `recipe` in the repository at `root` on `base`.
+    """The statement on a package built from `recipe` in the repository at `root` on `base`.
 
-    Raises BuildFailed for a damaged package, ForgeError for a missing patch.
+    Raises Failed for a damaged package, ForgeError for a missing patch.
     """
     data = described(package, recipe.relative_to(root).as_posix(), base)
     dependencies = data["predicate"]["buildDefinition"]["resolvedDependencies"]
@@ -54,7 +54,7 @@ def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str
 
 
 def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
-    """A record by the package's own word; `recipe` is its path in the repository.
+    """A statement by the package's own word; `recipe` is its path in the repository.
 
     Patches and local sources have no digest: the package does not hold them.
     """
@@ -132,7 +132,7 @@ def _complete(entry: Descriptor, root: Path) -> None:
     elif path.is_file():
         entry["digest"] = {"sha256": sha256_file(path)}
     else:
-        raise ForgeError(f"{path} went into a package and is gone, so it cannot be recorded")
+        raise ForgeError(f"{path} went into a package and is gone, so its provenance cannot be stated")
     is_patch = entry["annotations"]["kind"] == PATCH
     if is_patch and (status := re.search(r"^Upstream-Status: (.+)$", path.read_text(), re.M)):
         entry["annotations"]["upstreamStatus"] = status[1]
@@ -172,17 +172,17 @@ def _commit(root: Path) -> str | None:
 def write(channel: Path, package: Path, recipe: Path, root: Path, base: str) -> None:
     """Write CHANNEL/forge/DIST.provenance.json of a built package."""
     data = statement(Package(package), recipe, root, base)
-    write_text(channel / "forge" / f"{package.stem}{RECORD}", json.dumps(data, indent=1) + "\n")
+    write_text(channel / "forge" / f"{package.stem}{SUFFIX}", json.dumps(data, indent=1) + "\n")
 
 
 def beside(package: Path) -> list[Path]:
-    """Where the record of a package may be: beside it, or in its channel's folder `forge`."""
-    name = f"{package.stem}{RECORD}"
+    """Where the provenance of a package may be: beside it, or in its channel's folder `forge`."""
+    name = f"{package.stem}{SUFFIX}"
     return [package.with_name(name), package.absolute().parent.parent / "forge" / name]
 
 
 def of(package: Path) -> dict[str, Any] | None:
-    """The record of a package, or None. Raises ForgeError for two that differ."""
+    """The provenance of a package, or None. Raises ForgeError for two that differ."""
     found = {str(path): read(path) for path in beside(package) if path.exists()}
     if len({json.dumps(data, sort_keys=True) for data in found.values()}) > 1:
         raise ForgeError(f"{' and '.join(found)} differ: delete the wrong one")
@@ -190,7 +190,7 @@ def of(package: Path) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record from its file. Raises ForgeError if it cannot be read or is not a record."""
+    """A statement from its file. Raises ForgeError if it cannot be read or is none."""
     try:
         data = json.loads(path.read_bytes())
         kinds = data["_type"], data["predicateType"]
@@ -200,7 +200,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ForgeError(f"{path} is not the record of a package: {error!a:.200}") from None
+        raise ForgeError(f"{path} is not the provenance of a package: {error!a:.200}") from None
     return data
 
 
@@ -214,7 +214,7 @@ class Verdict:
 
 
 def verify(path: Path, known: dict[str, Any] | None, package: Package | None = None) -> Verdict:
-    """Check a package against its own list of files, and against its record if there is one.
+    """Check a package against its own list of files, and against its provenance if it has one.
 
     `package` is that file, if it was read already.
     """
@@ -227,15 +227,15 @@ def verify(path: Path, known: dict[str, Any] | None, package: Package | None = N
         if not verdict.wrong:
             package.require_safe()
         if known:
-            recorded = _claims(known)
-            base = recorded["variant content_digest"].rpartition("-")[0]
-            ours = _claims(described(package, recorded["recipe"], base))
-            verdict.unchecked = [claim for claim in recorded if FOREIGN.fullmatch(claim)]
+            stated = _claims(known)
+            base = stated["variant content_digest"].rpartition("-")[0]
+            ours = _claims(described(package, stated["recipe"], base))
+            verdict.unchecked = [claim for claim in stated if FOREIGN.fullmatch(claim)]
             for claim in verdict.unchecked:
-                recorded.pop(claim), ours.pop(claim, None)
+                stated.pop(claim), ours.pop(claim, None)
             counts = Counter(claim.split(" ")[0] for claim in ours)
             verdict.checked += [f"{count} x {kind}" for kind, count in sorted(counts.items())]
-            verdict.wrong += differences(ours, recorded, "the package has", "its record")
+            verdict.wrong += differences(ours, stated, "the package has", "its provenance")
     except ForgeError as error:
         verdict.wrong.append(str(error))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

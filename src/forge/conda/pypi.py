@@ -11,7 +11,7 @@ from packageurl import PackageURL
 
 from forge.errors import ForgeError
 
-FILE = "pypi-names.json"
+TABLE = "pypi-names.json"
 # conda name -> name on PyPI, or None for what is not there
 Names = dict[str, str | None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rattler.package_streaming import extract
 
-from forge.errors import BuildFailed, Refused
+from forge.errors import Failed, Refused
 
 
 def stem(package: Path) -> str:
@@ -20,7 +20,7 @@ def stem(package: Path) -> str:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a package with rattler into a new folder.
 
-    Raises BuildFailed if it is damaged, Refused if readers could differ in what it holds.
+    Raises Failed if it is damaged, Refused if readers could differ in what it holds.
     """
     try:
         if archive.name.endswith(".conda"):
@@ -30,7 +30,7 @@ def unpack(archive: Path, folder: Path) -> None:
         raise Refused(f"{archive} holds {error}: install nothing of it") from None
     except Exception as error:  # zipfile's, struct's, and what the bindings raise
         says = "; ".join(str(error).splitlines()) or "truncated"
-        raise BuildFailed(f"{archive} cannot be read: {says:.500}") from None
+        raise Failed(f"{archive} cannot be read: {says:.500}") from None
 
 
 def _require_one_reading(archive: Path) -> None:

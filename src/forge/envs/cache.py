@@ -20,7 +20,7 @@ from rattler import PackageRecord, RepoDataRecord
 from forge.conda.location import Location
 from forge.conda.package import Package, cache_folder, is_plain
 from forge.conda.unpacking import stem, unpack
-from forge.errors import BuildFailed, ForgeError, NotAttempted, Refused
+from forge.errors import Failed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
 
 AT_ONCE = 8
@@ -51,7 +51,7 @@ class Unpacked(Package):
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     """Have every package in the cache, and all of them together safe to link.
 
-    Raises BuildFailed for a package that cannot be fetched or differs from its record, and Refused
+    Raises Failed for a package that cannot be fetched or differs from its record, and Refused
     for one that could write outside a prefix; both name its URL.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         try:
             return _have(cache, record)
         except (ForgeError, RuntimeError) as error:  # the bindings raise RuntimeError
-            kind = type(error) if isinstance(error, ForgeError) else BuildFailed
+            kind = type(error) if isinstance(error, ForgeError) else Failed
             raise kind(f"{record.url}: {'; '.join(str(error).splitlines())}") from None
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -116,7 +116,7 @@ def _valid(archive: Path, sha256: bytes, cache: Path) -> Unpacked | None:
     # of an import test in it
     if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
         package = Unpacked(archive, folder)
-        with suppress(Refused, BuildFailed):
+        with suppress(Refused, Failed):
             package.require_safe(contents=False)
             return package
     return None
@@ -143,7 +143,7 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
             try:
                 if source.stream(archive.name, _Limited(file, record)):
                     return
-                raise BuildFailed("the server has no such file (404)")
+                raise Failed("the server has no such file (404)")
             except NotAttempted:
                 if not (left and file.tell()):
                     raise
@@ -158,12 +158,12 @@ class _Limited:
     def write(self, data: bytes) -> None:
         self.left -= len(data)
         if self.left < 0:
-            raise BuildFailed("is larger than its record says")
+            raise Failed("is larger than its record says")
         self.file.write(data)
 
 
 def _require_same(path: Path, record: RepoDataRecord) -> None:
     if not path.is_file():
-        raise BuildFailed("is locked but missing: lock again")
+        raise Failed("is locked but missing: lock again")
     if (path.stat().st_size, sha256_file(path)) != (record.size, (record.sha256 or b"").hex()):
-        raise BuildFailed("differs from its lock. If it was rebuilt lock again; else tampered with")
+        raise Failed("differs from its lock. If it was rebuilt lock again; else tampered with")

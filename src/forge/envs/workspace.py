@@ -24,7 +24,7 @@ from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
 from forge.envs.machine import virtual_packages
 from forge.envs.manifest import Manifest
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import sha256_file, write_text
 from forge.locks import hold
 from forge.project import SUBDIRS
@@ -68,7 +68,7 @@ class Workspace:
     def lock(self) -> dict[str, int]:
         """Solve every environment for this machine and write the lock; returns their sizes.
 
-        Raises NotAttempted when a channel does not answer, BuildFailed when one does not solve,
+        Raises NotAttempted when a channel does not answer, Failed when one does not solve,
         ForgeError when a package could not be checked; an older lock then stays.
         """
         solved = {}
@@ -122,7 +122,7 @@ class Workspace:
         """Install from the lock, checking every package; returns their number.
 
         `packages` takes the place of rattler's own package cache. Raises ForgeError when there is
-        no lock, BuildFailed when a package differs from it or cannot be fetched, Refused for one
+        no lock, Failed when a package differs from it or cannot be fetched, Refused for one
         that could write outside the prefix.
         """
         records, prefix = self.locked(environment), self.prefix(environment)
@@ -133,7 +133,7 @@ class Workspace:
             try:
                 asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
             except Exception as error:
-                raise BuildFailed(f"cannot install into {prefix}: {_one_line(error)}") from None
+                raise Failed(f"cannot install into {prefix}: {_one_line(error)}") from None
             write_text(self._mark(environment), sha256_file(self.lock_file))
         return len(records)
 
@@ -171,13 +171,13 @@ def _gateway(channels: list[str]) -> rattler.Gateway:
 
 
 def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
-    """NotAttempted for a server that does not answer, or not as it should; else BuildFailed."""
+    """NotAttempted for a server that does not answer, or not as it should; else Failed."""
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
         return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {_one_line(error)}")
     if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304
         why = "a channel answers what rattler cannot read; forge channel verify says what"
         return NotAttempted(f"{what}: {why}")
-    return BuildFailed(f"{what}: {error}".strip())
+    return Failed(f"{what}: {error}".strip())
 
 
 def _one_line(error: Exception) -> str:

@@ -112,7 +112,7 @@ class HostBase:
         """Make the base if it is not current. `run(job, log)` runs an engine job.
 
         Two checkouts may share the folder by a link: the second waits for the first. Raises
-        NotAttempted when pip cannot resolve or fetch, BuildFailed when a part fails.
+        NotAttempted when pip cannot resolve or fetch, Failed when a part fails.
         """
         if self.is_current():
             return

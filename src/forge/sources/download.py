@@ -24,7 +24,7 @@ from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
 from forge import network
-from forge.errors import BuildFailed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
@@ -157,7 +157,7 @@ class Downloader:
     def download(self, link: Link, partial: Path, progress: Progress) -> None:
         """Download a file, resuming where `partial` ends.
 
-        Raises NotAttempted with the reason, BuildFailed when it cannot be written.
+        Raises NotAttempted with the reason, Failed when it cannot be written.
         """
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -181,4 +181,4 @@ class Downloader:
             raise NotAttempted(str(error) or repr(error)) from None
         except OSError as error:  # a full disk stays full with what is there
             partial.unlink(missing_ok=True)
-            raise BuildFailed(f"cannot write {partial}: {error.strerror}. Make room") from None
+            raise Failed(f"cannot write {partial}: {error.strerror}. Make room") from None
