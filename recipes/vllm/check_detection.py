@@ -32,7 +32,10 @@ GFX1151 = {"platform": ROCM, "arch": "gfx1151", "capability": [11, 5], "name": "
 TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
 NO_AITER_NORM = {"rms_norm": ["native"]}
 #: Tables by their names' ends; "as default": from how many tokens on one equals vLLM's default.
-TABLES = {"tables": {"": True, ",dtype=int4_w4a16": True}, "as default": 33}
+#: "fp8 depth": the deepest tile of experts in FP8, per tensor and in blocks (patch 0009).
+TABLES = {
+    "tables": {"": True, ",dtype=int4_w4a16": True}, "as default": 33, "fp8 depth": 32,
+}  # fmt: skip
 #: what is seen: (KFD nodes, the amdsmi module, torch is a ROCm build, what vLLM must say)
 CASES = {
     "no driver": ([], "absent", True, {"platform": NONE}),
@@ -148,7 +151,11 @@ def moe_tables(platform: object) -> dict:
         other = [m for m, entry in nearest.items()
                  if entry != moe.get_default_config(m, 128, 768, 2048, 8, None)]  # fmt: skip
         said["as default"] = max(other) + 1
-    return said
+    depths = [
+        moe.get_default_config(m, 128, 768, 2048, 8, "fp8_w8a8", block)["BLOCK_SIZE_K"]
+        for m in (1, 64, 65, 4096) for block in (None, [128, 128])
+    ]  # fmt: skip
+    return said | {"fp8 depth": max(depths)}
 
 
 def select_platform(sys_class: str, amdsmi: str, hip: bool, source: Path | None) -> object:

@@ -114,7 +114,7 @@ def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) 
     assert "no amdsmi: says {'platform': 'UnspecifiedPlatform'" in done.stdout
     assert (
         "amdsmi lists it: says {'first': 'ROCM_ATTN', 'tables': {'': False, "
-        "',dtype=int4_w4a16': False}, 'as default': None}"
+        "',dtype=int4_w4a16': False}, 'as default': None, 'fp8 depth': 128}"
     ) in done.stdout
 
 

@@ -7,6 +7,7 @@ Set VLLM_SOURCE to a folder of vLLM's source to look the models up in its regist
 import ast
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,30 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
     assert quantize("model.norm.weight", weight[0]) is None
 
 
+def unnamed(quantization, tensors):
+    """The matrices that stay as they are although a quantization does not leave them out.
+
+    vLLM would read them as quantized, without a scale.
+    """
+    out = quantization.get("ignore") or quantization.get("modules_to_not_convert", [])
+    matrices = {
+        key.removesuffix(".weight")
+        for key, tensor in tensors.items()
+        if key.endswith(".weight") and tensor.dim() == 2 and tensor.dtype == torch.bfloat16
+    }
+    return {
+        key
+        for key in matrices - {"model.embed_tokens"}
+        if not any(fnmatch(key, name) or fnmatch(key, f"{name}.*") for name in out)
+    }
+
+
+def test_a_gate_that_is_not_left_out_is_found():
+    gate = {"model.layers.0.mlp.gate.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}
+    assert unnamed({"modules_to_not_convert": ["lm_head"]}, gate)
+    assert not unnamed({"modules_to_not_convert": ["model.layers.*.mlp"]}, gate)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -79,6 +104,7 @@ def test_files_are_loadable(name, tmp_path):
     quantized = {key for key in tensors if key.endswith(("_packed", "_scale_inv", "_blocks"))}
     assert bool(quantized) == bool(model.quantization)
     assert not any(key.endswith(".weight") and f"{key}_packed" in tensors for key in tensors)
+    assert not (model.quantization and unnamed(model.quantization, tensors))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 

@@ -129,6 +129,9 @@ MODELS = {
         {
             "quant_method": "fp8", "activation_scheme": "dynamic",
             "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK],
+            "modules_to_not_convert": [
+                "lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate",
+            ],
         },
         "fp8",
     ),
