@@ -58,7 +58,7 @@ class Base:
     base_tag: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
-        """What build_recipes is called with, to render and to build: both must be the same."""
+        """Return the arguments of build_recipes, to render and to build: both must be the same."""
         return {
             "variant_config": self.variant_files,
             "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
@@ -69,7 +69,7 @@ class Base:
 
 
 def unanswered() -> str:
-    """Why conda-forge cannot be asked now, or nothing."""
+    """Return why conda-forge cannot be asked now, or nothing."""
     url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
     return redacted(network.unanswered(url, PROBE_SECONDS))
 
@@ -91,7 +91,7 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
-    """`KEY=VALUE` words as variant values. Raises ForgeError for another form."""
+    """Parse `KEY=VALUE` words into variant values. Raises ForgeError for another form."""
     values: dict[str, list[str]] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -102,13 +102,13 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _listed(python: str, variants: VariantConfig) -> str:
-    """The Python of a variants file that a number such as 3.13 stands for, or what was given."""
+    """Expand a number such as 3.13 to a variants file's Python; return anything else as it is."""
     listed = variants.get("python") or []
     return next((value for value in listed if value.startswith(f"{python}.*")), python)
 
 
 def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
-    """The base `name` with its variants; `replaced` values stand for those of the files.
+    """Load the base `name` with its variants; `replaced` values stand for those of the files.
 
     A Python may be named by its number; `python_min` follows. Raises ForgeError if a variants file
     is not readable, `replaced` has a key that none has, or a Python that cannot be had.

@@ -12,7 +12,7 @@ LONG = re.compile(r"(\S{300})\S{100,}")
 
 
 def redacted(error: object) -> str:
-    """A text without the credentials in its URLs."""
+    """Strip the credentials from the URLs in a text."""
     text = str(error)
     for pattern, public in SECRETS:
         text = re.sub(pattern, public, text)
@@ -50,5 +50,5 @@ class NotAttempted(ForgeError):
 
 
 def one_line(text: str) -> str:
-    """Foreign text as one short line that every terminal and log takes."""
+    """Turn foreign text into one short line that every terminal and log takes."""
     return " ".join(ascii(redacted(text))[1:-1].split())[:600]

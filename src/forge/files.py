@@ -15,13 +15,13 @@ from forge.errors import Failed, ForgeError
 
 
 def sha256_file(path: Path) -> str:
-    """The sha256 of a file, as hex."""
+    """Return the sha256 of a file, as hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
-    """One sha256 over the names, executable bits, link targets and bytes of a file or folder.
+    """Hash the names, executable bits, link targets and bytes of a file or folder into one sha256.
 
     What the .gitignore of ROOT lists is not content: editors and tools leave it there. A link that
     leads out of the folder counts with what it leads to.
@@ -43,14 +43,14 @@ def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
 
 
 def require_file(path: Path) -> Path:
-    """The path. Raises ForgeError for a pipe or a device, which would be read for ever."""
+    """Return the path. Raises ForgeError for a pipe or a device, which would be read for ever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ForgeError(f"{path} is no file, but a pipe or a device")
     return path
 
 
 def read_text(path: Path) -> str:
-    """A small text file. Raises ForgeError for one that is not UTF-8."""
+    """Read a small text file. Raises ForgeError for one that is not UTF-8."""
     require_file(path)
     try:
         return path.read_bytes().decode()
@@ -60,7 +60,7 @@ def read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def written(target: Path) -> Iterator[BinaryIO]:
-    """A file to write that becomes `target`, whole and on the disk, when the block ends.
+    """Open a file to write that becomes `target`, whole and on the disk, when the block ends.
 
     Raises Failed when there is no room or no permission; `target` is then as it was.
     """

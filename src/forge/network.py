@@ -26,7 +26,7 @@ LOWEST = 1000  # bytes a second
 
 
 def patience() -> int:
-    """Seconds that a server may take for an index, or send a file at less than LOWEST."""
+    """Return the seconds a server may take for an index, or send a file at less than LOWEST."""
     text = os.environ.get("FORGE_TIMEOUT") or "60"
     if not text.isdigit() or not int(text):
         raise ForgeError(f"FORGE_TIMEOUT={text:.40} is not a number of seconds")
@@ -41,7 +41,7 @@ class Pace:
         self.start, self.bytes = time.monotonic(), 0
 
     def behind(self) -> str:
-        """Called often: it looks at the last `patience()` seconds."""
+        """Say if it was too slow over the last `patience()` seconds, or nothing; call it often."""
         passed, seconds = time.monotonic() - self.start, patience()
         if passed < seconds:
             return ""
@@ -53,7 +53,7 @@ class Pace:
 
 
 def _mirrors() -> dict[str, list[str]]:
-    """pixi's [mirrors], with a slash at the end of each URL; a later file wins, as in pixi."""
+    """Read pixi's [mirrors], a slash at the end of each URL; a later file wins, as in pixi."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
     folders = [Path("/etc/pixi"), user, home, Project.default_root() / ".pixi"]
@@ -77,7 +77,7 @@ def _slashed(url: str) -> str:
 
 
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
-    """What every request is made with, in the order of pixi's own: a retry takes another mirror.
+    """Make the client of every request, in the order of pixi's own: a retry takes another mirror.
 
     `seconds` bound each request. Raises ForgeError for a pixi configuration that cannot be read.
     """
@@ -88,12 +88,12 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
 
 
 def for_indexes() -> networking.Client:
-    """The client of solvers, which tell nobody how far a download is."""
+    """Make the client of solvers, which tell nobody how far a download is."""
     return client(1, patience())
 
 
 def mirrored(url: str) -> str:
-    """The address to ask for `url`, for a program that reads no [mirrors]: rattler-build's."""
+    """Choose the address to ask for `url`, for what reads no [mirrors], such as rattler-build."""
     mirrors = _mirrors()
     for prefix in sorted(mirrors, key=len, reverse=True):
         if _slashed(url).startswith(prefix) and mirrors[prefix]:
@@ -140,7 +140,7 @@ class _Answered(Exception):
 
 
 def unanswered(url: str, seconds: int) -> str:
-    """Why a file cannot be read; empty when its first bytes come in time."""
+    """Return why a file cannot be read; empty when its first bytes come in time."""
     try:
         download(client(0, seconds), url, _Answered)
     except _Answered:

@@ -35,7 +35,7 @@ def kill(processes: Set[int]) -> None:
 
 
 def left_behind(job: int) -> set[int]:
-    """Processes that a job waits for although its script has ended: they hold its output open.
+    """Find what a job waits for although its script has ended: processes that hold its output open.
 
     They are found by the pipe that they share with the job, whatever session they are in.
     """
@@ -52,7 +52,7 @@ def left_behind(job: int) -> set[int]:
 
 
 def max_jobs() -> int:
-    """Compiler processes a build may run: one per core, and GIB_PER_JOB of memory for each.
+    """Count the compiler processes a build may run: one per core, and GIB_PER_JOB of memory each.
 
     MAX_JOBS in the environment overrides it.
     """
@@ -64,5 +64,5 @@ def max_jobs() -> int:
 
 
 def memory_gib() -> float:
-    """The memory of this machine."""
+    """Return the memory of this machine, in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -31,12 +31,12 @@ class Project:
 
     @staticmethod
     def default_root() -> Path:
-        """The checkout of this driver, or FORGE_ROOT."""
+        """Return the checkout of this driver, or FORGE_ROOT."""
         return Path(os.environ.get("FORGE_ROOT", CHECKOUT))
 
     @classmethod
     def at(cls, root: Path, output: Path | None = None) -> "Project":
-        """The project at `root`, writing packages to `output` (default: ROOT/channel).
+        """Open the project at `root`, writing packages to `output` (default: ROOT/channel).
 
         Raises ForgeError if it is not one.
         """

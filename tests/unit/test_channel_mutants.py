@@ -18,8 +18,7 @@ from support.static_channel import BUILD, Source, tree, unzstd
 
 from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
-from forge.conda import index, pypi
-from forge.conda import provenance
+from forge.conda import index, provenance, pypi
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.conda.package import Package
@@ -235,7 +234,9 @@ def test_archive(single: bool, tmp_path: Path, record_property: Property) -> Non
             read.require_safe()
             return read
 
-        tally.give(read, lambda p: provenance.verify(built, None).wrong or p.payload == held, mutant)
+        tally.give(
+            read, lambda p: provenance.verify(built, None).wrong or p.payload == held, mutant
+        )
     built.write_bytes(b"")
     with pytest.raises(ForgeError):
         Package(built).require_safe()

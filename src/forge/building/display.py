@@ -30,19 +30,19 @@ class Display(Progress):
             self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
-        """A new phase, for example `[2/4] flash-attn 2.8.3: testing`."""
+        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`."""
         self.reset(self.task, description=name, line="")
         if self.disable:
             self.say(name)
 
     def line(self, text: str) -> None:
-        """The last line of the running log."""
+        """Show the last line of the running log."""
         if self.verbosity > 0:
             self.say(text.rstrip())
         self.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
 
     def download(self, name: str, have: int, total: int | None) -> None:
-        """Bytes of a download; every tenth of a large one where there is no terminal."""
+        """Show the bytes of a download; every tenth of a large one where there is no terminal."""
         self.line(f"{name} {have >> 20} of {(total or 0) >> 20 or '?'} MiB")
         tenth = have * 10 // total if total else 0
         if self.disable and total and total > LARGE and tenth != self.tenth:

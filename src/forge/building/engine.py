@@ -52,7 +52,7 @@ def test(packages: list[str], channel: list[str]) -> None:
 
 
 def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
-    """The solver's reason if a test's environment does not solve; rattler-build does not say it."""
+    """Give the solver's reason if a test's environment does not solve; rattler-build gives none."""
     test = package.tests[index]
     specs = [f"{package.name} =={package.version} {package.build_string}"]
     specs += getattr(test, "requirements_run", [])
@@ -88,7 +88,7 @@ def make(wheel: Conversion, subdir: Path) -> Path:
 
 
 def end_with_parent() -> None:
-    """Whatever ends the parent process ends this one as well."""
+    """Let whatever ends the parent process end this one as well."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -25,7 +25,7 @@ from forge.recipes.recipe import package_name
 
 
 def costs(project: Project, base: Base) -> dict[str, dict[str, Any]]:
-    """The figures of recipes/costs.yaml by recipe, for the variants of a base."""
+    """Read the figures of recipes/costs.yaml by recipe, for the variants of a base."""
     file = project.root / "recipes" / "costs.yaml"
     result: dict[str, dict[str, Any]] = {}
     for key, figures in (yaml.safe_load(read_text(file)) if file.exists() else {}).items():
@@ -40,7 +40,7 @@ def costs(project: Project, base: Base) -> dict[str, dict[str, Any]]:
 
 
 def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str], str]:
-    """A line for each of the recipes to build and one for all; and what is lacking, or nothing."""
+    """List the costs, a line per recipe and one for all; and say what is lacking, or nothing."""
     known = costs(project, base)
     chosen = {name: known[name] for name in names if name in known}
     if not chosen:
@@ -68,7 +68,7 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
 
 
 def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE) -> str:
-    """What conda-forge lacks of what the steps require, else what does not solve; or nothing.
+    """Find what conda-forge lacks of what the steps require, else what does not solve; or nothing.
 
     In one line. Each recipe is solved for each Python; our packages are records without files that
     require what their recipe does. Raises what the bindings raise if conda-forge does not answer.

@@ -169,7 +169,7 @@ class Builder:
 
 
 def _time_left(todo: dict[str, Result], hours: dict[str, float]) -> str:
-    """How long the rest will take at this machine's pace so far; empty where nobody can say.
+    """Estimate how long the rest will take at this machine's pace so far; empty if nobody can say.
 
     `hours` are the CPU hours of each package, as costs.yaml estimates them.
     """
@@ -183,14 +183,14 @@ def _time_left(todo: dict[str, Result], hours: dict[str, float]) -> str:
 
 
 def _reason_file(project: Project, step: Step) -> Path:
-    """Holds the content digest of a step that was not attempted, and why."""
+    """Return the file for the content digest of a step that was not attempted, and why."""
     return project.build / "not-attempted" / step.recipe.name
 
 
 def skipped(
     project: Project, recipes: RecipeSet, steps: list[Step], last_run: bool = True
 ) -> dict[str, str]:
-    """The recipes to build that the next run is expected to skip, and why.
+    """Predict which of the recipes to build the next run will skip, and why.
 
     The base cannot provide what one needs, the `last_run` could not attempt this very content, or
     it needs another such recipe.
@@ -208,7 +208,7 @@ def skipped(
 
 
 def table(results: list[Result]) -> list[str]:
-    """The closing table of a run, a line each, as wide as it has to be."""
+    """Format the closing table of a run, a line per recipe, as wide as it has to be."""
     rows = [("package", "version", "build", "state", "seconds")]
     for result in results:
         name, first = result.step.recipe.name, result.step.outputs[0]

@@ -21,7 +21,7 @@ def admitted(
     published: Callable[[str], str | None],
     also: Set[str] = frozenset(),
 ) -> dict[str, Record]:
-    """The packages of a channel by SUBDIR/FILE, all fit to be published beside those in `also`.
+    """Return a channel's packages by SUBDIR/FILE, all fit to be published beside those in `also`.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
     empty channel, Refused with every reason if any package is unfit.
@@ -47,7 +47,7 @@ def admitted(
 
 
 def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[str]:
-    """Why a package may not be published, and what to do about each reason.
+    """Yield why a package may not be published, and what to do about each reason.
 
     `known` is the sha256 that is published under its name.
     """
@@ -98,7 +98,7 @@ def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[st
 
 
 def _is_public(expression: str) -> bool:
-    """Whether a licence is an SPDX expression; LicenseRef-X is SPDX's name for a private one."""
+    """Return whether a licence is an SPDX one; LicenseRef-X is SPDX's name for a private one."""
     try:
         return "LicenseRef-" not in canonicalize_license_expression(expression)
     except InvalidLicenseExpression:

@@ -254,7 +254,7 @@ class StaticChannel:
 
 
 def _named(dists: set[str], files: set[str]) -> set[str]:
-    """The files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
+    """Find the files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
     known = {Path(file).stem for file in files}
     if unknown := ", ".join(sorted(dists - known)):
         raise ForgeError(

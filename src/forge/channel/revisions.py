@@ -36,7 +36,7 @@ class Revision:
         return f"revision {self.revision}: {', '.join(counts)}"
 
     def is_whole(self, number: int) -> bool:
-        """Whether this is the entry of that number, with values of the right kinds."""
+        """Return whether this is the entry of that number, with values of the right kinds."""
         lists = [self.added, self.yanked, self.restored]
         files = [file.split("/", 1) for files in lists for file in files]
         datetime.fromisoformat(self.time)
@@ -48,13 +48,13 @@ class Revision:
 
 
 def index_paths(revision: int, subdir: str) -> list[str]:
-    """Where the channel keeps the index of a revision, in the forms that clients ask for."""
+    """List where the channel keeps the index of a revision, in the forms that clients ask for."""
     path = f"revisions/{revision}/{subdir}/repodata.json"
     return [f"{path}.zst", path]
 
 
 def read(location: Location) -> list[Revision]:
-    """The revisions of a channel, oldest first; none if it has no log."""
+    """Read the revisions of a channel, oldest first; none if it has no log."""
     text = location.read(LOG)
     try:
         entries = [] if text is None else json.loads(text)
@@ -95,12 +95,12 @@ def _digest(log: list[Revision]) -> str:
 
 
 def dump(log: list[Revision]) -> str:
-    """The log as its file has it."""
+    """Format the log as its file has it."""
     return json.dumps([asdict(entry) for entry in log], indent=1)
 
 
 def state(log: list[Revision]) -> tuple[set[str], set[str]]:
-    """The files of the channel after its last revision, and which of them are yanked."""
+    """Compute the files of the channel after its last revision, and which of them are yanked."""
     files: set[str] = set()
     yanked: set[str] = set()
     for entry in log:

@@ -23,7 +23,7 @@ LIMIT = 300
 
 
 def headers() -> str:
-    """What Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
+    """Return what Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
     asked = [LOG, TABLE, *(f"{subdir}/{file}" for subdir in SUBDIRS for file in INDEXES)]
     rules = {f"/{file}": "no-cache" for file in asked}
     for subdir in SUBDIRS:  # shards are named by their content
@@ -32,7 +32,7 @@ def headers() -> str:
 
 
 def kept_for(answer: Mapping[str, str]) -> int:
-    """Seconds that a client may keep an answer without asking again (RFC 9111, section 4.2)."""
+    """Count the seconds a client may keep an answer without asking anew (RFC 9111, section 4.2)."""
     control = (answer.get("Cache-Control") or "").lower()
     if re.search(r"\bno-(cache|store)\b", control):
         return 0
@@ -48,7 +48,7 @@ def kept_for(answer: Mapping[str, str]) -> int:
 
 
 def kept(location: Location) -> Iterator[tuple[str, int]]:
-    """Each index of a served channel that answers, and the seconds that clients keep it."""
+    """Yield each index of a served channel that answers, and the seconds that clients keep it."""
     client = Downloader().client
     for subdir in SUBDIRS:
         for file in INDEXES[:3]:

@@ -73,7 +73,7 @@ def read_index(location: Location) -> Index:
 
 
 def hashes(location: Location) -> dict[str, str]:
-    """The sha256 of every file in the plain repodata.json of both subdirs.
+    """Read the sha256 of every file in the plain repodata.json of both subdirs.
 
     Raises Refused for an index that is damaged, or has a record that no file can be checked with.
     """
@@ -185,7 +185,7 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
 
 
 def _essence(data: dict) -> tuple[dict[str, list], set[str]]:
-    """The deciding fields of each record, and what is removed. In shards hashes are bytes."""
+    """Pick the deciding fields of each record, and what is removed. In shards hashes are bytes."""
     deciding = {
         file: [v.hex() if isinstance(v := record.get(key), bytes) else v for key in ESSENCE]
         for file, record in records(data).items()

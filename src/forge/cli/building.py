@@ -74,7 +74,7 @@ def print_costs(ctx: Context, steps: list[Step]) -> str:
 
 
 def not_there(ctx: Context, steps: list[Step]) -> str:
-    """What conda-forge lacks of what the steps need, in a line, if it is their base and answers."""
+    """Say in a line what conda-forge lacks for the steps, if it is their base and answers."""
     if ctx.hostbase or not any(step.action == BUILD for step in steps):
         return ""
     why = bases.unanswered()
@@ -185,7 +185,7 @@ def plan(ctx: Context, as_json: Json = False) -> None:
 
 
 def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
-    """One row per recipe, in build order."""
+    """Yield one row per recipe, in build order."""
     skipped = runner.skipped(ctx.project, ctx.recipes, steps)
     for step in steps:
         name = step.recipe.name
@@ -215,7 +215,7 @@ def status(ctx: Context, as_json: Json = False) -> None:
 
 
 def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:
-    """One row per output. `state`: built, outdated, not built, or damaged (differs from index)."""
+    """Yield a row per output. `state`: built, outdated, not built, damaged (differs from index)."""
     for output in step.outputs:
         row: dict[str, Any] = {"recipe": step.recipe.name, "name": output.name}
         row |= {"version": output.version, "build": output.build, "reason": step.reason}

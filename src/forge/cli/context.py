@@ -87,7 +87,7 @@ class Context:
         return HostBase(self.project, self.base) if self.base.folder else None
 
     def select(self, names: Iterable[str] | None, among: RecipeSet | None = None) -> set[str]:
-        """The named recipes, or all. Raises ForgeError for an unknown name."""
+        """Select the named recipes, or all. Raises ForgeError for an unknown name."""
         among = among or self.recipes
         wanted = set(names or among.recipes)
         unknown = wanted - among.recipes.keys() - among.broken.keys()
@@ -99,7 +99,7 @@ class Context:
         return wanted
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
-        """A builder whose base exists: the host base is made now if it is not current."""
+        """Make a builder whose base exists: the host base is made now if it is not current."""
         if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
             raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
         builder = Builder(self.project, self.base, Display(out), package_format)
@@ -110,7 +110,7 @@ class Context:
 
 
 def takes_context(function: Callable[..., None]) -> Callable[..., None]:
-    """A command, or a group's callback, whose first parameter is the Context.
+    """Wrap a command, or a group's callback, whose first parameter is the Context.
 
     Adds the shared options, because click takes those of a group only before a command's name.
     """
@@ -145,5 +145,5 @@ def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Calla
 
 
 def closing(codes: Iterable[int]) -> typer.Exit:
-    """To raise when all is done: the gravest code: 1 if anything failed, then 2, then 3."""
+    """Choose the gravest exit, to raise when all is done: 1 if anything failed, then 2, then 3."""
     return typer.Exit(min(filter(None, codes), default=0))

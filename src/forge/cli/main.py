@@ -87,7 +87,7 @@ def run() -> int:
 
 
 def main() -> None:
-    """The entry point of `./forge`."""
+    """Run the command line and exit with its code: the entry point of `./forge`."""
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL

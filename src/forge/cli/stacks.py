@@ -78,7 +78,7 @@ class Stack:
             self.copy.require_attested(environment, publishers)
 
     def pixi(self, command: str, *options: str) -> list[str]:
-        """`pixi COMMAND` on the copy; nothing without pixi, or with FORGE_NO_PIXI."""
+        """Return `pixi COMMAND` on the copy; nothing without pixi, or with FORGE_NO_PIXI."""
         if os.environ.get("FORGE_NO_PIXI") or not (pixi := shutil.which("pixi")):
             return []
         return [pixi, command, "--manifest-path", str(self.copy.folder / "pixi.toml"), *options]

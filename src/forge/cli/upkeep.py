@@ -48,7 +48,7 @@ LINTERS = [
 def named(
     ctx: Context, packages: Iterable[str] | None = None, every: bool = False
 ) -> list[tuple[str, Source]]:
-    """Recipe name and source, for each source of the named recipes (default: all)."""
+    """List recipe name and source, for each source of the named recipes (default: all)."""
     recipes = every_source(ctx.project) if every else ctx.all_recipes
     wanted, found = ctx.select(packages, recipes), recipes.recipes.items()
     return [(name, source) for name, r in found if name in wanted for source in sources_of(r)]

@@ -78,7 +78,7 @@ class Publisher:
 
 
 def sidecars(package: Path) -> Iterator[tuple[str, str]]:
-    """What to publish beside a package: a file with its bundle, if it has one, by name."""
+    """Yield what to publish beside a package: a file with its bundle, if it has one, by name."""
     path = package.with_name(package.name + BUNDLE)
     if not path.exists():
         return

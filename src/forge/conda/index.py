@@ -20,13 +20,13 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
 
 
 def load(location: Location, name: str) -> dict[str, Any] | None:
-    """An index file's content: None if it is missing, {} if it is damaged."""
+    """Load an index file's content: None if it is missing, {} if it is damaged."""
     raw = location.read(name)
     return None if raw is None else parse(name, raw)
 
 
 def parse(name: str, raw: bytes) -> dict[str, Any]:
-    """An index, a shard, or a list of shards; {} for anything of another shape."""
+    """Parse an index, a shard, or a list of shards; {} for anything of another shape."""
     try:
         if name.endswith(".zst"):
             raw = zstandard.ZstdDecompressor().stream_reader(raw).read(LIMIT)
@@ -47,12 +47,12 @@ def parse(name: str, raw: bytes) -> dict[str, Any]:
 
 
 def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """File name -> record of an index or a shard."""
+    """Map each file name of an index or a shard to its record."""
     return {**data.get("packages", {}), **data.get("packages.conda", {})}
 
 
 def fault(file: str, record: dict[str, Any]) -> str:
-    """What is wrong with a record, or "": with it a file is taken for another, or not checked."""
+    """Name the fault of a record, or "": with it a file is taken for another, or not checked."""
     if not FILE_NAME.fullmatch(file):
         return "is not the name of a package file"
     sha256, size = record.get("sha256"), record.get("size")
@@ -69,18 +69,18 @@ def fault(file: str, record: dict[str, Any]) -> str:
 
 
 def root_of(channel: str) -> str:
-    """Where the packages of a channel are: a revision's are its channel's."""
+    """Return where the packages of a channel are: a revision's are its channel's."""
     return re.sub(r"/revisions/\d+$", "", channel.rstrip("/"))
 
 
 def is_of(url: str, channel: str) -> bool:
-    """Whether a URL is SUBDIR/FILE of a channel."""
+    """Return whether a URL is SUBDIR/FILE of a channel."""
     below = unquote(url).removeprefix(f"{unquote(root_of(channel))}/")
     return below != unquote(url) and len(parts := below.split("/")) == 2 and ".." not in parts
 
 
 def foreign(data: dict[str, Any], channel: str, subdir: str) -> str:
-    """Where an index takes packages or shards from, if that is not its channel; else ""."""
+    """Return where an index takes packages or shards from, if not from its channel; else ""."""
     for key, below in (("base_url", ""), ("shards_base_url", "/shards")):
         base_url = data.get("info", {}).get(key, "")
         try:

@@ -83,7 +83,7 @@ class Channel:
         return pypi.parse(path.read_bytes() if path and path.exists() else None, path)
 
     def records(self) -> list[Record]:
-        """Every package in the index. Raises ForgeError if an index file cannot be read."""
+        """List every package in the index. Raises ForgeError if an index file cannot be read."""
         return [record for subdir in SUBDIRS for record in self._subdir(subdir)]
 
     def _subdir(self, subdir: str) -> Iterator[Record]:
@@ -100,7 +100,7 @@ class Channel:
             yield Record(**{f.name: record[f.name] for f in fields(Record)})
 
     def path(self, output: Output) -> Path:
-        """Where a package is or would be."""
+        """Return where a package is or would be."""
         return self.folder / output.subdir / output.file_name
 
     def reconcile(self) -> None:
@@ -123,11 +123,11 @@ class Channel:
         self._name_on_pypi()
 
     def is_indexed(self) -> bool:
-        """Whether solvers can read the folder; they refuse a channel without these files."""
+        """Return whether solvers can read the folder; they refuse one without repodata.json."""
         return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
 
     def is_host_bound(self) -> bool | None:
-        """Whether its packages are those of the host base; None where no package is indexed."""
+        """Return whether its packages are the host base's; None where no package is indexed."""
         with contextlib.suppress(ForgeError):
             for record in self.records():
                 return record.build.startswith(HOST_BOUND)
@@ -179,12 +179,12 @@ class Channel:
         self.index()
 
     def digest_of(self, record: Record) -> dict[str, str] | None:
-        """What the content digest of a package was made of, if that is still known."""
+        """Return what the content digest of a package was made of, if that is still known."""
         digest = self._note(record).get("digest")
         return digest if isinstance(digest, dict) else None
 
     def tests_of(self, record: Record) -> int | None:
-        """How many tests these very bytes passed before they came in, if that is known."""
+        """Count the tests that these very bytes passed before they came in, if that is known."""
         note = self._note(record)
         tests = note.get("tests") if note.get("sha256") == record.sha256 else None
         return tests if type(tests) is int and tests >= 0 else None

@@ -34,7 +34,7 @@ class Location:
         return str(self.folder or self.url)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a small file, or None if there is no such file."""
+        """Read the bytes of a small file; None if there is no such file."""
         out = io.BytesIO()
         return out.getvalue() if self.stream(name, out) else None
 
@@ -56,7 +56,7 @@ class Location:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder or file of this machine that a `file:` URL or a bare path names."""
+    """Return the folder or file of this machine that a `file:` URL or a bare path names."""
     if "://" not in url:
         return Path(url).resolve()
     parts = urlsplit(url)

@@ -31,13 +31,13 @@ INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depe
 
 
 def cache_folder() -> Path:
-    """Where rattler unpacks packages unless it is told otherwise."""
+    """Return where rattler unpacks packages unless it is told otherwise."""
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("RATTLER_CACHE_DIR") or Path(user, "rattler", "cache"), "pkgs")
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name is a relative path in its shortest form that does not lead upwards."""
+    """Return whether a name is a relative path in its shortest form that does not lead upwards."""
     plain = posixpath.normpath(name) == name and "\0" not in name
     return plain and name != "." and not f"{name}/".startswith(("/", "../"))
 
@@ -115,14 +115,14 @@ class Package:
         return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
 
     def _read(self, name: str) -> bytes:
-        """A file of info. Raises KeyError without one."""
+        """Read a file of info. Raises KeyError without one."""
         path = self.folder / "info" / name
         if "info" in self.payload or not path.is_file() or path.is_symlink():
             raise KeyError(name)
         return path.read_bytes()
 
     def parsed(self, name: str) -> dict[str, Any]:
-        """The content of info/NAME, a JSON or YAML file that holds a mapping."""
+        """Parse info/NAME, a JSON or YAML file that holds a mapping."""
         try:
             if name.endswith(".json"):
                 data = json.loads(self._read(name))
@@ -206,7 +206,7 @@ class Package:
                 self._refuse(place, "leads out of the prefix through a link")
 
     def _scripts(self) -> list[str]:
-        """The names of the console scripts that an installer makes of a noarch Python package."""
+        """Name the console scripts that an installer makes of a noarch Python package."""
         if not (self.folder / "info" / "link.json").exists():
             return []
         made = self.parsed("link.json").get("noarch")
@@ -214,16 +214,14 @@ class Package:
         return [str(point).partition("=")[0].strip() for point in points or ()]
 
     def _damaged(self, name: str, error: Exception) -> NoReturn:
-        raise Failed(
-            f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}"
-        ) from None
+        raise Failed(f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}") from None
 
     def _refuse(self, name: str, why: str) -> NoReturn:
         raise Refused(f"{self.path}: {name!a:.200} {why}: install nothing of it")
 
 
 def stays_inside(path: str, links: Mapping[str, str]) -> bool:
-    """Whether a path below a prefix that holds `links` leads to a place in that prefix."""
+    """Return whether a path below a prefix that holds `links` leads to a place in that prefix."""
     done: list[str] = []
     todo, followed = path.split("/")[::-1], 0
     while todo:

@@ -39,7 +39,7 @@ Descriptor = dict[str, Any]
 
 
 def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
-    """The statement on a package built from `recipe` in the repository at `root` on `base`.
+    """Make the statement on a package built from `recipe` in the repository at `root` on `base`.
 
     Raises Failed for a damaged package, ForgeError for a missing patch.
     """
@@ -54,7 +54,7 @@ def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str
 
 
 def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
-    """A statement by the package's own word; `recipe` is its path in the repository.
+    """Make a statement by the package's own word; `recipe` is its path in the repository.
 
     Patches and local sources have no digest: the package does not hold them.
     """
@@ -119,7 +119,7 @@ def _source(source: dict[str, Any], purls: dict[str | None, str], folder: str) -
 
 
 def _descriptor(kind: str, name: str = "", uri: str = "", **digest: str) -> Descriptor:
-    """A ResourceDescriptor."""
+    """Make a ResourceDescriptor."""
     named = {key: value for key, value in (("name", name), ("uri", uri)) if value}
     return named | {"digest": digest, "annotations": {"kind": kind}}
 
@@ -132,14 +132,14 @@ def _complete(entry: Descriptor, root: Path) -> None:
     elif path.is_file():
         entry["digest"] = {"sha256": sha256_file(path)}
     else:
-        raise ForgeError(f"{path} went into a package and is gone, so its provenance cannot be stated")
+        raise ForgeError(f"{path} went into a package and is gone: its provenance is not known")
     is_patch = entry["annotations"]["kind"] == PATCH
     if is_patch and (status := re.search(r"^Upstream-Status: (.+)$", path.read_text(), re.M)):
         entry["annotations"]["upstreamStatus"] = status[1]
 
 
 def dir_hash(folder: Path) -> str:
-    """in-toto's dirHash of a folder, without byte code: Go's Hash1 in hex."""
+    """Compute in-toto's dirHash of a folder, without byte code: Go's Hash1 in hex."""
     files = {
         path.relative_to(folder).as_posix(): path
         for path in folder.rglob("*")
@@ -150,7 +150,7 @@ def dir_hash(folder: Path) -> str:
 
 
 def conda_purl(record: dict[str, Any]) -> str:
-    """The package URL of a conda package. A channel in a folder is left out: it is local."""
+    """Make the package URL of a conda package. A channel in a folder is left out: it is local."""
     qualifiers = {"build": record["build"], "subdir": record["subdir"]}
     if (channel := str(record.get("channel") or "")).startswith("http"):
         qualifiers["channel"] = channel.rstrip("/")
@@ -158,7 +158,7 @@ def conda_purl(record: dict[str, Any]) -> str:
 
 
 def _commit(root: Path) -> str | None:
-    """The repository's commit; None without one, or if files differ from it."""
+    """Return the repository's commit; None without one, or if files differ from it."""
     # not of a repository that `root` is merely a folder of
     command = ["git", "--git-dir", ".git", "status", "--porcelain=v2", "--branch"]
     try:
@@ -176,13 +176,13 @@ def write(channel: Path, package: Path, recipe: Path, root: Path, base: str) -> 
 
 
 def beside(package: Path) -> list[Path]:
-    """Where the provenance of a package may be: beside it, or in its channel's folder `forge`."""
+    """List where a package's provenance may be: beside it, or in its channel's folder `forge`."""
     name = f"{package.stem}{SUFFIX}"
     return [package.with_name(name), package.absolute().parent.parent / "forge" / name]
 
 
 def of(package: Path) -> dict[str, Any] | None:
-    """The provenance of a package, or None. Raises ForgeError for two that differ."""
+    """Read the provenance of a package; None without one. Raises ForgeError for two that differ."""
     found = {str(path): read(path) for path in beside(package) if path.exists()}
     if len({json.dumps(data, sort_keys=True) for data in found.values()}) > 1:
         raise ForgeError(f"{' and '.join(found)} differ: delete the wrong one")
@@ -190,7 +190,7 @@ def of(package: Path) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A statement from its file. Raises ForgeError if it cannot be read or is none."""
+    """Read a statement from its file. Raises ForgeError if it cannot be read or is none."""
     try:
         data = json.loads(path.read_bytes())
         kinds = data["_type"], data["predicateType"]
@@ -246,7 +246,7 @@ def verify(path: Path, known: dict[str, Any] | None, package: Package | None = N
 def differences(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str
 ) -> list[str]:
-    """A line for each key whose values differ; `we` and `they` say whose value is which."""
+    """List the keys whose values differ, a line each; `we` and `they` say whose value is which."""
     return [
         one_line(f"{key}: {we} {ours.get(key, 'nothing')}, {they} {theirs.get(key, 'nothing')}")
         for key in sorted(ours.keys() | theirs.keys())
@@ -255,7 +255,7 @@ def differences(
 
 
 def _claims(data: dict[str, Any]) -> dict[str, Any]:
-    """All that a statement says of its package: a name for each value, `KIND NAME` for a digest."""
+    """Collect all that a statement says of its package, by name; a digest by `KIND NAME`."""
     (subject,) = data["subject"]
     definition, details = (data["predicate"][key] for key in ("buildDefinition", "runDetails"))
     parameters = dict(definition["externalParameters"])

@@ -17,7 +17,7 @@ Names = dict[str, str | None]
 
 
 def parse(text: bytes | None, where: object) -> Names:
-    """A table from its file; an empty one without a file. Raises ForgeError for anything else."""
+    """Parse a table from its file; without one it is empty. Raises ForgeError for anything else."""
     try:
         names = {} if text is None else json.loads(text)
         whole = all(isinstance(name, str | None) for name in names.values())
@@ -29,7 +29,7 @@ def parse(text: bytes | None, where: object) -> Names:
 
 
 def purls(file: str, names: Names) -> list[str]:
-    """The `purls` of a package file NAME-VERSION-BUILD.conda."""
+    """Return the `purls` of a package file NAME-VERSION-BUILD.conda."""
     name, version, _ = [*file.rsplit("-", 2), "", ""][:3]
     known = names.get(name)
     return [str(PackageURL("pypi", None, known, version))] if known else []

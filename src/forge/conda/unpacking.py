@@ -13,7 +13,7 @@ from forge.errors import Failed, Refused
 
 
 def stem(package: Path) -> str:
-    """NAME-VERSION-BUILD of a .conda or .tar.bz2 file."""
+    """Return NAME-VERSION-BUILD of a .conda or .tar.bz2 file."""
     return package.name.removesuffix(".conda").removesuffix(".tar.bz2")
 
 
@@ -64,6 +64,6 @@ def _require_one_reading(archive: Path) -> None:
 
 
 def _ends_there(file: Any) -> bool:
-    """Whether the last record of a zip archive is at the end of its file."""
+    """Return whether the last record of a zip archive is at the end of its file."""
     file.seek(-22, os.SEEK_END)
     return bool(file.read(4) == b"PK\5\6")

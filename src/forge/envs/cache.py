@@ -33,7 +33,7 @@ class Unpacked(Package):
     """A package as it lies in the cache."""
 
     def placed(self, python: PackageRecord | None) -> dict[str, str | None]:
-        """Where its files are linked, and where each that is a link leads.
+        """Return where its files are linked, and where each that is a link leads.
 
         `python` is the record of that package, by which the installer goes too: files for every
         Python go where it says. Raises Refused if that is outside a prefix.
@@ -109,7 +109,7 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Unpacked:
 
 
 def _valid(archive: Path, sha256: bytes, cache: Path) -> Unpacked | None:
-    """The package in the cache, if it is that of this sha256 and holds what it lists."""
+    """Return the package in the cache, if it is that of this sha256 and holds what it lists."""
     folder = cache / stem(archive)
     mark = Path(f"{folder}.lock")
     # rattler takes a folder without a mark for the right one, and rattler-build leaves the script

@@ -19,7 +19,7 @@ PLATFORM = "linux-64"
 
 
 def read(path: Path) -> dict[str, rattler.Environment]:
-    """The locked environments by name. Raises ForgeError for anything but a lock file."""
+    """Read the locked environments by name. Raises ForgeError for anything but a lock file."""
     require_file(path)
     try:
         return dict(LockFile.from_path(path).environments())
@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, rattler.Environment]:
 
 
 def records(locked: rattler.Environment) -> list[RepoDataRecord]:
-    """The packages of an environment on its only platform, whatever pixi calls that.
+    """List the packages of an environment on its only platform, whatever pixi calls that.
 
     Raises ForgeError for several platforms, and for a package that is none of a channel: from PyPI,
     or built from source.

@@ -6,7 +6,7 @@ from rattler import GenericVirtualPackage
 
 
 def virtual_packages() -> list[GenericVirtualPackage]:
-    """Its glibc, GPUs and so on, as pixi sees them; CONDA_OVERRIDE_NAME=VERSION pretends another.
+    """Detect its glibc, GPUs and so on, as pixi does; CONDA_OVERRIDE_NAME=VERSION pretends another.
 
     py-rattler 0.25 cannot detect AMD GPUs.
     """

@@ -68,7 +68,7 @@ class Manifest:
             raise ForgeError(f"{path}: {error}") from None
 
     def localized(self, instead: Mapping[str, str], without: Set[str], python: str = "") -> str:
-        """The text for this machine: with other channels, without some requirements.
+        """Return the text for this machine: with other channels, without some requirements.
 
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
@@ -82,7 +82,7 @@ class Manifest:
 
 
 def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
-    """Environment name -> what all its features require."""
+    """Map each environment's name to what all its features require."""
     tables = known(data.get("feature", {}), None, "feature")
     if "default" in tables:
         raise ForgeError("[feature.default] is the name of the top level's own")
@@ -113,7 +113,7 @@ def _specs(table: dict[str, Any], where: str) -> list[str]:
 
 
 def _publishers(data: dict[str, Any], channels: list[str], folder: Path) -> dict[str, Publisher]:
-    """Channel, as the manifest has it -> who must have attested its packages."""
+    """Map channels, as the manifest has them, to who must have attested their packages."""
     tools = known(data.get("tool", {}), None, "tool")
     ours = known(tools.get(TOOL, {}), {"publishers"}, f"tool.{TOOL}")
     found = {}
@@ -131,7 +131,7 @@ def _publishers(data: dict[str, Any], channels: list[str], folder: Path) -> dict
 
 
 def names(value: Any, where: str, defined: Container[str] | None = None) -> list[str]:
-    """A list of names, of those that are defined. Raises ForgeError."""
+    """Return a list of names if it is one, of those that are defined; else raise ForgeError."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ForgeError(f"{where} is not a list of names: {value!r:.80}")
     for name in value:
@@ -141,7 +141,7 @@ def names(value: Any, where: str, defined: Container[str] | None = None) -> list
 
 
 def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:
-    """A table, if it is one and has no other than these keys. Raises ForgeError."""
+    """Return a table if it is one and has no other than these keys; else raise ForgeError."""
     if not isinstance(table, dict):
         raise ForgeError(f"[{where}] is missing or no table")
     for key in table.keys() - (table.keys() if keys is None else keys):
@@ -150,7 +150,7 @@ def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:
 
 
 def match_spec(package: str, value: Any) -> str:
-    """A pixi dependency as a match spec: a version, or a table that may name a build.
+    """Turn a pixi dependency into a match spec: a version, or a table that may name a build.
 
     Raises ForgeError if it is invalid.
     """

@@ -49,7 +49,7 @@ class Workspace:
         return self.folder / "pixi.lock"
 
     def prefix(self, environment: str) -> Path:
-        """Where an environment is installed."""
+        """Return where an environment is installed."""
         return self.folder / ".pixi" / "envs" / environment
 
     @cached_property
@@ -92,7 +92,7 @@ class Workspace:
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
 
     def locked(self, environment: str) -> Packages:
-        """An environment's packages. Raises ForgeError when there is no lock to believe."""
+        """List an environment's packages. Raises ForgeError when there is no lock to believe."""
         self.require_locked()
         locked = lockfile.read(self.lock_file).get(environment)
         if locked is None:
@@ -121,9 +121,8 @@ class Workspace:
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install from the lock, checking every package; returns their number.
 
-        `packages` takes the place of rattler's own package cache. Raises ForgeError when there is
-        no lock, Failed when a package differs from it or cannot be fetched, Refused for one
-        that could write outside the prefix.
+        `packages` replaces rattler's cache. Raises ForgeError without a lock, Failed for a package
+        that differs from it or cannot be fetched, Refused if one could write outside the prefix.
         """
         records, prefix = self.locked(environment), self.prefix(environment)
         packages = packages or cache_folder()
@@ -138,7 +137,7 @@ class Workspace:
         return len(records)
 
     def _mark(self, environment: str) -> Path:
-        """Written when all is installed: the sha256 of the lock that it was installed from."""
+        """Return the file that holds the lock's sha256 once all of that lock is installed."""
         return self.prefix(environment) / "conda-meta" / "installed-from"
 
     def run(self, environment: str, command: list[str]) -> NoReturn:
@@ -171,7 +170,7 @@ def _gateway(channels: list[str]) -> rattler.Gateway:
 
 
 def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
-    """NotAttempted for a server that does not answer, or not as it should; else Failed."""
+    """Return NotAttempted for a server that does not answer, or not as it should; else Failed."""
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
         return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {_one_line(error)}")
     if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304

@@ -76,7 +76,7 @@ class HostBase:
         return Template(read_text(self.recipe / "requirements.in")).substitute(values)
 
     def names(self) -> frozenset[str]:
-        """The packages that recipes may need of it: what its requirements and its recipe name."""
+        """List the packages that recipes may need of it: what its requirements and recipe name."""
         lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
         names = [canonicalize_name(Requirement(line).name) for line in lines]
         own = packages_in(self.recipe / "recipe.yaml")
@@ -86,7 +86,7 @@ class HostBase:
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A JSON file of an earlier run, if whole and of these very inputs; else nothing."""
+        """Read a JSON file of an earlier run, if whole and of these very inputs; else nothing."""
         try:
             data = json.loads((self.folder / name).read_bytes())
             return data if data.pop("key") == self._seal(data) else {}
@@ -97,12 +97,12 @@ class HostBase:
         write_text(self.folder / name, json.dumps({"key": self._seal(data), **data}, indent=1))
 
     def is_current(self) -> bool:
-        """Whether the base was finished from exactly these inputs, and nothing was lost since."""
+        """Return whether it was finished from exactly these inputs, and nothing was lost since."""
         there = {f.name: f.stat().st_size for f in self.folder.glob("linux-64/*.conda")}
         return self._read("base.json").get("packages") == self._indexed() == there
 
     def _indexed(self) -> dict[str, int]:
-        """The sizes of its packages; nothing where the index is damaged."""
+        """Return the sizes of its packages; nothing where the index is damaged."""
         try:
             return {r.file_name: r.size for r in Channel(self.folder).records()}
         except ForgeError:
@@ -149,7 +149,7 @@ class HostBase:
         self._write("base.json", packages=self._indexed(), wheels=record)
 
     def _resolve(self, say: Say) -> list[tuple[Source, str]]:
-        """Each wheel's file and tag, as pip resolved them when first asked."""
+        """List each wheel's file and tag, as pip resolved them when first asked."""
         files = self._read("resolution.json").get("files")
         if files is None:
             say("host base: pip resolves the wheels")
@@ -176,7 +176,7 @@ class HostBase:
         return json.loads(done.stdout)["install"]
 
     def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
-        """Python and the compilers, by rattler-build like any recipe, tests included."""
+        """Build Python and the compilers, by rattler-build like any recipe, tests included."""
         say(f"host base: CPython {VERSION} and the compilers")
         output = self.output
         shutil.rmtree(output, ignore_errors=True)
@@ -196,7 +196,7 @@ class HostBase:
 
 
 def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
-    """File name and sha256 of one entry of pip's report.
+    """Return the file name and sha256 of one entry of pip's report.
 
     pip before 23.1 states no hash for a file of a local wheel folder: that file is hashed here.
     """

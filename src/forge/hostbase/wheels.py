@@ -66,7 +66,7 @@ class Conversion:
         return f"{self.name}-{self.version}-{self.build}.conda"
 
     def size(self) -> int:
-        """Of the wheel, in bytes."""
+        """Return the size of the wheel, in bytes."""
         return Path(self.file).stat().st_size
 
     def make(self, subdir: Path) -> Path:
@@ -100,7 +100,7 @@ class Wheel:
 
     @classmethod
     def read(cls, file: Path, source: Source, tag: str) -> "Wheel":
-        """The wheel that was fetched from `source`, a file of PyPI."""
+        """Read the wheel that was fetched from `source`, a file of PyPI."""
         try:
             with WheelFile.open(file) as archive:
                 metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
@@ -110,7 +110,7 @@ class Wheel:
         return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
 
     def conversion(self, wheels: dict[str, "Wheel"]) -> Conversion:
-        """Into which conda package it is made; `wheels` has its extras'."""
+        """Describe the conda package to make of it; `wheels` has its extras'."""
         needs = [f"python {PYTHON}.*", *depends(self.metadata, wheels)]
         content = hashlib.sha256(f"{self.sha256} {CODE} {needs}".encode()).hexdigest()[:7]
         build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
@@ -147,7 +147,7 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
 
 
 def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
-    """Requires-Dist as conda match specs: markers evaluated here, extras spelled out.
+    """Turn Requires-Dist into conda match specs: markers evaluated here, extras spelled out.
 
     conda knows no extras, so `name[extra]` becomes `name` plus what that extra asks for.
     """
@@ -169,7 +169,7 @@ def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
 
 
 def match_spec(requirement: Requirement) -> str:
-    """A PEP 508 requirement (without its marker) as a conda match spec."""
+    """Turn a PEP 508 requirement (without its marker) into a conda match spec."""
     name = canonicalize_name(requirement.name)
     parts = sorted(str(part).replace("===", "==") for part in requirement.specifier)
     return " ".join([CONDA_NAMES.get(name, name), ",".join(parts)]).strip()

@@ -100,11 +100,11 @@ class RecipeSet:
             raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
 
     def render(self, path: Path, digest: str, number: int | None = None) -> list[dict[str, Any]]:
-        """The outputs of one recipe.yaml on this base; see forge.recipes.render."""
+        """Render the outputs of one recipe.yaml on this base; see forge.recipes.render."""
         return render(path, self.base, digest, number)
 
     def plan(self, channel: Channel, rebuild: frozenset[str] = frozenset()) -> list[Step]:
-        """What each recipe would yield, and whether and why it has to be built.
+        """Decide what each recipe would yield, and whether and why it has to be built.
 
         A build is current when the channel's highest build number of its family has the content
         hash of now. Otherwise it gets the next number: a new build always wins the solve over the
@@ -148,11 +148,11 @@ class RecipeSet:
             step.reason = _difference(channel.digest_of(newest[0]), step.digest)
 
     def direct_needs(self, name: str) -> set[str]:
-        """The recipes that one recipe builds, runs or is tested with."""
+        """Find the recipes that one recipe builds, runs or is tested with."""
         return {self.owner[n] for n in self.recipes[name].all_needs if n in self.owner}
 
     def missing(self, name: str, lost: Set[str] = frozenset()) -> str:
-        """One line about what a recipe needs and will not get, or "".
+        """Say in one line what a recipe needs and will not get, or "".
 
         That is what neither a recipe nor the base provides (of conda-forge only the solver knows
         what it has), and recipes in `lost`.
@@ -165,14 +165,14 @@ class RecipeSet:
         return f"needs {needs}" if needs else ""
 
     def dependencies(self, names: set[str]) -> set[str]:
-        """`names` and every recipe that they build, run or are tested with, transitively."""
+        """Return `names` and every recipe that they build, run or are tested with, transitively."""
         result = set(names)
         for name in reversed(self.recipes):
             result |= self.direct_needs(name) if name in result else set()
         return result
 
     def dependents(self, names: set[str]) -> set[str]:
-        """`names` and every recipe that builds or runs against one of them, transitively."""
+        """Return `names` and every recipe that builds or runs against one of them, transitively."""
         result = set(names)
         for name, recipe in self.recipes.items():
             if any(self.owner.get(needed) in result for needed in recipe.needs):
@@ -181,12 +181,12 @@ class RecipeSet:
 
 
 def every_source(project: Project) -> RecipeSet:
-    """The recipes with the sources of every Python and place, whatever base builds them."""
+    """Load the recipes with the sources of every Python and place, whatever base builds them."""
     return RecipeSet(project, bases.load(project, "conda-forge", EVERY))
 
 
 def _difference(before: object, now: dict[str, str]) -> str:
-    """Why the digest changed, in words; `before` is what a note says, which may be damaged."""
+    """Say why the digest changed; `before` is what a note says, which may be damaged."""
     if not isinstance(before, dict):
         return "changed since the build in the channel"
     if before.get("content") != now["content"]:

@@ -79,7 +79,7 @@ class Recipe:
         self.content = hashlib.sha256(digests.encode()).hexdigest()[:16]
 
     def local_files(self) -> list[Path]:
-        """The patches and local sources that it names."""
+        """List the patches and local sources that it names."""
         named = [source["path"] for source in self.sources if "path" in source]
         try:
             patches = [file for source in self.sources for file in patches_of(self, source)]
@@ -89,21 +89,21 @@ class Recipe:
 
 
 def packages_in(path: Path) -> set[str]:
-    """The packages that a recipe.yaml names, whatever is skipped."""
+    """List the packages that a recipe.yaml names, whatever is skipped."""
     data = yaml.safe_load(read_text(path))
     return {part["package"]["name"] for part in data.get("outputs", [data]) if "package" in part}
 
 
 def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
-    """The patches of one rendered source mapping: those it names, or those in the folder it is."""
+    """List the patches of a rendered source mapping: those it names, or those in its folder."""
     names = source.get("patches", [])
     found = (recipe.path.parent / source.get("path", "none")).glob("*.patch")
     return [(recipe.path.parent / name).resolve() for name in names or sorted(found)]
 
 
 def patched(recipe: Recipe, source: dict[str, Any]) -> dict[str, Any]:
-    """The source that its patches change. A folder of patches is for the recipe's wheel, which
-    rattler-build does not unpack: the build script applies them to what it installed."""
+    """Find the source that `source`'s patches change: for a folder of patches, the recipe's wheel.
+    rattler-build does not unpack a wheel: the build script applies them to what it installed."""
     if source.get("patches") or not patches_of(recipe, source):
         return source
     return next(data for data in recipe.sources if str(data.get("url")).endswith(".whl"))
@@ -131,19 +131,19 @@ def prepare(
 
 
 def _match_spec(requirement: Any) -> str:
-    """A rendered requirement as a match spec: a pin mapping becomes the name that it pins."""
+    """Turn a rendered requirement into a match spec: a pin mapping into the name that it pins."""
     if isinstance(requirement, dict):
         requirement = next(iter(requirement.values()))
     return str(requirement["name"] if isinstance(requirement, dict) else requirement)
 
 
 def package_name(spec: str) -> str:
-    """The package name of a match spec."""
+    """Return the package name of a match spec."""
     return re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0].rsplit("::", 1)[-1]
 
 
 def purls_of(recipe: Recipe) -> list[PackageURL]:
-    """The package URLs in a recipe's extra section. Raises ForgeError for an invalid one."""
+    """Parse the package URLs in a recipe's extra section. Raises ForgeError for an invalid one."""
     try:
         return [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
     except (ValueError, TypeError, AttributeError) as error:
@@ -151,12 +151,12 @@ def purls_of(recipe: Recipe) -> list[PackageURL]:
 
 
 def sources_of(recipe: Recipe) -> list[Source]:
-    """The files that a recipe needs. Raises ForgeError for one without sha256 or package URL."""
+    """List a recipe's sources to fetch. Raises ForgeError for one without sha256 or package URL."""
     return [source_of(recipe, data) for data in recipe.sources if "path" not in data]
 
 
 def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
-    """One rendered source mapping as a source to fetch. Raises ForgeError like sources_of."""
+    """Turn a rendered source mapping into a source to fetch. Raises ForgeError like sources_of."""
     if "git" in data:
         if not re.fullmatch("[0-9a-f]{40}", str(data.get("rev", ""))):
             raise ForgeError(f"{recipe.path}: a git source needs rev, a full commit: {data!s:.200}")

@@ -22,13 +22,13 @@ from forge.errors import ForgeError
 
 
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
-    """rattler-build's function without its warning."""
+    """Call rattler-build's function without its warning."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         cli_api.build_recipes(recipes, **arguments)
 
 
 def render(path: Path, base: Base, digest: str, number: int | None = None) -> list[dict[str, Any]]:
-    """The outputs of one recipe.yaml in every variant, as rattler-build would build them.
+    """Render the outputs of one recipe.yaml in every variant, as rattler-build would build them.
 
     Returns mappings with `recipe` (rendered) and `build_configuration`. `number` overrides the
     recipe's build number, which an exact pin between outputs hashes too. Raises ForgeError.

@@ -75,7 +75,7 @@ class SourceCache:
         return Downloader()
 
     def path(self, source: Source) -> Path:
-        """Where a source is or would be."""
+        """Return where a source is or would be."""
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
@@ -101,7 +101,7 @@ class SourceCache:
             return partial.replace(path)
 
     def _another(self, source: Source, file: Path, found: str) -> str:
-        """Why a file is not the recipe's, and whether its sha256 may be written there.
+        """Say why a file is not the recipe's, and whether its sha256 may be written there.
 
         One that may is kept under that sha256; any other is deleted.
         """
@@ -156,7 +156,7 @@ class SourceCache:
         raise ForgeError(f"{file} {what} no recipe names{hint}")
 
     def state(self, source: Source) -> str:
-        """`absent`, `partial`, `whole`, or `changed` if its bytes are no longer the recipe's."""
+        """Say `absent`, `partial`, `whole`, or `changed`: its bytes are no longer the recipe's."""
         path = self.path(source)
         if path.exists():
             if source.commit:
@@ -199,7 +199,7 @@ def _partial(path: Path) -> Path:
 
 
 def cache_key(url: str, digest: str) -> str:
-    """rattler-build's name for a source: SipHash-1-3 of url and digest, each ended by 0xff."""
+    """Make rattler-build's name for a source: SipHash-1-3 of url and digest, each ended by 0xff."""
     parts = b"".join(text.encode() + b"\xff" for text in (url, digest))
     # its own intdigest() is signed
     return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"

@@ -64,7 +64,7 @@ class Client(CLIENT):
         self.slow: set[str] = set()
 
     def send(self, request: Any, *, stream: bool = False, **settings: Any) -> Any:
-        """The answer, with its body unless `stream`. Raises ReadTimeout with the host's name."""
+        """Get the answer, with its body unless `stream`. Raises ReadTimeout that names the host."""
         host = request.url.netloc.decode().rpartition("@")[2]
         try:
             if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits
@@ -81,7 +81,7 @@ class Client(CLIENT):
 
 @functools.cache
 def pip_settings() -> dict[str, str]:
-    """`pip install`'s options, from its configuration files and PIP_* variables."""
+    """Read `pip install`'s options from its configuration files and PIP_* variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -125,7 +125,7 @@ class Downloader:
         self._indexes = list(self._finder.sources)
 
     def files_of(self, project: str) -> list[Package]:
-        """Every file of a project, yanked or not. Raises NotAttempted with each index's reason."""
+        """List a project's files, yanked or not. Raises NotAttempted with each index's reason."""
         found: list[Package] = []
         reasons: list[str] = []
 
@@ -146,7 +146,7 @@ class Downloader:
         return found
 
     def locate(self, url: str, purl: PackageURL | None) -> Link:
-        """The link to a file: its URL or, with a package URL, pip's. Raises NotAttempted."""
+        """Find the link to a file: its URL or, with a package URL, pip's. Raises NotAttempted."""
         if not purl:
             return Link(url)
         for file in self.files_of(purl.name):

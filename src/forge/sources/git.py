@@ -39,13 +39,13 @@ def fetch(url: str, commit: str, repository: Path) -> None:
 
 
 def tags(url: str) -> list[str]:
-    """The names of a repository's tags. Raises NotAttempted with git's reason."""
+    """List the names of a repository's tags. Raises NotAttempted with git's reason."""
     lines = _git(Path(), "ls-remote", "--tags", "--refs", url).splitlines()
     return [line.partition("\trefs/tags/")[2] for line in lines]
 
 
 def holds(repository: Path, commit: str, intact: bool = False) -> bool:
-    """Whether a repository, bare or not, has a commit; `intact`: and all objects their content."""
+    """Return whether a repository, bare or not, has a commit and, if `intact`, whole objects."""
     try:
         _git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
         if intact:
@@ -56,5 +56,5 @@ def holds(repository: Path, commit: str, intact: bool = False) -> bool:
 
 
 def check_out(repository: Path, target: Path) -> None:
-    """The files of the commit in `target`, with a repository that rattler-build can query."""
+    """Check the commit out into `target`, with a repository that rattler-build can query."""
     _git(repository, "clone", "-q", "--branch", "source", ".", str(target.absolute()))

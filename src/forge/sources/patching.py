@@ -22,7 +22,7 @@ LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000"
 
 
 def touched(text: str) -> set[str]:
-    """The paths that a patch reads or writes, without the first part (`a/`, `b/`), as written."""
+    """List the paths a patch reads or writes, without the first part (`a/`, `b/`), as written."""
     headers = re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M)
     moves = re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M)
     sides = {side for pair in headers for side in pair} - {"/dev/null"}
@@ -30,7 +30,7 @@ def touched(text: str) -> set[str]:
 
 
 def fault(text: str) -> str:
-    """Why no source may get this patch, in words, or nothing.
+    """Say why no source may get this patch, or nothing.
 
     Every line counts that any patcher could take for a header, also inside of hunks.
     """

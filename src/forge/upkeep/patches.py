@@ -33,12 +33,12 @@ class Applied:
 
 
 def all_patches(project: Project) -> list[Path]:
-    """Every patch file of the repository."""
+    """List every patch file of the repository."""
     return sorted((project.root / "patches").glob("*/*.patch"))
 
 
 def lint_file(path: Path, text: str) -> list[str]:
-    """What is wrong with one patch: its name, its git head, its trailers."""
+    """List what is wrong with one patch: its name, its git head, its trailers."""
     head, _, diff = text.partition("\n---\n")
     found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", head, re.M))
     body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
@@ -56,7 +56,7 @@ def lint_file(path: Path, text: str) -> list[str]:
 
 
 def lint(recipes: RecipeSet) -> list[str]:
-    """Findings about every patch file: its head, number and version, and that its recipe names it.
+    """Check every patch file: its head, number and version, and that its recipe names it.
 
     Another recipe may name it too: a package of compiled kernels reads the same source.
     """

@@ -40,7 +40,7 @@ class Row:
 
 
 def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
-    """The newest release of each recipe's upstream, neither yanked nor a pre-release."""
+    """Yield the newest release of each recipe's upstream, neither yanked nor a pre-release."""
     downloader = Downloader()
     for recipe in recipes:
         state, note = "", listed_at(recipe) or "no upstream of its own"
@@ -58,7 +58,7 @@ def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
 
 
 def listed_at(recipe: Recipe) -> str:
-    """Where the releases of a recipe's upstream are listed; empty if it has none of its own."""
+    """Say where a recipe's upstream lists its releases; empty if it has none of its own."""
     for purl in purls_of(recipe):
         if purl.type == "github":
             return f"https://github.com/{purl.namespace}/{purl.name}"
@@ -68,7 +68,7 @@ def listed_at(recipe: Recipe) -> str:
 
 
 def releases(downloader: Downloader, recipe: Recipe) -> dict[Version, str]:
-    """Every release of a recipe's upstream, and why it was yanked. Raises NotAttempted."""
+    """List every release of a recipe's upstream, and why it was yanked. Raises NotAttempted."""
     found: dict[Version, str] = {}
     for text, why in _listed(downloader, recipe):
         with contextlib.suppress(InvalidVersion):
@@ -79,7 +79,7 @@ def releases(downloader: Downloader, recipe: Recipe) -> dict[Version, str]:
 
 
 def _listed(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """The version of each file or tag, and why the file was yanked."""
+    """Yield the version of each file or tag, and why the file was yanked."""
     place = listed_at(recipe)
     if place == "PyPI":
         for file in downloader.files_of(purls_of(recipe)[0].name):
@@ -93,7 +93,7 @@ def _listed(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, str]]
 
 
 def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
-    """The versions that `tags` stand for, given that `example` stands for `version`.
+    """List the versions that `tags` stand for, given that `example` stands for `version`.
 
     A tag may leave out zeros at the end: AOTriton's 0.12b is 0.12.0, TheRock's therock-10.0 10.0.0.
     """
@@ -106,8 +106,8 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
 
 
 def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
-    """What the newest releases are built with, where a recipe says that upstream states it, and
-    the patches that are there until a newer release has them."""
+    """Yield what the newest releases are built with, where a recipe says that upstream states it.
+    Also yields the patches that are there until a newer release has them."""
     for row in rows:
         recipe = row.recipe
         if row.newest and recipe.extra.get("built_with"):
@@ -125,8 +125,8 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
 
 
 def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -> Path:
-    """The files of a release that say what it is built with: those of the first source, whose URL
-    is the recipe's with another version. Nothing is built from them, so no hash is asked for."""
+    """Download the files of a release that say what it is built with, and return their folder.
+    Their URL is the first source's with that version. No build uses them: no hash is asked for."""
     source, downloader = sources_of(recipe)[0], Downloader()
     link = downloader.locate(source.url.replace(recipe.version, release), source.purl)
     downloader.download(link, folder / "archive", progress)
@@ -135,7 +135,7 @@ def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -
 
 
 def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> Iterator[str]:
-    """What upstream builds a release with, and what we have in its place.
+    """Yield what upstream builds a release with, and what we have in its place.
 
     `extra.built_with` names a file of the first source, and our package for each ARG in it.
     """
@@ -150,7 +150,7 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
 
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
-    """What recipes and stacks require of our packages, where our versions do not satisfy it."""
+    """Yield what recipes and stacks require of our packages that our versions do not satisfy."""
     versions = {out: r.version for r in recipes.recipes.values() for out in r.output_names}
     said = {f"recipes/{n}": {*chain(*r.requirements.values())} for n, r in recipes.recipes.items()}
     for path in recipes.project.root.glob("stacks/*/pixi.toml"):

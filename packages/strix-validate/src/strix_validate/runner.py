@@ -128,13 +128,13 @@ def run(
 
 
 def _possible(tier: ModuleType, checks: list[Check], options: RunOptions) -> list[Check]:
-    """Those of the tier's checks that exist for this size and kind of device."""
+    """Select the tier's checks that exist for this size and kind of device."""
     applies = getattr(tier, "applies", lambda check, options: True)
     return [check for check in checks if applies(check, options)]
 
 
 def _complete(chosen: list[Check], results):
-    """The results, plus a failure for each check that a tier left out: not run is not passed."""
+    """Yield the results, plus a failure for each check the tier left out: not run is not passed."""
     missing = dict.fromkeys(chosen)
     for result in results:
         missing.pop(result.check, None)

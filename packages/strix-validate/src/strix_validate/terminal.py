@@ -118,7 +118,7 @@ def run_and_exit(
 
 
 def _progress(console: Console) -> Progress:
-    """How many checks are done; nothing where nobody looks."""
+    """Make a bar that shows how many checks are done, and nothing where nobody looks."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True,
@@ -127,7 +127,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
-    """Shows how far the run is, and writes the record as it grows, every few seconds at most."""
+    """Return what shows progress and writes the growing record, every few seconds at most."""
     task, written = bar.add_task("checks", total=None), monotonic()
 
     def keep(found: Record) -> None:

@@ -20,7 +20,7 @@ class Timing:
 
 
 def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
-    """Time of one call, over as many calls as the budget allows, at least 5, after a warm-up.
+    """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
 
     A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
     come from memory and the launch is hidden.

@@ -185,7 +185,7 @@ def lse(route: Watched, options: RunOptions) -> Result:
 
 
 def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The logarithms of a causal call."""
+    """Return the logarithms of a causal call."""
     if q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1]
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[1]

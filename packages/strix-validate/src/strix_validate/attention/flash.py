@@ -267,13 +267,13 @@ def packed(
 
 
 def _packed(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """The tensors, those of the letters in pack as one."""
+    """Return the tensors, with those of the letters in pack stacked into one."""
     alone = {name: x for name, x in tensors.items() if name not in pack}
     return alone | ({pack: torch.stack([tensors[name] for name in pack], axis)} if pack else {})
 
 
 def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """What was found, with the gradient of the tensor that holds those of the letters in pack."""
+    """Return what was found, with the gradients of the letters in pack stacked into one."""
     alone = {name: x for name, x in found.items() if name not in [f"d{n}" for n in pack]}
     if pack:
         alone[f"d{pack}"] = torch.stack([found[f"d{name}"] for name in pack], axis)
@@ -281,7 +281,7 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """x (tokens, heads, head_dim), whose first lanes are turned by angles (tokens, lanes / 2).
+    """Turn the first lanes of x (tokens, heads, head_dim) by angles (tokens, lanes / 2).
 
     interleaved: pairs are neighbours, otherwise halves.
     """
@@ -371,7 +371,7 @@ def kv_cache(
 
 
 def _attend(q, k, v, grad_out, *, dtype, **options) -> dict[str, Tensor]:
-    """reference.attention for tensors in flash-attn's layout."""
+    """Run reference.attention on tensors in flash-attn's layout."""
     swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
     found = reference.attention(*swapped, dtype=dtype, **options)
     found.pop("dmask", None)

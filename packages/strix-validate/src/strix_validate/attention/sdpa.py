@@ -75,7 +75,7 @@ def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def _sums_show(shape: SdpaShape, dtype: torch.dtype) -> bool:
-    """Whether sums kept in 16 bits exceed a bound: with some inputs also those over a group."""
+    """Return whether sums in 16 bits exceed a bound: with some inputs also those over a group."""
     return shape.sink == "query" or (dtype in HALVES and shape.heads > shape.kv_heads)
 
 

@@ -60,7 +60,7 @@ class Problem:
         self.expected = cache(self._expect)
 
     def _laid_out(self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
-        """In the shape's layout, on the device: a copy to it would change some."""
+        """Lay out the tensors as the shape says, on the device: a copy to it would change some."""
         if self.shape.layout == "expanded":
             k, v = (x.expand(-1, self.shape.kv_heads, -1, -1) for x in (k, v))
         if self.shape.layout == "packed":
@@ -97,7 +97,7 @@ class Problem:
 
 
 def _attn_mask(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
-    """The shape's mask; of two dimensions where all sequences and heads share it."""
+    """Build the shape's mask, of two dimensions where all sequences and heads share it."""
     scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
     if shape.attn_mask == "bool":
         return (scores > 0).index_fill(1, torch.tensor(0), True)  # every query sees key 0

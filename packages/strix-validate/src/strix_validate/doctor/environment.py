@@ -48,7 +48,7 @@ def environment(tree: Tree) -> Result:
 
 
 def _activation(tree: Tree) -> Result:
-    """Whether what hangs or fails without them has the values that activation sets."""
+    """Warn if variables without which programs hang or fail lack values that activation sets."""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
         return fine()
     seen = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}

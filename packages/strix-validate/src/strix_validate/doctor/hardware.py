@@ -26,14 +26,14 @@ _LARGE_CARVE_OUT = 8 * GIB
 
 
 def _hiding(tree: Tree) -> list[str]:
-    """Variables that name the GPUs to show, in the order in which the libraries apply them: HIP
-    counts those that ROCr left, and reads CUDA's variable where its own is not set."""
+    """List the variables that name the GPUs to show, in the order in which libraries apply them.
+    HIP counts those that ROCr left, and reads CUDA's variable where its own is not set."""
     hip = "HIP" if tree.environ.get("HIP_VISIBLE_DEVICES") else "CUDA"
     return ["ROCR_VISIBLE_DEVICES", f"{hip}_VISIBLE_DEVICES"]
 
 
 def _chosen(gpus: list[int], listed: str) -> list[int]:
-    """Those of the GPUs that a variable shows; all if it is empty, or names one by its UUID."""
+    """Select the GPUs that a variable shows; all if it is empty, or names one by its UUID."""
     if not listed or "GPU-" in listed:
         return gpus
     found = []

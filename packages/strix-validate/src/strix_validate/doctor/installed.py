@@ -44,7 +44,7 @@ def installed(prefix: Path) -> list[Installed]:
 
 
 def _read(file: Path) -> str:
-    """The text without blanks around it; empty for a file that cannot be read."""
+    """Read a file's text, without blanks around it; return "" if it cannot be read."""
     try:
         return file.read_bytes().decode(errors="replace").strip("\0\n ")
     except OSError:

@@ -155,7 +155,7 @@ class Tree:
         return any(map(self._is_strix_halo, self.glob("sys/bus/pci/devices/*")))
 
     def _is_strix_halo(self, folder: Path) -> bool:
-        """Whether the sysfs folder of a PCI device has the GPU's id."""
+        """Return whether the sysfs folder of a PCI device has the GPU's id."""
         return (self.read_at(folder / "vendor"), self.read_at(folder / "device")) == _PCI_ID
 
     @cached_property

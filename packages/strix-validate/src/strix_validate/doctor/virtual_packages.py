@@ -31,7 +31,7 @@ def detected(tree: Tree) -> dict[str, str]:
 
 
 def _overrides(tree: Tree) -> dict[str, str]:
-    """Name to what the environment says instead of the machine."""
+    """Return by name what the environment says instead of the machine."""
     return {name: tree.environ[v] for name, v in VARIABLES.items() if v in tree.environ}
 
 
@@ -41,13 +41,13 @@ def refused(tree: Tree) -> dict[str, str]:
 
 
 def _version(node: Node) -> str:
-    """A GPU's architecture as `__amdgpu_arch` has it: 11.5.1 for gfx1151."""
+    """Return a GPU's architecture as `__amdgpu_arch` has it: 11.5.1 for gfx1151."""
     parts = node.version // 10000 % 100, node.version // 100 % 100, node.version % 100
     return ".".join(map(str, parts))
 
 
 def _has_driver(tree: Tree) -> bool:
-    """Whether a display adapter of AMD has the kernel's driver: a GPU that KFD does not list."""
+    """Return whether an AMD display adapter has the driver amdgpu: a GPU that KFD does not list."""
     return any(
         tree.read_at(folder / "vendor") == AMD and tree.link(folder / "driver") == "amdgpu"
         for folder in tree.glob("sys/class/drm/card*/device")

@@ -130,8 +130,8 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 @contextlib.contextmanager
 def _preferred(library: str, device: str) -> Iterator[None]:
-    """Makes torch take the library. Fails afterwards if it took the other one: on a chip that it
-    does not list, torch replaces hipBLASLt with a mere warning."""
+    """Make torch take the library, and fail afterwards if it took the other one.
+    On a chip that torch does not list, it replaces hipBLASLt with a mere warning."""
     if device != "cuda":
         yield
         return

@@ -120,7 +120,7 @@ def _synchronize(options: RunOptions) -> None:
 
 @contextlib.contextmanager
 def shared(kind: str, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return size words of 32 bits as the CPU's tensor and as the device's: the same memory."""
+    """Yield size words of 32 bits as the CPU's tensor and as the device's: the same memory."""
     if device != "cuda":
         host = torch.empty(size, dtype=torch.int32)
         yield host, host
@@ -157,7 +157,7 @@ class _Words:
 
 
 def _runtime() -> tuple[ctypes.CDLL, str]:
-    """The runtime that torch has loaded, and the prefix of its functions."""
+    """Find the runtime that torch has loaded; return it, and the prefix of its functions."""
     torch.cuda.init()
     for line in Path("/proc/self/maps").read_text().splitlines():
         found = re.search(r"/\S*/lib(amdhip64|cudart)\S*\.so\S*$", line)

@@ -82,7 +82,7 @@ class _Mocks(types.ModuleType):
 
 
 def _operators(source: Path) -> list[torch.library.Library]:
-    """Names of the operators that the sources declare: layers look them up, none is called."""
+    """Define operators of the names that sources declare: layers look them up, none is called."""
     texts = [file.read_text(errors="replace") for file in (source / "csrc").rglob("*.cpp")]
     names = sorted({name for text in texts for name in re.findall(r'def\(\s*"(\w+)', text)})
     libraries = [torch.library.Library(name, "FRAGMENT") for name in _OPERATORS]
@@ -125,7 +125,7 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
 
 
 def _start(folder: Path) -> None:
-    """One worker, whose groups have itself alone."""
+    """Make this process a worker, alone in its groups."""
     config = importlib.import_module("vllm.config")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()
@@ -136,7 +136,7 @@ def _start(folder: Path) -> None:
 
 
 def _choose(config: dict, folder: Path) -> dict:
-    """What vLLM chooses for one model."""
+    """Return what vLLM chooses for one model."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text("{}")

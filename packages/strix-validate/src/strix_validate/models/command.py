@@ -36,7 +36,7 @@ class ModelAnswer:
 
 
 def _find(model: str) -> Path:
-    """The config.json or model_index.json of a folder, or of a model in Hugging Face's cache.
+    """Find the config.json or model_index.json of a folder, or of a model in Hugging Face's cache.
 
     Raises:
         NoModel: there is none; the message says how to get it. Nothing is downloaded.
@@ -66,7 +66,7 @@ def _find(model: str) -> Path:
 
 
 def _read(file: Path) -> dict:
-    """A config.json.
+    """Read a config.json.
 
     Raises:
         NoModel: it is none.
@@ -142,7 +142,7 @@ def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
 
 
 def _as_dict(found: ModelAnswer) -> Mapping:
-    """What --json prints."""
+    """Return what --json prints."""
     proven = [{"part": r.part, "of": r.of, "chosen": r.chosen, "proven": r.proven}
               for r in found.rows]  # fmt: skip
     return vars(found) | {"rows": proven}

@@ -54,7 +54,7 @@ def _weights(folder: Path) -> int:
 
 
 def _elements(file: Path) -> int:
-    """How many numbers a file of safetensors holds, by its header.
+    """Count the numbers that a file of safetensors holds, by its header.
 
     Raises:
         NoModel: it has none.

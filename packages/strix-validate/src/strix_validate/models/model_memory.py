@@ -74,7 +74,7 @@ def _is_encoder(text: Mapping) -> bool:
 
 
 def _linear_layers(text: Mapping) -> int:
-    """Of a model's layers, those with linear attention."""
+    """Count a model's layers of linear attention."""
     if not text.get("linear_num_value_heads"):
         return 0
     if kinds := text.get("layer_types"):

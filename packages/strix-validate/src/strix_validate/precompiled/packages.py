@@ -92,7 +92,7 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
 
 
 def _without_paths(metadata: bytes) -> bytes:
-    """A kernel's metadata, where the device libraries are named and not placed."""
+    """Return a kernel's metadata, with file names in place of the device libraries' paths."""
     found = json.loads(metadata)
     found["extern_libs"] = [[name, Path(path).name] for name, path in found["extern_libs"]]
     return json.dumps(found).encode()

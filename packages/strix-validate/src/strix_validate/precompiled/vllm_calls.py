@@ -182,7 +182,7 @@ def attention_calls(
 
 
 def _other_calls(source: Path) -> Iterator[DeferredCall]:
-    """Rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
+    """Yield rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
     for dtype in (FP16, BF16):
         plans = [
             *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in _BATCHES),

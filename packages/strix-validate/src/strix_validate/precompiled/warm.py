@@ -40,7 +40,7 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
     """Return the kinds of attention layers of a model in transformers' config.json, and its dtype.
 
     Raises:
-        NoModel: a number is missing or none.
+        NoAttention: a number is missing or none.
     """
     try:
         text = config.get("text_config", config)
@@ -75,7 +75,7 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
 
 
 def _global(text: dict, layer: Attention) -> Attention:
-    """The layers without a window, which in gemma4 have wider heads, and fewer of them.
+    """Return the layers without a window, which in gemma4 have wider heads, and fewer of them.
 
     Their blocks take as many bytes as those of the other layers.
     """
@@ -87,10 +87,10 @@ def _global(text: dict, layer: Attention) -> Attention:
 
 
 def _block(text: dict, kv_heads: int, size: int) -> int:
-    """Tokens of a block of the cache, in 16 bits.
+    """Count the tokens of a block of the cache, in 16 bits.
 
     Beside layers of linear attention it takes at least the bytes of their state: of the
-    convolution in 16 bits, and in float32 of each value head. Follows _align_hybrid_block_size of
+    convolution in 16 bits, and in float32 of each value head. Follow _align_hybrid_block_size of
     vllm/platforms/interface.py.
     """
     if not (linear := _linear(text)):
@@ -101,7 +101,7 @@ def _block(text: dict, kv_heads: int, size: int) -> int:
 
 
 def _linear(text: dict) -> Linear | None:
-    """A model's layers of linear attention, whose keys are as wide as its values."""
+    """Return a model's layers of linear attention, whose keys are as wide as its values."""
     if not (values := int(text.get("linear_num_value_heads") or 0)):
         return None
     sizes = {int(text[f"linear_{name}_head_dim"]) for name in ("key", "value")}
@@ -117,7 +117,7 @@ def others_of(config: dict) -> tuple[list[Linear], list[int]]:
     """Return a model's linear attention and the size of its vocabulary, as far as they are stated.
 
     Raises:
-        NoModel: a number is missing or none.
+        NoAttention: a number is missing or none.
     """
     try:
         text = config.get("text_config", config)
@@ -136,7 +136,7 @@ def experts_of(config: dict) -> list[Experts]:
     of their own.
 
     Raises:
-        NoModel: a number is missing or none.
+        NoAttention: a number is missing or none.
     """
     text = config.get("text_config", config)
     quantized = config.get("quantization_config") or {}
@@ -192,7 +192,7 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
     A library that is not installed is left out.
 
     Raises:
-        CannotRun: neither library is there. NoModel: see read_model.
+        CannotRun: neither library is there. NoAttention: see read_model.
     """
     found: dict[str, list[Call]] = {}
     model = read_model(file) if file else None

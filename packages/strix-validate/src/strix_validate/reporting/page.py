@@ -51,13 +51,13 @@ def render(records: list[Record], names: list[str]) -> str:
 
 
 def _versions(records: list[Record]) -> dict[str, list[str | None]]:
-    """Of each library by name: the version in each record."""
+    """Return for each library, by name, its version in each record."""
     names = dict.fromkeys(name for record in records for name in record.versions)
     return {name: [record.versions.get(name) for record in records] for name in names}
 
 
 def _packages(records: list[Record], names: list[str]) -> list[tuple[Package, list[str]]]:
-    """Each conda package once, with the names of the records that have it."""
+    """Return each conda package once, with the names of the records that have it."""
     found: dict[tuple, tuple[Package, list[str]]] = {}
     for record, name in zip(records, names, strict=True):
         for package in record.packages:
@@ -67,8 +67,8 @@ def _packages(records: list[Record], names: list[str]) -> list[tuple[Package, li
 
 
 def _compare(records: list[Record]) -> list[dict]:
-    """For several records, of the checks that all have: those whose state differs, and the rates of
-    the benchmarks."""
+    """Return the checks that all of several records have, if states differ or a rate was measured.
+    A single record has none."""
     if len(records) < 2:
         return []
     by_id = [{check.id: check for check in record.checks} for record in records]

@@ -89,7 +89,7 @@ def write(record: Record, folder: Path) -> list[Path]:
 
 
 def _loads(loads: list[dict]) -> Figure:
-    """Of a server: tokens a second and time to the first one, by requests at a time."""
+    """Draw a server's tokens a second and time to the first one, by requests at a time."""
     figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
     requests = [str(load["requests"]) for load in loads]
     for place, (name, words) in enumerate(

@@ -44,7 +44,7 @@ def show(record: Record, console: Console) -> None:
 
 
 def _verdict(check: CheckRecord) -> State | Severity:
-    """The state; of a check that passed with a finding, the finding's severity."""
+    """Return a check's state; if it passed with a finding, the finding's severity."""
     return check.severity if check.state is State.PASSED and check.severity else check.state
 
 
@@ -54,7 +54,7 @@ def _coloured(verdict: State | Severity, number: int | None = None) -> str:
 
 
 def _speed_table(checks: list[CheckRecord]) -> Table:
-    """Milliseconds as median, with the 10th and 90th percentile; decoding has no backward pass."""
+    """Tabulate milliseconds: median, 10th and 90th percentile; decoding has no backward pass."""
     head = ["forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB"]
     decodes = any("cache_gbps" in check.measured for check in checks)
     table = Table("benchmark", *head, *["GB/s"] * decodes, box=None)
@@ -119,7 +119,7 @@ def _is_pair(value: object) -> bool:
 
 
 def _worded(name: str, value: int | float | str) -> str:
-    """A value after its name, and with its unit: "forward 1.2 ms" for "forward_ms"."""
+    """Put a value after its name, and add its unit: "forward 1.2 ms" for "forward_ms"."""
     number = f"{value:.4g}" if isinstance(value, float) else str(value)
     if isinstance(value, float) and name.endswith("_of_peak"):
         number = f"{value:.1%}"

@@ -143,7 +143,7 @@ class Endpoint:
 
 
 def _authorization() -> dict[str, str]:
-    """Of a server that wants a key: $OPENAI_API_KEY, as OpenAI's clients take it."""
+    """Return the header that gives a server its key, $OPENAI_API_KEY, as OpenAI's clients do."""
     key = os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -170,7 +170,7 @@ def largest_difference(first: Sequence[float], second: Sequence[float]) -> float
 def judge_greedy(server: Endpoint, found: Generation, bound: float = _BOUND) -> dict:
     """Require that what was generated is what the server's own prefill finds likeliest.
 
-    Raises CheckFailed otherwise. Near ties may fall either way.
+    Raise CheckFailed otherwise. Near ties may fall either way.
     """
     scored, best = server.score(found.prompt, found.tokens)
     short = max((b - s for s, b in zip(scored, best, strict=True)), default=0.0)
@@ -184,7 +184,7 @@ def judge_greedy(server: Endpoint, found: Generation, bound: float = _BOUND) -> 
 
 
 def _counts(usage: dict) -> dict:
-    """The three counts; vLLM adds `prompt_tokens_details`, though not to each kind of answer."""
+    """Pick the three counts; vLLM adds `prompt_tokens_details`, but not to each kind of answer."""
     return {name: usage.get(name) for name in _COUNTS}
 
 

@@ -51,7 +51,7 @@ def make(folder: str) -> dict:
 
 
 def _make_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer whose token 7 is the word w7."""
+    """Write a tokenizer whose token 7 is the word w7."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -63,8 +63,8 @@ def _make_tokenizer(folder: Path) -> None:
 
 
 def _score(folder: str, tokens: list[int]) -> dict:
-    """The log probability of each of these tokens after the prompt and the ones before it, and that
-    of the likeliest one, from transformers in float32 on the CPU."""
+    """Score these tokens after the prompt, by transformers in float32 on the CPU.
+    Return the log probability of each after the ones before it, and that of the likeliest one."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -77,8 +77,8 @@ def _score(folder: str, tokens: list[int]) -> dict:
 
 
 def _generate(folder: str, dtype: str = "float16") -> dict:
-    """Greedy tokens of the same prompt, several times in one batch, and the log probability of the
-    first one, from vLLM in this process."""
+    """Generate greedy tokens for one prompt, several times in a batch, by vLLM in this process.
+    Return them, and the log probability of the first one."""
     # the engine in this process ends with it
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams

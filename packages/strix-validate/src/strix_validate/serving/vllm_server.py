@@ -34,7 +34,7 @@ _GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_
 
 
 def _once(make: Callable) -> property:
-    """A property computed on first use. Failures are kept as well: one may have taken minutes."""
+    """Make a property computed on first use. Failures are kept too: one may have taken minutes."""
 
     def get(self):
         if make.__name__ not in self.made:
@@ -94,7 +94,7 @@ class ServerSession:
 
     @_once
     def offline(self) -> dict:
-        """See tiny_llama.generate."""
+        """See tiny_llama._generate."""
         self.make_model()
         return in_child("generate", self.folder / "model")
 
@@ -105,7 +105,7 @@ class ServerSession:
         return in_child("make", folder, name)["logprobs"], in_child("generate", folder, name)
 
     def score(self, tokens: list[int]) -> dict:
-        """See tiny_llama.score: these tokens after the prompt, by transformers in float32."""
+        """See tiny_llama._score: these tokens after the prompt, by transformers in float32."""
         return in_child("score", self.folder / "model", json.dumps(tokens))
 
     @_once

@@ -92,8 +92,8 @@ def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
-    """Route, size and mask of what is measured: decoding has no mask, and vLLM only a causal one,
-    which for one query is none."""
+    """Yield route, size and mask of what is measured.
+    Decoding has no mask, and vLLM only a causal one, which for one query is none."""
     for size, work in SIZES.items():
         for mask, route in product(MASKS, _ROUTES):
             if mask == ("causal" if work.queries else "full" if route == "vllm" else ""):
@@ -199,7 +199,7 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
 def _time(
     route: str, work: Work, causal: bool, device: str, found: dict
 ) -> tuple[Timing, Timing | None]:
-    """Forward, and backward unless it decodes, of torch or flash-attn; the memory goes to found."""
+    """Time forward, and backward unless it decodes, of torch or flash-attn; put memory in found."""
     generator = torch.Generator(device).manual_seed(0)
     tensors = [
         torch.randn(shape, generator=generator, device=device, dtype=torch.float16)
@@ -240,7 +240,7 @@ def _time(
 
 
 def _function(route: str) -> Callable:
-    """Attention with torch's arguments; for flash-attn, tensors have its layout."""
+    """Return attention with torch's arguments; for flash-attn, tensors have its layout."""
     if route != "flash-attn":
         return sdpa.ROUTES[route]
     try:

@@ -51,7 +51,7 @@ def _child(
     environment: Mapping[str, str],
     limit: float,
 ) -> tuple[list[Result], str]:
-    """The results that a child process got to, and how it ended."""
+    """Run checks in a child process; return the results that it got to, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered, log = (Path(folder, name) for name in ("asked", "answered", "log"))
         asked.write_bytes(pickle.dumps((module, wanted, options)))

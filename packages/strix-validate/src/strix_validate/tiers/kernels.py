@@ -97,7 +97,7 @@ def judge_products(
 
 
 def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
-    """The facts of each kernel, and what is wrong with them or with the call."""
+    """Return the facts of each kernel, and what is wrong with them or with the call."""
     if answer.error:
         return {}, [": ".join(answer.error)]
     facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
@@ -105,7 +105,7 @@ def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]
 
 
 def _judge(check: Check, answer: triton_modes.CallAnswer, least: int) -> Result:
-    """least: how many of the kernels must multiply matrices."""
+    """See :func:`judge`; least: how many of the kernels must multiply matrices."""
     facts, faults = _facts(answer)
     if answer.error:
         return Result(check, State.FAILED, faults[0])

@@ -76,7 +76,7 @@ def offline_logits(session: ServerSession) -> dict:
 
 
 def _compare(reference: list[float], found: dict, bound: float) -> dict:
-    """The measured error. Raises CheckFailed if the first token is not the reference's."""
+    """Return the first token's error. Raise CheckFailed if it or the gap to the best is too big."""
     token = found["tokens"][0][0]
     error = abs(found["logprob"] - reference[token])
     short = max(reference) - reference[token]
@@ -86,7 +86,7 @@ def _compare(reference: list[float], found: dict, bound: float) -> dict:
 
 
 def _serving(name: str) -> Callable[[ServerSession], dict]:
-    """The check of a model of tiny_models."""
+    """Build the check of a model of tiny_models."""
 
     def body(session: ServerSession) -> dict:
         reference, found = session.generate(name)

@@ -51,7 +51,7 @@ def execute(launch: InterceptedLaunch) -> emulator.Launch:
 
 
 def _pointed_to(tables: list) -> list:
-    """Live tensors, one for each storage, whose addresses stand in these tensors of integers."""
+    """Find live tensors, one for each storage, whose addresses stand in these integer tensors."""
     if not tables:
         return []
     addresses = np.unique(np.concatenate([t.detach().view(-1).numpy().view("i8") for t in tables]))
@@ -72,7 +72,7 @@ def _number(value, kind: str) -> int | float | None:
 
 
 def _pointer(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
-    """The bytes of the tensor's storage, one array for all tensors that share it."""
+    """Point to the bytes of the tensor's storage, one array for all tensors that share it."""
     # triton_kernels wrap a torch tensor
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()

@@ -133,7 +133,7 @@ def attention(
 def _lost(
     inputs: dict[str, Tensor], found: dict[str, Tensor], dtype: Precision, lengths: tuple[int, ...]
 ) -> Tensor:
-    """The error of a gate's gradient that is made of dq and dk as stored, over all later tokens."""
+    """Return the error of a gate's gradient made of dq and dk as stored, over all later tokens."""
     errors = [inputs[n] * (stored(found[f"d{n}"], dtype) - found[f"d{n}"]) for n in "qk"]
     lost = errors[0] - errors[1]
     lost = lost if lost.shape == inputs["gate"].shape else lost.sum(-1)
@@ -143,7 +143,7 @@ def _lost(
 def _recurrence(
     store: Callable[[Tensor], Tensor], state: Tensor, sequence: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """One sequence, token by token; store: rounds what a kernel keeps in the dtype under test.
+    """Follow a sequence, token by token; store: rounds what a kernel keeps in the dtype under test.
 
     Args:
         state: (heads, keys, values).
@@ -220,7 +220,7 @@ _BOTH = (False, True)
 
 
 def _layer(rule: str, heads: int, keys: int, values: int, rows: tuple[int, ...]) -> list[Shipped]:
-    """Prompts, training and decoding of a layer; rows: of its norm, by kinds of batches."""
+    """List prompts, training and decoding of a layer; rows: of its norm, by kinds of batches."""
     shape: dict = {"heads": heads, "keys": keys, "values": values, "normal": rule != "gla"}
     rule_of = partial(attention, rule=rule, **shape)
     return [

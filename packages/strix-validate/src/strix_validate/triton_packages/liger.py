@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 def _inputs(dtype: Precision, *tensors: Tensor) -> list[Tensor]:
-    """In the working precision, their magnitudes for TERMS."""
+    """Return the tensors in the working precision; for TERMS their magnitudes."""
     found = [x.to(reference.working(dtype)) for x in tensors]
     return [x.abs() for x in found] if dtype == TERMS else found
 

@@ -36,7 +36,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *, longest: int, caus
 
 
 def _codes(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
-    """x * scale in 8 bits, not rounded yet, and its unit, for each `rows` rows of a head.
+    """Yield x * scale in 8 bits, not rounded yet, and its unit, for each `rows` rows of a head.
 
     Args:
         x: (heads, tokens, head_dim), float32.
@@ -47,7 +47,7 @@ def _codes(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor, T
 
 
 def _rounded(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
-    """What :func:`_codes` stand for after rounding, in float64."""
+    """Return what :func:`_codes` stand for after rounding, in float64."""
     parts = []
     for codes, unit in _codes(x, rows, scale):
         codes = (codes + 0.5 * torch.where(codes >= 0, 1.0, -1.0)).trunc()
@@ -58,7 +58,7 @@ def _rounded(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
 def _settle(
     x: Tensor, lengths: tuple[int, ...], rows: int, mean: Callable[[Tensor], Tensor]
 ) -> None:
-    """Moves elements away from the middle between two codes, in place.
+    """Move elements away from the middle between two codes, in place.
 
     A GPU's division need not be rounded correctly, and gave either code on an H100: six times a
     right kernel's error.
@@ -93,7 +93,7 @@ def attention(
     mean = k.float().mean(0, keepdim=True) if packed else None
 
     def one(dtype: Precision, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(tokens, heads, head_dim) each."""
+        """Compute one sequence's attention; q, k, v: (tokens, heads, head_dim) each."""
         own = k.mean(0, keepdim=True) if mean is None else mean.to(k.dtype)
         smooth = (k - own).transpose(0, 1).float()
         scale = head_dim**-0.5 * _LOG2_E

@@ -122,7 +122,7 @@ class ExpertsCall:
 
 
 def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
-    """Of one product: the weights, their scales and their zero points."""
+    """Allocate one product's weights, their scales and their zero points."""
     if layer.block:
         shape = (layer.experts, -(-rows // layer.block), -(-columns // layer.block))
         scales = torch.empty(shape, device=place["device"])

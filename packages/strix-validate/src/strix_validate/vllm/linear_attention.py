@@ -92,7 +92,7 @@ def convolve_next(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor) -> 
 
 
 def _tiles(begins: Tensor) -> SimpleNamespace:
-    """Which part of which sequence each workgroup has, as vLLM's compute_causal_conv1d_metadata."""
+    """Assign parts of sequences to workgroups, as vLLM's compute_causal_conv1d_metadata does."""
     numbers = (begins.diff() + 7) // 8
     place = {"dtype": torch.int32, "device": begins.device}
     owners = torch.repeat_interleave(torch.arange(len(numbers), **place), numbers)

@@ -71,7 +71,7 @@ def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _linear(tensors: dict[str, Tensor], i: int) -> dict[str, Tensor]:
-    """The weights of a layer's linear attention."""
+    """Return the weights of a layer's linear attention."""
     begin = f"linear{i}-"
     return {name.removeprefix(begin): x for name, x in tensors.items() if name.startswith(begin)}
 
@@ -79,7 +79,7 @@ def _linear(tensors: dict[str, Tensor], i: int) -> dict[str, Tensor]:
 def _forward(
     tensors: dict[str, Tensor], dtype: torch.dtype, window: int, experts: int, linear: int
 ) -> Tensor:
-    """What the head reads, of all tokens at once, without a cache."""
+    """Compute what the head reads, of all tokens at once, without a cache."""
 
     def times(x: Tensor, weight: Tensor) -> Tensor:
         return reference.stored(reference.product(x, weight, dtype), dtype)
@@ -120,8 +120,8 @@ def _forward(
 
 
 def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """The share of each token's experts, and which they are: by token, so that rounding decides
-    nothing."""
+    """Return the share of each token's experts, and which they are.
+    They are chosen by token, so that rounding decides nothing."""
     if not experts:
         return torch.ones(len(tokens), 1), torch.zeros(len(tokens), 1, dtype=torch.int32)
     chosen = torch.stack([(tokens + j) % experts for j in range(TOP_K)], 1)
@@ -132,7 +132,7 @@ def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tenso
 def _decode(
     tensors: dict[str, Tensor], window: int, experts: int, linear: int
 ) -> dict[str, Tensor]:
-    """The prompt, then token by token."""
+    """Prefill the prompt, then decode token by token."""
     block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
     caches: list[Any] = [
         _hybrid.empty(place)
@@ -150,7 +150,7 @@ def _step(
     tensors: dict[str, Tensor], caches: list, begin: int, end: int, window: int, experts: int,
     linear: int,
 ) -> Tensor:  # fmt: skip
-    """The log probabilities after the tokens from begin to end."""
+    """Compute the log probabilities after the tokens from begin to end."""
     device = tensors["head"].device
     writer = importlib.import_module(source.KERNELS[1])
     tokens = tensors["tokens"][begin:end]

@@ -54,7 +54,7 @@ def problem(
 
 
 def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision) -> Tensor:
-    """One expert's answer to one token; for TERMS a bound of the sizes of its terms."""
+    """Compute one expert's answer to one token; for TERMS a bound of the sizes of its terms."""
     work = reference.working(dtype)
 
     def layer(name: str, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def launch(tensors: dict[str, Tensor], top_k: int) -> dict[str, Tensor]:
 
 
 def _wrapped(generation: str, codes: Tensor, scale: Tensor):
-    """Weights as vLLM's _swizzle_mxfp4 hands them over on RDNA, and how to multiply with them."""
+    """Wrap weights like vLLM's _swizzle_mxfp4 on RDNA; return them, and how to multiply by them."""
     kernels = {
         name: importlib.import_module(f"triton_kernels.{name}")
         for name in ("matmul" if generation == "3.8" else "matmul_ogs", "numerics", "tensor")

@@ -27,7 +27,7 @@ EXLLAMA_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _packed(codes: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Eight neighbours to an int32: the i-th in nibble order[i]."""
+    """Pack eight neighbours into an int32: the i-th into nibble order[i]."""
     eights = codes.long().unflatten(-1, (-1, 8))
     packed = (eights << (4 * torch.tensor(order))).sum(-1)
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()

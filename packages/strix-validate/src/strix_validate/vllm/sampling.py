@@ -31,12 +31,12 @@ class _Elsewhere(Tensor):
 
 
 def _uniform(x: Tensor) -> Tensor:
-    """Normal numbers, as uniform ones."""
+    """Turn normal numbers into uniform ones."""
     return torch.special.ndtr(x.double())
 
 
 def _kept(logits: Tensor) -> dict[str, Tensor]:
-    """Masked logits: which are left, and their values."""
+    """Return which of the masked logits are left, and their values."""
     left = logits > float("-inf")
     return {"kept": left.double(), "logits": logits.double().masked_fill(~left, 0)}
 
@@ -186,7 +186,7 @@ def _scale(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
-    """Also of what was only compiled, where no token is one."""
+    """Encode tokens one-hot, also those of a kernel that was only compiled: none is a token."""
     return (tokens[:, None] == torch.arange(vocabulary, device=tokens.device)).double()
 
 

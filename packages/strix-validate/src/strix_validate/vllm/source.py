@@ -115,7 +115,7 @@ def third_party(folder: Path) -> Path:
 
 
 def _generation() -> str:
-    """vLLM's get_triton_kernels_version: which interface triton_kernels have."""
+    """Answer as vLLM's get_triton_kernels_version does: which interface triton_kernels have."""
     try:
         importlib.import_module("triton_kernels.matmul_ogs")
     except ImportError:

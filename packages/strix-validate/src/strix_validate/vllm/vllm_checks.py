@@ -41,7 +41,7 @@ _GENERATION = (
 
 
 def _shapes(lengths) -> dict[str, Case]:
-    """Attention layers of models, with the sizes of their heads."""
+    """Build cases of models' attention layers, with the sizes of their heads."""
     models: dict[str, dict] = {
         "d64-sinks": {"head_dim": 64, "heads": 64, "kv_heads": 8, "sinks": True},  # gpt-oss
         "d128": {"heads": 32, "kv_heads": 8},  # Llama, Qwen3
