@@ -23,7 +23,8 @@ from strix_emulate.code.decode import EXEC, Instruction, decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory import addressing
-from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waits import Queues
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.run import program

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Command line: strix-emulate run | stats | disassemble. See EXIT_STATUS."""
+"""Command line: strix-emulate run | stats | disassemble | device. See EXIT_STATUS."""
 
 import json
 import os
@@ -149,7 +149,7 @@ def device(
 
 
 def _all_cores() -> int:
-    """That this process may use."""
+    """Count the cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:

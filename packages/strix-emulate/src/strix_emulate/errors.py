@@ -24,9 +24,8 @@ class Trap(EmulatorError):
     """A kernel did something that the machine forbids or this emulator does not support.
 
     kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier, abort,
-    budget, readonly, mode. The machine adds where it happened, and a hint at what is not supported.
-    position: which of an access's
-    active lanes it was, where that is known.
+    budget, readonly, lds. The machine adds where it happened, and a hint at what is not supported.
+    position: which of an access's active lanes it was, where that is known.
     """
 
     def __init__(self, kind: str, message: str, position: int | None = None) -> None:

@@ -138,7 +138,7 @@ def launch(
 
 @lru_cache(maxsize=32)
 def _program(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
-    """Kept for launches of the same kernel in the same way."""
+    """Keep a program for launches of the same kernel in the same way."""
     return Program(decode_kernel(kernel))
 
 
@@ -147,7 +147,7 @@ def _reads_code(instructions: list[Instruction]) -> bool:
 
 
 def _place_image(arena: Arena, image: Image) -> int:
-    """The loaded file, for constants, variables and function pointers; the kernel's address."""
+    """Place the image for constants, variables, function pointers; return the kernel's address."""
     raw = np.frombuffer(image.data, np.uint8).copy()
     start = arena.place(raw, WRITABLE)
     first = int(arena.arrays[1, -1])
@@ -166,7 +166,7 @@ def packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
 
 
 def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
-    """The kernarg segment."""
+    """Pack the kernarg segment."""
     raw = bytearray(max(kernel.kernarg, 8))
     declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
     hidden.write(raw, kernel, grid, block)

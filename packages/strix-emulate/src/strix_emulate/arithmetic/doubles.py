@@ -58,7 +58,7 @@ def div_fixup(quotient, denominator, numerator):
 
 @cache
 def _two_over_pi() -> int:
-    """The first 1201 bits of 2 / pi, by Machin's formula for pi."""
+    """Compute the first 1201 bits of 2 / pi, by Machin's formula for pi."""
     one = 1 << 1400
 
     def arctan(inverse: int) -> int:
@@ -75,7 +75,7 @@ def _two_over_pi() -> int:
 
 @cache
 def _preop(shift: int, power: int) -> float:
-    """53 bits of 2 / pi, from bit `shift` after the point, with their weight times 2**power."""
+    """Take 53 bits of 2 / pi from bit `shift` after the point, with their weight times 2**power."""
     bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
     return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))
 

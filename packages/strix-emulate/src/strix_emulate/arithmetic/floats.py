@@ -102,7 +102,7 @@ def scaled_fma64(a, b, c, power):
 
 
 def _product(a, b):
-    """a * b and its rounding error (Dekker, Veltkamp)."""
+    """Compute a * b and its rounding error (Dekker, Veltkamp)."""
     high = a * b
     parts = []
     for x in (a, b):
@@ -114,14 +114,14 @@ def _product(a, b):
 
 
 def _sum(x, y):
-    """x + y and its rounding error (Knuth)."""
+    """Compute x + y and its rounding error (Knuth)."""
     total = x + y
     other = total - x
     return total, (x - (total - other)) + (y - other)
 
 
 def _to_odd(x, y, total):
-    """x + y rounded to odd: a second rounding of it, to fewer bits, then is right."""
+    """Round x + y to odd: a second rounding of it, to fewer bits, then is right."""
     other = total - x
     error = (x - (total - other)) + (y - other)
     even = (total.view(np.uint64) & np.uint64(1)) == 0

@@ -34,7 +34,7 @@ def _bfe_signed(value, offset, width):
 
 
 def _perm(a, b, selector):
-    """V_PERM_B32: each selector byte picks one of the eight bytes {a, b}, a sign, 0 or 0xff."""
+    """Compute V_PERM_B32: each selector byte picks one of the 8 bytes {a, b}, a sign, 0 or 0xff."""
     both = (np.asanyarray(a).astype(np.uint64) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
@@ -50,7 +50,7 @@ def _perm(a, b, selector):
 
 
 def _align(a, b, count, unit):
-    """{a, b} shifted right by count bits or bytes, the low half."""
+    """Shift {a, b} right by count bits or bytes; return the low half."""
     both = np.asanyarray(a).astype(np.uint64) << np.uint64(32) | b
     return (
         both >> (np.asanyarray(count).astype(np.uint64) % np.uint64(32 // unit) * np.uint64(unit))
@@ -62,7 +62,7 @@ def _wide(a, b):
 
 
 def _signed(bits, value):
-    """The low bits of value, sign-extended to int64."""
+    """Sign-extend the low bits of value to int64."""
     return (np.asanyarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
 
 
@@ -94,7 +94,7 @@ def trailing_zeros(x):
 
 
 def _lane_count(first):
-    """Of the 32 lanes from the first on, those below the lane that the mask names."""
+    """Count the lanes that the mask names below a lane, of the 32 from the first on."""
 
     def count(mask, base, lane):
         bits = np.maximum(np.minimum(lane.astype(np.int64) - first, 32), 0).astype(np.uint64)
@@ -105,12 +105,12 @@ def _lane_count(first):
 
 
 def _wide_float(function):
-    """Through float64: numpy's vector code for the shorter types is up to 3 ulp off."""
+    """Compute in float64: numpy's vector code for the shorter types is up to 3 ulp off."""
     return lambda x: function(np.asanyarray(x).astype(np.float64)).astype(x.dtype)
 
 
 def _quiet_flush(function):
-    """Transcendental operations on float32 take and give no denormals (LLVM: "1 ulp, flushed")."""
+    """Flush denormals around a transcendental operation on float32 (LLVM: "1 ulp, flushed")."""
     return lambda x: floats.flush(
         np.asanyarray(function(floats.flush(np.asanyarray(x)))).astype(np.float32)
     )
@@ -324,7 +324,7 @@ _SUMS = (("add", (1, False)), ("sub", (-1, False)), ("subrev", (-1, True)))
 
 
 def _carry(sign: int, swapped: bool):
-    """Sum or difference, and whether it lies outside of 32 bits: a carry or a borrow."""
+    """Compute a sum or difference, and whether it lies outside of 32 bits: a carry or a borrow."""
 
     def run(a, b, taken=0):
         a, b = (b, a) if swapped else (a, b)
@@ -336,7 +336,7 @@ def _carry(sign: int, swapped: bool):
 
 
 def _wide_mad(wide):
-    """The carry is bit 64 of the sum."""
+    """Compute the product plus the addend; the carry is bit 64 of the sum."""
 
     def run(a, b, addend):
         product = np.multiply(a, b, dtype=wide)
@@ -350,7 +350,7 @@ def _wide_mad(wide):
 
 
 def _in_class(x, wanted):
-    """V_CMP_CLASS: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf."""
+    """Test V_CMP_CLASS: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf."""
     x = np.asanyarray(x)
     negative, quiet = np.signbit(x), floats.is_quiet(x)
     denormal = (np.abs(x) < np.finfo(x.dtype).smallest_normal) & (x != 0)

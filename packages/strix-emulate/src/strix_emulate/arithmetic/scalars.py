@@ -65,7 +65,7 @@ _FIELDS = {
 
 
 def _bfe(signed, bits):
-    """The field's offset and width are in the low bits and from bit 16 of the second source."""
+    """Extract a field: its offset is in the second source's low bits, its width from bit 16."""
 
     def run(value, field):
         offset = np.asanyarray(field).astype(np.int64) & (bits - 1)
@@ -142,7 +142,7 @@ WITH_SCC = {
 
 
 def _pack16(low, high):
-    """S_PACK: which half of each source goes into the low and the high half."""
+    """Compute S_PACK; low and high say which half of each source goes into the low and high one."""
     return lambda a, b: (
         (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
     )
@@ -219,7 +219,7 @@ def _half_bits(x):
 
 
 def _first64(x):
-    """Leading zeros of 64 bits, -1 for 0."""
+    """Count the leading zeros of 64 bits; -1 for 0."""
     x = np.asanyarray(x).astype(np.uint64)
     high, low = (x >> np.uint64(32)).astype(U32), x.astype(U32)
     zeros = np.where(high != 0, leading_zeros(high), 32 + leading_zeros(low))

@@ -15,7 +15,7 @@ U32 = np.uint32
 
 
 def _part(x, bits: int, number: int, signed: bool):
-    """One of the fields of that many bits, as int64."""
+    """Extract one of the fields of that many bits, as int64."""
     field = (np.asanyarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
     return field - (field >> (bits - 1) << bits) if signed else field
 
@@ -62,7 +62,7 @@ def _dot2_f16(a, b, c):
 
 
 def _sad(bits: int, shift: int = 0, masked: bool = False):
-    """Sums of absolute differences of fields. masked: fields of b that are 0 do not count."""
+    """Sum absolute differences of fields. masked: fields of b that are 0 do not count."""
 
     def run(a, b, c):
         total = np.int64(0)
@@ -83,7 +83,7 @@ def _lerp(a, b, c):
 
 
 def _pack(convert):
-    """Two results of 16 bits in one register."""
+    """Pack two results of 16 bits into one register."""
 
     def run(a, b):
         low, high = (np.asanyarray(convert(x)).astype(np.int64) & 0xFFFF for x in (a, b))
@@ -97,7 +97,7 @@ def _clip(least: int, most: int):
 
 
 def _norm(least: int, most: int):
-    """V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
+    """Compute V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
 
     def run(x):
         x = np.asanyarray(x).astype(np.float64)
@@ -113,7 +113,7 @@ def _norm_as(least: int, most: int, dtype: str):
 
 
 def _pk_u8(x, byte, old):
-    """V_CVT_PK_U8_F32: into the byte of the third source that the second one names."""
+    """Compute V_CVT_PK_U8_F32: into the byte of the third source that the second one names."""
     shift = (np.asanyarray(byte) & U32(3)) * U32(8)
     value = np.clip(np.rint(np.where(np.isnan(x), 0, x)), 0, 255).astype(U32)
     return (old & ~(U32(255) << shift)) | value << shift
@@ -128,7 +128,7 @@ def leading_signs(x):
 
 
 def _unit(x, function):
-    """V_SIN, V_COS: of x in turns; out of -256 to 256, those of 0."""
+    """Compute V_SIN, V_COS: of x in turns; out of -256 to 256, those of 0."""
     turns = np.asanyarray(x).astype(np.float64)
     turns = np.where(np.abs(turns) <= 256, np.fmod(turns, 1.0), np.where(np.isnan(turns), turns, 0))
     turns = np.where(np.isinf(x), np.nan, turns)
@@ -214,7 +214,7 @@ def _sat_pk_u8(x):
 
 
 def _zero_wins(a, b, c):
-    """Zero times anything is zero, also times infinity and NaN."""
+    """Compute a * b + c, where zero times anything, also infinity and NaN, is zero."""
     return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
 
 
@@ -237,7 +237,7 @@ def _div_fixup16(quotient, denominator, numerator):
 
 
 def _mixed(kind: str):
-    """V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
+    """Compute V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
 
     def run(a, b, c):
         value = floats.fma32(*(np.asanyarray(x).astype(np.float32) for x in (a, b, c)))

@@ -54,7 +54,7 @@ def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
 
 
 def _inflate(data: bytes, size: int, method: int) -> bytes:
-    """Method 0 is zlib, 1 zstd, whose library libLLVM depends on."""
+    """Decompress by method 0, zlib, or 1, zstd, whose library libLLVM depends on."""
     if method == 0:
         return zlib.decompressobj().decompress(data, size)
     name = ctypes.util.find_library("zstd") or "libzstd.so.1"

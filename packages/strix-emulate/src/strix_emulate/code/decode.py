@@ -152,7 +152,7 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
 
 
 def _swizzle(text: str) -> int:
-    """The offset of DS_SWIZZLE that LLVM prints as a pattern. Raises Unknown.
+    """Parse the offset of DS_SWIZZLE that LLVM prints as a pattern. Raise Unknown.
 
     Not those that rotate: LLVM leaves out a part of them.
     """

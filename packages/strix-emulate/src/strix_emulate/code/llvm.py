@@ -27,7 +27,7 @@ _OBJECT_FILE = 1
 
 
 def _features(width: int) -> bytes:
-    """For waves of 32 or 64 lanes, whose masks are one scalar register or two."""
+    """Name features for waves of 32 or 64 lanes, whose masks are one scalar register or two."""
     return f"+real-true16,+wavefrontsize{width},-wavefrontsize{96 - width}".encode()
 
 
@@ -136,7 +136,7 @@ def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
 
 
 def _candidates() -> list[Path]:
-    """Files to try: only the one that VARIABLE names, or all in the usual folders, newest first."""
+    """List files to try: only VARIABLE's, or sys.prefix's, then those of _FOLDERS, newest first."""
     if named := os.environ.get(VARIABLE):
         return [Path(named)]
     by_version: dict[tuple[bool, int], Path] = {}
@@ -148,7 +148,7 @@ def _candidates() -> list[Path]:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """Declares the types of results and arguments other than int."""
+    """Declare the types of results and arguments other than int."""
     pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
     for name in (
         "CreateDisasmCPUFeatures", "ContextCreate", "ModuleCreateWithNameInContext",

@@ -123,7 +123,7 @@ def _opened(data: bytes, origin: str) -> ELFFile:
 
 
 def _guarded(function: Callable, origin: str, *arguments):
-    """What the function returns; whatever a reader raises for a damaged file, as a LoadError.
+    """Return the function's result; turn what a reader raises for a damaged file into LoadError.
 
     pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions for that.
     """
@@ -172,7 +172,7 @@ def _variables(elf: ELFFile) -> dict[str, tuple[int, int]]:
 def _parse_elf(
     elf: ELFFile, origin: str, launch_lds: int, refused: dict[str, str] | None = None
 ) -> list[Kernel]:
-    """refused: takes what is wrong with single kernels, which is raised otherwise."""
+    """Read all kernels; refused takes what is wrong with single ones, which is raised otherwise."""
     if elf["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")
     mach = elf["e_flags"] & 0xFF
@@ -212,14 +212,14 @@ def _parse_elf(
 
 
 def _until_next(start: int, symbols: Iterable, executable) -> int:
-    """Bytes up to the next symbol or the end of the code: hand-written kernels declare no size."""
+    """Count bytes up to the next symbol or the code's end: hand-written kernels declare no size."""
     ends = [first + size for first, size in executable if first <= start < first + size]
     later = [s["st_value"] for s in symbols if s["st_value"] > start]
     return min([*ends, *later], default=start) - start
 
 
 def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
-    """(address, size) of what is left of ranges: a file of rocBLAS has 10 MiB of kernels."""
+    """Cut holes out of ranges, all (address, size): a file of rocBLAS has 10 MiB of kernels."""
     left = []
     for first, size in ranges:
         at, end = first, first + size
@@ -234,7 +234,7 @@ def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
 
 
 def _image(elf: ELFFile, origin: str):
-    """What Image holds: the segments and relocations of LLVM's guide, "Relocation Records"."""
+    """Read what Image holds: the segments and relocations of LLVM's guide, "Relocation Records"."""
     loaded = list(elf.iter_segments("PT_LOAD"))
     size = max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0)
     if size > _IMAGE_LIMIT:
@@ -263,7 +263,7 @@ def _image(elf: ELFFile, origin: str):
 
 
 def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image):
-    """Fields of the kernel descriptor: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
+    """Read the kernel descriptor's fields: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
     # hand-written kernels leave it 0 in the descriptor
     kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
@@ -336,7 +336,7 @@ def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:
 
 
 def _with_triton_note(file: Path) -> list[Kernel]:
-    """Kernels of a file of Triton's cache; the LDS that a launch asks for is in the JSON beside."""
+    """Read a file of Triton's cache; the LDS that a launch asks for is in the JSON beside it."""
     note = file.with_suffix(".json")
     lds = _guarded(json.loads, str(note), note.read_bytes()) if note.exists() else {}
     lds = lds.get("shared", 0) if isinstance(lds, dict) else None

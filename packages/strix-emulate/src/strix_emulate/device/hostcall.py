@@ -70,7 +70,7 @@ class Hostcalls:
             header[2] = int(header[2]) & ~(1 << 32)
 
     def _add(self, slot: np.ndarray) -> None:
-        """A part of a message: its number and length, whether it is the first, the last."""
+        """Add part of a message; slot holds its number, length, and whether it is first or last."""
         asked = int(slot[0])
         number = asked >> 8
         if asked & 1:
@@ -93,13 +93,13 @@ class Hostcalls:
 
 
 def _string(data: bytes) -> tuple[bytes, bytes]:
-    """A text that is filled up to 8 bytes, and what comes behind it."""
+    """Split a text that is filled up to 8 bytes from what comes behind it."""
     text = data.split(b"\0", 1)[0]
     return text, data[len(text) // 8 * 8 + 8 :]
 
 
 def _formatted(data: bytes) -> bytes:
-    """What C prints for a format and the arguments behind it."""
+    """Return what C prints for a format and the arguments behind it."""
     form, rest = _string(data)
     found, at = b"", 0
     for match in _SPECIFIER.finditer(form):

@@ -30,7 +30,7 @@ _GET_SEALS, _SEAL_SHRINK = 1034, 2
 
 
 def _sealed(descriptor: int) -> bool:
-    """Whether a file cannot shrink, which would end this process."""
+    """Return whether a file cannot shrink, which would end this process."""
     try:
         return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
     except OSError:
@@ -83,7 +83,7 @@ class Pool:
             os.close(descriptor)
 
     def _is_mapped(self, start: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Whether ranges of bytes lie in the pool, or in what was added to it."""
+        """Return whether ranges of bytes lie in the pool, or in what was added to it."""
         found = (start >= HEAP) & (start < self.size) & (size > 0) & (size <= self.size - start)
         for first, end in self._foreign:
             found |= (start >= first) & (start < end) & (size > 0) & (size <= end - start)
@@ -151,7 +151,7 @@ class DeviceMemory(Arena):
         self.seen_mode = np.where(views["access"] == 1, READ_ONLY, WRITABLE)
 
     def ranges(self) -> np.ndarray:
-        """See :meth:`Arena.ranges`."""
+        """Tell C where memory is, as :meth:`Arena.ranges` does."""
         number = np.arange(len(self.starts))
         mode = np.where((number == 0) | (number == 2), READ_ONLY, WRITABLE)
         rows = np.stack([self.starts + BASE, self.ends - self.starts, self.starts, mode], axis=1)
@@ -163,7 +163,7 @@ class DeviceMemory(Arena):
         return np.ascontiguousarray(rows)
 
     def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
-        """See Arena.find: of memory that the program allocated."""
+        """Find memory that the program allocated, as :meth:`Arena.find` does."""
         at = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(at):
             return at, False

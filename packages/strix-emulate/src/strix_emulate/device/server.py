@@ -97,7 +97,7 @@ class Server:
             raise Refused(Status.OUT_OF_MEMORY, text, lasting=True) from error
 
     def load(self, data: bytes) -> bytes:
-        """Read a code object or a bundle; answers its number and the bytes of its image."""
+        """Read a code object or a bundle; return its number and its image's size in bytes."""
         size, _ = unpack(protocol.ORIGIN, data)
         start = protocol.ORIGIN.size + size
         origin, data = data[protocol.ORIGIN.size : start], data[start:]
@@ -160,7 +160,7 @@ class Server:
         return protocol.SYMBOL.pack(*found)
 
     def launch(self, data: bytes) -> bytes:
-        """Execute a kernel; answers what it printed."""
+        """Execute a kernel; return what it printed."""
         number, *sizes, lds, cooperative, stack = unpack(protocol.LAUNCHED, data)
         function = self.functions.get(number)
         if function is None or not function.module.offset:
@@ -276,7 +276,7 @@ def serve(connection: socket.socket, server: Server) -> int:
 
 
 def _end_with(connection: socket.socket, server: Server) -> None:
-    """Ends this process when the client's end closes, even in the middle of a kernel."""
+    """End this process when the client's end closes, even in the middle of a kernel."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()

@@ -165,7 +165,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
 
 
 def _order(g: Waves, memory, at, inside, size: int) -> None:
-    """Atomics order what is before and after them; they are no race."""
+    """Note that atomics order what is before and after them; they are no race."""
     if not memory.checked:
         return
     marks = g.lane_array(g.tags)
@@ -181,7 +181,7 @@ def ordered(g: Waves, memory, at, size: int, marks) -> None:
 
 
 def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
-    """DS_APPEND, DS_CONSUME: each wave adds or subtracts how many of its lanes are active.
+    """Compile DS_APPEND, DS_CONSUME: each wave adds or subtracts how many of its lanes are active.
 
     The address is in M0, where LLVM puts the pointer (the ISA's pseudocode: M0.base).
     """
@@ -211,7 +211,7 @@ def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
 
 
 def _apply(cells, places, data, function, ufunc, returns):
-    """One lane after the other, as far as they share a cell. Gives what each lane found there."""
+    """Apply lanes one by one where they share a cell; return what each found there, or None."""
     if ufunc is not None and not returns:
         ufunc.at(cells, places, data[0])
         return None

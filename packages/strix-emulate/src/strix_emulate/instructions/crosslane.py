@@ -60,7 +60,7 @@ def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
-    """(source lane of each lane, whether there is one)."""
+    """Return (source lane of each lane, whether there is one)."""
     row, place = _LANE // 16 * 16, _LANE % 16
     every = np.ones(len(_LANE), bool)
     if "quad_perm" in mods:
@@ -86,7 +86,7 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _permlane(ins: Instruction, across: bool) -> Callable:
-    """V_PERMLANE(X)16_B32: a nibble of {src2, src1} picks the lane, in the own or the other row."""
+    """Compile V_PERMLANE(X)16_B32: nibbles of {src2, src1} pick lanes, in the own or other row."""
     value, low, high = (reader(op, "b32") for op in ins.operands[1:])
     inactive, bound = (*ins.modifiers.get("op_sel", ()), 0, 0)[:2]
     write = vector_writer(ins.operands[0], "b32")
@@ -111,7 +111,7 @@ def _permlane(ins: Instruction, across: bool) -> Callable:
 
 
 def _permlane64(ins: Instruction, _mode: Mode) -> Callable:
-    """V_PERMLANE64_B32 swaps the halves of a wave64, of active and inactive lanes alike.
+    """Compile V_PERMLANE64_B32: swap the halves of a wave64, of active and inactive lanes alike.
 
     To a wave32 it does nothing.
     """
@@ -164,7 +164,7 @@ def _writelane(ins: Instruction, _mode: Mode) -> Callable:
 
 
 def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
-    """V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which half of the register."""
+    """Compile V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which register half."""
     half = ins.modifiers.get("op_sel", (0, 0, 0))
     is_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
     sources = tuple(
@@ -192,7 +192,7 @@ def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
 
 
 def _packed(ins: Instruction, mode: Mode) -> Callable:
-    """VOP3P: the operation on both halves; op_sel and op_sel_hi pick the source half for each.
+    """Compile VOP3P: the operation on both halves; op_sel, op_sel_hi pick the source half for each.
 
     CLAMP saturates integers, and brings numbers into 0 to 1.
     """
@@ -231,7 +231,7 @@ def _packed(ins: Instruction, mode: Mode) -> Callable:
 
 
 def _dot(ins: Instruction, _mode: Mode) -> Callable:
-    """V_DOT4, V_DOT8: neg_lo says which factors are signed; CLAMP saturates the sum."""
+    """Compile V_DOT4, V_DOT8: neg_lo says which factors are signed; CLAMP saturates the sum."""
     bits, signed = _DOTS[ins.name]
     if ins.modifiers.keys() - {"neg_lo", "clamp"}:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
@@ -256,7 +256,7 @@ _DOTS = {"v_dot4_i32_iu8": (8, True), "v_dot4_u32_u8": (8, False), "v_dot8_i32_i
 
 
 def _move_relative(ins: Instruction, _mode: Mode) -> Callable:
-    """V_MOVREL*: M0 is added to the number of the source, of the destination, or of both.
+    """Compile V_MOVREL*: M0 is added to the number of the source, of the destination, or of both.
 
     In V_MOVRELSD_2 the destination has the high half of M0 for its own.
     """
@@ -291,7 +291,7 @@ _WMMA = {
 
 
 def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
-    """Rows of A, or columns of B, as (n, 16, 16): lane is the row, registers hold 16 numbers each.
+    """Read rows of A or columns of B as (n, 16, 16): a lane's registers hold a row's 16 numbers.
 
     Raises:
         Trap: the other lanes do not repeat lanes 0 to 15, as the instruction needs.
@@ -317,7 +317,7 @@ def _matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
 
 
 def _product(rows, columns):
-    """Matrix products (n, 16, 16) of rows and columns, each number added in its turn."""
+    """Compute matrix products (n, 16, 16) of rows and columns, each number added in its turn."""
     total = rows[:, :, None, 0] * columns[:, None, :, 0]
     for k in range(1, 16):
         total += rows[:, :, None, k] * columns[:, None, :, k]
@@ -325,7 +325,7 @@ def _product(rows, columns):
 
 
 def _wmma(ins: Instruction, mode: Mode) -> Callable:
-    """D = A B + C. The first register of C holds rows 0 and 1, of wave64 0 to 3, and so on.
+    """Compile D = A B + C. The first register of C holds rows 0 and 1, of wave64 0 to 3, and so on.
 
     A row is in sixteen lanes, a column in one lane of each row.
 

@@ -54,7 +54,7 @@ def compile_scalar(ins: Instruction) -> Callable:
 
 
 def _form(ins: Instruction) -> Form | None:
-    """What the tables say of it, or None. SCC is the flag."""
+    """Return what the tables say of it, or None. SCC is the flag."""
     name, ops = ins.name, list(ins.operands)
     if name in PLAIN:
         kind, kinds, function = PLAIN[name]
@@ -95,12 +95,12 @@ def _form(ins: Instruction) -> Form | None:
 
 
 def _immediate(op: Operand) -> Operand:
-    """As a constant of 32 bits."""
+    """Sign-extend an immediate to a constant of 32 bits."""
     return replace(op, text=str(simm16(op.text)))
 
 
 def _array(read: Callable) -> Callable:
-    """An array also where the source is a constant."""
+    """Make read give an array also where the source is a constant."""
     return lambda g: np.atleast_2d(read(g))
 
 

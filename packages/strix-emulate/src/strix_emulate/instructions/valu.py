@@ -66,7 +66,7 @@ def _undual(ins: Instruction) -> Instruction:
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:
-    """op_sel of 16-bit operands: LLVM prints it beside the halves that it already named (v1.h)."""
+    """Apply op_sel of 16-bit operands: LLVM prints it beside halves it already named (v1.h)."""
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
@@ -133,7 +133,7 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
 
 
 def _halves(form: Form) -> tuple[Callable, Callable]:
-    """(compute, write): compute(waves) gives the arguments of write(waves, ...)."""
+    """Return (compute, write): compute(waves) gives the arguments of write(waves, ...)."""
     reads = [
         _source(op, kind, keeps) for (op, kind), keeps in zip(form.sources, form.keeps, strict=True)
     ]
@@ -158,7 +158,7 @@ def _source(op: Operand, kind: str, keeps: bool) -> Callable:
 
 
 def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
-    """With a mask of the lanes, of those that are written, for which the test holds."""
+    """Return (compute, write) with a mask of the written lanes for which the test holds."""
     write_flags = mask_writer(cast(Operand, form.flag))
     write = vector_writer(form.target, form.kind) if form.target else None
     function = form.function
@@ -206,7 +206,7 @@ def _allow(ins: Instruction, allowed: set[str]) -> None:
 
 
 def _after(ins: Instruction, kind: str, mode: Mode) -> dict:
-    """Output modifiers in the ISA's order: omod, then clamp, then denormals.
+    """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
 
     In IEEE mode, and where the results keep denormals, omod has no effect; where it has one, it
     gives no -0 (RDNA3 ISA, 7.2.3.1).

@@ -47,7 +47,7 @@ NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s
 
 
 def names() -> set[str]:
-    """Mnemonics of memory instructions that are executed; some of another generation, too."""
+    """List mnemonics of memory instructions that are executed; some of another generation, too."""
     spaces = ("global", "flat", "scratch", "buffer", "ds")
     plain = {f"{s}_{what}_{kind}" for s in spaces for what in ("load", "store") for kind in TYPES}
     pairs = {f"ds_{what}_2addr{stride}_b{n}" for what in ("load", "store")
@@ -57,14 +57,14 @@ def names() -> set[str]:
 
 
 def is_memory(name: str) -> bool:
-    """Whether an instruction accesses memory or the LDS."""
+    """Return whether an instruction accesses memory or the LDS."""
     return bool(_PATTERN.match(name) or _SCALAR.match(name) or name in NO_EFFECT
                 or name in atomics.NAMES or name in atomics.COUNTED
                 or name in _EXCHANGES)  # fmt: skip
 
 
 def access_size(ins: Instruction) -> int:
-    """The smallest power of two of bytes that it touches in LDS or global memory; 0 if none."""
+    """Return the bytes that a lane's load or store touches, at most 4; 0 for anything else."""
     match = _PATTERN.match(ins.name)
     if match and match["type"] in TYPES:
         return min(4, TYPES[match["type"]][0])
@@ -72,20 +72,20 @@ def access_size(ins: Instruction) -> int:
 
 
 def polls(ins: Instruction) -> bool:
-    """Whether it asks for memory that other waves change: GLC, or an atomic of LDS."""
+    """Return whether it asks for memory that other waves change: GLC, or an LDS atomic's result."""
     returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED
     return is_memory(ins.name) and ("glc" in ins.modifiers or returns)
 
 
 def communicates(ins: Instruction) -> bool:
-    """Whether workgroups may wait for each other by it: an atomic of global memory, GLC, GL1."""
+    """Return whether workgroups may wait for each other by it: global-memory atomic, GLC, GL1."""
     if ins.name.startswith("ds_"):
         return False
     return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
 
 
 def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
-    """Marks plain loads with which a loop of compare-and-swaps begins: it compares what they give.
+    """Mark plain loads with which a loop of compare-and-swaps begins: it compares what they give.
 
     LLVM expands an atomic that has no instruction into such a loop. If the load gives an old value,
     the swap fails, and gives the next one.
@@ -120,7 +120,7 @@ def _registers(op: Operand) -> int:
 
 
 def loaded_half(ins: Instruction) -> str:
-    """ "low" or "high" if it is a load into half of a register, else ""."""
+    """Return "low" or "high" if it is a load into half of a register, else ""."""
     match = _PATTERN.match(ins.name)
     if not match or match["what"] != "load" or match["type"] not in TYPES:
         return ""
@@ -130,7 +130,7 @@ def loaded_half(ins: Instruction) -> str:
 
 
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
-    """A function that executes the instruction on Waves. Raises Unknown."""
+    """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name in NO_EFFECT:
         return executes(lambda _g: None)
     if _SCALAR.match(ins.name):
@@ -184,7 +184,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
 
 
 def _scalar_buffer(g: Waves, resource: int, start, size: int):
-    """Addresses for S_BUFFER_LOAD: base and range are the resource's, the stride must be 0."""
+    """Find addresses for S_BUFFER_LOAD: base and range are the resource's, the stride must be 0."""
     words = g.S[resource : resource + 4, :, 0]
     high = words[1].astype(np.uint64) << np.uint64(32)
     stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
@@ -196,7 +196,7 @@ def _scalar_buffer(g: Waves, resource: int, start, size: int):
 
 
 def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
-    """Loads and stores of every space; the two-address forms of LDS are two accesses."""
+    """Compile loads and stores of every space; the two-address forms of LDS are two accesses."""
     space, write, ops = match["space"], match["what"] == "store", list(ins.operands)
     allowed = _CACHE | {"offset"} | ({"offen"} if space == "buffer" else set())
     if space == "ds":
@@ -253,12 +253,12 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
 
 
 def acquired(_g: Waves, memory, at, size: int, marks) -> None:
-    """Notes for the race checks what a load with GLC at these offsets orders."""
+    """Note for the race checks what a load with GLC at these offsets orders."""
     memory.track_acquire(at, size, marks)
 
 
 def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Spaces) -> Callable:
-    """Two counters count it; which of them guarantees a lane's result depends on its aperture."""
+    """Compile a flat access: its aperture says which of two counters guarantees a lane's result."""
     data, address, off = (ops[1], ops[0], ops[2]) if write else ops
     words, offset = max(1, size // 4), ins.modifiers.get("offset", 0)
     counters = (STORE if write else VM, LGKM)
@@ -280,7 +280,7 @@ _HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
 
 
 def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
-    """counters: the one that guarantees the result first."""
+    """Compile a load. counters: the one that guarantees the result first."""
     signed, half = "sign" in how, loaded_half(ins)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
@@ -343,7 +343,7 @@ def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable,
 
 
 def _lane_exchange(ins: Instruction) -> Callable:
-    """DS_BPERMUTE, DS_PERMUTE and DS_SWIZZLE move data between lanes and touch no memory."""
+    """Compile DS_BPERMUTE, DS_PERMUTE, DS_SWIZZLE: they move data across lanes, touch no memory."""
     target, offset = ins.operands[0].index, ins.modifiers.get("offset", 0)
     entry = Outstanding(registers("v", target), True, ins.text)
     # of a wave64, each half by itself: the permutes execute "as if [they] were two independent

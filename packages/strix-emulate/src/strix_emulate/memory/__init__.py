@@ -4,11 +4,12 @@
 Its modules, imported where they are needed:
 
 * ``addressing``: where memory instructions go.
-* ``arena``: `Arena`: memory as bytes with a shadow.
+* ``arena``: `Arena`: global memory, where arrays lie.
 * ``findings``: what checks find, and which are off.
 * ``happens_before``: what atomics order.
+* ``shadow``: `Memory`: bytes with a shadow of who read and wrote them.
 * ``waits``: the wait counters: results that are outstanding.
 * ``waves``: `Waves`: registers of waves at the same instruction.
 """
 
-__all__ = ["addressing", "arena", "findings", "happens_before", "waits", "waves"]
+__all__ = ["addressing", "arena", "findings", "happens_before", "shadow", "waits", "waves"]

@@ -92,7 +92,7 @@ def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -
 
 
 def _find(arena: Arena, g: Waves, addresses, size: int, write: bool, chosen=None):
-    """Arena.find; its trap says which lane it was. chosen: of the active lanes, None for all."""
+    """Call Arena.find; its trap says which lane it was. chosen: of active lanes, None for all."""
     try:
         return arena.find(addresses, size, write)
     except Trap as trap:

@@ -134,7 +134,7 @@ class Order:
 
 
 def _workgroup(tag: int) -> int:
-    """The key under which the barriers of a whole workgroup are known."""
+    """Return the key under which the barriers of a whole workgroup are known."""
     return -(tag >> WORKGROUP)
 
 
@@ -149,7 +149,7 @@ class _Merge:
         self._own: dict[int, dict[int, int]] = {}
 
     def own(self, mark: int) -> dict[int, int]:
-        """What a wave with this tag did itself: its clock, and its workgroup's barriers."""
+        """Return what a wave with this tag did itself: its clock, and its workgroup's barriers."""
         if mark not in self._own:
             self._own[mark] = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
         return self._own[mark]

@@ -15,8 +15,8 @@ import numpy as np
 
 from strix_emulate.code.decode import Instruction, Unknown
 from strix_emulate.memory import happens_before
-from strix_emulate.memory.arena import Touch
 from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.waves import Waves
 
 VM, STORE, LGKM = 0, 1, 2
@@ -42,7 +42,7 @@ class Outstanding:
             self.number = _NUMBERS[key] = next(_COUNT)
 
     def of(self, who: np.ndarray | None) -> "Outstanding":
-        """The same of other waves."""
+        """Return the same entry of other waves."""
         return self if who is None else Outstanding(self.registers, self.ordered, self.text, who)
 
 
@@ -69,7 +69,7 @@ class State:
 
     @staticmethod
     def of(queues: Iterable[_Entries]) -> "State":
-        """The state with these entries."""
+        """Return the state with these entries."""
         queues = tuple(queues)
         key = tuple([tuple([entry.number for entry in queue]) for queue in queues])
         found = _STATES.get(key)
@@ -85,14 +85,14 @@ class State:
         return State.of((*self.queues[:counter], queue, *self.queues[counter + 1 :]))
 
     def issued(self, counter: int, entry: Outstanding) -> "State":
-        """With one more."""
+        """Return the state with one more entry."""
         key = (counter, -1 - entry.number)
         if key not in self._after:
             self._after[key] = self._with(counter, (*self.queues[counter], entry))
         return self._after[key]
 
     def waited(self, counter: int, allowed: int) -> tuple["State", list[int]]:
-        """When at most `allowed` are outstanding, and which entries are left."""
+        """Return the state when at most `allowed` are outstanding, and which entries are left."""
         key = (counter, allowed)
         if key not in self._after:
             left = _left(self.queues[counter], allowed)
@@ -123,7 +123,7 @@ class Queues:
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
-    """Bits that stand for registers: vector registers first, then scalar ones."""
+    """Return bits that stand for registers: vector registers first, then scalar ones."""
     return ((1 << count) - 1) << (first + (256 if kind == "s" else 0))
 
 
@@ -137,7 +137,7 @@ def issue(g: Waves, counter: int, entry: Outstanding, touches: Any = ()) -> None
 def issue_all(
     g: Waves, counters: tuple[int, ...], entry: Outstanding, touches: tuple[Touch, ...] = ()
 ) -> None:
-    """An instruction that several counters count; the first guarantees what the entry says.
+    """Issue an instruction that several counters count; the first guarantees what the entry says.
 
     Flat ones: in order in both since GFX10 (LLVM's hasFlatLgkmVMemCountInOrder).
     """
@@ -147,7 +147,7 @@ def issue_all(
 
 
 def check(g: Waves, touched: int, target: int, counter: int, findings: Findings) -> None:
-    """Finds an instruction that touches registers that are still to be written.
+    """Find an instruction that touches registers that are still to be written.
 
     target: registers that a load will write itself, by way of counter. Loads that one counter
     keeps in order may have the same target, or halves of it, since each writes what it loads and
@@ -165,7 +165,7 @@ def check(g: Waves, touched: int, target: int, counter: int, findings: Findings)
 
 
 def wait(g: Waves, counter: int, allowed: int) -> None:
-    """Removes what must have finished when at most `allowed` are outstanding."""
+    """Remove what must have finished when at most `allowed` are outstanding."""
     queues = g.queues
     if len(queues.state.queues[counter]) <= allowed:
         return
@@ -175,7 +175,7 @@ def wait(g: Waves, counter: int, allowed: int) -> None:
 
 
 def _left(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
-    """The entries that a wait leaves, with their numbers in the queue."""
+    """Return the entries that a wait leaves, with their numbers in the queue."""
     if allowed == 0:
         return []
     entries = list(enumerate(queue))
@@ -198,7 +198,7 @@ def _left(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
 
 
 def at_barrier(g: Waves) -> None:
-    """Accesses that still run are not ordered by the barrier that their wave arrives at.
+    """Postpone accesses that still run: the barrier that their wave arrives at does not order them.
 
     Those of LDS as well: wavefronts' LDS operations "can be reordered relative to each other", and
     only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
@@ -207,7 +207,7 @@ def at_barrier(g: Waves) -> None:
 
 
 def at_release(g: Waves) -> None:
-    """Nor are they by an atomic; nor is what the wave does after it."""
+    """Postpone accesses that still run: an atomic orders neither them nor its wave's later ones."""
     _postpone(g, 1 << happens_before.RELEASE)
     g.epoch = happens_before.after_release(g.epoch)
     g.tags = happens_before.tags(g.workgroup, g.epoch, g.wave)
@@ -222,7 +222,7 @@ def _postpone(g: Waves, unit: int) -> None:
 
 
 def select(queues: Queues, index) -> Queues:
-    """Those of the waves `index`."""
+    """Select the queues of the waves `index`."""
     if queues.state.together:
         return Queues(queues.state, list(queues.touched))
     found, touched = [], []
@@ -238,7 +238,7 @@ def select(queues: Queues, index) -> Queues:
 
 
 def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
-    """Those of n waves followed by m others."""
+    """Join the queues of n waves with those of m others behind them."""
     pairs = list(zip(a.touched, b.touched, strict=True))
     if a.state is b.state and a.state.together:
         # each wave has the same
@@ -257,7 +257,7 @@ def _padded(who, size, before, after):
 
 
 def compile_wait(ins: Instruction):
-    """s_waitcnt, s_waitcnt_vscnt and relatives as a function on Waves. Raises Unknown."""
+    """Compile s_waitcnt, s_waitcnt_vscnt and relatives to a function on Waves. Raise Unknown."""
     if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
         if ins.operands[0].text != "null":
             raise Unknown("a wait on a register")

@@ -82,11 +82,11 @@ class Waves:
         self.exec_changed()
 
     def identity(self):
-        """The arrays named in PER_WAVE."""
+        """Return the arrays named in PER_WAVE."""
         return [getattr(self, name) for name in self.PER_WAVE]
 
     def exec_changed(self):
-        """What follows from EXEC is to be derived anew."""
+        """Forget what follows from EXEC, to derive it anew."""
         self._active = None
 
     def _derived(self) -> list:
@@ -116,38 +116,38 @@ class Waves:
         self._derived()[2] = chosen
 
     def masks(self, register: int):
-        """The lane masks in that scalar register, (n, width / 32) uint32."""
+        """Return the lane masks in that scalar register, (n, width / 32) uint32."""
         if self.width == LANES:
             return self.S[register]
         return self.S[register : register + 2, :, 0].T
 
     def either(self, register: int):
-        """Of each wave, whether any lane is in the mask in that scalar register: not 0."""
+        """Return for each wave whether any lane is in the mask in that scalar register: not 0."""
         low = self.S[register, :, 0]
         return low if self.width == LANES else low | self.S[register + 1, :, 0]
 
     def lane_array(self, values):
-        """Per-wave values for the active lanes, flat."""
+        """Repeat per-wave values for the active lanes, flat."""
         return np.repeat(values, self.width)[self.lanes]
 
     def active(self, values):
-        """(n, width) or broadcastable values of the active lanes, flat."""
+        """Pick the active lanes of (n, width) or broadcastable values, flat."""
         return np.broadcast_to(values, (self.n, self.width)).reshape(-1)[self.lanes]
 
 
 def unpack(bits):
-    """Masks (n, words) uint32 as booleans (n, 32 words)."""
+    """Unpack masks (n, words) uint32 to booleans (n, 32 words)."""
     raw = np.ascontiguousarray(bits).view(np.uint8)
     return np.unpackbits(raw, axis=1, bitorder="little").view(bool)
 
 
 def pack(flags):
-    """Booleans (n, 32 words) as masks (n, words) uint32."""
+    """Pack booleans (n, 32 words) to masks (n, words) uint32."""
     return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
 
 def constant(text: str, kind: str):
-    """A constant as LLVM printed it, as a number of the kind (f32, u16, b64 ...).
+    """Parse a constant, as LLVM printed it, to a number of the kind (f32, u16, b64 ...).
 
     Integers are bit patterns, decimal fractions are values in the operand's own type, but those of
     16-bit integers the low half of a float32 (LLVM's getInlineEncodingV216).
@@ -161,7 +161,7 @@ def constant(text: str, kind: str):
 
 
 def constant_half(text: str, kind: str, high: bool):
-    """The half of a constant that op_sel picks for a packed operation on this 16-bit kind.
+    """Return the half of a constant that op_sel picks for a packed operation on this 16-bit kind.
 
     All 32 bits of a literal; an inline integer, sign-extended; an inline fraction as float16 below
     zeros, but for integer operations as float32 (LLVM's getInlineEncodingV216: the ISA document is
@@ -227,7 +227,7 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
 
 
 def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
-    """A function from Waves to the operand's values, with abs and neg; may share memory."""
+    """Return a function from Waves to the operand's values, with abs and neg; may share memory."""
     if op.kind == "const":
         value = constant_half(op.text, kind, op.half == "h") if op.half else constant(op.text, kind)
         read = lambda _g: value  # noqa: E731
@@ -252,7 +252,7 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
 
 
 def vector_writer(op: Operand, kind: str) -> Callable:
-    """A function (waves, values, mask or None) that writes active lanes, or those of the mask."""
+    """Return a function (waves, values, mask or None) that writes active lanes, or the mask's."""
     i, span = op.index, int(kind[-2:])
     if op.kind != "v":
         raise Unknown(f"destination {op.text}")
@@ -281,7 +281,7 @@ def _store(g, target, value, mask):
 
 
 def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
-    """A function (waves, values (n, 1)) that writes scalar registers."""
+    """Return a function (waves, values (n, 1)) that writes scalar registers."""
     i = op.index
     if op.kind != "s":
         raise Unknown(f"destination {op.text}")
@@ -308,7 +308,7 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
 
 
 def mask_reader(op: Operand) -> Callable:
-    """A lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
+    """Return a reader of a lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
     if op.kind == "const":
         words = np.array([constant(op.text, "b64")]).view(np.uint32)[None]
         return lambda g: unpack(words[:, : g.width // LANES])
@@ -317,7 +317,7 @@ def mask_reader(op: Operand) -> Callable:
 
 
 def mask_writer(op: Operand) -> Callable:
-    """A function (waves, booleans (n, width)) that writes a lane mask."""
+    """Return a function (waves, booleans (n, width)) that writes a lane mask."""
     i = op.index
     if op.kind != "s":
         raise Unknown(f"destination {op.text}")

@@ -119,20 +119,20 @@ class Library:
 
 @cache
 def digest() -> str:
-    """Of all that decides what the library does."""
+    """Hash all that decides what the library does."""
     return hashlib.sha256(
         b"".join((Path(__file__).parents[1] / name).read_bytes() for name in SOURCES)
     ).hexdigest()
 
 
 def loaded() -> Library | None:
-    """The library for this processor: of the folder STRIX_EMULATE_NATIVE, or installed."""
+    """Return the library for this processor: of the folder STRIX_EMULATE_NATIVE, or installed."""
     return _found()[0]
 
 
 @cache
 def _found() -> tuple[Library | None, str]:
-    """The library, or why numpy goes on alone."""
+    """Find the library, or why numpy goes on alone."""
     asked = os.environ.get("STRIX_EMULATE_NATIVE", "")
     if asked == "off":
         return None, "STRIX_EMULATE_NATIVE is off"
@@ -148,12 +148,12 @@ def _found() -> tuple[Library | None, str]:
 
 
 def forget() -> None:
-    """The environment variable changed."""
+    """Forget the library: the environment variable changed."""
     _found.cache_clear()
 
 
 def processor_level() -> int:
-    """The level of x86-64, 2 to 4, that this machine has; 1 where Linux does not say."""
+    """Return the level of x86-64, 2 to 4, that this machine has; 1 where Linux does not say."""
     try:
         flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
     except OSError:
@@ -162,7 +162,7 @@ def processor_level() -> int:
 
 
 def describe() -> str:
-    """What executes instructions here, in a line."""
+    """Say in a line what executes instructions here."""
     found, why = _found()
     return f"{why}, and numpy for the rest" if found else f"numpy alone: {why}"
 
@@ -172,7 +172,7 @@ def _bits(kind: str) -> int:
 
 
 def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
-    """Raises Unknown for what C does not read."""
+    """Encode an operand. Raise Unknown for what C does not read."""
     if kind == "bf16":
         raise Unknown("bf16")
     if kind == "lane":
@@ -194,7 +194,7 @@ def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
 
 
 def encode(form: Form, functions: dict[str, int]) -> COp:
-    """The form as C executes it. Raises Unknown if it has none."""
+    """Encode the form as C executes it. Raise Unknown if C has none."""
     op = COp(form=SHAPES[form.shape], sources=len(form.sources))
     if form.function is not None:
         if form.name not in functions:
@@ -238,7 +238,7 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
 
 
 def _highest(op: COp, shape: str) -> int:
-    """The last vector register that it touches."""
+    """Return the last vector register that it touches."""
     ends = [-1]
     matrix = shape.startswith("wmma")
     for operand in (op.target, *list(op.source)[: op.sources]):
@@ -249,7 +249,7 @@ def _highest(op: COp, shape: str) -> int:
 
 
 def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]:
-    """Operations of one step, in an order in which none writes what a later one reads."""
+    """Encode operations of one step, in an order in which none writes what a later one reads."""
     ops = [encode(form, functions) for form in forms]
     if len(ops) < 2:
         return ops
@@ -269,7 +269,7 @@ def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]
 
 
 def _feeds(first: COp, second: COp) -> bool:
-    """Whether the second reads what the first writes."""
+    """Return whether the second reads what the first writes."""
     width = max(1, first.words) if first.words else max(1, first.target.bits // 32)
     written = set(range(first.target.index, first.target.index + width))
     for source in list(second.source)[: second.sources]:

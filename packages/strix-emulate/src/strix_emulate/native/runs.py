@@ -19,8 +19,8 @@ from strix_emulate.errors import Trap
 from strix_emulate.instructions.forms import Executable
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
-from strix_emulate.memory.arena import Memory
 from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
 
@@ -56,7 +56,7 @@ class Step:
         return run
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
-        """By numpy. A trap knows the instruction."""
+        """Execute it by numpy. A trap knows the instruction."""
         try:
             if checks:
                 checks.at = self.instruction
@@ -69,14 +69,14 @@ class Step:
             raise
 
     def check(self, g, checks: Findings) -> None:
-        """Finds a wait that it needs and that is not there."""
+        """Find a wait that it needs and that is not there."""
         known = self.known
         pending = g.queues.state.pending
         if pending and pending & (known.reads | known.target) and checks.on("pending"):
             waits.check(g, known.reads, known.target, known.counter, checks)
 
     def issue(self, g, touches: Any = ()) -> None:
-        """What it does to the wait counters, without touching memory."""
+        """Apply what it does to the wait counters, without touching memory."""
         issued = self.known.executable.issues
         if issued is not None:
             waits.issue(g, *issued, touches)
@@ -84,7 +84,7 @@ class Step:
             self.run(g)
 
     def ops(self, library: native.Library) -> list | Literal[False]:
-        """What C executes; False if it cannot."""
+        """Return what C executes; False if it cannot."""
         known = self.known
         if known.ops is None:
             try:
@@ -101,7 +101,7 @@ class Session:
     def __init__(
         self, library: native.Library, spaces: Spaces, lanes: int, registers: int, checks: bool
     ):
-        """registers: how many vector registers the waves have."""
+        """Take registers, how many vector registers the waves have."""
         self.compiled, self.spaces, self.checks = library, spaces, checks
         self.registers = registers
         self.memories = (spaces.arena, spaces.lds, spaces.scratch)
@@ -128,14 +128,14 @@ class Session:
         scratch.size, scratch.stride = spaces.scratch_size, spaces.scratch_size
 
     def start(self) -> None:
-        """After the shadows were cleared."""
+        """Tell C where the shadows are, after they were cleared."""
         for memory, c in zip(self.memories, self.state.memory, strict=True):
             if memory.checked:
                 c.written, c.read = memory.written.ctypes.data, memory.read.ctypes.data
                 c.writers = memory.writers.ctypes.data
 
     def run(self, g: Waves, ops: int, count: int, kept: int | None = None, log: Any = None) -> int:
-        """Executes operations at that address; gives how many, less than count if C stopped.
+        """Execute operations at that address; return how many, less than count if C stopped.
 
         kept: the address of the rows of the log by operation, if there is one.
         """
@@ -274,7 +274,7 @@ class Run:
             start = self.starts[first]
 
     def by_numpy(self, g: Waves, checks: Findings | None, first: int, stopped: int) -> None:
-        """The step in front of which C stopped after it had begun with the first."""
+        """Execute the step in front of which C stopped after it had begun with the first."""
         if checks:
             for step in self.steps[first:stopped]:
                 step.issue(g)
@@ -326,7 +326,7 @@ class Run:
 
 
 def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
-    """The steps of a block, with runs of those that C knows in their place."""
+    """Return the steps of a block, with runs of those that C knows in their place."""
     if session is None:
         return list(steps)
     found: list[Step | Run] = []

@@ -58,7 +58,7 @@ class Trace:
         self.entered = self.left = 0
 
     def execute(self, g: Waves, checks: Findings | None) -> int:
-        """Gives the number of the last block whose steps were executed; -1 if none was."""
+        """Run it; return the number of the last block whose steps were executed; -1 if none was."""
         plan = log = kept = None
         if checks:
             state = g.queues.state
@@ -120,7 +120,7 @@ class _Plan:
         return found
 
     def leave(self, g: Waves, count: int, trace: Trace, log) -> None:
-        """Behind so many blocks."""
+        """Leave the wait counters as they are behind so many blocks."""
         queues, end = g.queues, self._behind[count]
         queues.state = end.state
         if count not in self._changes:
@@ -140,7 +140,7 @@ class _Plan:
 
 
 def _plan(trace: Trace, state: waits.State, checks: Findings) -> _Plan | None:
-    """None if a wait is missing: then the blocks find it."""
+    """Plan a trace; return None if a wait is missing: then the blocks find it."""
     places = [[(i, None) for i in range(len(queue))] for queue in state.queues]
     ghost: Any = SimpleNamespace(queues=waits.Queues(state, places))
     behind = [waits.Queues(state, list(places))]
@@ -156,7 +156,7 @@ def _plan(trace: Trace, state: waits.State, checks: Findings) -> _Plan | None:
 
 
 def _guard(block, following: int) -> native.COp:
-    """An operation that stops C where not all waves go from the block to the following one."""
+    """Make an operation that stops C where not all waves go from the block to the following one."""
     kind, register, jumps = _ASKS[block.end.name]
     guard = native.COp(form=native.SHAPES["guard"])
     guard.target = native.COperand(file=native.FILES[kind], index=register)
@@ -165,7 +165,7 @@ def _guard(block, following: int) -> native.COp:
 
 
 def grow(blocks: dict, head, session: Session | None) -> Trace | None:
-    """A trace from the block on, the way that waves went last."""
+    """Grow a trace from the block on, the way that waves went last."""
     found: list = []
     block = head
     while len(found) < _LONGEST and block not in found and _suits(block):
@@ -180,7 +180,7 @@ def grow(blocks: dict, head, session: Session | None) -> Trace | None:
 
 
 def _suits(block) -> bool:
-    """Whether C executes all of it, and nothing in it orders what other waves do."""
+    """Return whether C executes all of it, and nothing in it orders what other waves do."""
     if block.parts is None:
         return False
     if len(block.parts) == 1 and isinstance(block.parts[0], Run):
@@ -189,7 +189,7 @@ def _suits(block) -> bool:
 
 
 def find(blocks: dict, block, session: Session | None) -> Trace | None:
-    """The trace that begins at the block, if it has one by now."""
+    """Find the trace that begins at the block, if it has one by now."""
     trace = block.trace
     if trace is not None and trace.useless:
         trace = block.trace = None

@@ -14,9 +14,10 @@ from strix_emulate.errors import Trap
 from strix_emulate.instructions.salu import simm16
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
-from strix_emulate.memory.arena import Arena, Memory
+from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.findings import CHECKS, Findings, Note
 from strix_emulate.memory.happens_before import WORKGROUP, tags
+from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
 from strix_emulate.native import library as native
 from strix_emulate.native import traces
@@ -70,7 +71,7 @@ class Outcome:
     """executed: wave-instructions; blocks: with how many waves entered each; notes: what checks
     found, where that did not end the launch.
 
-    seconds: of CPU time in other processes; cores, one_core: see :class:`api.Launch`.
+    seconds: of CPU time in other processes; cores, one_core: see :class:`launches.Launch`.
     """
 
     executed: int
@@ -88,7 +89,7 @@ class Machine:
         self, kernel: Kernel, program: Program, arena: Arena, options: Options, lds: int,
         code: int = 0, packet: int = 0, queue: int = 0,
     ):  # fmt: skip
-        """code, packet, queue: addresses of the kernel's code, dispatch packet and queue."""
+        """Take code, packet, queue: addresses of the kernel's code, dispatch packet and queue."""
         self.kernel, self.arena, self.options, self.lds = kernel, arena, options, lds
         self.code, self.pointers = code, {"dispatch": packet, "queue": queue}
         self.program = program
@@ -100,7 +101,7 @@ class Machine:
         self.findings = Findings(options.off, options.lenient) if options.checks else None
 
     def run(self, kernarg: int, grid: tuple[int, ...], block: tuple[int, ...]) -> Outcome:
-        """Executes all workgroups. Raises Trap, with the place in its message."""
+        """Execute all workgroups. Raise Trap, with the place in its message."""
         threads = block[0] * block[1] * block[2]
         waves, lanes = -(-threads // self.kernel.width), self.kernel.width
         total = self.total = grid[0] * grid[1] * grid[2]
@@ -130,7 +131,7 @@ class Machine:
         blocks = self.program.blocks(self.kernel, spaces, self.session)
 
         def run_batch(first: int, end: int) -> None:
-            """Workgroups from the first up to the end."""
+            """Run workgroups from the first up to the end."""
             for memory in (spaces.lds, spaces.scratch):
                 memory.clear_tags()
                 memory.views[4][:] = self.options.poison
@@ -163,7 +164,7 @@ class Machine:
         return outcome
 
     def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
-        """Runs workgroups from the first on on several cores; False: they are still to be run."""
+        """Run workgroups from the first on on several cores; False: they are still to be run."""
         outcome.one_core = parallel.one_core(self.program.communicates)
         left = self.executed / first * (total - first)
         if outcome.one_core or not parallel.worth(left, self.arena):
@@ -199,7 +200,7 @@ class Machine:
         return max(self.kernel.vgprs, 8)
 
     def _start(self, numbers, waves: int, kernarg: int, grid, block) -> Waves:
-        """Initial registers: LLVM's guide, "Initial Kernel Execution State"."""
+        """Make waves with initial registers: LLVM's guide, "Initial Kernel Execution State"."""
         kernel, n = self.kernel, len(numbers) * waves
         workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
         V = np.full((self._registers(), n, kernel.width), self.options.poison, np.uint32)
@@ -268,13 +269,13 @@ class Machine:
         return [part for g in sets for part in self._scheduled(g)]
 
     def _scheduled(self, g: Waves) -> list[Waves]:
-        """How waves that stand together run: together, or one by one."""
+        """Split waves that stand together as they run: together, or one by one."""
         if self.options.lockstep:
             return [g]
         return [select(g, np.arange(g.n) == i) for i in range(g.n)]
 
     def _advance(self, blocks: dict[int, Block], g: Waves, limit: int) -> tuple[str, list[Waves]]:
-        """Runs blocks until the waves part, end, reach a barrier, or reach waves that are ahead."""
+        """Run blocks until the waves part, end, reach a barrier, or reach waves that are ahead."""
         if g.tags is None:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
         while True:
@@ -334,7 +335,7 @@ class Machine:
                     return "meet", [g]
 
     def _trace(self, blocks: dict[int, Block], block: Block, g: Waves, limit: int) -> Block | None:
-        """The last one of several blocks that C executed at once, if they can be."""
+        """Execute several blocks at once in C, if they can be; return the last one."""
         trace = traces.find(blocks, block, self.session)
         if trace is None or trace.highest >= limit:
             return None
@@ -353,7 +354,7 @@ class Machine:
         )  # fmt: skip
 
     def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
-        """S_SETPC, S_SWAPPC, S_CALL: waves by where they go."""
+        """Execute S_SETPC, S_SWAPPC, S_CALL; return waves by where they go."""
         behind = ins.address + ins.size
         if ins.name == "s_call_b64":
             places = np.full(g.n, behind + 4 * simm16(ins.operands[1].text))

@@ -20,7 +20,7 @@ class Barriers:
         self, start: Waves, waves: int, arena: Arena, findings: Findings | None, whole: bool,
         cleared: Callable,
     ):  # fmt: skip
-        """start: all waves; waves: of a workgroup; whole: they are those of the whole grid;
+        """Take start: all waves; waves: of a workgroup; whole: they are those of the whole grid.
         cleared: called after the race shadow of global memory began anew."""
         self._first = int(start.workgroup[0])
         self._alive = np.full(int(start.workgroup[-1]) - self._first + 1, waves)
@@ -35,17 +35,17 @@ class Barriers:
         return not (self._waiting or self._for_grid)
 
     def end(self, g: Waves) -> list[Waves]:
-        """Waves that have ended; those for whom that is enough go on."""
+        """Note waves that have ended; return those for whom that is enough to go on."""
         np.subtract.at(self._alive, g.workgroup - self._first, 1)
         return self._pass()
 
     def arrive(self, g: Waves) -> list[Waves]:
-        """Waves at an S_BARRIER; those that go on."""
+        """Let waves arrive at an S_BARRIER; return those that go on."""
         _gather(self._waiting, g)
         return self._pass()
 
     def arrive_for_grid(self, g: Waves) -> list[Waves]:
-        """Waves at a DS_GWS_BARRIER, the barrier of a cooperative launch; those that go on."""
+        """Let waves arrive at a DS_GWS_BARRIER, a cooperative launch's; return those that go on."""
         if not self._whole:
             raise Trap(
                 "unknown", "grid.sync() in a launch that is not cooperative, or of too many waves"
@@ -54,8 +54,8 @@ class Barriers:
         return self._pass()
 
     def stuck(self, where) -> list[Waves]:
-        """Nobody else can go on: waves at different barriers, as the hardware does not tell one
-        from another; a finding. where: the last instruction. Gives those that go on."""
+        """Let waves at different barriers go on if no other can, a finding; return those that do.
+        The hardware does not tell one barrier from another. where: the last instruction."""
         g = (self._waiting or self._for_grid)[0]
         places = sorted({hex(x.pc) for x in (*self._waiting, *self._for_grid)})
         text = (
@@ -70,7 +70,7 @@ class Barriers:
         return self._pass(same=False)
 
     def _pass(self, same: bool = True) -> list[Waves]:
-        """Waves that go on; the others are kept.
+        """Return waves that go on; keep the others.
 
         "If some waves in the threadgroup have already terminated, this waits on only the surviving
         waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
@@ -114,7 +114,7 @@ def _gather(waiting: list[Waves], g: Waves) -> None:
 
 
 def select(g: Waves, chosen) -> Waves:
-    """The waves for which `chosen` is True."""
+    """Select the waves for which `chosen` is True."""
     if chosen.all():
         g.tags = None
         return g
@@ -128,7 +128,7 @@ def select(g: Waves, chosen) -> Waves:
 
 
 def join(a: Waves, b: Waves) -> Waves:
-    """Two sets of waves at the same instruction as one, in the order of their numbers."""
+    """Join two sets of waves at the same instruction to one, in the order of their numbers."""
     order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
     identity = [
         np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)

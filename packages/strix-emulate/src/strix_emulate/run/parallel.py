@@ -18,7 +18,8 @@ from multiprocessing.connection import wait
 import numpy as np
 
 from strix_emulate.errors import Trap
-from strix_emulate.memory.arena import READ_ONLY, Arena, shared_zeros
+from strix_emulate.memory.arena import READ_ONLY, Arena
+from strix_emulate.memory.shadow import shared_zeros
 
 #: Wave-instructions, and those for a byte that may change, below which processes cost more than
 #: they save.
@@ -109,13 +110,13 @@ def split(
 
 
 def _spans(arena: Arena) -> list[tuple[int, int]]:
-    """Where bytes may change: offsets of the start and the end."""
+    """Return where bytes may change: offsets of the start and the end."""
     rows = arena.ranges().tolist()
     return sorted({(at, at + size) for _, size, at, mode in rows if mode != READ_ONLY and size})
 
 
 def _note(row: np.ndarray, arena: Arena, spans, since: int) -> None:
-    """Notes for each cell how it was touched."""
+    """Note for each cell how it was touched."""
     at = 0
     for start, end in spans:
         cells = slice(start // arena.cell, -(-end // arena.cell))
@@ -126,7 +127,7 @@ def _note(row: np.ndarray, arena: Arena, spans, since: int) -> None:
 
 
 def _meet(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
-    """Whether any cell was written by one process and touched by another."""
+    """Return whether any cell was written by one process and touched by another."""
     for at in range(0, rows.shape[1], chunk):
         part = rows[:, at : at + chunk]
         if (((part > 0).sum(axis=0) > 1) & (part == _WRITTEN).any(axis=0)).any():
@@ -135,7 +136,7 @@ def _meet(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
 
 
 def _fork(child: Callable, count: int) -> list[Answer] | None:
-    """What the processes send; None as soon as one ends without."""
+    """Return what the processes send; None as soon as one ends without sending."""
     processes, receivers, answers = [], [], []
     try:
         for number in range(count):

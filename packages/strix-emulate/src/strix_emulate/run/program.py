@@ -173,8 +173,10 @@ class Program:
 
     @cached_property
     def whole_words(self) -> bool:
-        """Whether words may reach past an array's end: atomics of 16 bits are compare-and-swap of
-        the word around them."""
+        """Whether words may reach past an array's end.
+
+        Atomics of 16 bits are compare-and-swap of the word around them.
+        """
         return any("cmpswap_b32" in ins.name for ins in self.instructions)
 
     def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
@@ -196,7 +198,7 @@ class Program:
 def _modes_at(
     blocks: Blocks, lines: dict, start: mode_register.Mode
 ) -> dict[int, mode_register.Mode | None]:
-    """The mode at each block that a branch reaches; None where it depends on the way there."""
+    """Find the mode at each block that is reached; None where it depends on the way there."""
     entry: dict[int, mode_register.Mode | None] = {0: start}
     todo = [0]
     while todo:
@@ -224,7 +226,7 @@ def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_regis
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
     """Decode the kernel's instructions, and those of all functions of the file if it calls some.
 
-    Addresses count from the kernel's first instruction. Raises DisassemblerError without a suitable
+    Addresses count from the kernel's first instruction. Raise DisassemblerError without a suitable
     libLLVM.
     """
     found = decode(kernel.code, width=kernel.width)

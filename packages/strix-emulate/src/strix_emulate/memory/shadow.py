@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Memory as bytes with a shadow: what may be touched, what was written, and by whom.
+
+Race detection is happens-before over barriers. The shadow of a cell (the smallest access of the
+kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers
+passed, wave. Two accesses of different waves, one of them a write, with no barrier between them are
+a race; so are those of different workgroups. An access that still runs when its wave arrives at a
+barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`). What
+looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.happens_before`).
+"""
+
+import mmap
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.happens_before import (
+    BARRIER,
+    EVERYONE,
+    RELEASE,
+    SEVERAL,
+    WORKGROUP,
+    Order,
+    barriers,
+    who,
+)
+
+
+@dataclass
+class Touch:
+    """What one memory instruction touched, kept while it is outstanding: offsets and their tags."""
+
+    memory: "Memory"
+    at: np.ndarray
+    marks: np.ndarray
+    size: int
+    write: bool
+
+
+def shared_zeros(size: int) -> np.ndarray:
+    """Make bytes that processes forked later have in common."""
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
+
+
+def _zeros(count: int, dtype) -> np.ndarray:
+    """Make zeros that cost nothing until they are touched.
+
+    From 4 MiB on numpy asks for huge pages: a launch that touches few cells would clear megabytes.
+    """
+    size = count * np.dtype(dtype).itemsize
+    if size < 1 << 22 or sys.platform != "linux":
+        return np.zeros(count, dtype)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype, count)
+
+
+class Memory:
+    """size bytes at offset 0.
+
+    checked: keep tags and find races; strict: reading what was never written is a trap; shared:
+    among forked processes.
+    """
+
+    def __init__(
+        self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True,
+        shared: bool = False,
+    ):  # fmt: skip
+        self.name, self.cell, self.checked, self.strict = name, cell, checked, strict
+        # room for an access that starts at the last byte; numpy's zeros cost nothing until touched
+        self.size = size
+        room = (size + 31) // 16 * 16
+        self.bytes = shared_zeros(room) if shared else np.zeros(room, np.uint8)
+        self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
+            16: self.bytes.view("c16")
+        }
+        #: what becomes of what is found
+        self.findings = Findings()
+        #: how atomics order waves, or None where nothing is checked
+        self.order: Order | None = None
+        #: for cells to which waves of several workgroups wrote one value: who did
+        self.copies: dict[int, set[int]] = {}
+        #: whether a cell belongs to one workgroup alone, as in LDS and scratch
+        self.one_workgroup = True
+        self.clear_tags()
+
+    def clear_tags(self) -> None:
+        """Forget who wrote and read what."""
+        cells = self.size // self.cell + 1 if self.checked else 0
+        self.written, self.read = _zeros(cells, np.int64), _zeros(cells, np.int64)
+        #: the tags in `written` that are of atomics
+        self.swapped = _zeros(cells, np.int64)
+        #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
+        self.writers = _zeros(cells, np.uint32)
+        self.copies.clear()
+
+    def load(self, at, size: int):
+        """Load size bytes at each offset: (words, len(at)) uint32, 1 and 2 bytes zero-extended."""
+        aligned = not (at & (min(size, 16) - 1)).any() if size != 12 else False
+        if aligned:
+            got = np.take(self.views[size], at // size, mode="clip")
+            if size < 4:
+                return got.astype(np.uint32)[None]
+            return got.view(np.uint32).reshape(len(at), size // 4).T
+        if size >= 4 and not (at & 3).any():
+            words = (at >> 2) + np.arange(size // 4)[:, None]
+            return np.take(self.views[4], words, mode="clip")
+        raw = np.take(self.bytes, at + np.arange(size)[:, None], mode="clip").astype(np.uint32)
+        if size < 4:
+            return sum(raw[i] << np.uint32(8 * i) for i in range(size))[None]
+        return sum(raw[i::4] << np.uint32(8 * i) for i in range(4))
+
+    def store(self, at, data, size: int) -> None:
+        """Store the low `size` bytes of data (words, len(at)) at each offset."""
+        if size < 4:
+            if size == 2 and not (at & 1).any():
+                self.views[2][at >> 1] = data[0].astype(np.uint16)
+                return
+            for i in range(size):
+                self.bytes[at + i] = (data[0] >> np.uint32(8 * i)).astype(np.uint8)
+        elif not (at & 3).any():
+            for i in range(size // 4):
+                self.views[4][(at >> 2) + i] = data[i]
+        else:
+            for i in range(size):
+                self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
+
+    def track(self, at, size: int, marks, beside_atomics: bool = False) -> Touch | None:
+        """Check a load against earlier stores and note it. Trap on a race.
+
+        at: offsets, flat; marks: the tag of each; beside_atomics: what atomics wrote is no race.
+        """
+        if not self.checked:
+            return None
+        touch = Touch(self, at, marks, size, False)
+        cells, marks = self._cells(at, size, marks)
+        before = np.take(self.written, cells)
+        if self.strict and self.one_workgroup and not before.all():
+            self.findings.found("uninitialised", f"{self.name} is read before it is written")
+        if self._recent(before, marks):
+            conflict = self._unordered(before, marks)
+            if conflict.any():
+                conflict &= ~self._wrote(cells, before, marks, conflict)
+                if beside_atomics:
+                    conflict &= before != self.swapped[cells]
+            self._race(conflict, before, marks, "a write")
+        seen = np.take(self.read, cells)
+        if self._recent(seen, marks):
+            self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
+        else:
+            self.read[cells] = marks
+        lost = np.flatnonzero(np.take(self.read, cells) != marks)
+        if len(lost):
+            now, mine = self.read[cells[lost]], marks[lost]
+            self.read[cells[lost]] = np.where(self._unordered(now, mine), _merge(now, mine), now)
+        return touch
+
+    def track_acquire(self, at, size: int, marks) -> None:
+        """Note a load past the wave's own cache: what it sees orders, and it is no race."""
+        if self.order is not None:
+            cells, marks = self._cells(at, size, marks)
+            self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
+
+    def track_atomic(self, at, size: int, marks) -> None:
+        """Note an atomic of these lanes."""
+        cells, marks = self._cells(at, size, marks)
+        before = np.take(self.written, cells)
+        if self.order is not None:
+            self.order.atomic(self.name, cells, marks, before)
+        # written is what was not before: whoever waits for it reads it
+        fresh = before == 0
+        if fresh.any():
+            self.written[cells[fresh]] = self.swapped[cells[fresh]] = marks[fresh]
+
+    def _unordered(self, old, new):
+        conflict = _unordered(old, new)
+        if self.order is not None and conflict.any():
+            at = np.flatnonzero(conflict)
+            conflict[at] = ~self.order.ordered(old[at], new[at])
+        return conflict
+
+    def _wrote(self, cells, before, marks, asked):
+        """Return where a wave reads a value that it wrote itself, though others wrote the same."""
+        found = _same_group(before, marks) & (self.writers[cells] & _bit(marks) != 0)
+        for i in np.flatnonzero(asked & ~found).tolist() if self.copies else ():
+            found[i] = who(int(marks[i])) in self.copies.get(int(cells[i]), ())
+        return found
+
+    def _recent(self, held, marks) -> bool:
+        """Return, at a quick look, whether any cell's tag could be unordered with the access.
+
+        In LDS and scratch all tags of a cell are of one workgroup, so older epochs are ordered.
+        """
+        if not self.one_workgroup:
+            return bool(held.any())
+        return bool((held >= marks >> BARRIER << BARRIER).any())
+
+    def track_store(self, at, data, size: int, marks) -> Touch | None:
+        """Store, and note it, with the checks of :meth:`track`.
+
+        Several waves may write the same value to the same cell: compilers let all threads that hold
+        a copy of a value store it.
+        """
+        if not self.checked:
+            self.store(at, data, size)
+            return None
+        cells, cell_marks = self._cells(at, size, marks)
+        before = np.take(self.read, cells)
+        if self._recent(before, cell_marks):
+            self._race(self._unordered(before, cell_marks), before, cell_marks, "a read")
+        before = np.take(self.written, cells)
+        conflict = (
+            self._unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
+        )
+        if conflict.any():
+            lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
+            if self._differs(at[lanes], data[:, lanes], size):
+                self._race(conflict, before, cell_marks, "another write of another value")
+        if self.copies:
+            for cell in cells[~conflict].tolist() if len(conflict) else cells.tolist():
+                self.copies.pop(cell, None)
+        writers = _bit(cell_marks)
+        if conflict.any():
+            near = conflict & _same_group(before, cell_marks)
+            writers = np.where(near, self.writers[cells] | writers, writers)
+            far = conflict & ~near
+            self._copied(cells[far], before[far], cell_marks[far])
+        self.store(at, data, size)
+        self.written[cells], self.writers[cells] = cell_marks, writers
+        # several waves in one instruction: the last one stands there
+        lost = self.written[cells] != cell_marks
+        if lost.any():
+            lanes = np.flatnonzero(lost.reshape(-1, len(at)).any(axis=0))
+            if self._differs(at[lanes], data[:, lanes], size):
+                self.findings.found(
+                    "race", f"two waves write different values to one {self.name} cell at once"
+                )
+            here = np.isin(cells, cells[lost])
+            np.bitwise_or.at(self.writers, cells[here], writers[here])
+            here &= ~_same_group(self.written[cells], cell_marks)
+            self._copied(cells[here], self.written[cells[here]], cell_marks[here])
+        return Touch(self, at, marks, size, True)
+
+    def _copied(self, cells, first, second) -> None:
+        """Note that waves with these tags wrote the same value to these cells."""
+        for cell, a, b in zip(cells.tolist(), first.tolist(), second.tolist(), strict=True):
+            self.copies.setdefault(cell, set()).update((who(a), who(b)))
+
+    def _cells(self, at, size: int, marks):
+        count = max(1, size // self.cell)
+        cells = at // self.cell
+        if count > 1:
+            cells = (cells + np.arange(count)[:, None]).ravel()
+            marks = np.broadcast_to(marks, (count, len(at))).ravel()
+        return cells, marks
+
+    def _differs(self, at, data, size: int) -> bool:
+        if size < 4:
+            data = data & np.uint32((1 << 8 * size) - 1)
+        return not np.array_equal(self.load(at, size), data)
+
+    def _race(self, conflict, before, marks, what: str) -> None:
+        if conflict.any():
+            first = int(np.flatnonzero(conflict)[0])
+            old, new = int(before[first]), int(marks[first])
+            self.findings.found(
+                "race",
+                f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
+                f"{what} by {_who(old)}",
+            )
+
+    def postpone(self, touch: Touch, waves, unit: int) -> None:
+        """Move an access that outlives a barrier or a release behind it, for these waves.
+
+        waves: without clock; unit: 1 << BARRIER or 1 << RELEASE.
+        """
+        held = self.written if touch.write else self.read
+        mine = np.isin(who(touch.marks), waves)
+        cells, marks = self._cells(touch.at[mine], touch.size, touch.marks[mine])
+        # of readers in common only the highest clock is known
+        moved = cells[held[cells] >> RELEASE == marks >> RELEASE]
+        held[moved] += unit
+        touch.marks = np.where(mine, touch.marks + unit, touch.marks)
+
+
+def _same_group(old, new):
+    return old >> WORKGROUP == new >> WORKGROUP
+
+
+def _bit(tag):
+    """Return the bit of a wave among the up to 32 of its workgroup."""
+    return np.uint32(1) << (tag & 31).astype(np.uint32)
+
+
+def _unordered(old, new):
+    """Return whether an access tagged old and a later one tagged new could come in reverse."""
+    if len(old) == 0 or not old.any():
+        return np.zeros(len(old), bool)
+    return np.where(
+        _same_group(old, new),
+        (barriers(old) >= barriers(new)) & ((old ^ new) & 0xFF != 0),
+        old != 0,
+    )
+
+
+def _merge(old, new):
+    """Make a read tag for two readers: several waves of one workgroup, or several workgroups."""
+    return np.where(_same_group(old, new), np.maximum(old, new) | SEVERAL, np.int64(EVERYONE))
+
+
+def _who(tag: int) -> str:
+    if tag >= EVERYONE:
+        return "several workgroups"
+    wave = "several waves" if tag & 0xFF == SEVERAL else f"wave {tag & 0xFF}"
+    return f"{wave} of workgroup {(tag >> WORKGROUP) - 1}"
