@@ -106,6 +106,7 @@ SPOILT = {
     "the last tile of columns": ("moe-ragged", "out", lambda out: out * 104 / 128),
     "an expert's bias": ("moe-bias", "out", lambda out: out - 0.1),
     "zero points": ("moe-int4-zeros", "out", lambda out: out + out.mean()),
+    "a block's scale": ("moe-fp8", "out", lambda out: out * 1.02),
     "a group's scale": ("moe-int4", "out", lambda out: out * 1.02),
 }
 

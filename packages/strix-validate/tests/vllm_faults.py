@@ -258,6 +258,10 @@ ATTENTION = {
         _MOE, "    topk_weights_ptr + offs_token,", "    topk_weights_ptr + offs_token // 2,",
         "moe",
     ),
+    "scales of the first block of an expert": (
+        _MOE, "b_scale = tl.load(b_scale_ptrs + offs_ks * stride_bsk)",
+        "b_scale = tl.load(b_scale_ptrs)", "moe-fp8",
+    ),
     "a model sees the future": (_HELPERS, *_BEYOND, "model"),
     "a model's keys one slot on": (
         _WRITER, "block_offset = slot_idx % block_size",

@@ -34,10 +34,11 @@ without memory, on a made-up gfx1151. Elsewhere the table answers, which was
 [compared](../evidence/2026-11-23-models.md) with vLLM {version} and the recipe's patches.
 
 How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against
-float64; *emulated*: the compiled code executed on a CPU, against float64; *emulated by hand*: the
-same of HIP code of [vLLM](../evidence/2026-11-23-vllm-by-hand.md) and
-[torch](../evidence/2026-11-23-torch-by-hand.md) that was compiled by hand. A proof covers what
-the [checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
+float64; *emulated*: the compiled code executed on a CPU, against float64; *emulated by hand*: so
+with a [vLLM](../evidence/2026-11-23-vllm-by-hand.md) ([experts in FP8 and
+MXFP4](../evidence/2026-11-24-vllm-by-hand.md)) and a
+[torch](../evidence/2026-11-23-torch-by-hand.md) that were compiled by hand. A proof covers what the
+[checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
 
 Of a folder in diffusers' layout (`model_index.json`: Stable Diffusion, Flux and others),
 `strix-validate models` counts the weights of its files in bfloat16, as the

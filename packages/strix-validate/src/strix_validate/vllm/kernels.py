@@ -19,6 +19,7 @@ _ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
 FP8 = torch.float8_e4m3fn
+_BLOCK = 128  # of FP8 weights that share a scale, both ways
 #: Of keys and of values: one for both would hide that they are swapped.
 FP8_SCALES = {"k": 0.5, "v": 0.125}
 
@@ -286,7 +287,8 @@ def moe(
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
     experts.
 
-    bits: 16, or 4 for int4 weights in groups of 32 with a scale each, and with zeros a zero point.
+    bits: 16, 8 for FP8 in blocks as :func:`quantized.fp8_blocks`, or 4 for int4 weights in groups
+    of 32 with a scale each, and with zeros a zero point.
     bias: of each expert's rows, in 16 bits. routed: the router's weights are applied.
     """
     x = randn(tokens, columns)
@@ -305,13 +307,27 @@ def moe(
         weights = shifted * scales.repeat_interleave(32, -1)
         tensors |= {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
     else:
+        if bits == 8:
+            x, weights = (both.to(FP8).to(x.dtype) for both in (x, weights))
+            tensors |= {"x": x, "x_scales": randn(tokens, columns // _BLOCK).float().abs() + 0.1}
+            blocks = experts, -(-rows // _BLOCK), columns // _BLOCK
+            tensors["scales"] = randn(*blocks).float().abs() + 0.1
         tensors["weights"] = weights
     if bias:
         tensors["bias"] = randn(experts, rows)
 
+    def scaled(work: torch.dtype) -> tuple[Tensor, Tensor]:
+        if bits != 8:
+            return x, weights
+        mine, theirs = (
+            tensors[name].to(work).repeat_interleave(_BLOCK, -1) for name in ("x_scales", "scales")
+        )
+        return x.to(work) * mine, weights.to(work) * theirs.repeat_interleave(_BLOCK, 1)[:, :rows]
+
     def expected(dtype: Precision) -> dict[str, Tensor]:
+        left, right = scaled(reference.working(dtype))
         parts = [
-            reference.product(x[i : i + 1], weights[int(chosen[i, j])], dtype)
+            reference.product(left[i : i + 1], right[int(chosen[i, j])], dtype)
             for i in range(tokens)
             for j in range(top_k)
         ]
@@ -331,10 +347,11 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
     x, chosen = tensors["x"], tensors["experts"]
     weights = tensors["codes" if bits == 4 else "weights"]
     (tokens, top_k), (experts, rows) = chosen.shape, weights.shape[:2]
-    config = module.get_default_config(
-        tokens, experts, rows, x.shape[1], top_k,
-        "int4_w4a16" if bits == 4 else None, [0, 32] if bits == 4 else None,
-    )  # fmt: skip
+    kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
+    block = {4: [0, 32], 8: [_BLOCK, _BLOCK]}.get(bits)
+    config = module.get_default_config(tokens, experts, rows, x.shape[1], top_k, kind, block)
+    if bits == 8:  # only here: tensors of fp8 cannot be pickled
+        x, weights = x.to(FP8), weights.to(FP8)
     # as moe_align_block_size, which is HIP code: sorted by expert, each filled to whole blocks
     size = config["BLOCK_SIZE_M"]
     ids, owners = [], []
@@ -344,21 +361,21 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
         ids += own
         owners += [expert] * (len(own) // size)
     place = {"dtype": torch.int32, "device": x.device}
-    out = torch.full((tokens, top_k, rows), float("nan"), dtype=x.dtype, device=x.device)
+    dtype = tensors["x"].dtype
+    out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
         "A": x, "B": weights, "C": out, "topk_weights": tensors["routed"],
         "sorted_token_ids": torch.tensor(ids, **place), "expert_ids": torch.tensor(owners, **place),
         "num_tokens_post_padded": torch.tensor([len(ids)], **place), "mul_routed_weight": routed,
         "top_k": top_k, "config": config, "use_int8_w8a16": False, "use_int4_w4a16": bits == 4,
-        "compute_type": getattr(module.tl, str(x.dtype).removeprefix("torch.")),
+        "compute_type": getattr(module.tl, str(dtype).removeprefix("torch.")),
+        "B_scale": tensors.get("scales"), "block_shape": block,
     }  # fmt: skip
     if bits == 4:
-        module.invoke_fused_moe_wna16_triton_kernel(
-            **common, B_scale=tensors["scales"], B_zp=tensors.get("zeros"), block_shape=[0, 32]
-        )
+        module.invoke_fused_moe_wna16_triton_kernel(**common, B_zp=tensors.get("zeros"))
     else:
         module.invoke_fused_moe_triton_kernel(
-            **common, A_scale=None, B_scale=None, use_fp8_w8a8=False, use_int8_w8a8=False,
+            **common, A_scale=tensors.get("x_scales"), use_fp8_w8a8=bits == 8, use_int8_w8a8=False,
             per_channel_quant=False, B_bias=tensors.get("bias"),
         )  # fmt: skip
     return {"out": out}

@@ -138,19 +138,19 @@ def _fp8_blocks(tensors: dict[str, Tensor], block: int) -> dict[str, Tensor]:
 
 _AWQ = "nibbles in the wrong order, or a zero point or scale of the wrong group (AWQ)"
 _HYBRID_WHY = "a scale of the wrong group, or the shuffle of the nibbles undone wrongly (GPTQ)"
-_BLOCKS = "a block's scale left out or of the wrong block (Qwen3-FP8, DeepSeek)"
+BLOCKS = "a block's scale left out or of the wrong block (Qwen3-FP8, DeepSeek)"
 COMPUTED = {
     "awq": Case(partial(awq, size=128, rows=40), _AWQ),
     # of 16 bits without zero points, the kernel has instructions that are not interpreted
     "w4a16": Case(partial(w4a16, rows=40, size=128), _HYBRID_WHY, torch.float32),
     "w4a16-zeros": Case(partial(w4a16, rows=40, size=128, zeros=True), _HYBRID_WHY, size=Size.FULL),
-    "fp8-blocks": Case(partial(fp8_blocks, tokens=3), _BLOCKS),
+    "fp8-blocks": Case(partial(fp8_blocks, tokens=3), BLOCKS),
 }
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
-_MINUTES = "a tile whose conversions from FP8 compile for minutes"
+MINUTES = "a tile whose conversions from FP8 compile for minutes"
 _WIDE: dict = {"tokens": 64, "size": 512, "rows": 512}
 COMPILED = {
     "awq": Case(partial(awq, group=128, **_WIDE), _COMPILES),
     "w4a16": Case(partial(w4a16, group=128, **_WIDE), _COMPILES, torch.bfloat16),
-    "fp8-blocks": Case(partial(fp8_blocks, tokens=3, size=512), _MINUTES, torch.bfloat16),
+    "fp8-blocks": Case(partial(fp8_blocks, tokens=3, size=512), MINUTES, torch.bfloat16),
 }

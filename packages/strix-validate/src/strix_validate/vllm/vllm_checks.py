@@ -71,6 +71,9 @@ COMPILED = {
         partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, _BF16
     ),
     "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
+    "moe-fp8-prefill": Case(
+        partial(moe, tokens=99, rows=256, columns=256, bits=8), quantized.MINUTES, _BF16
+    ),
     # gpt-oss-20b has 32 experts of 2880 by 2880
     "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, _BF16),
     "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, _BF16),
@@ -168,6 +171,7 @@ COMPUTED = {
     "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
     "moe": Case(moe, _EXPERT),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
+    "moe-fp8": Case(partial(moe, tokens=3, rows=160, columns=256, bits=8), quantized.BLOCKS),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
@@ -197,6 +201,7 @@ EMULATED = {
     "rope": COMPUTED["rope"],
     "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
     "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
+    "moe-fp8": Case(partial(moe, tokens=3, rows=32, bits=8), quantized.BLOCKS, _BF16),
     "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=_BF16),
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
     "prefill-d256-bfloat16": _attend(_WIDE, (8, 20), head_dim=256, dtype=_BF16),
