@@ -182,6 +182,21 @@ def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     assert found.summary["failed"] == 1 and "no result" in found.checks[0].reason
 
 
+def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
+    """As one of the GPU does, which comes up where its memory is read next."""
+    module = tiers.load("doctor")
+    whole = module.run
+
+    def faulty(wanted, options):
+        yield from list(whole(wanted, options))[:1]
+        raise RuntimeError("HIP error: an illegal memory access")
+
+    monkeypatch.setattr(module, "run", faulty)
+    found = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/memory"])
+    assert len(found.checks) == 2 and found.unfinished == 0
+    assert found.checks[1].state == "failed" and "illegal memory access" in found.checks[1].reason
+
+
 def test_an_exception_of_a_check_is_a_failure():
     def body(options):
         raise ZeroDivisionError("oh")

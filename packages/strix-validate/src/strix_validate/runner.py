@@ -134,13 +134,19 @@ def _possible(tier: ModuleType, checks: list[Check], options: RunOptions) -> lis
 
 
 def _complete(chosen: list[Check], results):
-    """Yield the results, plus a failure for each check the tier left out: not run is not passed."""
-    missing = dict.fromkeys(chosen)
-    for result in results:
-        missing.pop(result.check, None)
-        yield result
+    """Yield the results, plus a failure for each check the tier left out: not run is not passed.
+
+    A fault of the GPU comes up wherever its memory is read next, and ends the tier.
+    """
+    missing, reason = dict.fromkeys(chosen), "the tier gave no result for it"
+    try:
+        for result in results:
+            missing.pop(result.check, None)
+            yield result
+    except Exception as error:
+        reason = f"the tier ended before it: {type(error).__name__}: {error}"
     for check in missing:
-        yield Result(check, State.FAILED, "the tier gave no result for it")
+        yield Result(check, State.FAILED, reason)
 
 
 def _clean(result: Result) -> Result:
