@@ -208,10 +208,10 @@ class TestRollback:
         log, seen = release.public / "revisions/log.json", release.folder / "state/seen.json"
         first = log.read_text()
         with served(release.public) as url:
-            revisions.require_newer(Location(url), seen)
+            revisions.require_not_reset(Location(url), seen)
             release.source.make("gamma")
             StaticChannel(release.public).publish(release.source)
-            revisions.require_newer(Location(url), seen)  # newer is right
+            revisions.require_not_reset(Location(url), seen)  # newer is right
             log.write_text(first)
             yield Location(url), seen, log
 
@@ -219,15 +219,15 @@ class TestRollback:
         location, seen, _ = older
         for _ in range(2):
             with pytest.raises(Refused, match="has 1 revisions, and not the 2"):
-                revisions.require_newer(location, seen)
-        revisions.require_newer(location, seen, accept=True)
-        revisions.require_newer(location, seen)
+                revisions.require_not_reset(location, seen)
+        revisions.require_not_reset(location, seen, accept=True)
+        revisions.require_not_reset(location, seen)
 
     def test_removed(self, older: tuple[Location, Path, Path]) -> None:
         location, seen, log = older
         log.unlink()
         with pytest.raises(Refused, match="has 0 revisions"):
-            revisions.require_newer(location, seen)
+            revisions.require_not_reset(location, seen)
 
     def test_rewritten(self, older: tuple[Location, Path, Path]) -> None:
         """As long as before, and another history."""
@@ -237,7 +237,7 @@ class TestRollback:
             second = entries[0] | {"revision": 2, "time": f"2026-01-01T00:0{minute}:00+00:00"}
             log.write_text(json.dumps([entries[0], second]))
             with pytest.raises(Refused, match="has 2 revisions, and not the 2"):
-                revisions.require_newer(location, seen)
+                revisions.require_not_reset(location, seen)
 
     def test_channels_are_remembered_apart(
         self, older: tuple[Location, Path, Path], release: Release, tmp_path: Path
@@ -245,7 +245,7 @@ class TestRollback:
         location, seen, _ = older
         StaticChannel(tmp_path / "other").publish(release.source)
         with served(tmp_path / "other") as url:
-            revisions.require_newer(Location(url), seen)
+            revisions.require_not_reset(Location(url), seen)
         assert {location.url, url} == json.loads(seen.read_text()).keys()
 
     def test_damaged_memory(self, older: tuple[Location, Path, Path]) -> None:
@@ -254,4 +254,4 @@ class TestRollback:
         for text in ("", "[1]", *(json.dumps({location.url: entry}) for entry in entries)):
             seen.write_text(text)
             with pytest.raises(ForgeError, match="is damaged; delete it"):
-                revisions.require_newer(location, seen)
+                revisions.require_not_reset(location, seen)

@@ -5,7 +5,6 @@ JOB is a file of JSON: {"action": "build", "test" or "convert", and its argument
 own because rattler-build holds the GIL for hours and may abort.
 """
 
-import asyncio
 import ctypes
 import functools
 import json
@@ -22,9 +21,8 @@ from rattler_build import Package
 
 from forge import network
 from forge.envs import cache
-from forge.envs.machine import virtual_packages
+from forge.envs.machine import solve
 from forge.hostbase.wheels import Conversion
-from forge.project import SUBDIRS
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
@@ -59,10 +57,7 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
     if python := test.to_dict().get("python_version"):
         specs += ["pip", f"python {python}"]
     try:
-        gateway = rattler.Gateway(client=network.for_indexes())
-        asyncio.run(rattler.solve(
-            channels, specs, gateway, platforms=SUBDIRS, virtual_packages=virtual_packages()
-        ))  # fmt: skip
+        solve(channels, specs, rattler.Gateway(client=network.for_indexes()))
     except Exception as error:
         return [f"its environment ({', '.join(specs)}): {error}"]
     return []

@@ -16,7 +16,7 @@ from rattler.exceptions import SolverError
 
 from forge import network
 from forge.bases import CONDA_FORGE, Base
-from forge.envs.machine import virtual_packages
+from forge.envs.machine import solve
 from forge.files import read_text, write_text
 from forge.processes import max_jobs, memory_gib
 from forge.project import SUBDIRS, Project
@@ -100,12 +100,8 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE)
             write_text(Path(folder, subdir, "repodata.json"), text)
         for step, python in itertools.product(steps, recipes.base.variants["python"]):
             names = [output.name for output in step.outputs]
-            solution = rattler.solve(
-                [Path(folder).as_uri(), theirs], [*names, f"python {python}"], gateway,
-                platforms=SUBDIRS, virtual_packages=virtual_packages(),
-            )  # fmt: skip
             try:
-                asyncio.run(solution)
+                solve([Path(folder).as_uri(), theirs], [*names, f"python {python}"], gateway)
             except SolverError as error:
                 why = " ".join(str(error).split())
                 return f"{step.recipe.name} does not solve with python {python}: {why:.800}"

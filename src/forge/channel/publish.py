@@ -144,7 +144,7 @@ class StaticChannel:
                     raise ForgeError(f"{source.path(record)} changed while it was published")
                 _move(partial, target)
             if not any((self.folder / record.subdir).glob(f"{record.file_name}.sigs.*")):
-                for file, text in attestations.sidecars(source.path(record)):
+                for file, text in attestations.sidecar(source.path(record)).items():
                     self._write(text, self.folder / record.subdir / file)
 
     def _require_complete(self, files: set[str], index: verify.Index) -> None:

@@ -67,7 +67,7 @@ def read(location: Location) -> list[Revision]:
     return log
 
 
-def require_newer(location: Location, seen: Path, accept: bool = False) -> None:
+def require_not_reset(location: Location, seen: Path, accept: bool = False) -> None:
     """Remember a channel's log in `seen`; raise Refused if it lacks what it had the last time.
 
     Whoever serves an older log takes back yanks and fixes. `accept` takes it all the same. A

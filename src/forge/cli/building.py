@@ -164,7 +164,8 @@ def plan(ctx: Context, as_json: Json = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
     Skipped is what the last run could not attempt, or what needs something that the base does not
-    provide; the next run tries again. Exit 3 if conda-forge, asked, lacks what is needed.
+    provide; the next run tries again. Exit 3 if conda-forge, which --json does not ask, lacks what
+    is needed.
     """
     steps = ctx.recipes.plan(ctx.channel)
     rows = list(plan_rows(ctx, steps))

@@ -144,6 +144,6 @@ def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Calla
     return register
 
 
-def closing(codes: Iterable[int]) -> typer.Exit:
+def gravest(codes: Iterable[int]) -> typer.Exit:
     """Choose the gravest exit, to raise when all is done: 1 if anything failed, then 2, then 3."""
     return typer.Exit(min(filter(None, codes), default=0))

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from forge import channel as published
 from forge.channel import StaticChannel
-from forge.cli.context import Context, closing, command, out
+from forge.cli.context import Context, command, gravest, out
 from forge.conda import provenance
 from forge.conda.location import Location
 from forge.errors import ForgeError
@@ -81,7 +81,7 @@ def verify(ctx: Context, files: Files) -> None:
     Exit 1 for any difference, 3 where there is no provenance: then only the files inside a
     package are checked, against its own list.
     """
-    raise closing([verify_one(file) for file in files])
+    raise gravest([verify_one(file) for file in files])
 
 
 def verify_one(file: Path) -> int:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel import require_newer
+from forge.channel import require_not_reset
 from forge.cli.context import Context, command, err, out
 from forge.conda.location import Location
 from forge.envs.manifest import Manifest
@@ -28,9 +28,8 @@ app = typer.Typer()
 
 Name = Annotated[str, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", metavar="NAME", help="Of the stack.")]
-CHANNEL = "Our packages' channel, if not channel/."
-URL = Option("--channel", metavar="URL", envvar="FORGE_CHANNEL", help=CHANNEL)
-Served = Annotated[str | None, URL]
+Served = Annotated[str | None, Option("--channel", metavar="URL", envvar="FORGE_CHANNEL",
+                                      help="Our packages' channel, if not channel/.")]  # fmt: skip
 Older = Annotated[bool, Option("--accept-older", help="Take a channel that was reset.")]
 Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]
 
@@ -72,7 +71,7 @@ class Stack:
         in_use = dict(zip(self.manifest.channels, self.copy.channels, strict=True))
         ours = Location(in_use.get(PUBLISHED, CONDA_FORGE))
         if PUBLISHED in in_use and not ours.folder:
-            require_newer(ours, self.ctx.project.build / "revisions-seen.json", older)
+            require_not_reset(ours, self.ctx.project.build / "revisions-seen.json", older)
         if environment:
             publishers = {in_use[channel]: who for channel, who in self.manifest.publishers.items()}
             self.copy.require_attested(environment, publishers)

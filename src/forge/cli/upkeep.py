@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from forge.building.display import Display
-from forge.cli.context import Context, Maybe, closing, command, err, out
+from forge.cli.context import Context, Maybe, command, err, gravest, out
 from forge.errors import ForgeError
 from forge.processes import max_jobs
 from forge.recipes.plan import every_source
@@ -68,7 +68,7 @@ def fetch(ctx: Context, packages: Maybe = None, every: Every = False) -> None:
             except ForgeError as error:
                 err.print(f"{name}: {error}")
                 codes.append(error.exit_code)
-    raise closing(codes)
+    raise gravest(codes)
 
 
 @command(sources_app)
@@ -86,7 +86,7 @@ def add(ctx: Context, files: Files) -> None:
             except ForgeError as error:
                 err.print(f"refused: {error}")
                 codes.append(error.exit_code)
-    raise closing(codes)
+    raise gravest(codes)
 
 
 @command(sources_app)
@@ -97,7 +97,7 @@ def verify(ctx: Context, packages: Maybe = None) -> None:
         state = cache.state(source)
         codes.append({"whole": 0, "changed": 1}.get(state, 3))
         out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
-    raise closing(codes)
+    raise gravest(codes)
 
 
 @command(app)
@@ -116,7 +116,7 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
     with Display(out) as display:
         for line in versions.next_set(recipes, rows, display.download):
             display.say(line, always=True)
-    raise closing({"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows)
+    raise gravest({"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows)
 
 
 @command(patches_app, "lint")
@@ -143,7 +143,7 @@ def check(ctx: Context, strict: Strict = False) -> None:
             detail = f": {result.detail}" if result.detail else ""
             told_of = f"{result.package}: {result.count} patches"
             display.say(f"{told_of}: {result.state}{detail}", always=True)
-    raise closing(codes)
+    raise gravest(codes)
 
 
 @command(app, context_settings=PASS_ON)
@@ -172,4 +172,4 @@ def lint(ctx: Context) -> None:
     recipes = every_source(ctx.project)
     codes.append(told("patches", patches.lint(recipes)))
     codes.append(told("versions", list(versions.conflicts(recipes))))
-    raise closing(codes)
+    raise gravest(codes)

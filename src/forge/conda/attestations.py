@@ -7,7 +7,7 @@ serves must then be attested, so that taking an attestation away is no way aroun
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -77,17 +77,18 @@ class Publisher:
         asyncio.run(every())
 
 
-def sidecars(package: Path) -> Iterator[tuple[str, str]]:
-    """Yield what to publish beside a package: a file with its bundle, if it has one, by name."""
+def sidecar(package: Path) -> dict[str, str]:
+    """Return what to publish beside a package, by name: its bundle in a list, if it has one."""
     path = package.with_name(package.name + BUNDLE)
     if not path.exists():
-        return
+        return {}
     try:
         bundle = json.loads(path.read_bytes())
-        content = json.dumps([bundle | {"dsseEnvelope": bundle["dsseEnvelope"]}])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        _ = bundle["dsseEnvelope"]  # a signature of a file alone has none
+    except (ValueError, TypeError, LookupError, RecursionError):
         raise ForgeError(f"{path} is not a Sigstore bundle with an attestation") from None
-    yield f"{package.name}.sigs.{sha256(content.encode()).hexdigest()}", content
+    content = json.dumps([bundle])
+    return {f"{package.name}.sigs.{sha256(content.encode()).hexdigest()}": content}
 
 
 def advertise(staged: Path, published: Path) -> None:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the solver knows of this machine."""
+"""The solver, with what it knows of this machine."""
+
+import asyncio
 
 import rattler
-from rattler import GenericVirtualPackage
+from rattler import GenericVirtualPackage, RepoDataRecord
+
+from forge.project import SUBDIRS
 
 
 def virtual_packages() -> list[GenericVirtualPackage]:
@@ -12,3 +16,12 @@ def virtual_packages() -> list[GenericVirtualPackage]:
     """
     overrides = rattler.VirtualPackageOverrides.from_env()
     return [found.into_generic() for found in rattler.VirtualPackage.detect(overrides)]
+
+
+def solve(channels: list[str], specs: list[str], gateway: rattler.Gateway) -> list[RepoDataRecord]:
+    """Solve for this machine. Raises what the bindings raise."""
+    return asyncio.run(
+        rattler.solve(
+            channels, specs, gateway, platforms=SUBDIRS, virtual_packages=virtual_packages()
+        )
+    )

@@ -22,7 +22,7 @@ from forge.conda.attestations import Publisher
 from forge.conda.index import is_of
 from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
-from forge.envs.machine import virtual_packages
+from forge.envs.machine import solve
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import sha256_file, write_text
@@ -74,10 +74,7 @@ class Workspace:
         solved = {}
         for name, specs in self.manifest.environments.items():
             try:
-                solved[name] = asyncio.run(rattler.solve(
-                    self.channels, specs, _gateway(self.channels), platforms=SUBDIRS,
-                    virtual_packages=virtual_packages(),
-                ))  # fmt: skip
+                solved[name] = solve(self.channels, specs, _gateway(self.channels))
             except Exception as error:
                 where = f"{self.manifest.path}: environment {name} does not solve"
                 raise _failure(where, error, self.channels) from None

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
+"""Recipes: rendered, ordered, and whether each has to be built."""
