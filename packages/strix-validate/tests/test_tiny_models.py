@@ -7,6 +7,7 @@ Set VLLM_SOURCE to a folder of vLLM's source to look the models up in its regist
 import ast
 import json
 import os
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -75,17 +76,22 @@ def unnamed(quantization, tensors):
         for key, tensor in tensors.items()
         if key.endswith(".weight") and tensor.dim() == 2 and tensor.dtype == torch.bfloat16
     }
-    return {
-        key
-        for key in matrices - {"model.embed_tokens"}
-        if not any(fnmatch(key, name) or fnmatch(key, f"{name}.*") for name in out)
-    }
+    return {key for key in matrices - {"model.embed_tokens"} if not any(names(n, key) for n in out)}
+
+
+def names(name, key):
+    """Whether a name in a quantization is that of a module, or of one around it."""
+    if name.startswith("re:"):
+        return re.match(name.removeprefix("re:"), key)
+    return fnmatch(key, name) or fnmatch(key, f"{name}.*")
 
 
 def test_a_gate_that_is_not_left_out_is_found():
     gate = {"model.layers.0.mlp.gate.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}
     assert unnamed({"modules_to_not_convert": ["lm_head"]}, gate)
     assert not unnamed({"modules_to_not_convert": ["model.layers.*.mlp"]}, gate)
+    assert not unnamed({"ignore": ["re:.*mlp.gate$"]}, gate)
+    assert unnamed({"ignore": ["re:.*self_attn.*"]}, gate)
 
 
 @pytest.mark.parametrize("name", MODELS)

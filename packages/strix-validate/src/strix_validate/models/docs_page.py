@@ -35,8 +35,8 @@ without memory, on a made-up gfx1151. Elsewhere the table answers, which was
 
 How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against
 float64; *emulated*: the compiled code executed on a CPU, against float64; *emulated by hand*: so
-with a [vLLM](../evidence/2026-11-23-vllm-by-hand.md) ([experts in FP8 and
-MXFP4](../evidence/2026-11-24-vllm-by-hand.md)) and a
+with a [vLLM](../evidence/2026-11-23-vllm-by-hand.md) ([experts in FP8,
+MXFP4 and 4 bits](../evidence/2026-11-24-vllm-by-hand.md)) and a
 [torch](../evidence/2026-11-23-torch-by-hand.md) that were compiled by hand. A proof covers what the
 [checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
 

@@ -99,6 +99,16 @@ def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
     return {"_blocks": blocks, "_scales": scales}, values
 
 
+#: compressed-tensors' W4A16, but for what it leaves out.
+_PACKED = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+        "group_size": _INT4_GROUP,
+    }}},
+}  # fmt: skip
+
 MODELS = {
     "bf16": TinyModel(
         "llama", "LlamaForCausalLM", _LLAMA,
@@ -110,14 +120,16 @@ MODELS = {
         "a 4-bit model, what people run on Strix Halo, that answers garbage or finds no kernel: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
         int4,
-        {
-            "quant_method": "compressed-tensors", "format": "pack-quantized",
-            "quantization_status": "compressed", "ignore": ["lm_head"],
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
-                "group_size": _INT4_GROUP,
-            }}},
-        },
+        _PACKED | {"ignore": ["lm_head"]},
+        "compressed-tensors",
+    ),
+    "w4a16-moe": TinyModel(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        _COMMON | _EXPERTS | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
+        "experts in 4 bits, the form in which mixtures fit best, whose groups' scales are read "
+        "for another expert or tile",
+        int4,
+        _PACKED | {"ignore": ["lm_head", "re:.*mlp.gate$"]},
         "compressed-tensors",
     ),
     "fp8-moe": TinyModel(
