@@ -249,7 +249,11 @@ def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
     assert moved.kept() == []
 
 
-@pytest.mark.parametrize("content", [b"<html>please log in</html>", tarball(b"2.0")[:60], b""])
+@pytest.mark.parametrize(
+    "content",
+    [b"<html>please log in</html>", tarball(b"2.0")[:60], b""],
+    ids=["a page", "cut", "empty"],  # a tarball has the time, and every worker its own
+)
 def test_what_is_no_archive_is_not_to_be_written(moved: Moved, content: bytes) -> None:
     """Nor where nobody states a sha256."""
     moved.lists("")
