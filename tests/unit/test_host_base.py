@@ -350,8 +350,10 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
     with subprocess.Popen(command, cwd=work, env=environment, stderr=subprocess.DEVNULL) as child:
         # os.walk, since a glob fails on a folder that the conversion removes meanwhile
         wait_until(
-            lambda: any("long.py" in files for _, _, files in os.walk(output))
-            and list(subdir.glob("short-*"))
+            lambda: (
+                any("long.py" in files for _, _, files in os.walk(output))
+                and list(subdir.glob("short-*"))
+            )
         )
         child.send_signal(how)
     wait_until(lambda: not processes_in(work))
