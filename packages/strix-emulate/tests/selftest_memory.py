@@ -51,6 +51,8 @@ IN_LDS = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v2, v1\nv_mov_b32 v3, s
 IN_SCRATCH = "s_mov_b64 s[12:13], src_private_base\nv_mov_b32 v2, 0\nv_mov_b32 v3, s13\n"
 PLACES = {"": ("", ""), "LDS": (TO_LDS + IN_LDS, FROM_LDS),
           "scratch": (TO_SCRATCH + IN_SCRATCH, FROM_SCRATCH)}  # fmt: skip
+#: a buffer of 32 records of 16 bytes, one for each thread
+RECORDS = "s_or_b32 s9, s9, 0x100000\ns_mov_b32 s10, 32\ns_mov_b32 s11, 0x10001000\n"
 
 #: of LDS in name only: oracle_waves has them
 _EXCHANGES = ("permute", "bpermute", "swizzle")
@@ -105,10 +107,12 @@ def run(native: bool) -> selftest.Report:
 
 
 def cases() -> Iterator[Case]:
-    """Of every mnemonic; flat ones also of LDS and of scratch."""
+    """Of every mnemonic; flat ones also of LDS and of scratch, buffers also of records."""
     for name in sorted(selftest.real_mnemonics(vmem.names())):
         space, *words, kind = name.split("_")
         places = PLACES if space == "flat" else ("",)
+        if space == "buffer" and ("load" in words or "store" in words):
+            places = ("", "records")
         if "2addr" in words:
             yield _two_addresses(name)
         elif space == "s" and "load" in words:
@@ -204,7 +208,13 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
 def _placed(space: str, place: str) -> tuple[str, str]:
     if space == "ds":
         return TO_LDS, FROM_LDS
+    if place == "records":
+        return RECORDS, ""
     return (TO_SCRATCH, FROM_SCRATCH) if space == "scratch" else PLACES[place]
+
+
+def _in_buffer(place: str) -> str:
+    return "v0, s[8:11], 0 idxen" if place == "records" else "v1, s[8:11], 0 offen"
 
 
 def _type(kind: str) -> tuple[int, bool, str]:
@@ -222,7 +232,7 @@ def _load(name: str, space: str, kind: str, place: str) -> Case:
     size, sign, half = _type(kind)
     data, cells = _random(name)
     address = {"global": "v1, s[6:7]", "flat": "v[2:3]", "ds": "v1", "scratch": "off, off",
-               "buffer": "v1, s[8:11], 0 offen"}[space]  # fmt: skip
+               "buffer": _in_buffer(place)}[space]  # fmt: skip
     before, after = _placed(space, place)
     body = f"{before}{name} {_register(size, 20)}, {address}\n{after}"
     found = []
@@ -243,7 +253,7 @@ def _store(name: str, space: str, kind: str, place: str) -> Case:
     size, _, half = _type(kind)
     data, cells = _random(name)
     address = {"global": "v1, {}, s[6:7]", "flat": "v[2:3], {}", "ds": "v1, {}",
-               "buffer": "{}, v1, s[8:11], 0 offen", "scratch": "off, {}, off"}[space]  # fmt: skip
+               "buffer": "{}, " + _in_buffer(place), "scratch": "off, {}, off"}[space]  # fmt: skip
     before, after = _placed(space, place)
     body = f"{before}{name} {address.format(_register(size, 4))}\n{after}"
     skip = 2 if half == "high" else 0

@@ -29,6 +29,69 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
     assert got.tolist() == [1, 5, 9, 13, *[0] * 28]
 
 
+def records(first: str, resource: int, name: str = "load_b32 v20", wide: int = 16) -> list[int]:
+    """What threads find in 48 records, of which the buffer has 32, at an address of `first`."""
+    body = f"""
+v_mov_b32 v20, 0
+v_add_nc_u32 v30, 8, v0
+v_and_b32 v31, 4, v0
+s_or_b32 s9, s9, {wide << 16:#x}
+s_mov_b32 s10, 32
+s_mov_b32 s11, {resource:#x}
+buffer_{name}, {first}
+"""
+    out = struct.pack("<384I", *(100 + i for i in range(384)))
+    both = [execute(body, bytes(512), out, native) for native in (False, True)]
+    assert both[0] == both[1]
+    return np.frombuffer(both[0][512:1024], np.uint32)[::4].tolist()
+
+
+#: word 3 of a buffer: a format, and ranges by the index alone (without: by the offset, too)
+FORMAT, BY_INDEX = 0x1000, 0x1000_0000
+
+
+def test_records_of_a_buffer() -> None:
+    """A thread's own record and seven behind it: those that the buffer has."""
+    there = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
+    assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == there
+    assert records("v30, s[8:11], 0 idxen", FORMAT) == there
+    # the scalar offset is no part of the range
+    assert records("v30, s[8:11], 4 idxen", FORMAT) == [x and x + 1 for x in there]
+    # 4 bytes behind every other half of four threads
+    offset = [x and x + i // 4 % 2 for i, x in enumerate(there)]
+    assert records("v[30:31], s[8:11], 0 idxen offen", FORMAT | BY_INDEX) == offset
+    # an offset of 20 is in the next record, which only a range by the index allows
+    assert records("v30, s[8:11], 0 idxen offset:20", FORMAT | BY_INDEX)[:2] == [137, 141]
+    assert records("v30, s[8:11], 0 idxen offset:20", FORMAT) == [0] * 32
+    assert records("v30, s[8:11], 0 idxen", BY_INDEX) == [0] * 32
+
+
+@pytest.mark.parametrize(
+    ("first", "resource"),
+    [
+        ("v30, s[8:11], 0 idxen", 0x3000_0000 | FORMAT),  # raw
+        ("v1, s[8:11], 0 offen", FORMAT | BY_INDEX),  # has records
+        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # adds the lane
+    ],
+)
+def test_buffers_of_another_kind_than_the_access(first: str, resource: int) -> None:
+    with pytest.raises(Trap, match="a buffer resource that is not"):
+        records(first, resource)
+
+
+def test_a_buffer_that_is_swizzled() -> None:
+    with pytest.raises(Trap, match="of records, one by one"):
+        records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=16 | 1 << 14)
+
+
+def test_records_that_nobody_has() -> None:
+    """Beyond the buffer's range no store happens; beyond the array, within the range, is a trap."""
+    found = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
+    assert found == [0] * 32
+    with pytest.raises(Trap, match="do not lie in an argument's array"):
+        records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=160)
+
+
 #: v2 to v3: a flat address, of LDS for odd lanes and of the output for even ones
 MIXED = """
 s_mov_b64 s[12:13], src_shared_base

@@ -38,7 +38,7 @@ _FLAGS = {
 }
 #: Instructions whose text after the mnemonic is no list of operands.
 _VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32",
-             "s_getreg_b32", "s_sendmsg_rtn_b64"}  # fmt: skip
+             "s_getreg_b32", "s_sendmsg_rtn_b64", "s_version"}  # fmt: skip
 _REGISTER = re.compile(
     r"(?P<file>[vs])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])(?:\.(?P<half>[lh]))?$"
 )

@@ -198,7 +198,7 @@ def _scalar_buffer(g: Waves, resource: int, start, size: int):
 def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
     """Compile loads and stores of every space; the two-address forms of LDS are two accesses."""
     space, write, ops = match["space"], match["what"] == "store", list(ins.operands)
-    allowed = _CACHE | {"offset"} | ({"offen"} if space == "buffer" else set())
+    allowed = _CACHE | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
     if space == "ds":
         allowed = {"offset0", "offset1"} if match["two"] else {"offset"}
     # the row of "off" operands of scratch is parsed as an operand
@@ -249,6 +249,8 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
              access=access | {"offset": constant})
         for i, constant in enumerate(constants)
     ]  # fmt: skip
+    if {"offen", "idxen"} <= ins.modifiers.keys():
+        return run
     return executes(run, *forms, issues=issues, orders=acquired if acquires else None)
 
 

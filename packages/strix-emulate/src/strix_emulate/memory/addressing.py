@@ -2,11 +2,11 @@
 """Where memory instructions go: from address operands to offsets in the memories of a launch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from strix_emulate.code.decode import APERTURES, Instruction, Operand, Unknown
+from strix_emulate.code.decode import APERTURES, Instruction, Operand
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import Arena, Memory
 from strix_emulate.memory.waves import Waves, reader
@@ -37,6 +37,7 @@ def access(ins: Instruction, operands) -> dict:
     found = {"memory": _SPACES[space], "offset": ins.modifiers.get("offset", 0)}
     if space == "buffer":
         found["resource"] = 1 + operands[1].index
+        found["indexed"] = int("idxen" in ins.modifiers)
     return found
 
 
@@ -44,8 +45,8 @@ def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, 
     """Describe to C what is added to the constant offset; least: of so many operands."""
     space, zero = ins.name.split("_")[0], Operand("const", text="0")
     if space == "buffer":
-        index, _, base = operands
-        operands = [index if "offen" in ins.modifiers else zero, base]
+        first, _, base = operands
+        operands = [first if ins.modifiers.keys() & {"offen", "idxen"} else zero, base]
     found = [(zero if op.kind == "off" else op, "u32") for op in operands]
     if space == "global":
         first, base = operands
@@ -120,26 +121,40 @@ def locate_global(ins: Instruction, operands, size: int, write: bool, arena: Are
 
 
 def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Arena) -> Callable:
-    """Locate a raw buffer's access; out of the resource's own range it is none at all."""
-    index, resource, base = operands
-    if "idxen" in ins.modifiers:
-        raise Unknown("modifier idxen")
+    """Locate a buffer's access by offset or index; out of the resource's range it is none at all.
+
+    A resource that fits the access: raw for an offset, for an index one of records of `stride`
+    bytes (ISA, "Buffer Addressing"), neither swizzled nor with lanes added.
+    """
+    first, resource, base = operands
+    indexed = "idxen" in ins.modifiers
     r, constant, scalar = resource.index, ins.modifiers.get("offset", 0), reader(base, "u32")
-    offset = reader(index, "u32") if "offen" in ins.modifiers else (lambda _g: np.uint32(0))
+    index = reader(replace(first, count=1), "u32") if indexed else None
+    # with both, the index is in front of the offset
+    second = replace(first, index=first.index + indexed, count=1)
+    offset = reader(second, "u32") if "offen" in ins.modifiers else (lambda _g: np.uint32(0))
 
     def locate(g: Waves):
         words = g.S[r : r + 4]
-        if (words[1] >> np.uint32(16) & np.uint32(0x3FFF)).any() or (
-            words[3] >> np.uint32(28) != 3
-        ).any():
-            raise Trap("unknown", "a buffer resource that is not raw")
+        stride, select = words[1] >> np.uint32(16) & np.uint32(0x3FFF), words[3] >> np.uint32(28)
         start = words[0].astype(np.uint64) | (words[1] & np.uint32(0xFFFF)).astype(
             np.uint64
         ) << np.uint64(32)
         within = g.active(offset(g)).astype(np.int64) + constant
-        # the scalar offset lessens what is left of the buffer (ISA, "Buffer Range Checking")
-        left = words[2].astype(np.int64) - np.asarray(scalar(g)).astype(np.int64)
-        inside = within + size <= g.active(left)
+        if index is None:
+            if stride.any() or (select != 3).any():
+                raise Trap("unknown", "a buffer resource that is not raw")
+            # the scalar offset lessens what is left of the buffer (ISA, "Buffer Range Checking")
+            left = words[2].astype(np.int64) - np.asarray(scalar(g)).astype(np.int64)
+            inside = within + size <= g.active(left)
+        else:
+            if ((select > 1) | (words[1] >> np.uint32(30) | words[3] >> np.uint32(23) & 1)).any():
+                raise Trap("unknown", "a buffer resource that is not of records, one by one")
+            at = g.active(index(g)).astype(np.int64)
+            # without a format there is no buffer: so MIOpen's Winograd switches off one of bias
+            inside = (at < g.active(words[2])) & g.active(words[3] & np.uint32(0x7F000) != 0)
+            inside &= g.active(select == 1) | (within < g.active(stride))
+            within = within + at * g.active(stride).astype(np.int64)
         address = g.active(start + scalar(g)) + within.astype(np.uint64)
         marks = g.lane_array(g.tags)
         if inside.all():

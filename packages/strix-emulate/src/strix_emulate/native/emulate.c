@@ -29,7 +29,7 @@ typedef struct {
   int32_t form, results, sources, after, write_exec, step;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
-      resource, acquires;
+      resource, acquires, indexed;
   uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
   Operand target, flag, source[4];

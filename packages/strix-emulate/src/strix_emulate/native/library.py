@@ -61,7 +61,7 @@ class COp(ctypes.Structure):
         ("function", _P), *_fields(_I, "form results sources after write_exec step"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
-        *_fields(_I, "size words offset half extended memory highest resource acquires"),
+        *_fields(_I, "size words offset half extended memory highest resource acquires indexed"),
         ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
         ("lanes", ctypes.c_uint8 * 32),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),

@@ -23,12 +23,17 @@ static inline int64_t find(Memory *m, uint64_t address, int size, int write, int
   return offset;
 }
 
-// Of a buffer resource: its base address, and how many bytes it has; 1 if it is not raw.
-static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *size) {
+// Of a buffer resource: its base address, its records, each of so many bytes (a raw one has bytes);
+// 1 if it is not of the kind that the access wants, or numpy knows its range alone.
+static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *records,
+                           int64_t *stride) {
   const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
-  *base = s[0] | (uint64_t)(s[w->n] & 0xffff) << 32;
-  *size = s[2 * w->n];
-  return (s[w->n] >> 16 & 0x3fff) || s[3 * w->n] >> 28 != 3;
+  const uint32_t high = s[w->n], kind = s[3 * w->n];
+  *base = s[0] | (uint64_t)(high & 0xffff) << 32;
+  *records = s[2 * w->n];
+  *stride = high >> 16 & 0x3fff;
+  if (o->indexed) return high >> 30 || (kind >> 23 & 1) || kind >> 28 != 1 || !(kind & 0x7f000);
+  return *stride || kind >> 28 != 3;
 }
 
 enum { IDLE = -1, OUT = -2 };
@@ -76,7 +81,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   const uint32_t *narrow = (const uint32_t *)wide;
   const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
   uint64_t base = 0;
-  int64_t size = 0;
+  int64_t records = 0, stride = 0;
   if (locate_near(w, o, at, wide, second, write, changing)) return 0;
   for (long l = 0; l < n; l++) {
     at[l] = IDLE;
@@ -85,10 +90,10 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       uint64_t address =
           (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
       if (o->resource) {
-        if (resource(w, o, wave_of(w, l), &base, &size)) return 1;
-        const int64_t within = (int64_t)narrow[l] + o->offset;
-        // the scalar offset lessens what is left of the buffer
-        if (within + o->size > size - (int64_t)second[l]) {
+        if (resource(w, o, wave_of(w, l), &base, &records, &stride)) return 1;
+        const int64_t within = (o->indexed ? narrow[l] * stride : narrow[l]) + o->offset;
+        // the scalar offset lessens what is left of a raw buffer
+        if (o->indexed ? narrow[l] >= records : within + o->size > records - (int64_t)second[l]) {
           at[l] = OUT;
           continue;
         }
