@@ -42,6 +42,10 @@ def recipes_of(mini: MiniProject) -> RecipeSet:
             "no.patch, which does not exist",
         ),
         (lambda text: text.replace("source: []", "source: [{path: ./no}]"), "/no, which does not"),
+        (
+            lambda text: text.replace("source: []", "source: [{path: %s}]" % ("a" * 5000)),
+            "a patch or path: [Errno 36] File name too long",
+        ),
     ],
 )
 def test_malformed_recipe(mini: MiniProject, broken: Callable[[str], str], message: str) -> None:

@@ -84,8 +84,8 @@ class Recipe:
         try:
             patches = [file for source in self.sources for file in patches_of(self, source)]
             return [*patches, *((self.path.parent / name).resolve() for name in named)]
-        except ValueError as error:  # a NUL in a name
-            raise ForgeError(f"{self.path}: a patch or path: {error}") from None
+        except (ValueError, OSError) as error:  # a NUL in a name, or one that is too long
+            raise ForgeError(f"{self.path}: a patch or path: {error!s:.200}") from None
 
 
 def packages_in(path: Path) -> set[str]:
