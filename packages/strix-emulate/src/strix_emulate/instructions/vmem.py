@@ -250,7 +250,7 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
         for i, constant in enumerate(constants)
     ]  # fmt: skip
     if {"offen", "idxen"} <= ins.modifiers.keys():
-        return run
+        return run  # C adds one of them
     return executes(run, *forms, issues=issues, orders=acquired if acquires else None)
 
 
