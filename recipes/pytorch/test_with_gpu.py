@@ -66,6 +66,13 @@ for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
     except RuntimeError:
         continue
     raise CheckFailed(f"{backend.name} accepts head dim 512")
+# asked past that choice, AOTriton refuses, and torch must say so
+try:
+    torch.ops.aten._efficient_attention_forward(*wide, *[None] * 5, 0.0, 0)
+except RuntimeError:
+    pass
+else:
+    raise CheckFailed("what AOTriton returns is passed over")
 
 a, b = torch.randn(256, 512), torch.randn(512, 128)
 off = error(a.cuda() @ b.cuda(), a.double() @ b.double())
