@@ -130,6 +130,31 @@ def test_lds_load_that_still_runs_at_a_barrier():
         execute(body.format(""))
 
 
+def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
+    """Also of waves that parted and met meanwhile, and have the store in common."""
+    body = LOAD + """
+    v_xor_b32 v3, 0x80, v1
+    v_readfirstlane_b32 s8, v0
+    global_store_b32 v1, v0, s[6:7]
+    s_barrier
+    s_cmp_eq_u32 s8, 0
+    s_cbranch_scc1 there
+    s_nop 0
+    there:
+    s_barrier
+    s_barrier
+    {}
+    s_barrier
+    global_load_b32 v2, v3, s[6:7]
+    s_waitcnt vmcnt(0)
+    s_barrier
+    """ + STORE  # fmt: skip
+    awaited = body.format("s_waitcnt_vscnt null, 0x0")
+    assert (execute(awaited, second="inout") == np.arange(64) ^ 32).all()
+    with pytest.raises(Trap, match=r"race.*a write"):
+        execute(body.format(""), second="inout")
+
+
 def test_lds_addresses_wrap_at_32_bits():
     body = EXCHANGE.replace("v_xor_b32 v3, 0x80, v1", "v_sub_nc_u32 v3, 0, v1")
     found = execute(body.replace("ds_load_b32 v2, v3", "ds_load_b32 v2, v3 offset:252"))

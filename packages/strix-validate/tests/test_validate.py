@@ -127,13 +127,30 @@ def flash_case(name):
     return next(case for case in flash_cases.cases(torch.float32) if case.name == name)
 
 
-def test_refusal_is_right_only_where_allowed_and_only_as_not_implemented():
-    window, plain = flash_case("window-float32"), flash_case("full-float32")
-    refused = triton_modes.CallAnswer(error=("NotImplementedError", "no window"))
-    crashed = triton_modes.CallAnswer(error=("RuntimeError", "out of LDS"))
-    assert attention.judge(CHECK, window, refused).state is State.PASSED
+@pytest.mark.parametrize("kind", ["NotImplementedError", "OutOfResources"])
+def test_refusal_is_right_only_where_allowed_and_only_as_such(kind):
+    wide, plain = flash_case("d512-float32"), flash_case("full-float32")
+    refused = triton_modes.CallAnswer(error=(kind, "head dim 512"))
+    crashed = triton_modes.CallAnswer(error=("RuntimeError", "illegal memory access"))
+    assert attention.judge(CHECK, wide, refused).state is State.PASSED
     assert attention.judge(CHECK, plain, refused).state is State.FAILED
-    assert attention.judge(CHECK, window, crashed).state is State.FAILED
+    assert attention.judge(CHECK, wide, crashed).state is State.FAILED
+
+
+class FaultyTensor:
+    """As of a GPU whose kernel failed: the error comes when the numbers are read."""
+
+    def cpu(self):
+        raise RuntimeError("unspecified launch failure")
+
+
+@pytest.mark.parametrize(("found", "error"), [
+    (FaultyTensor(), ("RuntimeError", "unspecified launch failure")),
+    (torch.ones(3), None),
+])  # fmt: skip
+def test_fault_of_a_kernel_is_its_calls(found, error):
+    call = SimpleNamespace(execute=lambda device: {"out": found})
+    assert triton_modes.answer(call, "cuda").error == error
 
 
 def test_exit_code_counts_skipped_as_neither():

@@ -242,13 +242,19 @@ def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
     pairs = list(zip(a.touched, b.touched, strict=True))
     if a.state is b.state and a.state.together:
         # each wave has the same
-        return Queues(a.state, [[x + y for x, y in zip(*p, strict=True)] for p in pairs])
+        return Queues(a.state, [[_united(x, y) for x, y in zip(*p, strict=True)] for p in pairs])
     state = State.of(
         tuple(e.of(_padded(e.who, n, 0, m)) for e in first)
         + tuple(e.of(_padded(e.who, m, n, 0)) for e in second)
         for first, second in zip(a.state.queues, b.state.queues, strict=True)
     )
     return Queues(state, [x + y for x, y in pairs])
+
+
+def _united(some: tuple, others: tuple) -> tuple:
+    """Join what was touched; waves that had parted have some of it in common."""
+    known = {id(touch) for touch in some}
+    return some + tuple(touch for touch in others if id(touch) not in known)
 
 
 def _padded(who, size, before, after):

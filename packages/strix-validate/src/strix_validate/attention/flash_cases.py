@@ -24,8 +24,8 @@ _SDIST_WINDOW_BUG = (
 class FlashCase:
     """A call and what it must return.
 
-    expected(dtype) computes the tensors by name, in dtype, on the CPU. may_refuse: raising
-    NotImplementedError is also right, as long as a wrong answer is impossible.
+    expected(dtype) computes the tensors by name, in dtype, on the CPU. may_refuse: a refusal is
+    also right.
     """
 
     name: str

@@ -54,7 +54,7 @@ class ExecutedKernel:
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """The outcome of a call: its tensors, or the exception's type name and message.
+    """The outcome of a call: its tensors, on the CPU, or the exception's type name and message.
 
     Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
     lookups: what Triton looked for, where kernels were compiled. asked: in mode "ask", the keys of
@@ -127,10 +127,14 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> CallAns
 
 
 def answer(call: Call, device: str) -> CallAnswer:
-    """Make the call in this process."""
+    """Make the call in this process.
+
+    What it computed is read at once: a GPU reports a kernel's fault at the next read, which must not
+    be that of another call.
+    """
     begin = perf_counter()
     try:
-        found = CallAnswer(call.execute(device))
+        found = CallAnswer({name: x.cpu() for name, x in call.execute(device).items()})
     except Exception as error:  # a result like any other: the caller judges it
         found = CallAnswer(error=(type(error).__name__, str(error)))
     return replace(found, seconds=perf_counter() - begin)
