@@ -209,6 +209,7 @@ EMULATED = {
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
     "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
+    "top-k-top-p": COMPUTED["top-k-top-p"],
 }
 
 _TIERS = {"kernels": COMPILED, "attention": COMPUTED, "emulated": EMULATED}
