@@ -129,8 +129,8 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> CallAns
 def answer(call: Call, device: str) -> CallAnswer:
     """Make the call in this process.
 
-    What it computed is read at once: a GPU reports a kernel's fault at the next read, which must not
-    be that of another call.
+    What it computed is read at once: a GPU reports a kernel's fault at the next read, which must
+    not be that of another call.
     """
     begin = perf_counter()
     try:
