@@ -66,10 +66,10 @@ for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
     except RuntimeError:
         continue
     raise CheckFailed(f"{backend.name} accepts head dim 512")
-# asked past that choice, AOTriton refuses, and torch must say so
+# asked past that choice, AOTriton refuses, and torch must say so; a wrong argument is another error
 try:
     torch.ops.aten._efficient_attention_forward(*wide, *[None] * 5, 0.0, 0)
-except RuntimeError:
+except torch.AcceleratorError:
     pass
 else:
     raise CheckFailed("what AOTriton returns is passed over")
