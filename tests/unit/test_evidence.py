@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every record in evidence/ is valid, and README claims nothing that none of them shows."""
+"""Every record in evidence/ is valid, and README's table claims nothing that nothing shows."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from strix_validate.checks import State
 from strix_validate.reporting import record
 from support.project import CHECKOUT
 
@@ -20,69 +22,71 @@ from forge.conda.local import Channel
 
 EVIDENCE = CHECKOUT / "evidence"
 RECORDS = sorted(EVIDENCE.glob("*.json"))
-COLUMN = "Runs on gfx1151"
+README = (CHECKOUT / "README.md").read_text()
+Rows = dict[str, dict[str, list[str]]]
+
+spec = importlib.util.spec_from_file_location("table", EVIDENCE / "table.py")
+assert spec and spec.loader
+table = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(table)
+ROWS: Rows = table.claims()
 
 
-def claims(readme: str) -> dict[str, str]:
-    """The README's column of what runs on gfx1151, by package."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in readme.splitlines()
-        if line.startswith("| ")
-    ]
-    (head,) = (row for row in rows if COLUMN in row)
-    table = [row for row in rows[rows.index(head) + 1 :] if len(row) == len(head)]
-    return {row[0]: row[head.index(COLUMN)] for row in table if not row[0].startswith("-")}
+def anchors(page: Path) -> set[str]:
+    """The names by which links reach a page's headings."""
+    headings = re.findall(r"(?m)^#+ (.*)", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in headings}
 
 
-def rows(readme: str) -> dict[str, dict[str, str]]:
-    """The README's table of what exists: cells by column, by package."""
-    lines = [line for line in readme.splitlines() if line.startswith("| ")]
-    start = next(n for n, line in enumerate(lines) if COLUMN in line)
-    head, _, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:])
-    cells = [dict(zip(head, row, strict=True)) for row in body if len(row) == len(head)]
-    return {row["Package"].partition(" (")[0]: row for row in cells}
-
-
-def contradicted(readme: str, states: dict[str, str], versions: dict[str, str]) -> list[str]:
-    """Cells that a command contradicts: `plan` on the host base, the recipes, or a missing file.
-
-    states: "build", "skipped" or "provided" on the host base, by recipe.
-    """
-    table = rows(readme)
-    found = [f"{name}: no such recipe, or no row" for name in table.keys() ^ versions.keys()]
-    for name in table.keys() & versions.keys():
-        row, state = table[name], states[name]
-        builds = row["Builds"]
-        by_hand = "by hand" if builds.startswith("by hand") else "not yet"
-        right = {
-            "Version": (versions[name],),
-            "Renders": ("conda-forge",) if state == "provided" else ("both bases",),
-            "Builds": ("host",) if state == "build" else ("not yet", "by hand, ["),
-            "Installs": ("host", "not yet") if state == "build" else (by_hand,),
-            "Loads": ("yes",) if state == "build" else ("not yet", "[by hand]"),
-        }
-        for column, starts in right.items():
-            if not row[column].startswith(starts):
-                found.append(f"{name}: {column} says {row[column]!r}, expected {starts}")
-        links = re.findall(r"\]\(([^)]+)\)", " ".join(row.values()))
-        found += [f"{name}: no {link}" for link in links if not (CHECKOUT / link).exists()]
+def leads_nowhere(page: Path) -> list[str]:
+    """The links of a page to files or headings that there are not."""
+    text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", page.read_text())
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
     return found
 
 
-def unproven(readme: str, records: list[record.Record]) -> list[str]:
-    """Packages said to run on gfx1151 that no passed run on gfx1151 lists."""
-    shown = {
-        package.name
-        for found in records
-        if found.subject == "packages" and found.summary[State.FAILED.value] == 0
-        for package in found.packages
-    }
-    return [
-        name
-        for name, said in claims(readme).items()
-        if said not in ("not yet run", "") and not set(re.split(r",\s*", name)) <= shown
-    ]
+def contradicted(rows: Rows, states: dict[str, str], names: Iterable[str]) -> list[str]:
+    """Claims that a command contradicts: `plan` on the host base, the recipes, or a page's text.
+
+    states: "build", "skipped" or "provided" on the host base, by recipe.
+    """
+    found = [f"{name}: no such recipe, or no line" for name in rows.keys() ^ set(names)]
+    notes = anchors(CHECKOUT / "docs/packages.md")
+    for name in rows.keys() & set(names):
+        row = rows[name]
+        if row.keys() != table.WORDS.keys():
+            found.append(f"{name}: columns {sorted(row)}")
+            continue
+        for column, (word, *pages) in row.items():
+            if word not in table.WORDS[column]:
+                found.append(f"{name}: {column} is {word!r}")
+            for page in pages:
+                path, _, anchor = page.partition("#")
+                if not (CHECKOUT / path).is_file() or name not in (CHECKOUT / path).read_text():
+                    found.append(f"{name}: {page} does not name it")
+                elif anchor and anchor not in anchors(CHECKOUT / path):
+                    found.append(f"{name}: no {page}")
+        built, installed, ran = (row[column][0] for column in table.WORDS)
+        if (built == "yes") != (states[name] == "build"):
+            found.append(
+                f"{name}: built is {built!r}, and on the host base plan says {states[name]}"
+            )
+        if built not in ("yes", "no") and not row["built"][1:]:
+            found.append(f"{name}: no page shows how it was built")
+        if installed != "no" and built not in ("yes", "rehearsed"):
+            found.append(f"{name}: installed, and built is {built!r}")
+        if ran != "no" and built == "no":
+            found.append(f"{name}: ran, and was not built")
+        if name not in notes:
+            found.append(f"{name}: docs/packages.md has no heading")
+    return found
 
 
 @pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
@@ -106,10 +110,38 @@ def test_there_is_a_record_of_a_real_gpu() -> None:
     assert any(each.device.type == "gpu" and each.summary["comparisons"] > 1000 for each in found)
 
 
-def test_readme_claims_nothing_without_a_record() -> None:
-    readme = (CHECKOUT / "README.md").read_text()
-    assert len(claims(readme)) >= 4
-    assert unproven(readme, [record.load(file) for file in RECORDS]) == []
+def test_the_readmes_table_is_what_the_command_writes(versions: dict[str, str]) -> None:
+    """With the recipes' versions, and on gfx1151 nothing that no record shows."""
+    on_gpu = table.shown_on_gfx1151(table.records())
+    (written,) = (found[0] for found in table.TABLE.finditer(README))
+    assert written == table.render(ROWS, versions, on_gpu), "run `python evidence/table.py`"
+
+
+def test_a_cell_is_a_word_and_a_link() -> None:
+    (written,) = (found[0] for found in table.TABLE.finditer(README))
+    for line in written.splitlines()[2:]:
+        for cell in line.strip("|").split("|"):
+            assert re.fullmatch(r"\[[\w.-]+\]\(\S+\)|[\w.-]+", cell.strip()), line
+
+
+def test_the_readme_counts_what_can_be_built() -> None:
+    built = [name for name, row in ROWS.items() if row["built"] == ["yes"]]
+    assert f"build {len(built)} of the {len(ROWS)} packages" in README
+
+
+PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("evidence/*.md")]
+PAGES += [*CHECKOUT.glob("stacks/*/*.md"), *CHECKOUT.glob("packages/*/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert leads_nowhere(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n[x](#a-b) [x](page.md#a-b) [x](#b) [x](none.md) [x](https://x.org/y)\n")
+    assert leads_nowhere(page) == ["#b", "none.md"]
 
 
 @pytest.fixture(scope="module")
@@ -128,61 +160,53 @@ def versions() -> dict[str, str]:
     return {name: recipe.version for name, recipe in recipes.items()}
 
 
-def test_no_command_contradicts_the_readmes_table(
-    host: dict[str, str], versions: dict[str, str]
-) -> None:
+def test_no_command_contradicts_a_claim(host: dict[str, str], versions: dict[str, str]) -> None:
     assert {"build", "skipped", "provided"} == set(host.values())
-    assert contradicted((CHECKOUT / "README.md").read_text(), host, versions) == []
+    assert contradicted(ROWS, host, versions) == []
 
 
 @pytest.mark.parametrize(
-    ("row", "old", "new"),
+    ("name", "column", "claim"),
     [
-        ("triton", "| 3.7.1 |", "| 3.7.2 |"),
-        ("pytorch", "| conda-forge |", "| both bases |"),
-        ("aotriton", "by hand, [", "host, ["),
-        ("aotriton", "| by hand |", "| host |"),
-        ("aotriton", "2026-11-21-aotriton.md", "2026-11-21-none.md"),
-        ("flash-attn", "| host | host |", "| not yet | host |"),
-        ("rocm-sdk", "| not yet | not yet | not yet run |", "| not yet | yes | not yet run |"),
-        ("amdsmi", "| amdsmi |", "| amdsmy |"),
+        ("flash-attn", "built", ["no"]),
+        ("rocm-sdk", "built", ["yes"]),
+        ("rocm-sdk", "built", ["surely"]),
+        ("aotriton", "built", ["by-hand"]),
+        ("aotriton", "installed", ["yes"]),
+        ("aotriton", "ran", ["emulated", "evidence/2026-11-21-none.md"]),
+        ("aotriton", "ran", ["emulated", "docs/emulator.md#none"]),
+        ("torchcodec", "ran", ["loads", "docs/emulator.md"]),
+        ("amdsmy", "ran", ["no"]),
     ],
 )
-def test_a_contradicted_cell_is_found(
-    host: dict[str, str], versions: dict[str, str], row: str, old: str, new: str
+def test_a_contradicted_claim_is_found(
+    host: dict[str, str], versions: dict[str, str], name: str, column: str, claim: list[str]
 ) -> None:
-    lines = (CHECKOUT / "README.md").read_text().splitlines()
-    (at,) = [
-        n
-        for n, line in enumerate(lines)
-        if re.match(rf"\| {row}( \(.*?\))? \|", line) and old in line
-    ]
-    lines[at] = lines[at].replace(old, new)
-    found = contradicted("\n".join(lines), host, versions)
-    assert found and all(each.startswith((row, new.strip("| "))) for each in found)
+    rows = ROWS | {name: ROWS.get(name, ROWS["rocm-sdk"]) | {column: claim}}
+    found = contradicted(rows, host, versions)
+    assert found and all(each.startswith(name) for each in found)
 
 
-def test_readme_asks_for_the_disk_that_plan_demands() -> None:
+def test_the_page_asks_for_the_disk_that_plan_demands() -> None:
     """Rounded up: with less, a build is refused."""
     forge = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
     lines, _ = preflight(forge.project, forge.base, list(forge.recipes.recipes))
     demanded = float(re.search(r"([\d.]+) GiB of disk with it", lines[-1])[1])
-    said = re.findall(r"plan for (\d+) GiB of disk", (CHECKOUT / "README.md").read_text())
+    said = re.findall(r"plan for (\d+) GiB of disk", (CHECKOUT / "docs/build.md").read_text())
     assert [math.ceil(demanded)] == list(map(int, said))
+    hours = re.search(r"([\d.]+) CPU hours", lines[-1])[1]
+    assert f"{round(float(hours))} CPU hours" in README
 
 
-def test_a_claim_without_a_record_is_found() -> None:
-    readme = f"| Package | {COLUMN} |\n| --- | --- |\n| triton | yes |\n| vllm | not yet run |\n"
-    harness = [record.load(file) for file in RECORDS]
-    assert unproven(readme, harness) == ["triton"]
-    shown = harness[0].model_copy(
-        update={
-            "subject": "packages",
-            "packages": [record.Package(name="triton", version="3.7.1", build="h1_0")],
-            "summary": {"passed": 1, "failed": 0, "skipped": 0, "comparisons": 0},
-        }
-    )
-    assert unproven(readme, [shown]) == []
+def test_only_a_passed_record_shows_a_run_on_gfx1151() -> None:
+    def of(subject: str, failed: int) -> dict[str, Any]:
+        return {"subject": subject, "summary": {"failed": failed}, "packages": [{"name": "triton"}]}
+
+    assert table.shown_on_gfx1151({"a.json": of("harness", 0), "b.json": of("packages", 1)}) == {}
+    shown = table.shown_on_gfx1151({"c.json": of("packages", 0)})
+    assert shown == {"triton": "c.json"}
+    (line,) = table.render({"triton": ROWS["triton"]}, {}, shown).splitlines()[2:]
+    assert line.endswith("| [yes](evidence/c.json) |")
 
 
 def test_a_record_of_another_schema_is_refused(tmp_path: Path) -> None:

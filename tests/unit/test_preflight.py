@@ -143,11 +143,11 @@ def test_each_further_python_costs(mini: MiniProject) -> None:
         assert known["alpha"]["disk"] == 20
 
 
-def test_readme_has_the_same_figures() -> None:
+def test_the_page_has_the_same_figures() -> None:
     """Sums over the packages that a row names; of memory the largest."""
     project = Project.at(CHECKOUT)
     known = preflight.costs(project, bases.load(project, "conda-forge"))
-    table = (CHECKOUT / "README.md").read_text().partition("## What it costs\n")[2]
+    table = (CHECKOUT / "docs/build.md").read_text().partition("## What it costs\n")[2]
     rows = [
         line.strip("| ").split(" | ")
         for line in table.partition("\n\nDownload,")[0].splitlines()[3:]

@@ -271,11 +271,7 @@ def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
 
 
 def test_versions_agree(recipes: RecipeSet) -> None:
-    """What a reader and a stack are told is what the recipes and variants.yaml say."""
-    readme = (CHECKOUT / "README.md").read_text()
-    for name, recipe in recipes.recipes.items():
-        row = rf"^\| {re.escape(name)}( \([^|]*\))? \| {re.escape(recipe.version)} \|"
-        assert re.search(row, readme, re.M), f"README has no row of {name} {recipe.version}"
+    """What a stack asks for is what the recipes and variants.yaml say."""
     pins = {key: recipes.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
     assert recipes.recipes["triton"].version == pins["triton"]
     stack = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())["dependencies"]
