@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.project import CHECKOUT, MiniProject
@@ -100,6 +101,42 @@ def test_a_machine_that_is_too_small(
     assert ran == ["alpha", "beta"]
     machine(monkeypatch, 40, 24)
     assert not forge(*command)[1]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "words", "answer", "asked", "built"),
+    [
+        (True, ["build-all"], "n", True, False),
+        (True, ["build-all"], "y", True, True),
+        (True, ["build-all", "--yes"], "", False, True),
+        (True, ["build", "alpha", "beta"], "", False, True),
+        (False, ["build-all"], "", False, True),
+    ],
+)
+def test_build_all_asks_a_terminal_before_it_starts(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, words: list[str], answer: str,
+    asked: bool, built: bool,
+) -> None:  # fmt: skip
+    """On conda-forge, after it has said what it costs."""
+    machine(monkeypatch, 40, 24)
+    monkeypatch.setattr(
+        "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: terminal))
+    )
+    done = CliRunner().invoke(app, [*words, "--base", "conda-forge"], input=answer)
+    assert ("Build all of this? [y/N]" in done.output) == asked
+    assert not asked or done.output.index("in all: 2.0 GiB") < done.output.index("Build all")
+    assert ran == (["alpha", "beta"] if built else [])
+    if not built:
+        assert isinstance(done.exception, ForgeError) and done.exception.exit_code == 3
+        assert "--yes" in str(done.exception)
+
+
+def test_on_the_host_base_nothing_is_asked(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    )
+    done = CliRunner().invoke(app, ["build-all", "--base", "host"])
+    assert "Build all of this?" not in done.output and ran
 
 
 def test_only_what_is_to_be_built_counts(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 """The commands that plan, build and test packages."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any
@@ -24,21 +25,21 @@ app = typer.Typer()
 
 KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip dependents of failures.")]
 EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
-Format = Annotated[
-    str, Option("--package-format", metavar="conda:LEVEL", help="Use conda:19 for a release.")
-]
+Form = Option("--package-format", metavar="conda:LEVEL", help="Use conda:19 for a release.")
+Format = Annotated[str, Form]
+Yes = Annotated[bool, Option("--yes", help="Do not ask before a build on conda-forge.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
 
 
 def run_build(
     ctx: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
-    rebuild: bool = False, with_dependents: bool = False, lenient: bool = False,
+    rebuild: bool = False, with_dependents: bool = False, lenient: bool = False, asks: bool = False,
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
 
     Before anything is fetched, raises NotAttempted if conda-forge lacks something, or the machine
-    is too small, unless `even_so`.
+    is too small, unless `even_so`; or if it asks a terminal, for conda-forge, and is told no.
     """
     ctx = replace(ctx, keep_going=keep_going)
     wanted = ctx.select(packages)
@@ -52,8 +53,10 @@ def run_build(
         if (missing := not_there(ctx, steps)) and not even_so:
             raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
         if (lacks := print_costs(ctx, steps)) and not even_so:
-            advice = "Make room, name fewer packages, or try it --even-so"
-            raise NotAttempted(f"not started: this needs {lacks}. {advice}")
+            raise NotAttempted(f"not started: needs {lacks}. Make room, build less, or --even-so")
+        asks &= not ctx.hostbase and any(step.action == BUILD for step in steps)
+        if asks and sys.stdin.isatty() and not typer.confirm("Build all of this?"):
+            raise NotAttempted("not started. `./forge build NAME` builds one; --yes does not ask")
         builder = ctx.builder(form)
         with builder.display:
             results = builder.run(ctx.recipes, steps, keep_going)
@@ -77,12 +80,11 @@ def not_there(ctx: Context, steps: list[Step]) -> str:
     """Say in a line what conda-forge lacks for the steps, if it is their base and answers."""
     if ctx.hostbase or not any(step.action == BUILD for step in steps):
         return ""
-    why = bases.unanswered()
-    if not why:
-        try:
+    try:
+        if not (why := bases.unanswered()):
             return unsolvable(ctx.recipes, steps)
-        except Exception as error:  # the bindings have many
-            why = redacted(error)
+    except Exception as error:  # the bindings have many
+        why = redacted(error)
     err.print(f"whether conda-forge has all that is needed is not known: {' '.join(why.split())}")
     return ""
 
@@ -113,13 +115,14 @@ def build_all(
     even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
     strict: Strict = False,
+    yes: Yes = False,
 ) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
-    run_build(ctx, None, keep_going, even_so, form, lenient=not strict)
+    run_build(ctx, None, keep_going, even_so, form, lenient=not strict, asks=not yes)
 
 
 @command(app)
@@ -218,10 +221,9 @@ def status(ctx: Context, as_json: Json = False) -> None:
 def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:
     """Yield a row per output. `state`: built, outdated, not built, damaged (differs from index)."""
     for output in step.outputs:
-        row: dict[str, Any] = {"recipe": step.recipe.name, "name": output.name}
-        row |= {"version": output.version, "build": output.build, "reason": step.reason}
-        row |= {"state": "outdated" if step.superseded else "not built"}
-        row |= dict.fromkeys(("file", "sha256", "size"))
+        row: dict[str, Any] = {key: getattr(output, key) for key in ("name", "version", "build")}
+        row |= {"recipe": step.recipe.name, "reason": step.reason, "file": None, "sha256": None}
+        row |= {"state": "outdated" if step.superseded else "not built", "size": None}
         if isinstance(output, Record):
             file = ctx.channel.path(output)
             if file.exists():

@@ -73,9 +73,7 @@ def run() -> int:
         return error.exit_code
     except OSError as error:  # a full or failing disk, wherever it shows first
         where = f"{error.filename}: " if error.filename else ""
-        err.print(
-            f"error: {where}{error.strerror or error}; fix that and run the same command again"
-        )
+        err.print(f"error: {where}{error.strerror or error}; fix that and run the command again")
         return 1
     except BaseException as error:  # what nobody foresaw; a panic of Rust is no Exception
         with tempfile.NamedTemporaryFile("w", prefix="forge-", suffix=".log", delete=False) as log:
