@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What pages name exists: commands of the driver and of both products, tasks, workspaces, files."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strix_validate.cli import app as validate
+from support.project import CHECKOUT
+from typer.main import get_command
+
+from forge.cli.main import app
+
+# read, not imported: the emulator needs numpy, which the driver's environment has not
+EMULATOR = (CHECKOUT / "packages/strix-emulate/src/strix_emulate/cli.py").read_text()
+COMMANDS = {
+    "forge": get_command(app).commands,
+    "strix-validate": get_command(validate).commands,
+    "strix-emulate": dict.fromkeys(re.findall(r"@app\.command\(.*\)\ndef (\w+)", EMULATOR)),
+}
+PAGES = [
+    CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+]
+PAGES += [*CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("stacks/*/*.md")]
+PAGES += [*CHECKOUT.glob("packages/*/*.md"), CHECKOUT / "evidence/README.md"]
+STACKS = sorted(path.parent for path in CHECKOUT.glob("stacks/*/pixi.toml"))
+ARE_PROGRAMS = {"python", "pip", "pre-commit", "strix-validate", "strix-emulate"}  # no tasks
+
+
+def tasks_of(manifest: Path) -> dict[str, set[str]]:
+    """Tasks by environment; those of the workspace are in each that has the default feature."""
+    data = tomllib.loads(manifest.read_text())
+    shared, features = set(data.get("tasks", ())), data.get("feature", {})
+    found = {"default": shared}
+    for name, environment in data.get("environments", {}).items():
+        spec = environment if isinstance(environment, dict) else {"features": environment}
+        own = {
+            t for feature in spec.get("features", ()) for t in features[feature].get("tasks", ())
+        }
+        found[name] = own | (set() if spec.get("no-default-feature") else shared)
+    return found
+
+
+def tasks(page: Path) -> dict[str, set[str]]:
+    """Those that a page may name: its own workspace's, or those of any here."""
+    own = page.parent / "pixi.toml"
+    manifests = [own] if own in (s / "pixi.toml" for s in STACKS) else [
+        CHECKOUT / "pixi.toml", *(s / "pixi.toml" for s in STACKS)
+    ]  # fmt: skip
+    found: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for environment, names in tasks_of(manifest).items():
+            found[environment] = found.get(environment, set()) | names
+    return found
+
+
+def code(text: str) -> Iterator[str]:
+    """Each span of code in a line, and each line of a block, fenced or indented."""
+    fenced = r"(?ms)^```.*?^```"
+    for block in re.findall(fenced, text):
+        yield from block.splitlines()[1:-1]
+    prose = re.sub(fenced, "", text)
+    yield from re.findall(r"(?m)^    \S.*", prose)
+    yield from (re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose))
+
+
+def lacking(page: Path, text: str) -> list[str]:
+    """What a page's code names and there is not."""
+    found, known = [], tasks(page)
+    every = set().union(*known.values())
+    for span in code(text):
+        line = re.split(r"(?:^|\s)#\s", span)[0]
+        for name, words in re.findall(
+            r"(?:^|[\s(]|(?<!\w)\./)(forge|strix-validate|strix-emulate)((?: [a-z][\w-]*){0,2})",
+            line,
+        ):
+            there = COMMANDS[name]
+            for word in words.split() if words else ():
+                if word not in there:
+                    found.append(f"{name}{words}")
+                if not (there := getattr(there.get(word), "commands", None)):
+                    break
+        for environment, task in re.findall(r"\bpixi run (?:-e ([\w-]+) )?([a-z][\w-]*)", line):
+            if task not in known.get(environment, every) | ARE_PROGRAMS:
+                found.append(f"pixi run {task}")
+    for stack in re.findall(r"(?<!build/)\bstacks/([a-z][\w-]*)", text):
+        if CHECKOUT / "stacks" / stack not in STACKS:
+            found.append(f"stacks/{stack}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_a_page_names_what_exists(page: Path) -> None:
+    assert lacking(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("`./forge provenance`", "forge provenance"),
+        ("`./forge sources list`", "forge sources list"),
+        ("```sh\n./forge lock x && ./forge instal x\n```", "forge instal"),
+        ("`strix-validate cluster start`", "strix-validate cluster start"),
+        ("    strix-emulate debug K", "strix-emulate debug"),
+        ("`pixi run patches`", "pixi run patches"),
+        ("`pixi run -e pack publish`", "pixi run publish"),
+        ("[none](stacks/training/README.md)", "stacks/training"),
+    ],
+)
+def test_what_does_not_exist_is_found(text: str, named: str) -> None:
+    (found,) = lacking(CHECKOUT / "README.md", text)
+    assert found.startswith(named)
+
+
+def test_a_task_of_another_workspace_is_found_on_a_stacks_page() -> None:
+    page = CHECKOUT / "stacks/attention/README.md"
+    assert lacking(page, "`pixi run image`") == ["pixi run image"]
+    assert lacking(page, "`pixi run doctor`") == []
+
+
+def listed(text: str, head: str) -> set[str]:
+    """The names of a list in CHANGELOG: `- HEAD: `a`, `b`.`"""
+    (found,) = re.findall(rf"(?m)^- {head}:((?:.*\n)+?)(?=- |\n)", text)
+    return set(re.findall(r"`([^`]+)`", found))
+
+
+def test_the_changelog_lists_all_commands_tasks_and_workspaces() -> None:
+    text = (CHECKOUT / "CHANGELOG.md").read_text()
+    assert listed(text, "Commands of `./forge`") - {"./forge"} == set(COMMANDS["forge"])
+    root = set().union(*tasks_of(CHECKOUT / "pixi.toml").values())
+    assert listed(text, "Tasks of `pixi run`") - {"pixi run"} == root
+    assert listed(text, "Workspaces") == {stack.name for stack in STACKS}
+
+
+def test_the_readme_links_every_workspace_and_page() -> None:
+    links = set(re.findall(r"\]\(([^)#]+)", (CHECKOUT / "README.md").read_text()))
+    pages = {f"stacks/{stack.name}/README.md" for stack in STACKS}
+    pages |= {f"docs/{page.name}" for page in CHECKOUT.glob("docs/*.md")}
+    assert pages <= links
