@@ -39,6 +39,12 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 os.environ[PYPI_SOURCES] = PYPI_URL
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
+# the packages of another ROCm, by who has them
+OTHER_ROCM = [
+    name
+    for names in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values()
+    for name in names
+]
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
 # What these records hold for a Python, but not beside the rest; not counted as solved either:
@@ -176,9 +182,10 @@ class Rendered:
                     "constrains": [spec_of(c, self.outputs) for c in constrains],
                     "purls": pypi.purls(f"{name}-{version}-{build}.conda", NAMES),
                 }  # fmt: skip
-            if subdir == "linux-64":  # conda-forge's, which no record here holds
-                packages["hip-7.2.4-0.conda"] = {
-                    "name": "hip", "version": "7.2.4", "build": "0", "build_number": 0,
+            # other ROCms', which no record here holds
+            for name in OTHER_ROCM if subdir == "linux-64" else ():
+                packages[f"{name}-7.2.4-0.conda"] = {
+                    "name": name, "version": "7.2.4", "build": "0", "build_number": 0,
                     "subdir": subdir, "depends": [], "sha256": "0" * 64, "size": 1,
                 }  # fmt: skip
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ the packages that it selects satisfy hardly a dependency of the newest records.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -82,6 +83,26 @@ def left_behind(
         if fit <= FEW * newer.total():
             found[f"{key} {value}"] = set(newer)
     return found
+
+
+def pins_in_recipes() -> dict[str, list[str]]:
+    """What host sections of recipes pin themselves, as `ffmpeg 8.* lgpl_*`."""
+    pins: dict[str, list[str]] = {}
+    for path in CHECKOUT.glob("recipes/*/recipe.yaml"):
+        for section in re.findall(r"^( *)host:\n((?:\1 +.*\n|\n)+)", path.read_text(), re.M):
+            for name, value in re.findall(r"- ([a-z][\w.-]*) (\d[\w.]*\.\*.*)", section[1]):
+                pins.setdefault(name, []).append(value)
+    return pins
+
+
+def test_no_pin_of_a_recipe_is_left_behind(records: list[dict[str, Any]]) -> None:
+    """A pin in a recipe is as easily forgotten as one in variants.yaml."""
+    pins = pins_in_recipes()
+    assert pins["ffmpeg"] == ["8.* lgpl_*"]
+    assert (
+        left_behind({name: [v.split()[0] for v in vs] for name, vs in pins.items()}, records) == {}
+    )
+    assert left_behind({"ffmpeg": ["2.*"]}, records)
 
 
 def test_no_pin_is_left_behind(records: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
-from support.conda_forge import LACKS, MACHINE, STRIX_HALO, Rendered, Solver
+from support.conda_forge import LACKS, MACHINE, OTHER_ROCM, STRIX_HALO, Rendered, Solver, spec_of
 from support.project import CHECKOUT
 
 from forge.envs.manifest import Manifest
@@ -165,12 +165,37 @@ def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
     assert rendered.pinned("libblas") == "libblas 3.9.* *netlib"
 
 
-def test_our_rocm_keeps_others_out(solver: Solver) -> None:
+@pytest.mark.parametrize("other", ["hip-runtime-amd", "rocblas"])
+def test_our_rocm_keeps_others_out(solver: Solver, other: str) -> None:
     """conda-forge's HIP would put a second libamdhip64 beside ours."""
     assert "rocm-sdk-core" in solver.solve(["rocm-sdk-core"])
-    assert solver.solve(["hip"]) == {"hip"}
+    assert solver.solve([other]) == {other}
     with pytest.raises(SolverError):
-        solver.solve(["rocm-sdk-core", "hip"])
+        solver.solve(["rocm-sdk-core", other])
+
+
+def unknown_constraints(constraints: dict[str, list[str]], known: set[str]) -> set[str]:
+    """Constraints of outputs on names that nothing has, and that thus constrain nothing."""
+    return {
+        f"{output}: {spec}"
+        for output, specs in constraints.items()
+        for spec in specs
+        if not spec.startswith("__") and package_name(spec) not in known
+    }
+
+
+def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver: Solver) -> None:
+    """rocm-sdk-core constrained `hip`, which is a feedstock, and let hip-runtime-amd in."""
+    constraints = {
+        name: [spec_of(c, rendered.outputs) for c in o["requirements"]["run_constraints"]]
+        for name, o in rendered.outputs.items()
+        if o.get("requirements", {}).get("run_constraints")
+    }
+    assert {"rocm-sdk-core", "pytorch", "flash-attn"} <= constraints.keys()
+    known = {*rendered.outputs, *solver.names}
+    assert {*OTHER_ROCM} <= {package_name(spec) for spec in constraints["rocm-sdk-core"]}
+    assert unknown_constraints(constraints, known) == set()
+    assert unknown_constraints({"a": ["hip <0.0.0a0", "__cuda"]}, known) == {"a: hip <0.0.0a0"}
 
 
 @pytest.mark.parametrize("package", ["rocm-sdk-libraries", "aotriton"])
