@@ -282,7 +282,7 @@ def test_histogram(bins):
 
 
 def test_what_the_machine_refuses():
-    """Code of Triton 3.7.1 that may be right on hardware: docs/emulator.md, "Limits"."""
+    """Code of Triton 3.7.1 that may be correct on hardware: docs/emulator.md."""
     k, b, rows = 32, 16, 3
     arrays = [numbers("fp16", rows * k), numbers("fp16", k * b), np.zeros((rows, b), np.float32)]
     table, reachable = zoo.pointers(*arrays)

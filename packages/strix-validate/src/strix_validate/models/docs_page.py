@@ -38,7 +38,7 @@ float64; *emulated*: the compiled code executed on a CPU, against float64; *emul
 with a [vLLM](../evidence/2026-11-23-vllm-by-hand.md) ([experts in FP8,
 MXFP4 and 4 bits](../evidence/2026-11-24-vllm-by-hand.md)) and a
 [torch](../evidence/2026-11-23-torch-by-hand.md) that were compiled by hand. A proof covers what the
-[checks](validate.md#vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
+[checks](validate.md#check-vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
 
 Of a folder in diffusers' layout (`model_index.json`: Stable Diffusion, Flux and others),
 `strix-validate models` counts the weights of its files in bfloat16, as the
