@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
+import runpy
 
 import pytest
 from support import mutants
@@ -15,8 +15,11 @@ from forge.errors import ForgeError
 VALID = {"name": "x", "list": [1, 2, {"deep": "y"}]}
 
 
-def test_a_run_has_one_seed() -> None:
-    assert os.environ["FORGE_SEED"] == SEED and SEED.isdigit()
+def test_the_seed_is_drawn_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_SEED", raising=False)
+    assert runpy.run_path(mutants.__file__)["SEED"] == "1"
+    monkeypatch.setenv("FORGE_SEED", "7")
+    assert runpy.run_path(mutants.__file__)["SEED"] == "7"
 
 
 def test_another_seed_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
-from support.project import CHECKOUT
+from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
@@ -123,6 +123,17 @@ def test_one_late_package_of_conda_forge_does_not_stop_vllm() -> None:
     for name, least, below in ranges:
         name = name.replace("_", "-")
         assert theirs[name] == f"{name} >={least},<{below}"
+
+
+def test_what_a_test_is_pinned_to_is_read(tmp_path: Path) -> None:
+    """A pin among a test's requirements is a mapping, as it is among the recipe's own."""
+    mini = MiniProject(tmp_path)
+    mini.recipe("beta")
+    path = mini.recipe("alpha") / "recipe.yaml"
+    test = """requirements: {run: ["${{ pin_compatible('beta') }}"]}"""
+    path.write_text(path.read_text().replace("  - script:", f"  - {test}\n    script:"))
+    recipes = RecipeSet(Project.at(mini.root), bases.load(PROJECT, "conda-forge"))
+    assert recipes.direct_needs("alpha") == {"beta"}
 
 
 def without_hashes(outputs: list[dict[str, Any]]) -> set[str]:
