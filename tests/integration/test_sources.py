@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,7 +53,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.end_headers()
             return
         if self.path.startswith("/stalled/"):
-            time.sleep(3)
+            self.rfile.read(1)  # until the client hangs up
             return
         # user:password
         if (

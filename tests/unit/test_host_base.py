@@ -327,9 +327,7 @@ run_job(Project.at(root), 2, lambda _: None, json.loads(sys.argv[2]), root / "lo
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
     while not true():
-        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -351,8 +349,11 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
         # os.walk, since a glob fails on a folder that the conversion removes meanwhile
         wait_until(
             lambda: (
-                any("long.py" in files for _, _, files in os.walk(output))
-                and list(subdir.glob("short-*"))
+                child.poll() is not None
+                or (
+                    any("long.py" in files for _, _, files in os.walk(output))
+                    and list(subdir.glob("short-*"))
+                )
             )
         )
         child.send_signal(how)
