@@ -138,4 +138,4 @@ def reason_of(body: Callable) -> str:
 
 def title_of(body: Callable) -> str:
     """Return the first sentence of the docstring of a check's function."""
-    return (body.__doc__ or "").split(". ")[0].strip()
+    return reason_of(body).split(". ")[0]

@@ -264,7 +264,9 @@ def list_checks(
         typer.echo(json.dumps([vars(check) for check in found], indent=1))
     else:
         for check in found:
-            typer.echo(f"{check.id}\n    {check.title}\n    catches: {check.why}")
+            told = check.why.startswith(check.title)  # the first sentence of the same text
+            catches = check.why if told else f"{check.title}\n    catches: {check.why}"
+            typer.echo(f"{check.id}\n    {catches}")
     for line in absent:
         typer.echo(line, err=True)
 

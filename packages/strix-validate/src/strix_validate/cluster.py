@@ -92,6 +92,9 @@ def require_alike(nodes: list[dict], wanted: int, own: str) -> None:
 
 
 def _run(link: Link, command: list[str]) -> None:
+    if not (program := Path(command[0])).exists():
+        why = f"{program.name} is not installed in {sys.prefix}"
+        raise _refuse(NotReady(f"{why}: run this in the environment `cluster`"))
     os.environ.update(network_variables(link))
     typer.echo(f"{link.interface}, {link.address}: {' '.join(command)}", err=True)
     os.execv(command[0], command)

@@ -78,8 +78,14 @@ def own_link(address: str) -> Link:
 
 
 def digest_of_packages(prefix: Path = Path(sys.prefix)) -> str:
-    """Return one hash of all conda packages of an environment, as a lock has them."""
+    """Return one hash of all conda packages of an environment, as a lock has them.
+
+    Raises:
+        NotReady: it has none, so that two machines could not be compared.
+    """
     names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
+    if not names:
+        raise NotReady(f"{prefix} is no conda environment: run this in the environment `cluster`")
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,6 @@
 
 import re
 import textwrap
-from collections import Counter
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,9 +31,15 @@ def show(record: Record, console: Console) -> None:
         console.print(table)
     if speeds:
         console.print(_speed_table(speeds))
-    reasons = Counter((_verdict(check), check.reason) for check in record.checks if check.reason)
-    for (verdict, reason), number in reasons.items():
-        console.print(f"{_coloured(verdict, number)}: {escape(reason)}")
+    reasons: dict[tuple[State | Severity, str], list[str]] = {}
+    for check in record.checks:
+        if check.reason:
+            reasons.setdefault((_verdict(check), check.reason), []).append(check.id)
+    for (verdict, reason), ids in reasons.items():
+        # the table has the others
+        skipped = verdict is State.SKIPPED
+        names = f" ({textwrap.shorten(', '.join(ids), 240, placeholder=' …')})" if skipped else ""
+        console.print(f"{_coloured(verdict, len(ids))}{escape(names)}: {escape(reason)}")
     for check in record.checks:
         if check.fix:
             console.print(f"{escape(check.id)}: [bold]{escape(check.fix)}[/]", soft_wrap=True)

@@ -3,23 +3,25 @@
 
 Each is written by transformers, with the weights that a quantization replaces in its own form. The
 reference is transformers' answer in float32 with the same, dequantized, weights.
+
+torch is imported where it is used: the checks of a server elsewhere are listed from this table too.
 """
+
+from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
-
-from strix_validate.vllm.mxfp4 import FP4
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VOCABULARY = 512
 #: Numbers that share a scale: of int4, of fp4, and the square blocks of fp8.
 _INT4_GROUP, _FP4_GROUP, _FP8_BLOCK = 32, 32, 128
-_FP8 = torch.float8_e4m3fn
 _WEIGHTS = "model.safetensors"
 
 _COMMON = {
@@ -32,7 +34,7 @@ _COMMON = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _LLAMA = _COMMON | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
 #: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
-_Quantized = tuple[dict[str, Tensor], Tensor]
+_Quantized: TypeAlias = "tuple[dict[str, Tensor], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def int4(name: str, weight: Tensor) -> _Quantized | None:
 
     Eight numbers share an int32, a group shares a scale.
     """
+    import torch
+
     if not name.endswith("proj.weight"):
         return None
     rows, columns = weight.shape
@@ -74,12 +78,15 @@ def int4(name: str, weight: Tensor) -> _Quantized | None:
 
 def fp8(name: str, weight: Tensor) -> _Quantized | None:
     """Quantize to FP8: blocks of 128 by 128 with a scale each, as Qwen and DeepSeek release it."""
+    import torch
+
     if not name.endswith("proj.weight"):
         return None
+    kind = torch.float8_e4m3fn
     blocks = weight.float().view(len(weight) // _FP8_BLOCK, _FP8_BLOCK, -1, _FP8_BLOCK)
-    scale = blocks.abs().amax((1, 3)) / torch.finfo(_FP8).max
+    scale = blocks.abs().amax((1, 3)) / torch.finfo(kind).max
     every = scale.repeat_interleave(_FP8_BLOCK, 0).repeat_interleave(_FP8_BLOCK, 1)
-    codes = (weight.float() / every).to(_FP8)
+    codes = (weight.float() / every).to(kind)
     return {"": codes, "_scale_inv": scale}, codes.float() * every
 
 
@@ -88,6 +95,10 @@ def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
 
     Shapes are (experts, in, out).
     """
+    import torch
+
+    from strix_validate.vllm.mxfp4 import FP4
+
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return None
     groups = weight.float().transpose(1, 2).unflatten(-1, (-1, _FP4_GROUP))
@@ -178,6 +189,7 @@ MODELS = {
 
 def make(name: str, folder: Path, prompt: list[int]) -> dict:
     """Write the model; return the log probability of each token after the prompt, in float32."""
+    import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -187,7 +199,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     network.save_pretrained(plain)
     file, meant = plain / _WEIGHTS, {}
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, weight in load_file(file).items():
         if found := model.quantize(key, weight):
             tensors |= {key + suffix: part.contiguous() for suffix, part in found[0].items()}

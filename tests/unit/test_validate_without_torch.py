@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""strix-validate where torch is not installed: each command of which docs/validate.md says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+from typer.testing import CliRunner
+
+pytest.importorskip("pydantic", reason="strix-validate's records are made of its models")
+
+from strix_validate import cluster
+from strix_validate.cli import app
+from strix_validate.doctor import cluster_machine
+
+MAIN = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "ray", "vllm", "numpy"))
+from strix_validate.cli import main
+sys.argv[0] = "strix-validate"
+main()
+"""
+
+
+def validate(words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command, and require its exit code and that it says why in words."""
+    sources = [CHECKOUT / "packages/strix-validate/src", *filter(None, sys.path)]
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *words.split()], text=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "COLUMNS": "200"},
+        check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == code and "Traceback" not in said, said
+    return done
+
+
+def test_a_server_elsewhere_is_asked() -> None:
+    done = validate("serve --url http://127.0.0.1:1 --model x", 1)
+    assert "http://127.0.0.1:1 does not answer" in done.stdout
+
+
+def test_doctor() -> None:
+    record = json.loads(validate("doctor --only doctor/disk --json").stdout)
+    assert record["summary"]["passed"] == 1
+
+
+def test_report(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="the page is one of its templates")
+    record, page = tmp_path / "record.json", tmp_path / "report.html"
+    record.write_text(validate("doctor --only doctor/disk --json").stdout)
+    validate(f"report {record} -o {page}")
+    assert "doctor/disk" in page.read_text()
+
+
+def test_what_is_skipped_is_named(tmp_path: Path) -> None:
+    """Under --only the check that says why may not run."""
+    said = validate(f"doctor --root {tmp_path} --only doctor/vllm-memory", 3).stdout
+    assert "1 skipped (doctor/vllm-memory): no gfx1151 GPU (see doctor/gpu)" in said
+
+
+def test_list_says_what_a_check_is_once() -> None:
+    done = validate("list --only doctor")
+    blocks = done.stdout.split("\ndoctor/")
+    assert len(blocks) > 10
+    for block in blocks:
+        first = block.splitlines()[1].strip().split(". ")[0]
+        assert block.count(first[:60]) == 1, block
+    serve = validate("list --only serve").stdout
+    assert "    catches: What" not in serve and "serve/url-bench" in serve
+
+
+def test_a_cluster_without_conda_or_without_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines without conda had the same hash, that of nothing; without Ray: a traceback."""
+    link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
+    monkeypatch.setattr(cluster, "own_link", lambda _: link)
+    monkeypatch.setattr(cluster, "raise_limit", lambda: None)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("nothing to run"))
+    assert CliRunner().invoke(app, ["cluster", "head"]).exit_code == 1
+    monkeypatch.setattr(cluster, "digest_of_packages", lambda: "0" * 16)
+    done = CliRunner().invoke(app, ["cluster", "head"])
+    assert done.exit_code == 1 and "ray is not installed" in done.output
+    with pytest.raises(cluster_machine.NotReady, match="no conda environment"):
+        cluster_machine.digest_of_packages(tmp_path)
+
+
+def test_models() -> None:
+    validate("models --help")
