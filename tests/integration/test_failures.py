@@ -35,6 +35,19 @@ def test_failing_script(project: MiniProject) -> None:
     assert {p.split("-")[0] for p in project.packages()} == {"delta"}
 
 
+def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
+    project: MiniProject,
+) -> None:
+    """It downloaded and built what that needs, for an hour, and then said what `plan` knew."""
+    project.recipe("alpha")
+    project.recipe("beta", run=["alpha", "nowhere"])
+    done = project.forge("build", "beta", code=3)
+    assert "not started: beta: the host base has no nowhere" in done.stderr
+    assert project.packages() == set()
+    done = project.forge("build-all")
+    assert "[1/1] alpha 1.0: built" in done.stdout, "what is not attempted has no number"
+
+
 def test_failing_package_test(project: MiniProject) -> None:
     recipe = project.recipe("alpha", test="test -f share/nothing")
     done = project.forge("build-all", code=1)
@@ -97,6 +110,7 @@ def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Pat
 def test_usage(project: MiniProject) -> None:
     project.recipe("alpha")
     assert "there are: alpha" in project.forge("build", "nothing", code=2).stderr
+    assert "did you mean alpha?" in project.forge("build", "Alpha", code=2).stderr
     assert "nowhere" in project.forge("lock", "nowhere", code=2).stderr
     project.forge("build-all", "--base", "other", code=2)
     project.forge("no-such-command", code=2)

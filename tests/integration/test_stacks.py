@@ -63,7 +63,8 @@ def test_lock_install_run(app: MiniProject) -> None:
     done = app.forge("lock", "app")
     assert "left out never-built" in done.stdout
     assert not (app.root / "stacks/app/pixi.lock").exists(), "a host-bound lock where pixi reads"
-    app.forge("install", "app")
+    installed = app.forge("install", "app").stdout
+    assert "left out never-built: the channel lacks it (forge build never-built" in installed
     app.forge("install", "app", "-e", "more")
     run = app.forge("run", "app", "--", "sh", "-c", 'echo "$ALPHA $CONDA_PREFIX"; exit 3', code=3)
     state, prefix = run.stdout.split()

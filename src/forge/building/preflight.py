@@ -50,9 +50,10 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
         f"{cost['memory']:g} GiB of memory per job, {cost['cpu_hours']:g} CPU hours"
         for name, cost in chosen.items()
     ]
-    download, disk, hours = (
-        sum(cost[key] for cost in chosen.values()) for key in ("download", "disk", "cpu_hours")
-    )
+    download, hours = (sum(c[key] for c in chosen.values()) for key in ("download", "cpu_hours"))
+    disk = kept = 0.0  # a build's folder goes before the next begins; packages stay
+    for cost in chosen.values():
+        disk, kept = max(disk, kept + cost["disk"]), kept + cost.get("kept", 0)
     folder = project.build if project.build.exists() else project.root
     free, memory = shutil.disk_usage(folder).free / 2**30, memory_gib()
     job = max(cost["memory"] for cost in chosen.values())

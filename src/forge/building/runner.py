@@ -19,7 +19,6 @@ from rattler_build import Package
 from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import run_job
-from forge.building.preflight import costs
 from forge.conda import provenance
 from forge.conda.local import Channel
 from forge.envs import cache
@@ -74,19 +73,16 @@ class Builder:
             with self._attempt(result, FETCHED, name):
                 require(name)
                 self._fetch(result.step)
-        known = costs(self.project, self.base)
-        hours = {name: known.get(name, {}).get("cpu_hours", 0) for name in todo}
-        for number, (name, result) in enumerate(todo.items(), 1):
-            label = f"[{number}/{len(todo)}] {name} {result.step.recipe.version}"
-            if result.state == FETCHED:
-                with self._attempt(result, BUILT, label):
-                    if stopped:
-                        raise NotAttempted(stopped)
-                    require(name)
-                    self._build(result.step, label)
-                if result.state == BUILT:
-                    left = _time_left(todo, hours)
-                    self.display.say(f"{label}: built in {result.seconds:.0f} s{left}")
+        fetched = {name: result for name, result in todo.items() if result.state == FETCHED}
+        for number, (name, result) in enumerate(fetched.items(), 1):
+            label = f"[{number}/{len(fetched)}] {name} {result.step.recipe.version}"
+            with self._attempt(result, BUILT, label):
+                if stopped:
+                    raise NotAttempted(stopped)
+                require(name)
+                self._build(result.step, label)
+            if result.state == BUILT:
+                self.display.say(f"{label}: built in {result.seconds:.0f} s")
             if result.state == FAILED and not (keep_going or stopped):
                 stopped = f"stopped after {name} failed; --continue-on-failure goes on"
         return list(results.values())
@@ -166,20 +162,6 @@ class Builder:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
         paths = sorted(str(path) for path in packages)
         self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
-
-
-def _time_left(todo: dict[str, Result], hours: dict[str, float]) -> str:
-    """Estimate how long the rest will take at this machine's pace so far; empty if nobody can say.
-
-    `hours` are the CPU hours of each package, as costs.yaml estimates them.
-    """
-    done = sum(hours[name] for name, result in todo.items() if result.state == BUILT)
-    left = sum(hours[name] for name, result in todo.items() if result.state == FETCHED)
-    if not (done and left):
-        return ""
-    spent = sum(result.seconds for result in todo.values() if result.state == BUILT)
-    minutes = max(1, round(left * spent / done / 60))
-    return f", about {minutes // 60} h {minutes % 60} min left"
 
 
 def _reason_file(project: Project, step: Step) -> Path:

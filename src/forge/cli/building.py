@@ -50,6 +50,9 @@ def run_build(
         needed = ctx.recipes.dependencies(wanted)
         steps = ctx.recipes.plan(ctx.channel, frozenset(wanted if rebuild else ()))
         steps = [step for step in steps if step.recipe.name in needed]
+        lost = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False)
+        for name in sorted(lost.keys() & set(packages or ())):
+            raise NotAttempted(f"not started: {name}: {lost[name]}")
         if (missing := not_there(ctx, steps)) and not even_so:
             raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
         if (lacks := print_costs(ctx, steps)) and not even_so:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a command works on: project, base, recipes and channel; and the options of every command."""
 
+import difflib
 import functools
 import inspect
 import os
@@ -94,8 +95,10 @@ class Context:
         for name in sorted(unknown & among.absent.keys()):
             raise ForgeError(f"{name} is not built here: {among.absent[name]}")
         if unknown:
-            there = ", ".join(among.recipes)
-            raise ForgeError(f"no recipe {', '.join(sorted(unknown))}; there are: {there}")
+            names, asked = list(among.recipes), ", ".join(sorted(unknown))
+            close = difflib.get_close_matches(min(unknown), names, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ForgeError(f"no recipe {asked}; {hint}there are: {', '.join(names)}")
         return wanted
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:

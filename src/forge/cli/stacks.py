@@ -56,12 +56,19 @@ class Stack:
             unbuilt = set(ctx.recipes.owner) - {record.name for record in ctx.channel.records()}
             specs = [spec for specs in self.manifest.environments.values() for spec in specs]
             unbuilt.intersection_update(map(package_name, specs))
-        for name in sorted(unbuilt):
-            out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
         python = next(iter(ctx.base.overrides.get("python", ())), "")
         instead = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         text = self.manifest.localized(instead, unbuilt, python)
         write_text(self.copy.folder / "pixi.toml", text)
+        self.say_left_out()
+
+    def say_left_out(self) -> None:
+        """Print what the stack names and its copy, locked without it, does not."""
+        named, kept = ({s for specs in m.environments.values() for s in map(package_name, specs)}
+                       for m in (self.manifest, self.copy.manifest))  # fmt: skip
+        for name in sorted(named - kept):
+            why = f"forge build {name} says why; then lock and install again"
+            out.print(f"left out {name}: the channel lacks it ({why})")
 
     def require_trusted(self, older: bool, environment: str = "") -> None:
         """Raise Refused for a channel that lost revisions, unless `older` is taken.
@@ -114,6 +121,7 @@ def install(
     """
     chosen = Stack(ctx, stack)
     chosen.copy.require_locked()
+    chosen.say_left_out()
     chosen.require_trusted(older, environment)
     if words := chosen.pixi("install", "--locked", "-e", environment):
         raise typer.Exit(subprocess.run(words, check=False).returncode)
