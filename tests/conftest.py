@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from support import contents
 from support.mutants import SEED, Tally
 from support.project import CHECKOUT, MiniProject, copy_checkout, forge
 
@@ -83,6 +84,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not root.exists():
             copy_checkout(root)
         forge("build-all", root=root)
+        contents.check(root / "channel")
     return root
 
 

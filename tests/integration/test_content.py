@@ -171,11 +171,19 @@ outputs:
     requirements:
       run: ["${{ pin_subpackage('staged-one', exact=True) }}"]
     about: {license: BSD-3-Clause}
+  - package: {name: staged-all}
+    build: {noarch: generic, variant: {use_keys: [content_digest]}}
+    requirements:
+      run: ["${{ pin_subpackage('staged-two', exact=True) }}"]
+    about: {license: BSD-3-Clause}
 """
 
 
 def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
-    """What the staging part reads and needs counts for all outputs; its script runs once."""
+    """What the staging part reads and needs counts for all outputs; its script runs once.
+
+    And its output is in the log once.
+    """
     (project.root / "local").mkdir()
     (project.root / "local" / "text").write_text("one\n")
     project.recipe("alpha")
@@ -185,7 +193,9 @@ def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
     assert list(project.plan()) == ["alpha", "staged", "user"]
     project.forge("build-all")
     names = {p.rsplit("-", 2)[0] for p in project.packages()}
-    assert names == {"alpha", "staged-one", "staged-two", "user"}
+    assert names == {"alpha", "staged-all", "staged-one", "staged-two", "user"}
+    log = (project.root / "build/logs/staged.log").read_text()
+    assert log.count("+ cp text $PREFIX/share/one") == 1, log
     assert project.to_build() == set()
     (project.root / "local" / "text").write_text("two\n")
     assert project.to_build() == {"staged", "user"}

@@ -293,6 +293,8 @@ def test_packages(sdk_project: MiniProject) -> None:
     assert names == {"rocm-sdk", "rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-devel"}
     log = (sdk_project.root / "build/logs/rocm-sdk.log").read_text()
     assert log.count("nothing missing") == 4
+    for line in ("tree.py stage", "files dropped:", "keep $PREFIX core", "keep $PREFIX devel"):
+        assert log.count(line) == 1, log
     (libraries,) = sdk_project.channel.glob("*/rocm-sdk-libraries-*.conda")
     package = Package(libraries)
     assert "lib/host-math/lib/libcholmod.so.5" in {n.partition("rocm/")[2] for n in package.payload}

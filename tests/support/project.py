@@ -16,6 +16,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from support import contents
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 NOARCH = """\
@@ -93,6 +95,8 @@ class MiniProject:
             capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        if arguments[0] in ("build", "build-all", "rebuild"):
+            contents.check(self.channel)
         return done
 
     def plan(self) -> dict[str, dict]:

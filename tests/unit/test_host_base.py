@@ -175,7 +175,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBase:
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     monkeypatch.setattr(hostbase.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(hostbase, "_gcc_version", lambda: "14")
+    monkeypatch.setattr(hostbase.subprocess, "getoutput", lambda _: "14")
     checkout = Project.at(project.root)
     return HostBase(checkout, bases.load(checkout, "host"))
 

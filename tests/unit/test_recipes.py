@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
 from support.project import CHECKOUT, MiniProject
@@ -48,6 +49,16 @@ def test_renders(recipes: RecipeSet, name: str) -> None:
         assert data["build"]["string"].startswith(recipes.base.base_tag)
     for source in sources_of(recipe):
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
+    """It would be built in the folder of those that inherit, and hold what they left there."""
+    data = yaml.safe_load((CHECKOUT / "recipes" / name / "recipe.yaml").read_text())
+    outputs = [output for output in data.get("outputs", ()) if "package" in output]
+    if any("inherit" in output for output in outputs):
+        others = {o["package"]["name"] for o in outputs if "inherit" not in o}
+        assert data["recipe"]["name"] not in others
 
 
 @pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One engine job in a child process, its output followed into a log."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from forge.errors import Failed
 from forge.processes import SESSION, kill, left_behind
@@ -19,7 +21,7 @@ from forge.project import FORGE_CACHE, Project
 POLL_SECONDS = 0.1
 POLLS_OF_PATIENCE = 50
 TAIL_LINES = 40
-ENGINE_LOG = "engine.log"
+ENGINE_LOG, STAGED_LOG = "engine.log", "build_cache/*/work_dir/conda_build.log"
 FULL = 1 << 16  # bytes free on a full disk, at most
 
 
@@ -50,18 +52,16 @@ def run_job(
         )  # fmt: skip
     (output / SESSION).write_text(str(child.pid))
     try:
-        follower = _follow(output, log)
-        polls, seen = 0, set[int]()
-        while child.poll() is None:
-            for text in next(follower):
-                line(text)
+        follower, seen = _follow(output, log, line), set[int]()
+        for polls in itertools.count(1):
+            ended = child.poll() is not None
+            next(follower)
+            if ended:
+                break
             time.sleep(POLL_SECONDS)
-            polls += 1
             if polls % POLLS_OF_PATIENCE == 0:
                 before, seen = seen, left_behind(child.pid)
                 kill(before & seen)
-        for text in next(follower):
-            line(text)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -77,23 +77,29 @@ def run_job(
         raise Failed(f"{failure}\n{tail}  work folder: {output}")
 
 
-def _follow(output: Path, log: Path) -> Iterator[list[str]]:
-    """Copy what is new in the scripts' logs, then the engine's, to `log`; yields its lines.
+def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:
+    """Copy what is new in the scripts' logs, then the engine's, to `log`, and its lines to `line`.
 
-    In this order, so that the closing error stands last.
+    In this order, so that the closing error stands last. The log of a further output takes the
+    place of the one before and begins with a copy of its staging's, which was read already.
     """
-    offsets: dict[tuple[Path, int], int] = {}
+    streams: dict[tuple[Path, int], BinaryIO] = {}
     while True:
-        new: list[str] = []
         for file in [*output.glob("bld/*/work/conda_build.log"), output / ENGINE_LOG]:
-            with file.open("rb") as stream:
-                # another inode is the next output's log, which begins with that of its staging
-                key = file, os.fstat(stream.fileno()).st_ino
-                stream.seek(offsets.get(key, 0))
-                data = stream.read()
-                offsets[key] = stream.tell()
-            if data:
-                with log.open("ab") as out:
-                    out.write(data)
-                new += data.decode(errors="replace").splitlines()
-        yield new
+            with contextlib.suppress(FileNotFoundError):  # its output has ended
+                if (key := (file, file.stat().st_ino)) not in streams:
+                    streams[key] = file.open("rb")
+        before = set[Path]()
+        for (file, _), stream in sorted(streams.items(), key=lambda i: i[0][0].name == ENGINE_LOG):
+            start, new = stream.tell(), stream.read()
+            for staged in output.glob(STAGED_LOG) if file in before and not start else ():
+                said = staged.read_bytes()
+                if said.startswith(new):  # not copied to its end yet
+                    stream.seek(0)
+                new = new.removeprefix(said[: len(new)])
+            before.add(file)
+            with log.open("ab") as out:
+                out.write(new)
+            for text in new.decode(errors="replace").splitlines():
+                line(text)
+        yield

@@ -64,8 +64,7 @@ class Builder:
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
-            lost |= recipes.broken.keys()
-            if reason := recipes.missing(name, lost):
+            if reason := recipes.missing(name, lost | recipes.broken.keys()):
                 raise NotAttempted(reason)
 
         stopped = ""
@@ -136,6 +135,10 @@ class Builder:
             if built != expected:
                 raise Failed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
             whole.touch()
+        for made in ("bld", "build_cache", "src_cache"):  # with the staged files, twice and more
+            shutil.rmtree(output / made, ignore_errors=True)
+        for package in expected:  # for each test's environment to link
+            cache.offer(package)
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
@@ -143,8 +146,6 @@ class Builder:
             where = self.channel.folder, path, step.recipe.path, self.project.root
             provenance.write(*where, self.base.name)
         self.channel.add(tests, step.digest)
-        for package in step.outputs:
-            cache.offer(self.channel.path(package))
         shutil.rmtree(output, ignore_errors=True)
 
     def _fetch(self, step: Step) -> None:

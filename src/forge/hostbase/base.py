@@ -65,7 +65,7 @@ class HostBase:
         """What its recipe reads."""
         return {
             "FORGE_PYTHON": self.python, "FORGE_PYTHON_VERSION": VERSION,
-            "FORGE_GCC_VERSION": _gcc_version(),
+            "FORGE_GCC_VERSION": subprocess.getoutput("gcc -dumpfullversion"),
             "FORGE_GLIBC_VERSION": platform.libc_ver()[1] or "0",
         }  # fmt: skip
 
@@ -208,11 +208,3 @@ def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
             raise NotAttempted(f"pip's index states no sha256 for {path.name}")
         sha256 = sha256_file(path)
     return path.name, sha256
-
-
-def _gcc_version() -> str:
-    try:
-        command = ["gcc", "-dumpfullversion"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "0"
-    except OSError:
-        return "0"
