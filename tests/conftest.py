@@ -20,6 +20,8 @@ from forge.recipes.plan import RecipeSet
 
 # the workers share the cores, and threads of torch that wait for one spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# as the driver has it: an expected panic of the bindings prints no stack between the dots
+os.environ["RUST_BACKTRACE"] = "0"
 Tally.refusal = ForgeError
 
 

@@ -164,11 +164,14 @@ def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
     return workspace(tmp_path / "local", channel.as_uri())
 
 
-def test_an_address_that_is_none_is_one_message(channel: Path, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_one_message(
+    channel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """rattler panics on it."""
     with pytest.raises(ForgeError, match="forge channel verify says what") as raised:
         edited(channel, tmp_path, base_url="http://[::1").lock()
     assert len(str(raised.value)) < 400
+    assert len(capfd.readouterr().err) < 2000, "a stack"
 
 
 def test_an_empty_requirement_in_a_lock(channel: Path, tmp_path: Path) -> None:

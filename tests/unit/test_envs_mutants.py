@@ -70,7 +70,7 @@ def believable(manifest: Manifest) -> bool:
     return (
         all(re.fullmatch(r"[a-z0-9-]+", name) for name in manifest.environments)
         and all(isinstance(spec, str) and "\n" not in spec for spec in specs)
-        and all(isinstance(url, str) and "@" not in url for url in manifest.channels)
+        and all(isinstance(c, str) and not ("://" in c and "@" in c) for c in manifest.channels)
     )
 
 
