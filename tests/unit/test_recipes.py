@@ -18,6 +18,7 @@ from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
+from forge.building.preflight import costs
 from forge.cli.main import app
 from forge.conda import pypi
 from forge.conda.local import CONTENT_HASH
@@ -59,6 +60,23 @@ def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
     if any("inherit" in output for output in outputs):
         others = {o["package"]["name"] for o in outputs if "inherit" not in o}
         assert data["recipe"]["name"] not in others
+
+
+TOOLS = 0.1  # CPU hours of what only tests need: the emulator, the validator, Triton
+# its tests on a CPU need some torch; where ours is not built conda-forge's or PyPI's does
+ANY_TORCH = {"strix-validate"}
+
+
+def test_a_package_is_not_tested_with_what_costs_more(recipes: RecipeSet) -> None:
+    """It enters no channel before what its tests require is built: amdsmi waited for PyTorch."""
+    hours = {name: cost["cpu_hours"] for name, cost in costs(PROJECT, recipes.base).items()}
+    for name, recipe in recipes.recipes.items():
+        needs = {recipes.owner[n] for n in recipe.needs if n in recipes.owner}
+        built = recipes.dependencies(needs) | {name}
+        tested = recipes.dependencies({name}) - built
+        if name not in ANY_TORCH:
+            wrong = {n for n in tested if hours[n] > max(TOOLS, sum(map(hours.get, built)))}
+            assert not wrong, f"{name} is tested with {wrong}"
 
 
 @pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])
