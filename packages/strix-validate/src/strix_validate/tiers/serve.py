@@ -6,18 +6,22 @@ checks read. If a stage fails, so do its checks, with the end of its log. With -
 runs already.
 """
 
-import json
 import re
 import signal
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 from strix_validate.checks import Check, Result, RunOptions, reason_of, require, title_of
-from strix_validate.serving import bench_serve, endpoint
+from strix_validate.serving import bench_serve, judges
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
-from strix_validate.serving.tiny_models import MODELS
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import run_each
+
+if find_spec("torch"):
+    from strix_validate.serving.tiny_models import MODELS
+else:  # a server of the user's is looked at from any machine
+    MODELS = {}
 
 #: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
 LOGPROB_BOUND, MODEL_BOUND = 0.05, 0.3
@@ -141,9 +145,9 @@ def decode(session: ServerSession) -> dict:
     session.need_vllm()
     found = session.answer
     scored = session.score(found.tokens)
-    error = endpoint.largest_difference(found.logprobs, scored["logprobs"])
+    error = judges.largest_difference(found.logprobs, scored["logprobs"])
     require(error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed")
-    short = endpoint.largest_difference(scored["best"], scored["logprobs"])
+    short = judges.largest_difference(scored["best"], scored["logprobs"])
     require(short <= LOGPROB_BOUND, f"a token is not the likeliest, by {short:.3f}")
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
@@ -152,7 +156,7 @@ def prefill(session: ServerSession) -> dict:
     """The server's prefill finds its own decoded tokens as likely: other kernels, the same model.
     https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
-    return endpoint.judge_greedy(session.server.endpoint, session.answer, LOGPROB_BOUND)
+    return judges.judge_greedy(session.server.endpoint, session.answer, bound=LOGPROB_BOUND)
 
 
 def prefix(session: ServerSession) -> dict:
@@ -161,9 +165,7 @@ def prefix(session: ServerSession) -> dict:
     session.need_vllm()
     server, longer = session.server.endpoint, [*PROMPT, *OTHERS[0]]
     found = [server.generate(longer, TOKENS) for _ in range(2)]
-    return endpoint.judge_greedy(server, found[0], LOGPROB_BOUND) | endpoint.judge_greedy(
-        server, found[1], LOGPROB_BOUND
-    )
+    return judges.judge_greedy(server, *found, bound=LOGPROB_BOUND)
 
 
 def together(session: ServerSession) -> dict:
@@ -172,7 +174,7 @@ def together(session: ServerSession) -> dict:
     session.need_vllm()
     server = session.server.endpoint
     for load in (2, 11):
-        found = endpoint.judge_together(server, OTHERS[:load], load, TOKENS, LOGPROB_BOUND)
+        found = judges.judge_together(server, OTHERS[:load], load, TOKENS, LOGPROB_BOUND)
     return found
 
 
@@ -180,19 +182,19 @@ def usage(session: ServerSession) -> dict:
     """Tokens of the prompt and of the answer are counted; clients pay and cut by that:
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
     session.need_vllm()
-    return endpoint.judge_usage(session.answer, TOKENS)
+    return judges.judge_usage(session.answer, TOKENS)
 
 
 def finish_reason(session: ServerSession) -> dict:
     """An answer says why it ends: at the limit, or at a stop string, which it leaves out.
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
     session.need_vllm()
-    endpoint.judge_finish(session.answer, "length")
+    judges.judge_finish(session.answer, "length")
     words = session.answer.text.split()
     stop = next((word for word in words if words.index(word) >= 2), "")
     require(stop, f"the answer repeats one or two words: {words[:8]}")
     found = session.server.endpoint.generate(PROMPT, TOKENS, stop=[f"{stop} "])
-    endpoint.judge_finish(found, "stop")
+    judges.judge_finish(found, "stop")
     right = words[: words.index(stop)]
     require(found.text.split() == right, f"{found.text!r} before the stop string, right: {right}")
     return {"stop": stop}
@@ -202,7 +204,7 @@ def probabilities(session: ServerSession) -> dict:
     """Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong
     length. https://github.com/vllm-project/vllm/issues/56021"""
     session.need_vllm()
-    return endpoint.judge_probabilities(session.answer)
+    return judges.judge_probabilities(session.answer)
 
 
 def chat(session: ServerSession) -> dict:
@@ -212,8 +214,7 @@ def chat(session: ServerSession) -> dict:
     server = session.server.endpoint
     messages = [{"role": "user", "content": "w5 w7"}, {"role": "assistant", "content": "w11"}]
     body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    with server.post("/v1/chat/completions", body | {"return_token_ids": True}) as answer:
-        found = json.load(answer)
+    found = server.ask("/v1/chat/completions", body | {"return_token_ids": True})
     plain = server.generate([3, 5, 7, 4, 11, 4], TOKENS)
     require(found["prompt_token_ids"] == plain.prompt, f"prompt {found['prompt_token_ids']}")
     tokens = found["choices"][0]["token_ids"]
@@ -225,7 +226,7 @@ def abort(session: ServerSession) -> dict:
     """A client that leaves in the middle does not spoil or delay the next one's answer:
     https://github.com/vllm-project/vllm/issues/24584"""
     session.need_vllm()
-    return endpoint.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
+    return judges.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
 
 
 def latency(session: ServerSession) -> dict:
@@ -242,7 +243,7 @@ def streaming(session: ServerSession) -> dict:
     """Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts
     were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"""
     session.need_vllm()
-    return endpoint.judge_stream(session.server.endpoint, PROMPT, TOKENS)
+    return judges.judge_stream(session.server.endpoint, PROMPT, TOKENS)
 
 
 def stop(session: ServerSession) -> dict:
@@ -280,7 +281,7 @@ BODIES = {
 
 def _of_load(load: int) -> Callable[[Endpoint], dict]:
     def body(server: Endpoint) -> dict:
-        return endpoint.measure(server, load, endpoint.PROMPTS)
+        return judges.measure(server, load, judges.PROMPTS)
 
     body.__doc__ = (
         f"Time to the first token and tokens a second, {load} requests at a time. A server that is "
@@ -295,32 +296,62 @@ def _bench(server: Endpoint) -> dict:
     return bench_serve.measure(server)
 
 
-def _described(judge: Callable[[Endpoint], dict], like: Callable) -> Callable[[Endpoint], dict]:
-    judge.__doc__ = f"The server given by --url: {like.__doc__}"
+def _described(judge: Callable[[Endpoint], dict], why: str) -> Callable[[Endpoint], dict]:
+    judge.__doc__ = f"The server given by --url: {why}"
     return judge
+
+
+def _usage(server: Endpoint) -> dict:
+    found = server.generate(judges.PROMPTS[0])
+    judges.judge_finish(found, "length")
+    return judges.judge_usage(found, 24)
+
+
+def _long(server: Endpoint) -> dict:
+    found = server.generate(judges.PROMPTS[0], judges.LONG)
+    judges.judge_usage(found, judges.LONG)
+    return judges.judge_greedy(server, found)
+
+
+def _recall(length: int) -> Callable[[Endpoint], dict]:
+    return _described(
+        lambda server: judges.judge_recall(server, length),
+        f"five numbers in a prompt of {length} tokens are found again. Attention that is wrong, or "
+        "a cache that is, beyond a length: https://github.com/vllm-project/vllm/issues/42684",
+    )
 
 
 #: Of a server that runs already, with any model.
 URL_BODIES = {
-    "url-prefill": _described(
-        lambda server: endpoint.judge_greedy(server, server.generate(endpoint.PROMPTS[0])), prefill
+    "url-text": _described(
+        judges.judge_text,
+        "texts that every model knows are likely, everywhere in 1,200 tokens. Random weights agree "
+        "with themselves as well: https://github.com/vllm-project/vllm/issues/15730",
     ),
+    "url-prefill": _described(_long, reason_of(prefill)),
     "url-together": _described(
-        lambda server: endpoint.judge_together(server, endpoint.PROMPTS, 16), together
+        lambda server: judges.judge_together(server, judges.many_prompts(), judges.TOGETHER),
+        reason_of(together),
     ),
-    "url-usage": _described(
-        lambda server: endpoint.judge_usage(server.generate(endpoint.PROMPTS[0]), 24), usage
+    "url-prefix": _described(
+        lambda server: judges.judge_together(server, judges.shared_prompts() * 2, 4),
+        reason_of(prefix),
+    ),
+    **{f"url-recall-{length}": _recall(length) for length in judges.RECALLED},
+    "url-usage": _described(_usage, reason_of(usage)),
+    "url-stop": _described(
+        lambda server: judges.judge_stop(server, judges.PROMPTS[0]), reason_of(finish_reason)
     ),
     "url-probabilities": _described(
-        lambda server: endpoint.judge_probabilities(server.generate(endpoint.PROMPTS[0])),
-        probabilities,
+        lambda server: judges.judge_probabilities(server.generate(judges.PROMPTS[0])),
+        reason_of(probabilities),
     ),
     "url-streaming": _described(
-        lambda server: endpoint.judge_stream(server, endpoint.PROMPTS[0]), streaming
+        lambda server: judges.judge_stream(server, judges.PROMPTS[0]), reason_of(streaming)
     ),
     "url-abort": _described(
-        lambda server: endpoint.judge_abort(server, endpoint.PROMPTS[0]), abort
+        lambda server: judges.judge_abort(server, judges.PROMPTS[0]), reason_of(abort)
     ),
-    **{f"url-load-{load}": _of_load(load) for load in endpoint.LOADS},
+    **{f"url-load-{load}": _of_load(load) for load in judges.LOADS},
     "url-bench": _bench,
 }
