@@ -331,26 +331,21 @@ def test_a_newest_release_that_cannot_be_read(world: World, how: str) -> None:
     file = world.hosts / "files/paired-2.0.tar.gz"
     file.write_bytes(file.read_bytes()[:60] if how == "cut" else b"<html>please log in</html>")
     file.unlink() if how == "lost" else None
-    waiting(world)
-    first, second = sorted(world.next_set())
-    assert first == "patches/toy/0001-word.patch falls away when never"
-    assert second.startswith("what paired 2.0 is built with cannot be read: ")
+    (only,) = world.next_set()
+    assert only.startswith("what paired 2.0 is built with cannot be read: ")
 
 
-def waiting(world: World) -> None:
-    """toy's patch is a backport."""
-    patch = world.root / "patches/toy/0001-word.patch"
-    status = "Inappropriate (a test)", "Backport https://a.invalid"
-    patch.write_text(patch.read_text().replace(*status))
-
-
-def test_patches_that_wait_for_a_release(world: World) -> None:
-    assert world.next_set() == []
-    waiting(world)
-    assert world.next_set() == ["patches/toy/0001-word.patch falls away when never"]
-    for name in ("toy-1.1.1.tar.gz", "toy-1.2rc1.tar.gz"):
-        world.release(name, attributes='data-yanked="broken"')
-    assert world.next_set() == [], "there is no newer release"
+def test_what_became_of_links_counts(world: World) -> None:
+    """The script is upstream/links.py's; of named packages it is not asked."""
+    script = world.root / "upstream/links.py"
+    script.parent.mkdir()
+    script.write_text("open(__file__ + '.asked', 'w')")
+    asked = script.with_name("links.py.asked")
+    assert world.forge("outdated", "engine").exit_code == 0 and not asked.exists()
+    assert world.forge("outdated").exit_code in (1, 3) and asked.exists()
+    script.write_text("raise SystemExit(1)")
+    world.hosts.joinpath("files").rename(world.hosts / "away")
+    assert world.forge("outdated").exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ def verify(ctx: Context, packages: Maybe = None) -> None:
 def outdated(ctx: Context, packages: Maybe = None) -> None:
     """List the newest release of every package, where upstream publishes a list.
 
-    Then what upstream builds the newest releases with, and which patches wait for one. Exit 1 if
-    something is newer, 3 if nothing is but some upstreams were unreachable.
+    Then what upstream builds the newest releases with, and what became of what patches name. Exit 1
+    if something is newer or merged, 3 if nothing is but some upstreams were unreachable.
     """
     recipes = every_source(ctx.project)
     wanted = ctx.select(packages, recipes)
@@ -116,7 +116,10 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
     with Display(out) as display:
         for line in versions.next_set(recipes, rows, display.download):
             display.say(line, always=True)
-    raise gravest({"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows)
+    codes = [{"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows]
+    if not packages and (links := ctx.project.root / "upstream/links.py").exists():
+        codes.append(subprocess.run([sys.executable, links], check=False).returncode)
+    raise gravest(codes)
 
 
 @command(patches_app, "lint")

@@ -25,7 +25,6 @@ from forge.recipes.recipe import Recipe, package_name, purls_of, sources_of
 from forge.sources import git
 from forge.sources.archives import unpack
 from forge.sources.download import Downloader, Progress
-from forge.upkeep import patches
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
 
 
 def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
-    """Yield what the newest releases are built with, where a recipe says that upstream states it.
-    Also yields the patches that are there until a newer release has them."""
+    """Yield what the newest releases are built with, where a recipe says where that stands."""
     for row in rows:
         recipe = row.recipe
         if row.newest and recipe.extra.get("built_with"):
@@ -117,11 +115,6 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
                     yield from pairings(recipes, recipe, row.newest, tree)
             except ForgeError as error:
                 yield f"what {recipe.name} {row.newest} is built with cannot be read: {error}"
-        for path in patches.all_patches(recipes.project) if row.state == "newer" else ():
-            text = read_text(path)
-            if path.parent.name == recipe.name and "\nUpstream-Status: Backport " in text:
-                until = re.findall("^Remove-When: (.+)$", text, re.M)
-                yield f"{path.relative_to(recipes.project.root)} falls away when {until[0]}"
 
 
 def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -> Path:
