@@ -45,7 +45,7 @@ def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
 def require_file(path: Path) -> Path:
     """Return the path. Raises ForgeError for a pipe or a device, which would be read for ever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ForgeError(f"{path} is no file, but a pipe or a device")
+        raise ForgeError(f"{path} is not a file, but a pipe or a device")
     return path
 
 

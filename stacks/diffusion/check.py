@@ -3,7 +3,7 @@
 
 A U-Net (Stable Diffusion) and a transformer (Flux) take two steps, and a decoder makes an image of
 what comes out, whole and in tiles. Each is computed by torch's attention and by flash-attn. No
-weights are downloaded. Exit status: 0 all right, 1 a wrong number, 3 nothing but the CPU was there.
+weights are downloaded. Exit status: 0 all correct, 1 a wrong number, 3 only the CPU was there.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def results(device: str) -> Iterator[tuple[str, float, float]]:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """The root mean square of the errors as part of that of what is right."""
+    """The root mean square of the errors as part of that of the reference."""
     return ((got - want).square().mean() / want.square().mean()).sqrt().item()
 
 
@@ -165,9 +165,11 @@ def main() -> int:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
     wrong = 0
     for what, error, bound in results(device):
-        right = error <= bound  # false for NaN
-        wrong += not right
-        print(f"{'right' if right else 'WRONG'}  {what}: error {error:.1e}, at most {bound:.0e}")
+        correct = error <= bound  # false for NaN
+        wrong += not correct
+        print(
+            f"{'correct' if correct else 'WRONG'}  {what}: error {error:.1e}, at most {bound:.0e}"
+        )
     if asked == "auto" and device == "cpu":
         print("torch sees no GPU: only the CPU was checked. `pixi run doctor` says why")
         return 1 if wrong else 3

@@ -5,7 +5,7 @@ trl's trainer takes twenty steps with transformers' model, peft's adapters, torc
 attention that is here, with Liger's kernels and without, and with weights that bitsandbytes keeps
 in four bits. The loss and the gradient's norm of each step must be those of the same model,
 adapters and optimiser as they are written out below. No weights are downloaded. Exit status: 0 all
-right, 1 a wrong number, 3 nothing but the CPU was there.
+correct, 1 a wrong number, 3 nothing but the CPU was there.
 """
 
 import argparse
@@ -45,7 +45,7 @@ NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
 NF4 += [-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725]
 NF4 += [0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941]
 NF4 += [0.7229568362236023, 1.0]
-#: By how much of what is right a loss and a norm may be off, at the step that is the furthest off.
+#: By how much of the reference a loss and a norm may be off, at the step that is the furthest off.
 #: Correct runs on the CPU came to 3e-7 and 6e-7 in float32, 3e-3 and 7e-3 in bfloat16;
 #: transformers 4 rounds a loss to four places, which made 4e-5 of it.
 BOUNDS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (1e-2, 3e-2)}
@@ -255,7 +255,7 @@ def trained(model: PeftModel, tokens: Tensor, device: str, liger: bool) -> Curve
 
 
 def errors(got: Curve, want: Curve) -> tuple[float, float]:
-    """The largest errors of a loss and of a norm, as parts of what is right; infinite for none."""
+    """The largest errors of a loss and of a norm, as parts of the reference; infinite for none."""
     if len(got) != len(want):
         return math.inf, math.inf
     parts = torch.tensor(got, dtype=torch.float64) / torch.tensor(want, dtype=torch.float64) - 1
@@ -299,12 +299,12 @@ def main() -> int:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
     wrong = 0
     for what, found, bounds in results(device):
-        right = all(error <= bound for error, bound in zip(found, bounds, strict=True))
-        wrong += not right
+        correct = all(error <= bound for error, bound in zip(found, bounds, strict=True))
+        wrong += not correct
         (loss, norm), (most, widest) = found, bounds
         print(
-            f"{'right' if right else 'WRONG'}  {what}: loss off by {loss:.1e}, at most {most:.0e};"
-            f" gradient by {norm:.1e}, at most {widest:.0e}"
+            f"{'correct' if correct else 'WRONG'}  {what}: loss off by {loss:.1e},"
+            f" at most {most:.0e}; gradient by {norm:.1e}, at most {widest:.0e}"
         )
     if not is_bitsandbytes_available():
         print("SKIPPED  NF4: bitsandbytes is not installed")

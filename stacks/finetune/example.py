@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
     if not (asked.model / "config.json").is_file():
         sys.exit(f"{asked.model} holds no model: no config.json is in it")
     if not asked.data.is_file():
-        sys.exit(f"{asked.data} is no file")
+        sys.exit(f"{asked.data} is not a file")
     if asked.four_bit and not is_bitsandbytes_available():
         sys.exit("--four-bit needs bitsandbytes, which is not installed")
     return asked
@@ -116,7 +116,7 @@ def main() -> int:
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     if not all(map(math.isfinite, losses)):
         sys.exit(
-            f"the loss is no number from step {1 + [*map(math.isfinite, losses)].index(False)} on"
+            f"the loss is not a number from step {1 + [*map(math.isfinite, losses)].index(False)} on"
         )
     trainer.save_model()
     print(f"{asked.output}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")

@@ -51,7 +51,7 @@ def install(name: str, root: Path) -> str:
 def test_diffusion(built: Path) -> None:
     check = install("diffusion", built)
     done = forge("run", "diffusion", "--", "python", check, "--device", "cpu", root=built)
-    assert done.count("right  ") == 8 and "WRONG" not in done
+    assert done.count("correct  ") == 8 and "WRONG" not in done
     words = ("run", "diffusion", "--", "python", "-c", WRONG_SCALE, check)
     wrong = forge(*words, code=1, root=built)
     assert "WRONG  U-Net, float32" in wrong
@@ -62,7 +62,7 @@ def test_diffusion(built: Path) -> None:
 def test_finetune(built: Path, tmp_path: Path) -> None:
     check = install("finetune", built)
     done = forge("run", "finetune", "--", "python", check, "--device", "cpu", root=built)
-    assert done.count("right  ") == 2 and "WRONG" not in done
+    assert done.count("correct  ") == 2 and "WRONG" not in done
     # the host base has none; evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
     assert "SKIPPED  NF4: bitsandbytes is not installed" in done
     faults = CHECKOUT / "tests" / "support" / "finetune_faults.py"
@@ -75,9 +75,9 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
     assert after < before - 1 and said["adapters"] == "14 of 14"
     for name, part in {
         "no model": "holds no model: no config.json is in it",
-        "no data": "none.jsonl is no file",
+        "no data": "none.jsonl is not a file",
         "no bitsandbytes": "--four-bit needs bitsandbytes, which is not installed",
-        "no number": "the loss is no number from step",
+        "no number": "the loss is not a number from step",
         "empty": "is empty: it needs a JSON object per line",
         "no JSON": "line 2: not a JSON object with text",
         "no object": "line 1: not a JSON object with completion and prompt, or messages, or text",

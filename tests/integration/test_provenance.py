@@ -184,7 +184,7 @@ def test_repacked_without_change_is_whole(package: Path, tmp_path: Path) -> None
             b'{"paths": [], "paths_version": 1}',
             "info/paths.json nothing",
         ),
-        ("info", "info/paths.json", b"{", "info/paths.json is no list"),
+        ("info", "info/paths.json", b"{", "info/paths.json is not a list"),
         ("info", "info/recipe/build.sh", b"evil", "recipe recipes/alpha/build.sh: the package has"),
         (
             "info",

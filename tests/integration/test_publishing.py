@@ -56,7 +56,9 @@ def test_commands(project: MiniProject, tmp_path: Path) -> None:
     assert "nothing new" in again
 
     refused = CliRunner().invoke(publishing.app, ["publish", "--to", "https://prefix.dev/demo"])
-    assert isinstance(refused.exception, ForgeError) and "is no folder" in str(refused.exception)
+    assert isinstance(refused.exception, ForgeError) and "is not a directory" in str(
+        refused.exception
+    )
 
     def channel(*arguments: str, code: int = 0) -> str:
         done = CliRunner().invoke(publishing.channel_app, arguments)

@@ -61,7 +61,7 @@ def test_damaged_urls(to: str) -> None:
     ("to", "message"),
     [
         ("", "is empty"),
-        ("https://prefix.dev/channel", "is no folder: publish to one"),
+        ("https://prefix.dev/channel", "is not a directory: publish to one"),
         ("ftp://example.org/channel", "is neither a folder nor"),
         ("s3://bucket/channel", "is neither a folder nor"),
     ],

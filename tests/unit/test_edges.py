@@ -57,7 +57,7 @@ def test_a_pipe_is_not_read_for_ever(tmp_path: Path) -> None:
     (mini.root / "recipes/beta").mkdir()
     os.mkfifo(mini.root / "recipes/beta/recipe.yaml")
     project = Project.at(mini.root)
-    with pytest.raises(ForgeError, match=r"beta/recipe\.yaml is no file"):
+    with pytest.raises(ForgeError, match=r"beta/recipe\.yaml is not a file"):
         RecipeSet(project, bases.load(project, "conda-forge"))
 
 

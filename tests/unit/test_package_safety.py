@@ -102,7 +102,7 @@ LISTS: dict[str, tuple[Callable[[list[dict]], object], str]] = {
     "not all": (lambda p: p.pop(), "not in info/paths.json"),
     "more": (lambda p: p.append(p[0] | {"_path": "more"}), "only in info/paths.json"),
     "a link as a file": (lambda p: p[1].update(path_type="hardlink"), "not both"),
-    "another shape": (lambda p: p.append([]), "is no list"),
+    "another shape": (lambda p: p.append([]), "is not a list"),
     "another content": (lambda p: p[0].update(sha256="0" * 64), "another sha256"),
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The pytorch recipe's build script, its checks, and its layout of the packages.
 
-The build takes hours and an SDK; here the script runs on a made-up source tree with made-up tools.
+The build takes hours and an SDK; here the script runs on a mock source tree with mock tools.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def publish(ctx: Context, to: To) -> None:
     folder = Location(to).folder
     if not folder:
         why = "publish to one, and upload its packages with pixi upload (docs/publishing.md)"
-        raise ForgeError(f"--to {to} is no folder: {why}")
+        raise ForgeError(f"--to {to} is not a directory: {why}")
     with ctx.project.lock():
         revision = StaticChannel(folder).publish(ctx.channel)
     out.print(f"{folder}: {revision or 'nothing new'}")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conda packages and their channels, read and written: what every other room builds on."""
+"""Conda packages and their channels, read and written: what every other subpackage builds on."""

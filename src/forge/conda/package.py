@@ -87,7 +87,7 @@ class Package:
                 below = path.relative_to(self.folder).as_posix()
                 link = path.is_symlink()
                 if not link and not path.is_file() and not path.is_dir():
-                    self._refuse(below, "is no file, folder or link")
+                    self._refuse(below, "is not a file, directory or link")
                 if below.split("/")[0] == "info":
                     if link:
                         self._refuse(below, "is a link")
@@ -162,12 +162,12 @@ class Package:
         except (Failed, Refused):  # of the whole package
             raise
         except Exception as error:
-            raise Failed(f"{self.path}: info/paths.json is no list: {error!a:.200}") from None
+            raise Failed(f"{self.path}: info/paths.json is not a list: {error!a:.200}") from None
         files = {}
         for path in paths:
             name, kind = str(path.relative_path), path.path_type
             if not is_plain(name) or name.split("/")[0] == "info" or name in files:
-                where = "twice" if name in files else "which is no plain path below a prefix"
+                where = "twice" if name in files else "which is not a plain path below a prefix"
                 raise Refused(f"{self.path} lists {name!a:.200}, {where}: install nothing of it")
             if not kind.directory:
                 files[name] = "a link" if kind.softlink else (path.sha256 or b"").hex()

@@ -60,7 +60,7 @@ def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> 
         nonlocal linked
         for member in tar:  # once what came before it is unpacked: a link may lead anywhere
             if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                raise ValueError(f"{member.name!r:.200} is no file, folder or link")
+                raise ValueError(f"{member.name!r:.200} is not a file, directory or link")
             linked = linked or not (member.isreg() or member.isdir())
             check(member.size, member.name, member.linkname if member.islnk() else "")
             member.uname = member.gname = ""  # root would look up both for every file

@@ -43,7 +43,7 @@ def lint_file(path: Path, text: str) -> list[str]:
     found = dict(re.findall(r"^([A-Z][\w-]+): (.+)$", head, re.M))
     body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
     status = found.get("Upstream-Status", "").split(" ")[0]
-    right = {
+    correct = {
         "not in git format-patch form": re.match(FORM, text),
         "the subject does not start with [PATCH]": found.get("Subject", "").startswith("[PATCH] "),
         f"Upstream-Status is not one of {', '.join(STATUSES)}": status in STATUSES,
@@ -52,7 +52,7 @@ def lint_file(path: Path, text: str) -> list[str]:
         "the body does not say why": len(body.split()) >= WORDS_OF_WHY,
         "no diff": diff.strip(),
     } | {f"no {name}": name in found for name in ("From", "Date", "Subject", *TRAILERS)}
-    return [what for what, is_right in right.items() if not is_right]
+    return [what for what, holds in correct.items() if not holds]
 
 
 def lint(recipes: RecipeSet) -> list[str]:

@@ -243,7 +243,7 @@ def list_checks(
     as_json: JsonOption = False,
     only: OnlyOption = None,
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="List the kernels that packages brought instead.")
+        bool, typer.Option("--kernels", help="List the kernels that packages installed instead.")
     ] = False,
 ) -> None:
     """List every check with the bug that it would catch."""

@@ -23,7 +23,7 @@ def warm(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Compile the attention kernels that no package brought, before the first request.
+    """Compile the attention kernels that no package installed, before the first request.
 
     Fills Triton's cache of this user for gfx1151, and needs no GPU.
     """
@@ -70,12 +70,12 @@ def compilations(
 
 
 def list_kernels(as_json: bool) -> None:
-    """List the kernels that packages brought into this environment."""
+    """List the kernels that packages installed into this environment."""
     lists = installed(Path(sys.base_prefix))
     if as_json:
         typer.echo(json.dumps(lists, indent=1))
     else:
-        for package, brought in lists.items():
-            typer.echo(f"{package}: {len(brought)} kernels")
-            typer.echo("\n".join(sorted(f"    {describe(each)}" for each in brought.values())))
+        for package, kernels in lists.items():
+            typer.echo(f"{package}: {len(kernels)} kernels")
+            typer.echo("\n".join(sorted(f"    {describe(each)}" for each in kernels.values())))
     raise typer.Exit(0 if lists else 3)

@@ -76,7 +76,7 @@ class Pool:
             raise Refused(Status.INVALID_VALUE, f"no memory of another process: {error}") from error
         try:
             if not _sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
-                raise Refused(Status.INVALID_VALUE, f"{path} is no pool")
+                raise Refused(Status.INVALID_VALUE, f"{path} is not a pool")
             self._map(offset, size, descriptor, start)
             self._foreign.append((offset, offset + size))
         finally:

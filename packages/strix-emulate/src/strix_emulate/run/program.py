@@ -109,7 +109,7 @@ class Blocks(dict[int, Block]):
             if block.end is not None and block.end.address == address:
                 self[address] = replace(block, start=address, steps=[], **_FRESH)
                 return self[address]
-        raise Trap("bounds", f"jumps to {address:#x}, which is no instruction of the kernel")
+        raise Trap("bounds", f"jumps to {address:#x}, which is not an instruction of the kernel")
 
 
 def compile_blocks(

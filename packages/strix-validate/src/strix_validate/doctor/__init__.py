@@ -10,7 +10,7 @@ Its modules, imported where they are needed:
 * ``host``: the machine, the device and the packages, as a record describes them.
 * ``installed``: whose torch and triton an environment has: the channel's, conda-forge's or
   PyPI's.
-* ``kernel_lists``: the compiled kernels that packages brought into an environment.
+* ``kernel_lists``: the compiled kernels that packages installed into an environment.
 * ``tree``: `Tree`, which reads /proc, /sys, /etc and /dev of this machine or of a copy.
 * ``virtual_packages``: `detected`, the virtual packages that pixi's solver sees.
 * ``vllm_memory``: `memory_of`, the memory that vLLM may use, and the flags that fit it.

@@ -104,8 +104,8 @@ def packages(tree: Tree) -> Result:
 
 
 def kernels(tree: Tree) -> Result:
-    """The kernels that packages bring are those of the installed versions. Triton finds a kernel by
-    its source, so another build of flash-attn or vLLM compiles at its first call:
+    """The kernels that packages install are those of the installed versions. Triton finds a kernel
+    by its source, so another build of flash-attn or vLLM compiles at its first call:
     docs/validate.md"""
     prefix = tree.prefix or Path()
     lists = kernel_lists.installed(prefix) if tree.prefix else {}

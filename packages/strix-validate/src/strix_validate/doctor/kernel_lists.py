@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernels that packages brought into an environment.
+"""The kernels that packages installed into an environment.
 
 The channel's triton looks into share/triton-kernels/PACKAGE after the user's cache: a folder for
 each kernel, named by its key, and kernels.json, which lists them with the sha256 of their files.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM's own code chooses for a model on a made-up gfx1151, without weights or a GPU.
+"""What vLLM's own code chooses for a model on a mock gfx1151, without weights or a GPU.
 
     python -m strix_validate.models.choose SOURCE < CONFIGS.json
 

@@ -62,7 +62,7 @@ def _find(model: str) -> Path:
             f"gated model, accept its licence on its page and run hf auth login first), then run "
             f"this again"
         )
-    raise NoModel(f"{model} is no file, no folder and no name such as Qwen/Qwen3-8B")
+    raise NoModel(f"{model} is not a file, a directory or a name such as Qwen/Qwen3-8B")
 
 
 def _read(file: Path) -> dict:
@@ -93,7 +93,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, NoModel):
             raise
-        raise NoModel(f"a dimension is missing or is no number: {error!r:.200}") from error
+        raise NoModel(f"a dimension is missing or is not a number: {error!r:.200}") from error
     refusal = next((row.refused for row in rows if row.refused), "")
     parts: dict[str, list[str]] = {}
     for row in rows:
@@ -104,7 +104,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         from strix_validate.vllm.source import version
 
         (found,) = ask([config], source)
-        said = f"the code of vLLM {version(source)}, on a made-up gfx1151"
+        said = f"the code of vLLM {version(source)}, on a mock gfx1151"
         refusal = found.get("error", "").partition("\n")[0]
         parts = found.get("chosen", {})
         weights = (folder and model_memory.weights_of_files(folder)) or found.get(
@@ -158,7 +158,7 @@ def models(
     """Say whether a model runs: vLLM's backends and kernels, how far each is proven, and memory.
 
     Reads config.json alone and downloads nothing. Where vLLM is installed, its own code chooses, on
-    a made-up gfx1151; elsewhere a table does that was compared with it. Of a folder for diffusers
+    a mock gfx1151; elsewhere a table does that was compared with it. Of a folder for diffusers
     (model_index.json) it says the same of diffusers. Exit status 1: vLLM refuses the model.
     """
     from importlib.util import find_spec

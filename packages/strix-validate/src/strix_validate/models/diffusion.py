@@ -71,7 +71,7 @@ def _elements(file: Path) -> int:
             raise ValueError("its shapes do not fit its size")
         return found
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NoModel(f"{file} is no file of safetensors ({error!s:.100})") from error
+        raise NoModel(f"{file} is not a safetensors file ({error!s:.100})") from error
 
 
 def describe(name: str, found: Pipeline, tree: Tree) -> str:

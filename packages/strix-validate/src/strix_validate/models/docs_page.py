@@ -30,7 +30,7 @@ from `strix_validate/models/table.toml` and the configurations of public models 
 
 `strix-validate models FOLDER` says it for your model, from its config.json, and downloads nothing.
 Where vLLM is installed, or with `--vllm-source DIR`, vLLM's own code chooses: it builds the model,
-without memory, on a made-up gfx1151. Elsewhere the table answers, which was
+without memory, on a mock gfx1151. Elsewhere the table answers, which was
 [compared](../evidence/2026-11-23-models.md) with vLLM {version} and the recipe's patches.
 
 How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against

@@ -80,7 +80,7 @@ def find(folder: Path | None) -> Path:
 
     Raises:
         CannotRun: vLLM is not installed, and no folder was given.
-        ValueError: the given folder is no source of vLLM.
+        ValueError: the given folder is not a source tree of vLLM.
     """
     if folder is None:
         found = importlib.util.find_spec("vllm")
@@ -88,7 +88,7 @@ def find(folder: Path | None) -> Path:
             raise CannotRun("vllm is not installed, and --vllm-source names no source of it")
         return Path(found.submodule_search_locations[0]).parent
     if not (folder / "vllm" / "platforms").is_dir():
-        raise ValueError(f"{folder} has no vllm/platforms: it is no source folder of vLLM")
+        raise ValueError(f"{folder} has no vllm/platforms: it is not a source tree of vLLM")
     return folder.resolve()
 
 

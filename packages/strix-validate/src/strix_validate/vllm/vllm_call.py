@@ -13,7 +13,7 @@ from strix_validate.vllm import source as vllm_source
 
 @dataclass(frozen=True)
 class VllmCall:
-    """A launch of vLLM's kernels by a function of this room, with these tensors on their device.
+    """A launch of vLLM's kernels by a function of this subpackage, with tensors on their device.
 
     launch(tensors, **options) returns the tensors that the launch writes, by name. products: of its
     kernels, how many must use the matrix unit. source: vLLM's folder.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rooms of the two products: what each shows to others, and that others take no more."""
+"""The subpackages of the two products: what each shows to others, and that others take no more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCES = {
     "strix_validate": CHECKOUT / "packages/strix-validate/src/strix_validate",
     "strix_emulate": CHECKOUT / "packages/strix-emulate/src/strix_emulate",
 }
-ROOMS = sorted(
+SUBPACKAGES = sorted(
     folder.parent for source in SOURCES.values() for folder in source.rglob("__init__.py")
 )
 # what uses the products, besides the emulator's own tests: those look at each part
@@ -27,8 +27,8 @@ def name_of(path: Path) -> str:
     return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__")
 
 
-def shown(room: Path) -> list[str]:
-    for node in ast.parse((room / "__init__.py").read_text()).body:
+def shown(subpackage: Path) -> list[str]:
+    for node in ast.parse((subpackage / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
     return []
@@ -37,13 +37,18 @@ def shown(room: Path) -> list[str]:
 MODULES = {name_of(path): path for source in SOURCES.values() for path in source.rglob("*.py")}
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=name_of)
-def test_a_room_names_its_public_modules(room: Path) -> None:
-    inside = {path.stem for path in room.glob("*.py")} | {path.name for path in room.glob("*/")}
+@pytest.mark.parametrize("subpackage", SUBPACKAGES, ids=name_of)
+def test_a_subpackage_names_its_public_modules(subpackage: Path) -> None:
+    inside = {path.stem for path in subpackage.glob("*.py")} | {
+        path.name for path in subpackage.glob("*/")
+    }
     public = {name for name in inside if not name.startswith("_")}
-    names, said = shown(room), ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    names, said = (
+        shown(subpackage),
+        ast.get_docstring(ast.parse((subpackage / "__init__.py").read_text())),
+    )
     assert said
-    if room in SOURCES.values():
+    if subpackage in SOURCES.values():
         return  # a product: what it exports are functions and classes
     assert public <= set(names)
     assert {name for name in public if f"``{name}``" not in said} == set()
