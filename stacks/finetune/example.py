@@ -116,7 +116,8 @@ def main() -> int:
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     if not all(map(math.isfinite, losses)):
         sys.exit(
-            f"the loss is not a number from step {1 + [*map(math.isfinite, losses)].index(False)} on"
+            "the loss is not a number from step "
+            f"{1 + [*map(math.isfinite, losses)].index(False)} on"
         )
     trainer.save_model()
     print(f"{asked.output}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")

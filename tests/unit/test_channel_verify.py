@@ -155,14 +155,14 @@ def test_hostile_package_is_found(tmp_path: Path) -> None:
     (out / "noarch").mkdir()
     (out / "noarch" / bad.name).write_bytes(bad.read_bytes())
     write_index(out)
-    assert any("no plain path below a prefix" in line for line in findings(out))
+    assert any("not a plain path below a prefix" in line for line in findings(out))
     with served(out) as url:
         found = verify.channel(Location(url))[1]
-    assert any("no plain path below a prefix" in line for line in found)
+    assert any("not a plain path below a prefix" in line for line in found)
     source.index()
     (out / "noarch" / bad.name).rename(source.folder / "noarch" / bad.name)
     source.index()
-    with pytest.raises(ForgeError, match="is not fit to be installed.* no plain path"):
+    with pytest.raises(ForgeError, match="is not fit to be installed.* not a plain path"):
         StaticChannel(tmp_path / "published").publish(source)
 
 

@@ -2,7 +2,7 @@
 """The checks of Triton packages that the tiers kernels, attention and emulated have.
 
 A module of this subpackage is a package: MODULE is what it is imported as, and COMPILED, COMPUTED
-and EMULATED are its cases by name: compiled only, computed by the interpreter or a GPU, and executed as
+and EMULATED are its cases by name: compiled only, computed by the interpreter or a GPU, executed as
 gfx1151 code. A new package is a new module, named here and in skips.toml.
 """
 
