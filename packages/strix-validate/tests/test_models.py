@@ -237,11 +237,11 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
         ("model_index.json", b"{", "model_index.json"),
         ("model_index.json", b"{}", "names no pipeline"),
         ("model_index.json", b'{"_class_name": "A", "vae": [1, 2]}', "names no pipeline"),
-        ("vae/model.safetensors", b"", "no file of safetensors"),
+        ("vae/model.safetensors", b"", "not a safetensors file"),
         ("vae/model.safetensors", b"\xff" * 80, "its header ends behind it"),
         ("vae/model.safetensors", header({"a": [10**9]}), "do not fit"),
         ("vae/model.safetensors", header({"a": [-3, 5]}), "do not fit"),
-        ("vae/model.safetensors", header({"a": ["b"]}), "no file of safetensors"),
+        ("vae/model.safetensors", header({"a": ["b"]}), "not a safetensors file"),
     ],
 )
 def test_a_damaged_folder_of_diffusers(flux: Path, name: str, data: bytes, words: str) -> None:

@@ -162,10 +162,10 @@ def test_there_are_enough_of_each_kind():
 
 
 def test_what_is_no_source_is_told(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no source folder of vLLM"):
+    with pytest.raises(ValueError, match="not a source tree of vLLM"):
         vllm_source.find(tmp_path)
     (check,) = run(["kernels"], RunOptions(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
-    assert check.state is State.FAILED and "no source folder" in check.reason
+    assert check.state is State.FAILED and "not a source tree" in check.reason
     monkeypatch.setattr(vllm_source.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotRun, match="not installed"):
         vllm_source.find(None)
