@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,26 @@ def test_refused(release: Release, other: dict[str, str] | None, says: str) -> N
         assert "\n" not in str(error.value) and not user.app.prefix("default").exists()
         user.publishers.clear()  # one who trusts whoever serves the channel
         assert user.install() == 2
+
+
+def test_the_locked_bytes_are_what_must_be_attested(release: Release) -> None:
+    """A server that lies at `lock`, and shows the attested record and lying bytes at `install`."""
+    release.publish(bundle(release.alpha))
+    other = Source(release.folder / "other")
+    other.make("alpha", text="what nobody attested")
+    other.make("beta")
+    honest, lying = release.public / "noarch", release.folder / "lying"
+    StaticChannel(lying).publish(other)
+    with served(lying) as url:
+        user = release.user(url)
+    with served(release.public) as real:
+        user.publishers = {real: user.publishers[url]}
+        user.app = workspace(release.folder / "app", real)
+        user.app.lock_file.write_text(user.app.lock_file.read_text().replace(url, real))
+        shutil.copy(lying / "noarch" / release.alpha.name, honest)
+        with pytest.raises(Refused, match=r"alpha.*artifact hash does not match"):
+            user.install()
+        assert not user.app.prefix("default").exists()
 
 
 def test_altered(release: Release) -> None:

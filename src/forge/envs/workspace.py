@@ -18,7 +18,7 @@ from rattler.shell import ActivationVariables, activate
 
 from forge import network
 from forge.bases import CONDA_FORGE
-from forge.conda.attestations import Publisher
+from forge.conda.attestations import FIELD, Publisher
 from forge.conda.index import is_of
 from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
@@ -104,8 +104,8 @@ class Workspace:
     def require_attested(self, environment: str, publishers: Mapping[str, Publisher]) -> None:
         """Raise Refused for a locked package that its channel's publisher did not attest.
 
-        `publishers` are by the channel's URL. Locks do not say where attestations are, so the
-        channel's index is asked. What was built here is attested later.
+        `publishers` are by the channel's URL. The locked bytes must be attested. Locks do not say
+        where attestations are, so the channel's index is asked for that alone.
         """
         for url, publisher in publishers.items():
             mine = [record for record in self.locked(environment) if is_of(record.url, url)]
@@ -113,7 +113,9 @@ class Workspace:
                 names = {record.name.normalized for record in mine}
                 asked = _gateway([url]).query([url], SUBDIRS, names, recursive=False)
                 served = {record.url: record for record in chain(*asyncio.run(asked))}
-                publisher.require(served.get(record.url, record) for record in mine)
+                for record in mine:
+                    record.attestations_sha256 = getattr(served.get(record.url), FIELD, None)
+                publisher.require(mine)
 
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install from the lock, checking every package; returns their number.
