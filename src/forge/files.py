@@ -67,12 +67,13 @@ def written(target: Path) -> Iterator[BinaryIO]:
     partial = target.with_name(f".partial-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
+        partial.unlink(missing_ok=True)  # of a killed process
+        with partial.open("xb") as out:  # never through a link that somebody left
             yield out
             out.flush()
             os.fsync(out.fileno())
-        # rattler-build writes packages with mode 0600, which a web server cannot read
-        partial.chmod(0o644)
+            # rattler-build writes packages with mode 0600, which a web server cannot read
+            os.fchmod(out.fileno(), 0o644)
         partial.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -67,11 +67,13 @@ def package(
     paths: list[dict[str, Any]] | None = None,
     info: Iterable[Member] = (),
     single: bool = False,
+    dist: str = "",
     **index: Any,
 ) -> Path:
-    """A package NAME-1-0 of some members, in FOLDER; `paths` is its info/paths.json if not honest.
+    """A package NAME-1-0, or `dist`, of some members, in FOLDER.
 
-    `info` are more members of its info, `single` makes a .tar.bz2.
+    `paths` is its info/paths.json if not honest, `info` are more members of its info; `single`
+    makes a .tar.bz2.
     """
     members = list(members)
     says = {"name": name, "version": "1", "build": "0", "build_number": 0, "depends": []}
@@ -80,18 +82,19 @@ def package(
         "paths.json": {"paths": listed(members) if paths is None else paths, "paths_version": 1},
     }
     about = [file(f"info/{name}", json.dumps(text).encode()) for name, text in texts.items()]
+    dist = dist or f"{name}-1-0"
     folder.mkdir(parents=True, exist_ok=True)
     if single:
-        target = folder / f"{name}-1-0.tar.bz2"
+        target = folder / f"{dist}.tar.bz2"
         with tarfile.open(target, "w:bz2") as archive:
             for header, content in [*about, *info, *members]:
                 archive.addfile(header, io.BytesIO(content))
         return target
-    target = folder / f"{name}-1-0.conda"
+    target = folder / f"{dist}.conda"
     with zipfile.ZipFile(target, "w") as new:
         new.writestr("metadata.json", '{"conda_pkg_format_version": 2}')
-        new.writestr(f"pkg-{name}-1-0.tar.zst", zstandard.compress(tar(members)))
-        new.writestr(f"info-{name}-1-0.tar.zst", zstandard.compress(tar([*about, *info])))
+        new.writestr(f"pkg-{dist}.tar.zst", zstandard.compress(tar(members)))
+        new.writestr(f"info-{dist}.tar.zst", zstandard.compress(tar([*about, *info])))
     return target
 
 

@@ -8,13 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from rattler import PackageRecord, RepoDataRecord
+from rattler import RepoDataRecord
 from support import conda_packages
-from support.bindings import BuildString
 from support.conda_packages import file
 from support.small_channel import index, package, workspace
 
-from forge.conda.package import cache_folder
+from forge.conda.package import Package, cache_folder
 from forge.envs import cache
 from forge.errors import Failed
 from forge.files import sha256_file
@@ -123,8 +122,7 @@ def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> N
     (folder / "info").mkdir()
     index = {"name": "a", "version": "1", "build": "0", "noarch": noarch}
     (folder / "info/index.json").write_text(json.dumps(index))
-    python = PackageRecord("python", "3.13.1", BuildString("0"), 0, "linux-64")
-    placed = cache.Unpacked(tmp_path / "a-1-0.conda", folder).placed(python)
+    placed = Package(tmp_path / "a-1-0.conda", folder).placed("lib/python3.13/site-packages")
     moved = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
     stay = {"site-packages/a.py", "python-scripts/a", "share/a"}
     assert placed.keys() == (moved if noarch == "python" else stay)

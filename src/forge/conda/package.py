@@ -8,14 +8,15 @@ that `forge install` without pixi links: nothing is judged by one content and in
 import json
 import os
 import posixpath
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from rattler import IndexJson, PathsJson
+from rattler import IndexJson, PackageRecord, PathsJson
 
 from forge.conda.unpacking import stem, unpack
 from forge.errors import Failed, Refused
@@ -23,6 +24,10 @@ from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
 LINKS_LIMIT = 40  # as many as Linux follows in one path
+OUTSIDE = ".."  # of a prefix
+# what an installer writes itself, through a link if a package left one there
+INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
+Links = Mapping[str, Collection[str]]  # where each leads; packages may differ in it
 INFO_LIMIT = 1 << 28  # bytes of `info`, which is kept in memory
 FILES_LIMIT = 1_000_000
 # what an index takes from info/index.json
@@ -70,7 +75,7 @@ class Package:
             self._damaged("index.json", error)
         first, second = ([getattr(i, key, None) for key in INDEXED] for i in found)
         if list(map(str, first)) != list(map(str, second)):
-            self._refuse("info/index.json", "is there twice, with other contents")
+            self.refuse("info/index.json", "is there twice, with other contents")
         return folder
 
     @staticmethod
@@ -87,14 +92,14 @@ class Package:
                 below = path.relative_to(self.folder).as_posix()
                 link = path.is_symlink()
                 if not link and not path.is_file() and not path.is_dir():
-                    self._refuse(below, "is not a file, directory or link")
+                    self.refuse(below, "is not a file, directory or link")
                 if below.split("/")[0] == "info":
                     if link:
-                        self._refuse(below, "is a link")
+                        self.refuse(below, "is a link")
                 elif link or path.is_file():
                     found[below] = str(path.readlink()) if link else None
             if len(found) > FILES_LIMIT:
-                self._refuse(place, f"is one of more than {FILES_LIMIT} files")
+                self.refuse(place, f"is one of more than {FILES_LIMIT} files")
         return found
 
     @cached_property
@@ -111,7 +116,7 @@ class Package:
         _ = self.payload  # no links
         files = [path for path in (self.folder / "info").rglob("*") if path.is_file()]
         if sum(path.stat().st_size for path in files) > INFO_LIMIT:
-            self._refuse("info", f"has more than {INFO_LIMIT} bytes")
+            self.refuse("info", f"has more than {INFO_LIMIT} bytes")
         return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
 
     def _read(self, name: str) -> bytes:
@@ -182,61 +187,107 @@ class Package:
         _ = self.index
         if differs := sorted(self.payload.keys() ^ self.listed.keys()):
             which = "not in" if differs[0] in self.payload else "only in"
-            self._refuse(differs[0], f"is {which} info/paths.json")
+            self.refuse(differs[0], f"is {which} info/paths.json")
         for name, link in self.payload.items():
             if (link is not None) != (self.listed[name] == "a link"):
-                self._refuse(name, "is a link, or is listed as one, but not both")
-        links = {name: link for name, link in self.payload.items() if link is not None}
-        self.require_inside(self.payload, links)
-        for script in self._scripts():
-            if posixpath.basename(script) != script or script in ("", ".", ".."):
-                self._refuse(script, "is a console script, but no plain file name")
+                self.refuse(name, "is a link, or is listed as one, but not both")
+        require_confined([self])
         if contents and (wrong := sorted(self.held.items() - self.listed.items())):
-            self._refuse(wrong[0][0], "has another sha256 than info/paths.json says")
+            self.refuse(wrong[0][0], "has another sha256 than info/paths.json says")
 
-    def require_inside(self, places: Iterable[str], links: Mapping[str, str]) -> None:
-        """Raise Refused if one of its places is outside the prefix through one of `links`.
+    def placed(self, site: str) -> dict[str, str | None]:
+        """Return where its files are linked, and where each that is a link leads.
+
+        `site` is where Python's packages are: files for every Python go there.
+        """
+        moved = {"site-packages": site, "python-scripts": "bin"}
+        moved = moved if self.index.get("noarch") == "python" else {}
+        parts = ((name.partition("/"), link) for name, link in self.payload.items())
+        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
+
+    def lands(self, place: str, link: str | None, links: Links) -> set[str]:
+        """Return where the bytes of a file or link may land. Raises Refused for outside a prefix.
 
         A link may name a file of the system, if nothing is written through it.
         """
-        for place in places:
-            absolute = links.get(place, "").startswith("/")
-            inside = posixpath.dirname(place) if absolute or place not in links else place
-            if not stays_inside(inside, links):
-                self._refuse(place, "leads out of the prefix through a link")
+        folder, name = posixpath.split(place)
+        found = {posixpath.join(parent, name) for parent in landings(folder, links)}
+        reached = found if (link or "").startswith("/") else set(landings(place, links))
+        for where in sorted(found | reached):
+            if f"{where}/".startswith(f"{OUTSIDE}/"):
+                self.refuse(place, "leads out of the prefix through a link")
+            if where.split("/")[0] in INSTALLERS:
+                self.refuse(place, f"lands in {where.split('/')[0]}, which is the installer's own")
+        return found if link is not None else reached
 
-    def _scripts(self) -> list[str]:
-        """Name the console scripts that an installer makes of a noarch Python package."""
+    @cached_property
+    def scripts(self) -> list[str]:
+        """The console scripts that an installer makes of a noarch Python package."""
         if not (self.folder / "info" / "link.json").exists():
             return []
         made = self.parsed("link.json").get("noarch")
         points = made.get("entry_points") if isinstance(made, dict) else None
-        return [str(point).partition("=")[0].strip() for point in points or ()]
+        names = [str(point).partition("=")[0].strip() for point in points or ()]
+        for name in names:
+            if posixpath.basename(name) != name or name in ("", ".", ".."):
+                self.refuse(name, "is a console script, but no plain file name")
+        return names
 
     def _damaged(self, name: str, error: Exception) -> NoReturn:
         raise Failed(f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}") from None
 
-    def _refuse(self, name: str, why: str) -> NoReturn:
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raise Refused for one of its files."""
         raise Refused(f"{self.path}: {name!a:.200} {why}: install nothing of it")
 
 
-def stays_inside(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether a path below a prefix that holds `links` leads to a place in that prefix."""
-    done: list[str] = []
-    todo, followed = path.split("/")[::-1], 0
-    while todo:
-        part = todo.pop()
-        if part == "..":
-            if not done:
-                return False
-            done.pop()
-        elif part not in ("", "."):
-            done.append(part)
-            target = links.get("/".join(done))
-            if target is not None:
-                followed += 1
-                if target.startswith("/") or followed > LINKS_LIMIT:
-                    return False
-                done.pop()
-                todo += target.split("/")[::-1]
-    return True
+def require_confined(packages: Sequence[Package], python: PackageRecord | None = None) -> None:
+    """Raise Refused unless all of these packages, installed together, stay inside their prefix.
+
+    `python` is the record that places the files for every Python; without it a link of any
+    Python's counts for all.
+    """
+    version = ".".join(str(python.version if python else "3").split(".")[:2])
+    site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
+    if not is_plain(site):
+        raise Refused(f"python's record puts packages at {site!a:.200}, outside a prefix")
+    placed = [(package, package.placed(site)) for package in packages]
+    links: dict[str, set[str]] = {}
+    for name, link in (item for _, places in placed for item in places.items()):
+        if link is not None:
+            place = name if python else re.sub("^lib/python[^/]+", "lib/python3", name)
+            links.setdefault(place, set()).add(link)
+            links.setdefault(name, set()).add(link)
+    taken = {
+        where for package, places in placed for name, link in places.items()
+        for where in package.lands(name, link, links)
+    }  # fmt: skip
+    for package in packages:
+        for script in package.scripts:
+            # rattler writes it through what is there: a hard link to a file of its cache
+            if package.lands(f"bin/{script}", None, links) & taken:
+                package.refuse(script, "is a console script in place of a packaged file")
+
+
+def landings(path: str, links: Links) -> Iterator[str]:
+    """Yield where a path below a prefix that holds `links` may lead: in it, or below OUTSIDE."""
+    ways = [("", path)]
+    for _ in range(LINKS_LIMIT):
+        if not ways:
+            return
+        done, rest = ways.pop()
+        while rest and done != OUTSIDE:
+            part, _, rest = rest.partition("/")
+            if part == "..":
+                done = posixpath.dirname(done) if done else OUTSIDE
+            elif part not in ("", "."):
+                done = posixpath.join(done, part)
+                if done in links:
+                    for target in links[done]:
+                        start = OUTSIDE if target.startswith("/") else posixpath.dirname(done)
+                        ways.append((start, f"{target}/{rest}"))
+                    break
+        else:
+            yield done
+    if ways:
+        yield OUTSIDE

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from rattler import PackageRecord, RepoDataRecord
+from rattler import RepoDataRecord
 
 from forge.conda.location import Location
-from forge.conda.package import Package, cache_folder, is_plain
+from forge.conda.package import Package, cache_folder, require_confined
 from forge.conda.unpacking import stem, unpack
 from forge.errors import Failed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
@@ -29,25 +29,6 @@ LARGE = 4 << 20  # bytes; unpacked in a tenth of a second
 REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the archive's sha256
 
 
-class Unpacked(Package):
-    """A package as it lies in the cache."""
-
-    def placed(self, python: PackageRecord | None) -> dict[str, str | None]:
-        """Return where its files are linked, and where each that is a link leads.
-
-        `python` is the record of that package, by which the installer goes too: files for every
-        Python go where it says. Raises Refused if that is outside a prefix.
-        """
-        version = ".".join(str(python.version if python else "3").split(".")[:2])
-        site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
-        if not is_plain(site):
-            raise Refused(f"python's record puts packages at {site!a:.200}, outside a prefix")
-        moved = {"site-packages": site, "python-scripts": "bin"}
-        moved = moved if self.index.get("noarch") == "python" else {}
-        parts = ((name.partition("/"), link) for name, link in self.payload.items())
-        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
-
-
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     """Have every package in the cache, and all of them together safe to link.
 
@@ -56,7 +37,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     """
     cache.mkdir(parents=True, exist_ok=True)
 
-    def have(record: RepoDataRecord) -> Unpacked:
+    def have(record: RepoDataRecord) -> Package:
         try:
             return _have(cache, record)
         except (ForgeError, RuntimeError) as error:  # the bindings raise RuntimeError
@@ -69,10 +50,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         finally:  # the first that fails ends it
             pool.shutdown(cancel_futures=True)
     python = next((record for record in records if record.name.normalized == "python"), None)
-    placed = [package.placed(python) for package in packages]
-    links = {name: link for places in placed for name, link in places.items() if link is not None}
-    for package, places in zip(packages, placed, strict=True):
-        package.require_inside(places, links)
+    require_confined(packages, python)
 
 
 def offer(archive: Path) -> None:
@@ -88,7 +66,7 @@ def offer(archive: Path) -> None:
         _put(archive, bytes.fromhex(sha256_file(archive)), cache_folder())
 
 
-def _put(archive: Path, sha256: bytes, cache: Path) -> Unpacked:
+def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
     """Unpack a package, judge it, and move it into the cache.
 
     What is valid there is never replaced: another process may be linking from it.
@@ -96,7 +74,7 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Unpacked:
     with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
         made = Path(work, "package")
         unpack(archive, made)
-        Unpacked(archive, made).require_safe()
+        Package(archive, made).require_safe()
         with (cache / ".cache.lock").open("a") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
             if there := _valid(archive, sha256, cache):
@@ -105,24 +83,24 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Unpacked:
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
             Path(f"{folder}.lock").write_bytes(REVISION + sha256)
-    return Unpacked(archive, folder)
+    return Package(archive, folder)
 
 
-def _valid(archive: Path, sha256: bytes, cache: Path) -> Unpacked | None:
+def _valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
     """Return the package in the cache, if it is that of this sha256 and holds what it lists."""
     folder = cache / stem(archive)
     mark = Path(f"{folder}.lock")
     # rattler takes a folder without a mark for the right one, and rattler-build leaves the script
     # of an import test in it
     if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
-        package = Unpacked(archive, folder)
+        package = Package(archive, folder)
         with suppress(Refused, Failed):
             package.require_safe(contents=False)
             return package
     return None
 
 
-def _have(cache: Path, record: RepoDataRecord) -> Unpacked:
+def _have(cache: Path, record: RepoDataRecord) -> Package:
     sha256, source = record.sha256 or b"", Location(record.url.rpartition("/")[0])
     if source.folder:
         _require_same(source.folder / record.file_name, record)
