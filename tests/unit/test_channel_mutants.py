@@ -62,12 +62,11 @@ def verified(location: Location) -> tuple[dict[str, dict], list[str]]:
 
 
 def test_repodata(published: Path, record_property: Property) -> None:
-    """A changed index is found, or it means the same; nothing unchecked is offered as published."""
+    """A changed index is found, or it means the same."""
     path, tally = published / "noarch/repodata.json", Tally("repodata.json", record_property)
     whole = path.read_bytes()
     location = Location(published)
     right = verify.read_index(location).records
-    hashes = {name: record["sha256"] for name, record in right.items()}
     mutants = [*map(dumps, trees(json.loads(whole), 1, 80)), *texts(whole, 2, 40)]
     for mutant in mutants:
         path.write_bytes(mutant)
@@ -76,15 +75,7 @@ def test_repodata(published: Path, record_property: Property) -> None:
             lambda result: bool(result[1]) or result[0].keys() == right.keys(),
             mutant,
         )
-        tally.give(
-            lambda: verify.hashes(location),
-            lambda found: all(
-                index.SHA256.fullmatch(sha256) and index.FILE_NAME.fullmatch(name.split("/", 1)[1])
-                for name, sha256 in found.items() if (name, sha256) not in hashes.items()
-            ),
-            mutant,
-        )  # fmt: skip
-    assert sum(tally.outcomes.values()) == 240
+    assert sum(tally.outcomes.values()) == 120
 
 
 def test_compressed_forms(published: Path, record_property: Property) -> None:

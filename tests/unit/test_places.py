@@ -96,7 +96,6 @@ LET_THROUGH = {
     "script over bin link, one package",
     "script over python-scripts link, one package",
     "record, one package",
-    "script over bin link, two packages",
     "record, two packages",
     "link CACHEDIR.TAG",
 }  # and others, by the order in which rattler happens to link

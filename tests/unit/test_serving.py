@@ -16,7 +16,7 @@ from forge.channel.publish import StaticChannel
 from forge.conda import pypi
 from forge.conda.index import is_of
 from forge.conda.location import Location
-from forge.errors import ForgeError, Refused
+from forge.errors import ForgeError
 
 NAMES: pypi.Names = {"alpha": "torch", "beta": None}
 PURLS = ["pkg:pypi/torch@1.0"]
@@ -139,8 +139,6 @@ def test_record_that_nothing_can_be_checked_with(lost: str, source: Source, targ
     for record in data["packages.conda"].values():
         del record[lost]
     path.write_text(json.dumps(data))
-    with pytest.raises(Refused, match="no sha256 or no size"):
-        verify.hashes(Location(target))
     assert sum("no sha256 or no size" in line for line in findings(target)) == 2
 
 
@@ -152,8 +150,6 @@ def test_key_that_is_no_file_name(key: str, source: Source, target: Path) -> Non
     data["packages.conda"][key] = data["packages.conda"].pop("alpha-1.0-h1234567_0.conda")
     path.write_text(json.dumps(data))
     assert any("is not the name of a package file" in line for line in findings(target))
-    with pytest.raises(Refused, match="is not the name of a package file"):
-        verify.hashes(Location(target))
 
 
 def test_log_of_another_shape_is_not_no_log(source: Source, target: Path) -> None:

@@ -174,7 +174,8 @@ class StaticChannel:
             os.link(self.folder / name, self.staging / name)
         write_index(self.staging, repodata_patch=self._patch(files, yanked, names), force=anew)
         attestations.advertise(self.staging, self.folder)
-        for name, sha256 in verify.hashes(Location(self.staging)).items():
+        for name, record in verify.read_index(Location(self.staging)).records.items():
+            sha256 = record["sha256"]
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
                 raise Failed(
                     f"{self.folder / name} has sha256 {sha256}, but was published as {known}: "

@@ -14,7 +14,7 @@ from forge.conda import attestations, pypi
 from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
 from forge.conda.package import Package
-from forge.errors import ForgeError, NotAttempted, Refused, one_line
+from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
 
@@ -70,23 +70,6 @@ def read_index(location: Location) -> Index:
     if log:
         index.findings += _history(location, log, index)
     return index
-
-
-def hashes(location: Location) -> dict[str, str]:
-    """Read the sha256 of every file in the plain repodata.json of both subdirs.
-
-    Raises Refused for an index that is damaged, or has a record that no file can be checked with.
-    """
-    result = {}
-    for subdir in SUBDIRS:
-        data = load(location, f"{subdir}/repodata.json")
-        if data == {}:
-            raise Refused(f"{location}/{subdir}/repodata.json is damaged")
-        for file, record in records(data or {}).items():
-            if why := fault(file, record):
-                raise Refused(f"{location}/{subdir}: {file!a:.200} {why}")
-            result[f"{subdir}/{file}"] = record["sha256"]
-    return result
 
 
 def _forms(location: Location, subdir: str, data: dict, required: bool) -> Iterator[str]:

@@ -67,20 +67,14 @@ class Package:
         folder = Path(self._scratch.name, "package")
         unpack(self.path, folder)
         try:
-            found = (
-                IndexJson.from_package_archive(self.path),
-                IndexJson.from_path(self._index(folder)),
-            )
+            inside = IndexJson.from_path(folder / "info" / "index.json")
+            found = IndexJson.from_package_archive(self.path), inside
         except Exception as error:
             self._damaged("index.json", error)
         first, second = ([getattr(i, key, None) for key in INDEXED] for i in found)
         if list(map(str, first)) != list(map(str, second)):
             self.refuse("info/index.json", "is there twice, with other contents")
         return folder
-
-    @staticmethod
-    def _index(folder: Path) -> Path:
-        return folder / "info" / "index.json"
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
@@ -196,10 +190,7 @@ class Package:
             self.refuse(wrong[0][0], "has another sha256 than info/paths.json says")
 
     def placed(self, site: str) -> dict[str, str | None]:
-        """Return where its files are linked, and where each that is a link leads.
-
-        `site` is where Python's packages are: files for every Python go there.
-        """
+        """Map where its files are linked (of every Python: at `site`) to links' targets."""
         moved = {"site-packages": site, "python-scripts": "bin"}
         moved = moved if self.index.get("noarch") == "python" else {}
         parts = ((name.partition("/"), link) for name, link in self.payload.items())
@@ -242,10 +233,9 @@ class Package:
 
 
 def require_confined(packages: Sequence[Package], python: PackageRecord | None = None) -> None:
-    """Raise Refused unless all of these packages, installed together, stay inside their prefix.
+    """Raise Refused unless packages that are installed together stay inside their prefix.
 
-    `python` is the record that places the files for every Python; without it a link of any
-    Python's counts for all.
+    `python` is the record that places files for every Python; else any Python's links count.
     """
     version = ".".join(str(python.version if python else "3").split(".")[:2])
     site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
@@ -255,9 +245,11 @@ def require_confined(packages: Sequence[Package], python: PackageRecord | None =
     links: dict[str, set[str]] = {}
     for name, link in (item for _, places in placed for item in places.items()):
         if link is not None:
-            place = name if python else re.sub("^lib/python[^/]+", "lib/python3", name)
-            links.setdefault(place, set()).add(link)
-            links.setdefault(name, set()).add(link)
+            for place in (
+                name,
+                name if python else re.sub("^lib/python[^/]+", "lib/python3", name),
+            ):
+                links.setdefault(place, set()).add(link)
     taken = {
         where for package, places in placed for name, link in places.items()
         for where in package.lands(name, link, links)

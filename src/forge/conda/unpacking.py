@@ -5,7 +5,6 @@ import os
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from rattler.package_streaming import extract
 
@@ -59,11 +58,6 @@ def _require_one_reading(archive: Path) -> None:
             ) or (flags, method) != (0, zipfile.ZIP_STORED):  # fmt: skip
                 raise Refused("a member that is not stored, or headers that differ")
             end += 30 + name + extra + size
-        if end != listing.start_dir or listing.comment or not _ends_there(file):
+        file.seek(-22, os.SEEK_END)  # where the last record of a zip archive is
+        if end != listing.start_dir or listing.comment or file.read(4) != b"PK\5\6":
             raise Refused("data beside the members of its zip archive")
-
-
-def _ends_there(file: Any) -> bool:
-    """Return whether the last record of a zip archive is at the end of its file."""
-    file.seek(-22, os.SEEK_END)
-    return bool(file.read(4) == b"PK\5\6")
