@@ -37,9 +37,17 @@ START, REST = r"(?<![\w$}.)\]/])(?P<flag>-[LI])?", r"""[^\s;"'<>)]"""
 BUILD_PATH = re.compile(
     rf"{START}/(?:[\w.+-]+/)+?(?:stage|dist(?:/rocm)?)(?P<tail>/{REST}*|(?!{REST}))"
 )
-# what is left of that machine; /usr/lib64/libc.so is a missing file on a machine without lib64
-LEFTOVER = re.compile(rf"{START}/(?:__w|home|root|github|therock|workspace|build)/{REST}*")
-HOST_LIBC = re.compile(r';?/usr/lib64/libc\.so(?=[;"])')
+# Of the system there: an include folder or library that another machine lacks, or has another of.
+# In a list it goes; /usr/lib64/libc.so and /usr/include/libdrm were the first.
+SYSTEM = rf"(?:-[LI])?/usr/(?:local/)?(?:include|lib\d*)(?:/{REST}+|(?!{REST}))"
+SYSTEM_ENTRY = re.compile(rf'(?<=");?{SYSTEM};|;{SYSTEM}(?=[;"])')
+# What is left outside of the prefix is refused. These are not: /opt/rocm, where CMake files look
+# last of all, programs such as /usr/bin/env, and the comments of COMMENT.
+LEFTOVER = re.compile(
+    rf"{START}/(?:__w|home|root|github|therock|workspace|build|usr/(?:local|include|lib\d*))/{REST}*"
+)
+COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
+TEXT = 1 << 20  # bytes; what is larger is no text that anybody wrote
 SYSDEPS = "lib/rocm_sysdeps/lib"
 # where AMD's libraries look for the C++ runtime, and have to find conda's
 RUNTIME_LINKS = [f"{SYSDEPS}/{name}" for name in ("libstdc++.so.6", "libgcc_s.so.1")]
@@ -213,13 +221,31 @@ def mend_paths(tree: Path) -> list[str]:
             return f"{match['flag'] or ''}{root}{tail}"
 
         text = path.read_text(errors="surrogateescape")
-        new = HOST_LIBC.sub("", BUILD_PATH.sub(inside, text))
-        if left := LEFTOVER.search(new):
-            raise Refused(f"{name} names {left[0]}, a folder of AMD's build machine")
+        new = SYSTEM_ENTRY.sub("", BUILD_PATH.sub(inside, text))
+        if left := LEFTOVER.search(COMMENT.sub("", new)):
+            raise Refused(f"{name} names {left[0]}, of AMD's build machine and not of the prefix")
         if new != text:
             path.write_text(new, errors="surrogateescape")
             changed.append(name)
     return changed
+
+
+def outside(tree: Path) -> list[str]:
+    """A line for each other text file that names a path of AMD's build machine.
+
+    Scripts and headers: nothing reads these paths before a user calls the script. Licences and
+    other documents may name what they like.
+    """
+    lines = []
+    for name, path in files_below(tree).items():
+        skipped = path.suffix in (".cmake", ".pc") or name.startswith("share/doc/")
+        if skipped or path.is_symlink() or path.stat().st_size > TEXT:
+            continue
+        data = path.read_bytes()
+        text = "" if b"\0" in data else COMMENT.sub("", data.decode(errors="replace"))
+        if left := LEFTOVER.search(text):
+            lines.append(f"{name} names {left[0]}, which is not in the prefix")
+    return lines
 
 
 def require_loadable(files: dict[str, Path]) -> list[str]:
@@ -291,7 +317,7 @@ def stage(source: Path, prefix: Path, commit: str) -> None:
     gone = prune(tree)
     changed = mend_paths(tree)
     check_contents(tree)
-    warnings = require_loadable(files_below(tree))
+    warnings = require_loadable(files_below(tree)) + outside(tree)
     link_runtime(tree, prefix)
     names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
     (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))

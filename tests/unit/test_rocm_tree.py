@@ -34,6 +34,11 @@ HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
          "libdir=${pcfiledir}/../../lib\n"),
         ("lib/cmake/b/b.cmake", '"https://x.org/stage/y" "${{A}}/stage/b" "/usr/share/cmake"\n',
          '"https://x.org/stage/y" "${A}/stage/b" "/usr/share/cmake"\n'),
+        ("lib/cmake/c/c.cmake", 'D "{}/core/clr/dist/include;/usr/include/libdrm;/usr/include"\n',
+         f'D "{HERE}/include"\n'),
+        ("lib/cmake/d/d.cmake",
+         '# /lib -> /usr/lib.\n"/usr/include/libdrm;{}/core/clr/dist/i" /opt/rocm\n',
+         f'# /lib -> /usr/lib.\n"{HERE}/i" /opt/rocm\n'),
     ],
 )  # fmt: skip
 def test_paths_of_the_build_machine(
@@ -49,12 +54,30 @@ def test_paths_of_the_build_machine(
 
 
 @pytest.mark.parametrize("name", ["lib/cmake/a/a.cmake", "lib/pkgconfig/a.pc"])
-@pytest.mark.parametrize("path", [f"{NEW}/include", "-I/home/runner/x", "/therock/src/y"])
+@pytest.mark.parametrize(
+    "path",
+    [f"{NEW}/include", "-I/home/runner/x", "/therock/src/y", "/usr/lib/x86_64-linux-gnu/libdrm.so",
+     "/usr/local/include/x"],
+)  # fmt: skip
 def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(f'set(A "{path}")\n')
     with pytest.raises(SystemExit, match=rf"{name} names .*{path.removeprefix('-I')}"):
         tree.mend_paths(tmp_path)
+
+
+def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
+    """Said, and no reason to have no SDK: a script that nobody may ever call."""
+    for name, text in {
+        "bin/scan": '#!/usr/bin/env perl\nrealpath("/usr/lib/llvm-22/bin/clang");\n',
+        "bin/clean": "#!/usr/bin/env bash\n# as in /usr/lib/llvm\n",
+        "share/doc/x/LICENSE": "see /usr/lib/x\n",
+        "lib/data": "\0 /usr/lib/x\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    lines = tree.outside(tmp_path)
+    assert lines == ["bin/scan names /usr/lib/llvm-22/bin/clang, which is not in the prefix"]
 
 
 def test_miopens_databases_are_for_all_users(
