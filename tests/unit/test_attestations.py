@@ -24,7 +24,7 @@ from forge.bases import PUBLISHED
 from forge.channel import revisions
 from forge.channel.publish import StaticChannel
 from forge.conda.attestations import Publisher
-from forge.conda.index import load
+from forge.conda.index import SHARDS, load
 from forge.conda.location import Location
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, Refused
@@ -242,7 +242,29 @@ class TestRollback:
             with pytest.raises(Refused, match="has 1 revisions, and not the 2"):
                 revisions.require_not_reset(location, seen)
         revisions.require_not_reset(location, seen, accept=True)
-        revisions.require_not_reset(location, seen)
+        with pytest.raises(Refused, match="is not that of revision 1"):  # the index is the second's
+            revisions.require_not_reset(location, seen)
+        revisions.require_not_reset(location, seen, accept=True)
+
+    @pytest.mark.parametrize("form", ["repodata.json", "repodata.json.zst", SHARDS])
+    def test_an_older_index_beside_the_newest_log(
+        self, form: str, release: Release, tmp_path: Path
+    ) -> None:
+        """It would give a yanked build to a fresh lock; whichever form a client asks for."""
+        release.publish(None)
+        older = (release.public / "noarch" / form).read_bytes()
+        StaticChannel(release.public).publish(None, [release.alpha.stem])
+        seen = tmp_path / "seen.json"
+        with served(release.public) as url:
+            revisions.require_not_reset(Location(url), seen)
+            (release.public / "noarch" / form).write_bytes(older)
+            with pytest.raises(Refused, match=rf"noarch/{form} is not that of revision 2"):
+                revisions.require_not_reset(Location(url), seen)
+        assert any("is not that of revision 2" in line for line in findings(release.public))
+        StaticChannel(release.public).publish(None, [release.alpha.stem])  # completes it
+        assert not findings(release.public)
+        with served(release.public) as url:
+            revisions.require_not_reset(Location(url), tmp_path / "other.json")
 
     def test_removed(self, older: tuple[Location, Path, Path]) -> None:
         location, seen, log = older

@@ -44,7 +44,7 @@ def test_folder(source: Source, target: Path) -> None:
     assert second and second.added == [f"noarch/alpha-2.0-{BUILD}.conda"]
     log = json.loads((target / "revisions/log.json").read_text())
     assert [entry["revision"] for entry in log] == [1, 2]
-    assert set(log[0]) == {"revision", "time", "added", "yanked", "restored"}
+    assert set(log[0]) == {"revision", "time", "added", "yanked", "restored", "index"}
     assert log[0]["time"].endswith("+00:00") and findings(target) == []
     old = json.loads(unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes()))
     assert list(old["packages.conda"]) == [f"alpha-1.0-{BUILD}.conda"]

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,7 @@ class StaticChannel:
         for name in sorted(files):
             path, size = self.folder / name, index.records.get(name, {}).get("size")
             if not path.exists() or size not in (None, path.stat().st_size):
-                raise Failed(
-                    f"{path} was published but is missing or truncated: restore it from a copy"
-                )
+                raise Failed(f"{path} was published, and is missing or truncated: restore a copy")
 
     def _stage(
         self, files: set[str], yanked: set[str], index: verify.Index, names: pypi.Names
@@ -230,10 +229,11 @@ class StaticChannel:
                 data = load(self.location, packed) or load(self.location, plain)
                 if data:
                     self._write_revision(entry, subdir, data)
+        names = [f"{d}/{form}" for form in (*verify.FORMS, "repodata.json") for d in SUBDIRS]
+        log[-1] = replace(log[-1], index={n: sha256_file(self.staging / n) for n in names})
         self._write(revisions.dump(log), self.folder / revisions.LOG)
-        for name in (*verify.FORMS, "repodata.json"):
-            for subdir in SUBDIRS:
-                _move(self.staging / subdir / name, self.folder / subdir / name)
+        for name in names:
+            _move(self.staging / name, self.folder / name)
 
     def _write_revision(self, entry: Revision, subdir: str, data: dict[str, Any]) -> None:
         """Write the index of a revision, whose packages are the channel's (CEP 15)."""

@@ -6,12 +6,12 @@ the channel has and which of them are yanked, so the next publish can complete a
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from forge.conda.index import FILE_NAME
+from forge.conda.index import FILE_NAME, SHA256
 from forge.conda.location import Location
 from forge.errors import ForgeError, Refused
 from forge.files import read_text, write_text
@@ -22,13 +22,17 @@ LOG = "revisions/log.json"
 
 @dataclass(frozen=True)
 class Revision:
-    """One publish. Files are named SUBDIR/FILE; `time` is ISO 8601 in UTC."""
+    """One publish. Files are named SUBDIR/FILE; `time` is ISO 8601 in UTC.
+
+    `index` is the sha256 of each index file: by it clients know an older index beside a newer log.
+    """
 
     revision: int
     added: list[str] = field(default_factory=list)
     yanked: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    index: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         changes = {"added": self.added, "yanked": self.yanked, "restored": self.restored}
@@ -43,6 +47,9 @@ class Revision:
         return (
             self.revision == number
             and all(isinstance(files, list) for files in lists)
+            and all(
+                n.split("/")[0] in SUBDIRS and SHA256.fullmatch(self.index[n]) for n in self.index
+            )
             and all(d in SUBDIRS and FILE_NAME.fullmatch(name) for d, name in files)
         )
 
@@ -70,8 +77,8 @@ def read(location: Location) -> list[Revision]:
 def require_not_reset(location: Location, seen: Path, accept: bool = False) -> None:
     """Remember a channel's log in `seen`; raise Refused if it lacks what it had the last time.
 
-    Whoever serves an older log takes back yanks and fixes. `accept` takes it all the same. A
-    channel without a log has nothing that could be compared.
+    Likewise for an index that is not the log's last. Whoever serves older ones takes back yanks and
+    fixes; `accept` takes them. A channel without a log has nothing that could be compared.
     """
     log, text = read(location), read_text(seen) if seen.exists() else "{}"
     try:
@@ -85,13 +92,20 @@ def require_not_reset(location: Location, seen: Path, accept: bool = False) -> N
             f"{location} has {len(log)} revisions, and not the {number} that it had before: it was "
             "reset, or an old copy is served. --accept-older takes it as it is"
         )
+    for name, says in log[-1].index.items() if log and not accept else ():
+        if sha256(location.read(name) or b"").hexdigest() != says:
+            raise Refused(
+                f"{location}/{name} is not that of revision {len(log)}: an old copy is served, or "
+                "a publish is under way: try again. --accept-older takes it as it is"
+            )
     if log or number:
         seen.parent.mkdir(parents=True, exist_ok=True)
         write_text(seen, json.dumps(known | {location.url: (len(log), _digest(log))}, indent=1))
 
 
 def _digest(log: list[Revision]) -> str:
-    return sha256(dump(log).encode()).hexdigest()
+    # a publish that completes a killed one may write the last index anew
+    return sha256(dump([replace(entry, index={}) for entry in log]).encode()).hexdigest()
 
 
 def dump(log: list[Revision]) -> str:

@@ -25,10 +25,7 @@ ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "si
 
 @dataclass
 class Index:
-    """What a channel's repodata.json files say. Files are SUBDIR/FILE.
-
-    `findings` lists where other forms of the index or the log disagree.
-    """
+    """What repodata.json says, by SUBDIR/FILE, and where other forms or the log disagree."""
 
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
@@ -36,10 +33,7 @@ class Index:
 
 
 def channel(location: Location) -> tuple[Index, list[str]]:
-    """Verify a channel; returns its index and one line per finding.
-
-    Raises NotAttempted without an index.
-    """
+    """Return a channel's index, and a line per finding. Raises NotAttempted without an index."""
     if all(location.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
         raise NotAttempted(f"{location} has no repodata.json, so nothing was checked")
     index = read_index(location)
@@ -114,6 +108,9 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
             f"{revisions.LOG}: revision {log[-1].revision} is not what the index holds; "
             "publish again to complete it"
         )
+    for name, digest in log[-1].index.items():
+        if hashlib.sha256(location.read(name) or b"").hexdigest() != digest:
+            yield f"{name}: is not that of revision {len(log)}; publish again to complete it"
     names = pypi.parse(location.read(pypi.TABLE), pypi.TABLE)
     for name, record in index.records.items():
         file = name.split("/", 1)[1]

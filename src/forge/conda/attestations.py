@@ -70,11 +70,8 @@ class Publisher:
                     "installed; tell the channel's owner"
                 ) from None
 
-        async def every() -> None:
-            for package in packages:
-                await check(package)
-
-        asyncio.run(every())
+        for package in packages:
+            asyncio.run(check(package))
 
 
 def sidecar(package: Path) -> dict[str, str]:

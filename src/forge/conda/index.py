@@ -68,14 +68,10 @@ def fault(file: str, record: dict[str, Any]) -> str:
     return ""
 
 
-def root_of(channel: str) -> str:
-    """Return where the packages of a channel are: a revision's are its channel's."""
-    return re.sub(r"/revisions/\d+$", "", channel.rstrip("/"))
-
-
 def is_of(url: str, channel: str) -> bool:
     """Return whether a URL is SUBDIR/FILE of a channel."""
-    below = unquote(url).removeprefix(f"{unquote(root_of(channel))}/")
+    root = re.sub(r"/revisions/\d+$", "", channel.rstrip("/"))  # whose packages a revision has
+    below = unquote(url).removeprefix(f"{unquote(root)}/")
     return below != unquote(url) and len(parts := below.split("/")) == 2 and ".." not in parts
 
 
