@@ -2,12 +2,11 @@
 """Write README's table of packages: `python evidence/table.py`, in the driver's environment.
 
 What was built, installed and run is in packages.toml; versions are the recipes'; the last column
-is the records': a package ran on gfx1151 if a record without a failed check lists it.
+is the records': a package ran on gfx1151 if one proves it (strix_validate's Record.proves).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -35,20 +34,24 @@ def claims() -> dict[str, dict[str, list[str]]]:
     }
 
 
-def records(folder: Path = ROOT / "evidence") -> dict[str, dict[str, Any]]:
-    """The records of runs on real hardware, by file name."""
-    return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+def records(folder: Path = ROOT / "evidence") -> dict[str, Any]:
+    """The records of runs on real hardware, by file name; a forged one is an error."""
+    sys.path.insert(0, str(ROOT / "packages/strix-validate/src"))
+    from strix_validate.reporting import record
+
+    return {file.name: record.load(file) for file in sorted(folder.glob("*.json"))}
 
 
-def shown_on_gfx1151(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The latest record that shows it, for each package that ran on gfx1151."""
-    passed = {
-        file: record
-        for file, record in found.items()
-        if record["subject"] == "packages" and not record["summary"]["failed"]
-    }
+def shown_on_gfx1151(found: dict[str, Any]) -> dict[str, str]:
+    """The latest record that proves it, for each package that ran on gfx1151.
+
+    found: strix_validate's records by file.
+    """
     return {
-        package["name"]: file for file, record in passed.items() for package in record["packages"]
+        package.name: file
+        for file, record in found.items()
+        for package in record.packages
+        if record.proves(package.name)
     }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -198,15 +199,86 @@ def test_the_page_asks_for_the_disk_that_plan_demands() -> None:
     assert f"{round(float(hours))} CPU hours" in README
 
 
-def test_only_a_passed_record_shows_a_run_on_gfx1151() -> None:
-    def of(subject: str, failed: int) -> dict[str, Any]:
-        return {"subject": subject, "summary": {"failed": failed}, "packages": [{"name": "triton"}]}
+def proof(**changed: object) -> record.Record:
+    """A record as a full run on gfx1151 would write it, with some fields changed."""
+    base = json.loads(max(RECORDS, key=lambda file: file.stat().st_size).read_text())
+    base["checks"] = [
+        {"id": f"{tier}/x", "tier": tier, "title": "", "why": "", "state": "passed",
+         "measured": {str(n): {"error": 1, "bound": 2} for n in range(300)}}
+        for tier in ("doctor", "backend", "libraries", "attention")
+    ]  # fmt: skip
+    base |= {"subject": "packages", "size": "full", "unfinished": 0}
+    base["packages"] = [{"name": "triton", "version": "3.7.1", "build": "h1_0"}]
+    base["device"] |= {"type": "gpu", "build": "rocm", "architecture": "gfx1151"}
+    base["summary"] = {"passed": 4, "failed": 0, "skipped": 0, "comparisons": 1200}
+    return record.Record.model_validate(base | changed)
 
-    assert table.shown_on_gfx1151({"a.json": of("harness", 0), "b.json": of("packages", 1)}) == {}
-    shown = table.shown_on_gfx1151({"c.json": of("packages", 0)})
+
+def only(*tiers: str) -> dict[str, object]:
+    """The fields of a run of some tiers."""
+    checks = [each for each in json.loads(proof().dump())["checks"] if each["tier"] in tiers]
+    count = {"passed": len(checks), "failed": 0, "skipped": 0, "comparisons": 300 * len(checks)}
+    return {"checks": checks, "summary": count}
+
+
+def test_a_full_run_on_gfx1151_proves_its_packages() -> None:
+    shown = table.shown_on_gfx1151({"c.json": proof()})
     assert shown == {"triton": "c.json"}
     (line,) = table.render({"triton": ROWS["triton"]}, {}, shown).splitlines()[2:]
     assert line.endswith("| [yes](evidence/c.json) |")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        only("doctor"),
+        only("doctor", "backend", "libraries"),
+        {"unfinished": 1},
+        {"size": "quick"},
+        {"packages": []},
+        {"summary": {"passed": 3, "failed": 1, "skipped": 0, "comparisons": 1200}},
+        {"subject": "harness", "device": json.loads(RECORDS[0].read_text())["device"]},
+    ],
+    ids=["doctor", "no attention", "interrupted", "quick", "no package", "failed", "harness"],
+)
+def test_a_run_that_shows_less_proves_nothing(changed: dict[str, Any]) -> None:
+    if changed.get("summary", {}).get("failed"):
+        checks = json.loads(proof().dump())["checks"]
+        changed = {**changed, "checks": [*checks[:-1], checks[-1] | {"state": "failed"}]}
+    assert table.shown_on_gfx1151({"c.json": proof(**changed)}) == {}
+
+
+def test_a_packages_own_checks_must_have_passed() -> None:
+    base = json.loads(proof().dump())
+    skipped = base["checks"][0] | {"id": "backend/triton", "state": "skipped", "measured": {}}
+    summary = base["summary"] | {"skipped": 1}
+    assert not proof(checks=[*base["checks"], skipped], summary=summary).proves("triton")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("summary", "failed"), 1, "summary"),
+        (("summary", "comparisons"), 1201, "summary"),
+        (("checks", 0, "state"), "failed", "summary"),
+        (("checks", 0, "id"), "backend/x", "twice"),
+        (("checks", 0, "measured", "0", "error"), 3, "beyond its own bound"),
+        (("device", "architecture"), "sm_90", "on gfx1151 alone"),
+        (("unfinished",), -1, "fewer than no check"),
+    ],
+)
+def test_a_forged_record_is_refused(
+    path: tuple[Any, ...], value: object, said: str, tmp_path: Path
+) -> None:
+    forged = json.loads(proof().dump())
+    part = forged
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    file = tmp_path / "forged.json"
+    file.write_text(json.dumps(forged))
+    with pytest.raises(record.BadRecord, match=said):
+        record.load(file)
 
 
 def test_a_record_of_another_schema_is_refused(tmp_path: Path) -> None:

@@ -121,6 +121,81 @@ def test_weights_are_what_vllm_allocates(name: str) -> None:
     assert model_memory.weights(CASES[name]) / 2**30 == pytest.approx(ALLOCATES[name], rel=0.01)
 
 
+#: Shapes as their publishers give them, with billions of parameters as published.
+QWEN_3_5 = {
+    "model_type": "qwen3_5_moe", "tie_word_embeddings": False,
+    "vision_config": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304},
+    "text_config": {
+        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+        "vocab_size": 248320, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "full_attention_interval": 4,
+    },
+}  # fmt: skip
+GRANITE_4 = {
+    "model_type": "granitemoehybrid", "tie_word_embeddings": True, "hidden_size": 1536,
+    "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4,
+    "vocab_size": 100352, "intermediate_size": 512, "shared_intermediate_size": 1024,
+    "num_local_experts": 64, "num_experts_per_tok": 6, "mamba_n_heads": 48, "mamba_d_head": 64,
+    "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4,
+    "layer_types": (["mamba"] * 9 + ["attention"]) * 4,
+}  # fmt: skip
+
+
+def test_a_model_whose_layers_all_have_experts_is_counted() -> None:
+    """It raised KeyError('intermediate_size'), which such a config.json has not."""
+    assert model_memory.weights(QWEN_3_5) / 2**30 == pytest.approx(64.6, rel=0.02)
+
+
+def test_mamba_layers_are_counted_and_named() -> None:
+    assert model_memory.weights(GRANITE_4) / 2 == pytest.approx(6.94e9, rel=0.01)
+    assert model_memory.cache_of_token(GRANITE_4) == 4 * 4 * 4 * 128
+    found = command.answer(GRANITE_4, None, None)
+    said = "\n".join(command.describe("NAME", found, Tree()))
+    assert "36 layers of mamba" in said and "at least" not in said
+
+
+def test_what_is_not_counted_makes_a_lower_bound() -> None:
+    found = command.answer(CONFIGS["DeepSeek-V2-Lite"] | {"index_topk": 2048}, None, None)
+    said = "\n".join(command.describe("NAME", found, Tree()))
+    assert "at least 29.2 GiB" in said and "without the indexer of sparse attention" in said
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("llama", 2), ("gemma3_text", 1)])
+def test_a_head_of_its_own_is_counted_where_the_file_does_not_say(kind: str, heads: int) -> None:
+    config = dict(CONFIGS["Llama-3.1-8B"], model_type=kind)
+    own = model_memory.weights(config | {"tie_word_embeddings": False})
+    tied = model_memory.weights(config | {"tie_word_embeddings": True})
+    config.pop("tie_word_embeddings", None)
+    assert model_memory.weights(config) == (own if heads == 2 else tied)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "int"}}}},
+    ],
+    ids=["bitsandbytes", "W8A8"],
+)  # fmt: skip
+def test_vllm_is_asked_about_a_format_that_the_table_has_not(
+    said: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": said}
+    with pytest.raises(table.NoModel, match="was not compared"):
+        command.answer(config, None, None)
+    answered = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
+    monkeypatch.setattr(choose, "ask", lambda configs, source: [answered])
+    monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
+    found = command.answer(config, None, tmp_path)
+    text = "\n".join(command.describe("NAME", found, Tree()))
+    assert "Some: not in the table" in text and "5.0 GiB of weights, a KV cache" in text
+
+
 def test_files_count_before_dimensions(tmp_path: Path) -> None:
     assert model_memory.weights_of_files(tmp_path) == 0
     index = tmp_path / "model.safetensors.index.json"

@@ -55,8 +55,9 @@ def test_plots_are_written(tmp_path):
 def test_a_server_under_load_is_drawn(tmp_path):
     found = [{"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n}
              for n in (1, 4)]  # fmt: skip
-    check = Check("serve/url-load-1", "t", "w")
-    loads = [Result(check, State.PASSED, "", measured) for measured in found]
+    checks = [Check(f"serve/url-load-{n}", "t", "w") for n in range(len(found))]
+    pairs = zip(checks, found, strict=True)
+    loads = [Result(check, State.PASSED, "", measured) for check, measured in pairs]
     (figure,) = plots.figures(make(*loads))
     assert len(figure.axes) == 2 and len(plots.write(make(*loads), tmp_path)) == 2
 

@@ -24,15 +24,21 @@ _FILES = ("config.json", diffusion.INDEX)
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What is said of one model. parts: name by part, as vLLM chooses; weights, token: bytes."""
+    """What is said of one model.
+
+    parts: name by part, as vLLM chooses. weights, token: bytes; None if it cannot be said.
+    uncounted: what the weights leave out. unproven: parts that were not compared.
+    """
 
     source: str
     rows: list[Row]
     parts: dict[str, list[str]]
     refusal: str
-    weights: int
-    token: int
+    weights: int | None
+    token: int | None
     compared: bool
+    uncounted: list[str]
+    unproven: list[str]
 
 
 def _find(model: str) -> Path:
@@ -86,14 +92,20 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
     Raises:
         NoModel: the table cannot place it. CannotRun: vLLM's code does not run.
     """
+    rows: list[Row] = []
+    weights = token = None
+    files = model_memory.weights_of_files(folder) if folder else 0
     try:
         rows = table.rows_of(config)
-        weights = (folder and model_memory.weights_of_files(folder)) or model_memory.weights(config)
         token = model_memory.cache_of_token(config)
+        weights = files or model_memory.weights(config)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, NoModel):
-            raise
-        raise NoModel(f"a dimension is missing or is not a number: {error!r:.200}") from error
+        # vLLM may know what the table does not: bitsandbytes, 8 bits of weights and activations
+        if not source:
+            if isinstance(error, NoModel):
+                raise
+            raise NoModel(f"a dimension is missing or is not a number: {error!r:.200}") from error
+    uncounted = [] if files else model_memory.uncounted(config)
     refusal = next((row.refused for row in rows if row.refused), "")
     parts: dict[str, list[str]] = {}
     for row in rows:
@@ -107,10 +119,12 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         said = f"the code of vLLM {version(source)}, on a mock gfx1151"
         refusal = found.get("error", "").partition("\n")[0]
         parts = found.get("chosen", {})
-        weights = (folder and model_memory.weights_of_files(folder)) or found.get(
-            "parameters", weights
-        )
-    return ModelAnswer(said, rows, parts, refusal, weights, token, table.was_compared(config))
+        if counted := found.get("parameters"):
+            weights, uncounted = counted, []
+    compared, unproven = table.was_compared(config), model_memory.not_in_table(config)
+    return ModelAnswer(
+        said, rows, parts, refusal, files or weights, token, compared, uncounted, unproven
+    )
 
 
 def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
@@ -126,11 +140,15 @@ def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
             rows = [row for row in found.rows if (row.part, row.chosen) == (part, chosen)]
             proofs = [f"{row.proven} ({row.of})" for row in rows] or ["not in the table"]
             lines.append(f"  {part:17} {chosen}: {'; '.join(proofs)}")
-    cache = f"{found.token / 1024:.0f} KiB of KV cache a token at most"
-    lines.append(
-        f"  {'memory':17} {found.weights / GIB:.1f} GiB of weights, "
-        f"{cache if found.token else 'no KV cache'}"
-    )
+    lines += [f"  {'not compared':17} {part}" for part in found.unproven]
+    if found.weights is None:
+        return [*lines, f"  {'memory':17} cannot be said: config.json lacks a dimension"]
+    cache = "no KV cache" if found.token == 0 else "a KV cache of unknown size"
+    if found.token:
+        cache = f"{found.token / 1024:.0f} KiB of KV cache a token at most"
+    least = "at least " if found.uncounted else ""
+    lines.append(f"  {'memory':17} {least}{found.weights / GIB:.1f} GiB of weights, {cache}")
+    lines += [f"  {'':17} without {part}" for part in found.uncounted]
     if not (machine := memory_of(tree)):
         return [*lines, f"  {'here':17} no Strix Halo whose memory could be read"]
     flags = machine.flags(found.weights)

@@ -6,12 +6,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from strix_validate import TARGET
 from strix_validate.checks import Result, Severity, State
 
 #: Raised when a field changes its meaning or goes away.
 SCHEMA = 2
+#: What a run must have compared, and at which sizes, before it proves that packages run.
+_PROVING = {"doctor", "backend", "libraries", "attention"}
+_SIZES, _COMPARISONS = ("full", "stress"), 1000
 
 
 class BadRecord(ValueError):
@@ -100,6 +104,41 @@ class Record(StrictModel):
     seconds: float
     unfinished: int = 0
 
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> "Record":
+        """Refuse what no run writes: counts, verdicts or a subject that the rest contradicts."""
+        ids = Counter(check.id for check in self.checks)
+        ours = self.device.build == "rocm" and self.device.architecture.split(":")[0] == TARGET
+        for wrong, what in (
+            (self.summary != summarise(self.checks), "the summary is not that of the checks"),
+            (max(ids.values(), default=1) > 1, "a check is listed twice"),
+            (self.unfinished < 0, "fewer than no check is unfinished"),
+            (self.subject == "packages" and not ours, "packages are proven on gfx1151 alone"),
+            (any(map(_exceeds, self.checks)), "a check passed beyond its own bound"),
+        ):
+            if wrong:
+                raise ValueError(what)
+        return self
+
+    def proves(self, package: str) -> bool:
+        """Return whether the run shows that a package runs on gfx1151.
+
+        It lists the package, compared enough in full, failed nowhere and was not interrupted; and a
+        check that is named after the package, where it has any, passed.
+        """
+        own = [check for check in self.checks if package in check.id.split("/")]
+        return (
+            self.subject == "packages"
+            and self.device.type == "gpu"
+            and package in {found.name for found in self.packages}
+            and self.size in _SIZES
+            and {check.tier for check in self.checks if check.state is State.PASSED} >= _PROVING
+            and self.summary["comparisons"] >= _COMPARISONS
+            and not self.summary[State.FAILED.value]
+            and not self.unfinished
+            and (not own or any(check.state is State.PASSED for check in own))
+        )
+
     def dump(self) -> str:
         """Return the record as JSON."""
         return self.model_dump_json(indent=1, by_alias=True)
@@ -109,6 +148,16 @@ class Record(StrictModel):
         part = file.with_suffix(".part")
         part.write_text(self.dump() + "\n")
         part.replace(file)
+
+
+def _exceeds(check: CheckRecord) -> bool:
+    """Return whether a check that passed measured an error above its bound."""
+    return check.state is State.PASSED and any(
+        value["error"] > value["bound"]
+        for value in check.measured.values()
+        if isinstance(value, dict)
+        and all(isinstance(value.get(name), int | float) for name in ("error", "bound"))
+    )
 
 
 def summarise(checks: list[CheckRecord]) -> dict[str, int]:
