@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -59,6 +60,38 @@ def generate(source: Path, build: Path, arch: str) -> None:
     _module(source, "database_compose", "--database_file", database / "tuning_database.sqlite3",
             "--decomposed", database)  # fmt: skip
     _module(source, "generate", "--target_gpus", f"{arch}_mod0", "--build_dir", build)
+
+
+def require_triton() -> None:
+    """Raises SystemExit with the reason if Triton cannot be imported, before any process needs it.
+
+    A worker that cannot start looks like one that ran out of memory.
+    """
+    done = subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"triton cannot be imported: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def choose(build: Path, patterns: list[str]) -> None:
+    """Leaves of Bare.cluster the images FAMILY/NAME that begin like a pattern, and their kernels.
+
+    Raises SystemExit for a pattern that no image begins like.
+    """
+    images = (build / "Bare.cluster").read_text().splitlines()
+    kept = [[rule for rule in images if re.match(p, _image(rule))] for p in patterns]
+    if lost := [pattern for pattern, rules in zip(patterns, kept, strict=True) if not rules]:
+        raise SystemExit(f"no image of AOTriton's begins like {' or '.join(lost)}")
+    images = [rule for rules in kept for rule in rules]
+    kernels = {out for rule in images for out in rule.split(";")[4:]}
+    rules = (build / "Bare.compile").read_text().splitlines()
+    rules = [rule for rule in rules if rule.split(";")[2] in kernels]
+    for name, lines in (("Bare.cluster", images), ("Bare.compile", rules)):
+        (build / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def _image(rule: str) -> str:
+    """FAMILY/NAME of one line of Bare.cluster."""
+    return "/".join(rule.split(";")[2:4])
 
 
 def _module(source: Path, name: str, *arguments: object) -> None:
@@ -246,11 +279,15 @@ def main() -> None:
     parser.add_argument("--arch", default="gfx1151")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--tree", required=True)
+    parser.add_argument("--only", nargs="*", help="images FAMILY/NAME that begin like one of these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     source, build = options.source.resolve(), options.build.resolve()
     images = options.images.resolve()
+    require_triton()
     generate(source, build, options.arch)
+    if options.only:
+        choose(build, options.only)
     compile_all(source, build, options.jobs)
     pack_all(source, build, images, options.jobs)
     sign(source, build, images, options.arch, options.commit, options.tree)

@@ -7,9 +7,11 @@ if [[ $AOTRITON_KERNELS == upstream ]]; then
         "$PREFIX/lib/aotriton.images" "$AOTRITON_COMMIT"
     exit
 fi
+read -ra images <<< "$AOTRITON_IMAGES"
 # outlives the build folder: a killed build resumes after its last finished kernel
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
 # LLVM and MLIR allocate so much that another allocator saves a quarter of the CPU time
 LD_PRELOAD=$BUILD_PREFIX/lib/libjemalloc.so.2 \
     python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" --build "$SRC_DIR/build" \
-    --jobs "$CPU_COUNT" --arch "$GPU_ARCH" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE"
+    --jobs "$CPU_COUNT" --arch "$GPU_ARCH" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE" \
+    --only "${images[@]}"

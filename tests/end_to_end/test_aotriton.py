@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -118,6 +120,55 @@ def test_kernel_that_does_not_compile(build: Build) -> None:
     assert re.search(r"bwd_kernel_dk_dv-[\w-]+\.hsaco does not compile", output)
     assert "Traceback" not in output.partition("does not compile")[0]
     assert not build.images.exists()
+
+
+def test_triton_that_cannot_be_imported(tmp_path: Path) -> None:
+    """Named as that: workers that cannot start look like those that ran out of memory."""
+    (tmp_path / "triton.py").write_text("raise ImportError('libtriton.so: no such file')\n")
+    output = Build(tmp_path, Path(sys.executable)).run(code=1, PYTHONPATH=str(tmp_path))
+    assert output == "triton cannot be imported: ImportError: libtriton.so: no such file\n"
+
+
+def sample() -> list[str]:
+    """The patterns of kernels.sh."""
+    script = '. "$1" && printf %s "$AOTRITON_IMAGES"'
+    command = ["bash", "-c", script, "bash", RECIPE / "kernels.sh"]
+    environment = os.environ | {"AOTRITON_KERNELS": "sample"}
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
+def image(family: str, dtype: str, width: int, causal: int, padded: str, bias: int) -> str:
+    """FAMILY/NAME as upstream writes it; dropout is off."""
+    fields = (
+        f"{padded}_F_{causal}_{bias}" if family == "attn_fwd" else f"{causal}_{padded}_F_{bias}"
+    )
+    fields = padded if family == "bwd_preprocess" else fields
+    return f"{family}/FONLY__\uff0a{dtype}@16_{width}_{fields}___gfx115x"
+
+
+def test_sample_is_what_the_package_tests_launch() -> None:
+    """emulate_images.py and check_api.cc: fp16, 64; pytorch's test_with_gpu.py: all of these."""
+    families = (check_images.FORWARD, *check_images.BACKWARD, "bwd_kernel_fuse")
+    for case in itertools.product(families, ("fp16", "bf16"), (64, 128), (0, 3), "F", (0,)):
+        assert sum(bool(re.match(pattern, image(*case))) for pattern in sample()) == 1, case
+    for other in ("fp32", 64, 0, "F", 0), ("fp16", 256, 0, "F", 0), ("fp16", 64, 0, "T", 0):
+        assert not any(re.match(p, image(f, *other)) for p in sample() for f in families)
+    masked = image("attn_fwd", "fp16", 64, 0, "F", 1)
+    assert not any(re.match(pattern, masked) for pattern in sample())
+
+
+def test_only_chosen_images_are_compiled(tmp_path: Path) -> None:
+    """And a pattern that fits none is an error: a set for another AOTriton."""
+    images = {"attn_fwd/FONLY__x": ["a", "b"], "attn_fwd/FONLY__y": ["c"], "bwd/FONLY__x": ["d"]}
+    lines = [";".join(["amd", "flash", *name.split("/"), *outs]) for name, outs in images.items()]
+    (tmp_path / "Bare.cluster").write_text("\n".join(lines))
+    (tmp_path / "Bare.compile").write_text("".join(f"d;p;{out};s\n" for out in "abcd"))
+    build_images.choose(tmp_path, ["attn_fwd/.*x", "bwd/"])
+    assert (tmp_path / "Bare.compile").read_text() == "d;p;a;s\nd;p;b;s\nd;p;d;s\n"
+    with pytest.raises(SystemExit, match="begins like gone/x"):
+        build_images.choose(tmp_path, ["bwd/", "gone/x"])
 
 
 def test_process_that_dies(build: Build) -> None:
