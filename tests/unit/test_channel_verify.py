@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,3 +211,37 @@ def test_credentials_in_what_a_client_says(said: str, shown: str) -> None:
 def test_folder_as_a_url(tmp_path: Path) -> None:
     folder = tmp_path / "a channel"
     assert Location(folder.as_uri()).folder == folder == Location(str(folder)).folder
+
+
+# what an index may say of a package that is not so, while the forms of the index agree
+LIES = {
+    "depends": [], "constrains": ["beta <1"], "noarch": "python", "license": "GPL-3.0-only",
+    "build_number": 7, "python_site_packages_path": "lib/elsewhere",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", LIES)
+def test_record_that_is_not_the_package(key: str, damaged: Path) -> None:
+    """Edited in repodata.json and its compressed form alike."""
+    path = damaged / "noarch/repodata.json"
+    edit(path, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: LIES[key]}))
+    (damaged / "noarch/repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    assert any(f"{ALPHA}: {key} is {LIES[key]}" in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("key", LIES)
+def test_shard_that_is_not_the_package(key: str, damaged: Path) -> None:
+    """pixi reads shards alone; its digest is right."""
+    shard, index = shard_of(damaged), damaged / "noarch" / verify.SHARDS
+    repack(shard, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: LIES[key]}))
+    digest = hashlib.sha256(shard.read_bytes()).digest()
+    shard.rename(shard.with_name(f"{digest.hex()}.msgpack.zst"))
+    repack(index, lambda d: d["shards"].update(alpha=digest))
+    assert any(f"noarch/{verify.SHARDS}: disagrees" in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("name", ["repodata.json.bz2", "current_repodata.json"])
+def test_form_that_is_never_published(name: str, damaged: Path) -> None:
+    """An old client would read it."""
+    (damaged / "noarch" / name).write_bytes(b"")
+    assert any(f"noarch/{name}: a form of the index" in line for line in findings(damaged))

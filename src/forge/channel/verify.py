@@ -13,14 +13,13 @@ from forge.channel import revisions, serving
 from forge.conda import attestations, pypi
 from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
-from forge.conda.package import Package
+from forge.conda.package import INDEXED, Package
 from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file
 from forge.project import SUBDIRS
 
 # What decides a solve and an installation; every form of the index has these fields.
-ESSENCE = ("name", "version", "build", "subdir", "depends", "sha256", "md5", "size", "purls",
-           attestations.FIELD)  # fmt: skip
+ESSENCE = (*INDEXED, "sha256", "md5", "size", "purls", attestations.FIELD)
 
 
 @dataclass
@@ -81,6 +80,9 @@ def _forms(location: Location, subdir: str, data: dict, required: bool) -> Itera
             yield from _shards(location, subdir, form, data)
         elif form and view(form) != view(data):
             yield f"{name}: disagrees with repodata.json"
+    for name in (f"{subdir}/repodata.json.bz2", f"{subdir}/current_repodata.json"):
+        if required and location.read(name) is not None:
+            yield f"{name}: a form of the index that is never published here; delete it"
 
 
 def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterator[str]:
@@ -104,10 +106,7 @@ def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterato
 
 def _history(location: Location, log: list[revisions.Revision], index: Index) -> Iterator[str]:
     if revisions.state(log) != (set(index.records), index.removed):
-        yield (
-            f"{revisions.LOG}: revision {log[-1].revision} is not what the index holds; "
-            "publish again to complete it"
-        )
+        yield f"{revisions.LOG}: revision {len(log)} is not what the index holds; publish again"
     for name, digest in log[-1].index.items():
         if hashlib.sha256(location.read(name) or b"").hexdigest() != digest:
             yield f"{name}: is not that of revision {len(log)}; publish again to complete it"
@@ -134,7 +133,7 @@ def _files(location: Location, index: Index) -> Iterator[str]:
             continue
         with tempfile.TemporaryDirectory(prefix="forge-verify-") as scratch:
             try:
-                yield from _file(location, name, record, Path(scratch))
+                yield from _file(location, name, record, Path(scratch), index.removed)
             except (ForgeError, OSError) as error:
                 yield f"{name}: {error}"
     files = location.folder.glob("*/*") if location.folder else ()
@@ -143,8 +142,10 @@ def _files(location: Location, index: Index) -> Iterator[str]:
         yield f"{name}: not in the index"
 
 
-def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterator[str]:
-    """Check one package: there, of its size and hash, and safe to install."""
+def _file(
+    location: Location, name: str, record: dict, scratch: Path, removed: set[str]
+) -> Iterator[str]:
+    """Check one package: there, of its size and hash, safe to install, and as its record says."""
     path = (location.folder or scratch) / name
     if not location.folder:
         path.parent.mkdir()
@@ -157,7 +158,11 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
     elif (sha256 := sha256_file(path)) != record["sha256"]:
         yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
     else:
-        Package(path).require_safe()
+        (package := Package(path)).require_safe()
+        for key in INDEXED:  # a yanked build's requirements are the publisher's
+            says = package.index.get(key) or None
+            if (record.get(key) or None) != says and (key != "depends" or name not in removed):
+                yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
     if digest := record.get(attestations.FIELD):
         bundles = location.read(f"{name}.sigs.{digest}")
         if bundles is None or hashlib.sha256(bundles).hexdigest() != digest:
@@ -167,7 +172,7 @@ def _file(location: Location, name: str, record: dict, scratch: Path) -> Iterato
 def _essence(data: dict) -> tuple[dict[str, list], set[str]]:
     """Pick the deciding fields of each record, and what is removed. In shards hashes are bytes."""
     deciding = {
-        file: [v.hex() if isinstance(v := record.get(key), bytes) else v for key in ESSENCE]
+        file: [v.hex() if isinstance(v := record.get(key), bytes) else v or 0 for key in ESSENCE]
         for file, record in records(data).items()
     }
     return deciding, set(data.get("removed", []))

@@ -40,10 +40,7 @@ class Publisher:
     trusted_root: str = ""
 
     def require(self, packages: Iterable[RepoDataRecord]) -> None:
-        """Raise Refused for the first package that this publisher has not attested.
-
-        The records are those of a channel's index. Raises NotAttempted where bindings are too old.
-        """
+        """Raise Refused for the first that it has not attested; NotAttempted for old bindings."""
         if not hasattr(rattler, "verify_attestation"):
             raise NotAttempted("attestations need py-rattler 0.28: use FORGE_NO_PIXI=1 ./forge")
         policy = rattler.VerificationPolicy.require(

@@ -2,8 +2,7 @@
 """rattler's package cache, filled with checked packages alone.
 
 rattler links what info/paths.json names wherever that leads, and takes a folder in its cache for
-the right package. So each is fetched, checked and unpacked here before anything is linked, and what
-lies in the cache is checked as well.
+the right package. So each is fetched, checked and unpacked here before anything is linked.
 """
 
 import fcntl

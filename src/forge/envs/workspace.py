@@ -104,8 +104,7 @@ class Workspace:
     def require_attested(self, environment: str, publishers: Mapping[str, Publisher]) -> None:
         """Raise Refused for a locked package that its channel's publisher did not attest.
 
-        `publishers` are by the channel's URL. The locked bytes must be attested. Locks do not say
-        where attestations are, so the channel's index is asked for that alone.
+        `publishers` are by URL. The channel's index is asked where attestations are, no more.
         """
         for url, publisher in publishers.items():
             mine = [record for record in self.locked(environment) if is_of(record.url, url)]
