@@ -54,6 +54,12 @@ def test_commands(project: MiniProject, tmp_path: Path) -> None:
     assert "revision 1: 1 added" in project.forge("publish", "--to", str(target)).stdout
     again = project.forge("publish", "--to", target.as_uri()).stdout
     assert "nothing new" in again
+    page = project.root / "docs/channel_page.py"  # publish and yank run it
+    page.parent.mkdir()
+    page.write_text('#!/bin/sh\ndate >> "$1/index.html"\n')
+    page.chmod(0o755)
+    project.forge("publish", "--to", str(target))
+    assert len((target / "index.html").read_text().splitlines()) == 1
 
     refused = CliRunner().invoke(publishing.app, ["publish", "--to", "https://prefix.dev/demo"])
     assert isinstance(refused.exception, ForgeError) and "is not a directory" in str(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands that bring packages to users, and say what these were made of."""
 
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -31,19 +32,24 @@ def publish(ctx: Context, to: To) -> None:
     """Publish all packages of the channel, or none."""
     folder = Location(to).folder
     if not folder:
-        why = "publish to one, and upload its packages with pixi upload (docs/publishing.md)"
-        raise ForgeError(f"--to {to} is not a directory: {why}")
+        raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
     with ctx.project.lock():
         revision = StaticChannel(folder).publish(ctx.channel)
+    told(ctx, folder, revision)
+
+
+def told(ctx: Context, folder: Path, revision: object) -> None:
+    """Print what was published, and write the page of the channel."""
     out.print(f"{folder}: {revision or 'nothing new'}")
+    if (page := ctx.project.root / "docs/channel_page.py").exists():
+        subprocess.run([page, folder], check=False)
 
 
 @command(channel_app, "yank")
 def yank_builds(ctx: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
-    channel = StaticChannel(folder.resolve())
-    revision = channel.publish(None, *((), builds) if restore else (builds,))
-    out.print(f"{folder}: {revision or 'nothing new'}")
+    how = ((), builds) if restore else (builds,)
+    told(ctx, folder, StaticChannel(folder.resolve()).publish(None, *how))
 
 
 @command(channel_app)

@@ -29,8 +29,7 @@ from forge.sources.download import Downloader, Progress
 
 @dataclass(frozen=True)
 class Row:
-    """One line of `forge outdated`: `state` is newer, unreachable or empty, `note` where upstream
-    lists its releases, or what is wrong."""
+    """A line of `outdated`: `state` newer, unreachable or empty; `note` where, or what is wrong."""
 
     recipe: Recipe
     newest: str
@@ -118,8 +117,7 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
 
 
 def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -> Path:
-    """Download the files of a release that say what it is built with, and return their folder.
-    Their URL is the first source's with that version. No build uses them: no hash is asked for."""
+    """Download what says what a release is built with. No build uses it: no hash is asked for."""
     source, downloader = sources_of(recipe)[0], Downloader()
     link = downloader.locate(source.url.replace(recipe.version, release), source.purl)
     downloader.download(link, folder / "archive", progress)

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Write the page of a published channel, index.html: `python docs/channel_page.py FOLDER`.
+
+`forge publish` and `forge channel yank` run it. All of the page comes from the channel's own index
+and log, from stacks/, and from evidence/packages.toml. It is one file without a script.
+"""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --line: light-dark(#d0d4da, #3a4048); --soft: light-dark(#f3f5f7, #1d2126);
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: auto; padding: 1rem }
+h1, h2 { line-height: 1.2 } table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem }
+th, td { border-bottom: 1px solid var(--line) }
+td { overflow-wrap: break-word } pre { background: var(--soft); padding: .8rem; overflow-x: auto }
+.wide { overflow-x: auto } .yanked { text-decoration: line-through } small { opacity: .75 }
+@media (max-width: 40rem) {
+  thead { display: none } td { display: block; border: 0; padding: .1rem 0 }
+  td { overflow-wrap: anywhere }
+  tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line) }
+  td::before { content: attr(data-label) " "; opacity: .6 }
+}
+""".strip()
+WORDS = {
+    "yes": "built by its recipe", "rehearsed": "built against stand-ins",
+    "by-hand": "built by hand", "partly": "built by hand, in part",
+    "emulated": "executed under emulation",
+    "interpreted": "run in Triton's interpreter", "loads": "loads",
+}  # fmt: skip
+
+
+def size(count: int) -> str:
+    """Write a number of bytes as people read it."""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Make a table; cells are HTML already."""
+    labels = list(head)
+    lines = ["".join(f"<th>{escape(label)}</th>" for label in labels)]
+    body = (
+        "".join(
+            f'<td data-label="{escape(label)}">{cell}</td>'
+            for label, cell in zip(labels, row, strict=True)
+        )
+        for row in rows
+    )
+    rest = "".join(f"<tr>{line}</tr>\n" for line in body)
+    return f'<div class="wide"><table><thead><tr>{lines[0]}</tr></thead>\n{rest}</table></div>'
+
+
+def recipes() -> dict[str, str]:
+    """The recipe of each output, by the names in recipe.yaml."""
+    found = {}
+    for path in sorted(ROOT.glob("recipes/*/recipe.yaml")):
+        for name in re.findall(r"^\s+name: ([\w.-]+)$", path.read_text(), re.M):
+            found.setdefault(name, path.parent.name)
+        found[path.parent.name] = path.parent.name
+    return found
+
+
+def proven(name: str) -> str:
+    """What evidence/packages.toml says of a package, with the pages that show it."""
+    claims = tomllib.loads((ROOT / "evidence/packages.toml").read_text())
+    said = claims.get(recipes().get(name, name))
+    if not said:
+        return "no evidence"
+    words = []
+    for column in ("built", "ran"):
+        word, *pages = [said[column]] if isinstance(said[column], str) else said[column]
+        if word != "no":
+            text = escape(WORDS[word])
+            words.append(f"{text} <small>({escape(pages[0])})</small>" if pages else text)
+    return ", ".join([*words, ran_on_gpu(name)])
+
+
+def ran_on_gpu(name: str) -> str:
+    """Name the records of runs on gfx1151 that list a package."""
+    found = []
+    for path in sorted((ROOT / "evidence").glob("*.json")):
+        record = json.loads(path.read_text())
+        listed = json.dumps(record.get("packages", ""))
+        if record.get("subject") == "packages" and f'"{name}' in listed:
+            found.append(path.stem)
+    return ", ".join(found) or "not run on gfx1151"
+
+
+def python_of(record: dict[str, Any]) -> str:
+    """Name the Python that a record's build is for."""
+    match = re.search(r"py(\d)(\d+)", record["build"])
+    if match:
+        return f"{match[1]}.{match[2]}"
+    return "any" if any(d.split()[0] == "python" for d in record["depends"]) else "none"
+
+
+def gpu_of(record: dict[str, Any]) -> str:
+    """Name the GPU that a record states: in its name, build string or constraint."""
+    names = re.findall(r"gfx\d{3,4}\w?", f"{record['name']} {record['build']}")
+    for spec in record.get("constrains", []):
+        if match := re.fullmatch(r"__amdgpu_arch ==(\d+)\.(\d+)\.(\w+)", spec):
+            names.append(f"gfx{match[1]}{match[2]}{match[3]}")
+    return names[0] if names else "none stated"
+
+
+class Published:
+    """What a channel folder says of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        self.yanked: set[str] = set()
+        for path in sorted(folder.glob("*/repodata_from_packages.json")):
+            data = json.loads(path.read_text())
+            subdir = path.parent.name
+            self.records |= {f"{subdir}/{n}": r for n, r in data["packages.conda"].items()}
+        for path in folder.glob("*/repodata.json"):
+            for name, record in json.loads(path.read_text())["packages.conda"].items():
+                self.records[f"{path.parent.name}/{name}"] |= record
+        self.log = json.loads((folder / "revisions/log.json").read_text())
+        for entry in self.log:
+            self.yanked = (self.yanked | {*entry["yanked"]}) - {*entry["restored"]}
+
+    def newest(self) -> dict[str, dict[str, Any]]:
+        """By name, the record that was built last and not yanked."""
+        found: dict[str, dict[str, Any]] = {}
+        order = sorted(self.records.items(), key=lambda item: item[1].get("timestamp", 0))
+        for file, record in order:
+            if file not in self.yanked:
+                found[record["name"]] = record
+        return found
+
+
+def stacks(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each stack: what of it is here."""
+    newest = published.newest()
+    for path in sorted(ROOT.glob("stacks/*/pixi.toml")):
+        data = tomllib.loads(path.read_text())
+        wanted = sorted({*data["dependencies"]} & {*recipes()})
+        here = ", ".join(escape(f"{n} {newest[n]['version']}") for n in wanted if n in newest)
+        missing = ", ".join(escape(n) for n in wanted if n not in newest)
+        yield [f"<b>{path.parent.name}</b>", here or "nothing", missing or "nothing"]
+
+
+def packages(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each file, newest builds of a name first."""
+    by_name = sorted(
+        published.records.items(),
+        key=lambda item: (item[1]["name"], -item[1].get("timestamp", 0), item[0]),
+    )
+    for file, record in by_name:
+        title = f'<a href="{escape(file)}">{escape(record["name"])}</a>'
+        if file in published.yanked:
+            title = f'<span class="yanked">{title}</span> yanked'
+        attested = "yes" if record.get("attestations_sha256") else "no"
+        build = f"{escape(record['version'])}<br><small>{escape(record['build'])}</small>"
+        yield [title, build, size(record["size"]), gpu_of(record), python_of(record),
+               proven(record["name"]), attested]  # fmt: skip
+
+
+def revisions(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each revision, newest first."""
+    for entry in reversed(published.log):
+        changes = [
+            f"{sign} {escape(file)}"
+            for sign, key in (("+", "added"), ("-", "yanked"), ("^", "restored"))
+            for file in entry[key]
+        ]
+        yield [str(entry["revision"]), escape(entry["time"]), "<br>".join(changes)]
+
+
+def page(folder: Path) -> str:
+    """Make the page of the channel in `folder`."""
+    published = Published(folder)
+    stack = tomllib.loads((ROOT / "stacks/attention/pixi.toml").read_text())
+    url = stack["workspace"]["channels"][0]
+    declared = stack.get("tool", {}).get("strix-forge", {}).get("publishers", {})
+    who = ", ".join(escape(p["identity"]) for p in declared.values()) or "nobody is declared"
+    present = len(published.records) - len(published.yanked)
+    total = size(sum(record["size"] for record in published.records.values()))
+    install = f"pixi init mine --channel {url} --channel conda-forge\n"
+    install += "cd mine\npixi add pytorch flash-attn"
+    parts = [
+        "<h1>strix-forge</h1>",
+        f"<p>Conda packages for AMD Strix Halo (gfx1151). {present} packages, "
+        f"{len(published.yanked)} yanked, {total}; revision {len(published.log)}.</p>",
+        f"<h2>Install</h2><pre>{escape(install)}</pre>"
+        "<p>Where this page lies elsewhere, its folder is the channel's address.</p>",
+        "<h2>Stacks</h2>", table(["stack", "here", "missing"], stacks(published)),
+        "<h2>Packages</h2>",
+        table(["package", "version", "size", "GPU", "Python", "proven by", "attested"],
+              packages(published)),
+        f"<p>Attested by: {who}.</p>",
+        "<h2>Revisions</h2>", table(["revision", "time", "changes"], revisions(published)),
+    ]  # fmt: skip
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{viewport}<title>strix-forge</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(
+        [*parts, "</body></html>\n"]
+    )
+
+
+def main(folder: Path) -> None:
+    """Write FOLDER/index.html by one rename."""
+    partial = folder / ".index.html.partial"
+    partial.write_text(page(folder), encoding="utf-8")
+    partial.chmod(0o644)
+    partial.replace(folder / "index.html")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
