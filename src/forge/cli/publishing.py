@@ -73,8 +73,7 @@ def verify_channel(ctx: Context, channel: Where) -> None:
     """
     location = Location(channel)
     index, findings = published.verify_channel(location)
-    for finding in findings:
-        out.print(finding)
+    out.print(*findings, sep="\n", end="\n" if findings else "")
     orphans = "" if location.folder else "; a web server does not list files that are not indexed"
     out.print(f"{location}: {len(index.records)} packages, {len(findings)} findings{orphans}")
     raise typer.Exit(1 if findings else 0)

@@ -126,10 +126,7 @@ def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -
 
 
 def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> Iterator[str]:
-    """Yield what upstream builds a release with, and what we have in its place.
-
-    `extra.built_with` names a file of the first source, and our package for each ARG in it.
-    """
+    """Yield what each ARG in the files of `extra.built_with` says, and which package ours is."""
     for name, packages in recipe.extra["built_with"].items():
         text = read_text(tree / name) if (tree / name).exists() else ""
         stated = dict(re.findall(r'^ARG (\w+)="?v?([^\s"+]+)', text, re.M))
