@@ -63,9 +63,20 @@ STUBS = {
     "gcc 14.3.0": ["hostgcc_linux-64"],
     "gcc_linux-64 14.3.0": ["hostgcc_linux-64"],
     "gxx_linux-64 14.3.0": ["hostgxx_linux-64"],
+    "libgcc 15.2.0": [],
     "libllvm22 22.1.8": ["hostllvm"],
+    "libstdcxx 15.2.0": ["libgcc"],
     "python-installer 1.1.0": ["installer"],
     "sysroot_linux-64 2.28": ["hostsysroot_linux-64"],
+}
+
+# What conda-forge's packages of these names make those require that are built with them. Without it
+# a wrong list of requirements passes.
+RUN_EXPORTS: dict[str, dict[str, list[str]]] = {
+    "gcc_linux-64": {"strong": ["libgcc >=14"]},
+    "gxx_linux-64": {"strong": ["libstdcxx >=14", "libgcc >=14"]},
+    "numpy": {"weak": ["numpy >=1.25,<3"]},
+    "sysroot_linux-64": {"strong": ["__glibc >=2.28,<3.0.a0"]},
 }
 
 
@@ -103,7 +114,11 @@ def _packages() -> dict[str, dict[str, Any]]:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
             renamed = {_unmarked(HOST_BASE / name): record for name, record in base.items()}
-            made = {*renamed, *map(_unmarked, _convert(Path(scratch))), *_stubs(Path(scratch))}
+            made = {
+                *renamed,
+                *map(_unmarked, _convert(Path(scratch))),
+                *_stubs(Path(scratch), PACKAGES),
+            }
         for file in {*PACKAGES.glob("*.conda")} - made:
             file.unlink()
         # the rest is read by rattler, which takes 20 s for these; a changed stub
@@ -124,13 +139,19 @@ def _unmarked(file: Path) -> Path:
     target = PACKAGES / f"{name}-{version}-{build}.conda"
     if target.exists():
         return target
+    return _repacked(file, target, build)
+
+
+def _repacked(file: Path, target: Path, build: str) -> Path:
+    """Write a package to `target`, with this build string and its name's run_exports."""
     partial = target.with_suffix(".partial")
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(partial, "w") as new:
         for part in old.namelist():
             member = zipfile.ZipInfo(part.replace(file.stem, target.stem))
             with old.open(part) as source, new.open(member, "w", force_zip64=True) as copy:
                 if part.startswith("info-"):
-                    copy.write(_info_with(source.read(), build))
+                    exports = RUN_EXPORTS.get(file.stem.rsplit("-", 2)[0])
+                    copy.write(_info_with(source.read(), build, exports))
                 else:
                     shutil.copyfileobj(source, copy, 1 << 20)
     return partial.replace(target)
@@ -143,8 +164,8 @@ def _renamed(record: dict[str, Any], file: Path) -> dict[str, Any]:
     return kept | own | {"sha256": sha256_file(file)}
 
 
-def _info_with(packed: bytes, build: str) -> bytes:
-    """The info section of a package with another build string in its index.json."""
+def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) -> bytes:
+    """The info section of a package with another build string, and perhaps with run_exports."""
     unpacked = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
     section = io.BytesIO()
     with (
@@ -156,6 +177,11 @@ def _info_with(packed: bytes, build: str) -> bytes:
             if member.name == "info/index.json":
                 content = json.dumps(json.loads(content) | {"build": build}).encode()
                 member.size = len(content)
+            if not (exports and member.name == "info/run_exports.json"):
+                new.addfile(member, io.BytesIO(content))
+        if exports:
+            content, member = json.dumps(exports).encode(), tarfile.TarInfo("info/run_exports.json")
+            member.size = len(content)
             new.addfile(member, io.BytesIO(content))
     return zstandard.compress(section.getvalue())
 
@@ -178,16 +204,17 @@ def _convert(scratch: Path) -> Iterator[Path]:
         yield wheel.conversion(found).make(scratch)
 
 
-def _stubs(scratch: Path) -> Iterator[Path]:
+def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:
+    """The packages of STUBS, in `folder`."""
     for stub, needs in STUBS.items():
         name, version = stub.split()
         files = scratch / f"{name}-stub"
         (files / "share").mkdir(parents=True)
         (files / "share" / f"{name}.txt").write_text("stands for the real one in tests\n")
         made = assemble_package(
-            name, version, "linux-64", "stub_0", PACKAGES, files_dir=files, depends=needs
+            name, version, "linux-64", "stub_0", scratch, files_dir=files, depends=needs
         )
-        yield made.path
+        yield _repacked(made.path, folder / made.path.name, "stub_0")
 
 
 def write_mirrors(home: Path, mirrors: dict[str, str]) -> None:
