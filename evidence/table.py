@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write README's table of packages: `python evidence/table.py`, in the driver's environment.
+"""Write README's table of packages: `python evidence/table.py`, in the tests' environment.
 
 What was built, installed and run is in packages.toml; versions are the recipes'; the last column
 is the records': a package ran on gfx1151 if one proves it (strix_validate's Record.proves).
