@@ -22,6 +22,7 @@ from forge.conda import provenance
 from forge.conda.package import Package
 from forge.conda.provenance import statement as statement_of
 from forge.conda.provenance import verify
+from forge.errors import ForgeError
 from forge.files import sha256_file
 
 URL = "http://upstream.invalid/demo-1.0.tar.gz"
@@ -228,6 +229,55 @@ def test_changed_statement_is_found(package: Path, stated: dict[str, Any], chang
     assert {"subject": "other-1.0-0.conda", "patch": "its provenance nothing"}.get(
         change, change
     ) in wrong
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "another commit": {"name": "other", "digest": {"gitCommit": "0" * 40}, "kind": "repository"},
+    "another patch": {
+        "name": "patches/more.patch",
+        "digest": {"sha256": "0" * 64},
+        "kind": "patch",
+    },
+    "another local source": {"name": "src/more", "digest": {"dirHash": "0" * 64}, "kind": "source"},
+    "another package": {"uri": "pkg:conda/x@1", "digest": {"sha256": "0" * 64}, "kind": "host"},
+}
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_statement_that_says_more_is_found(
+    package: Path, stated: dict[str, Any], more: str
+) -> None:
+    forged, entry = copy.deepcopy(stated), dict(MORE[more])
+    entry["annotations"] = {"kind": entry.pop("kind")}
+    forged["predicate"]["buildDefinition"]["resolvedDependencies"].append(entry)
+    (wrong,) = verify(package, forged).wrong
+    assert entry.get("uri", entry.get("name")) in wrong and "the package has nothing" in wrong
+
+
+def test_statement_with_two_digests_of_one_thing(package: Path, stated: dict[str, Any]) -> None:
+    """Whichever comes first."""
+    forged = copy.deepcopy(stated)
+    entry = copy.deepcopy(used(forged, "host")[0])
+    entry["digest"]["sha256"] = "0" * 64
+    entries = forged["predicate"]["buildDefinition"]["resolvedDependencies"]
+    for place in (0, len(entries)):
+        entries.insert(place, entry)
+        assert any("two digests" in line for line in verify(package, forged).wrong)
+        del entries[place]
+
+
+@pytest.mark.parametrize(
+    "change", [('"_type"', '"_type": 1, "_type"'), ('"subject": [', '"subject": [NaN, ')]
+)
+def test_text_that_readers_take_differently(
+    package: Path, change: tuple[str, str], tmp_path: Path
+) -> None:
+    text = provenance.beside(package)[1].read_text()
+    wrong = text.replace(*change, 1)
+    assert wrong != text
+    (tmp_path / "x.provenance.json").write_text(wrong)
+    with pytest.raises(ForgeError, match=r"is not the provenance|says"):
+        provenance.read(tmp_path / "x.provenance.json")
 
 
 def test_swapped_and_renamed_file(app: MiniProject, package: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def _history(location: Location, log: list[revisions.Revision], index: Index) ->
     if revisions.state(log) != (set(index.records), index.removed):
         yield f"{revisions.LOG}: revision {len(log)} is not what the index holds; publish again"
     for name, digest in log[-1].index.items():
-        if hashlib.sha256(location.read(name) or b"").hexdigest() != digest:
+        if hashlib.sha256(raw := location.read(name) or b"").hexdigest() != digest and raw:
             yield f"{name}: is not that of revision {len(log)}; publish again to complete it"
     names = pypi.parse(location.read(pypi.TABLE), pypi.TABLE)
     for name, record in index.records.items():

@@ -34,15 +34,12 @@ RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 CODE = Path(__file__).parents[1]
 # what a package does not hold: the repository says it, and whoever wrote the statement
-FOREIGN = re.compile(r"recipe|strix-forge|repository .*|(patch|source) [^:]*( upstreamStatus)?")
+FOREIGN = re.compile(r"recipe|(repository )?strix-forge|(patch|source) [^:]*( upstreamStatus)?")
 Descriptor = dict[str, Any]
 
 
 def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str, Any]:
-    """Make the statement on a package built from `recipe` in the repository at `root` on `base`.
-
-    Raises Failed for a damaged package, ForgeError for a missing patch.
-    """
+    """Make the statement on a package built from `recipe`; ForgeError for a missing patch."""
     data = described(package, recipe.relative_to(root).as_posix(), base)
     dependencies = data["predicate"]["buildDefinition"]["resolvedDependencies"]
     for entry in dependencies:
@@ -54,10 +51,7 @@ def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str
 
 
 def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
-    """Make a statement by the package's own word; `recipe` is its path in the repository.
-
-    Patches and local sources have no digest: the package does not hold them.
-    """
+    """Make a statement by a package's own word, which has no digest of patches or local sources."""
     configuration = package.rendered["build_configuration"]
     settings, variant = configuration["packaging_settings"], configuration["variant"]
     parameters = {
@@ -192,7 +186,8 @@ def of(package: Path) -> dict[str, Any] | None:
 def read(path: Path) -> dict[str, Any]:
     """Read a statement from its file. Raises ForgeError if it cannot be read or is none."""
     try:
-        data = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        data = json.loads(text, parse_constant=int, object_pairs_hook=_unique)  # no NaN is an int
         kinds = data["_type"], data["predicateType"]
         if kinds != (STATEMENT, PREDICATE):
             raise ForgeError(f"{path} is {' with '.join(map(str, kinds)):.200}, not {PREDICATE}")
@@ -202,6 +197,12 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ForgeError(f"{path} is not the provenance of a package: {error!a:.200}") from None
     return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key is there twice: readers would differ in which counts")
+    return dict(pairs)
 
 
 @dataclass
@@ -214,10 +215,7 @@ class Verdict:
 
 
 def verify(path: Path, known: dict[str, Any] | None, package: Package | None = None) -> Verdict:
-    """Check a package against its own list of files, and against its provenance if it has one.
-
-    `package` is that file, if it was read already.
-    """
+    """Check a package, read already or not, against its own list of files and its provenance."""
     verdict, package = Verdict(), package or Package(path)
     try:
         # for a link paths.json has the digest of its target, maybe in another package
@@ -230,7 +228,8 @@ def verify(path: Path, known: dict[str, Any] | None, package: Package | None = N
             stated = _claims(known)
             base = stated["variant content_digest"].rpartition("-")[0]
             ours = _claims(described(package, stated["recipe"], base))
-            verdict.unchecked = [claim for claim in stated if FOREIGN.fullmatch(claim)]
+            held = {*ours, *(f"{c} upstreamStatus" for c in ours), "repository strix-forge"}
+            verdict.unchecked = [c for c in stated if FOREIGN.fullmatch(c) and c in held]
             for claim in verdict.unchecked:
                 stated.pop(claim), ours.pop(claim, None)
             counts = Counter(claim.split(" ")[0] for claim in ours)
@@ -267,7 +266,8 @@ def _claims(data: dict[str, Any]) -> dict[str, Any]:
     for entry in definition["resolvedDependencies"]:
         notes = dict(entry["annotations"])
         claim = f"{notes.pop('kind')} {entry.get('uri') or entry['name']}"
-        claims[claim] = entry["digest"]
+        if claims.setdefault(claim, entry["digest"]) != entry["digest"]:
+            raise ValueError(f"{claim} has two digests")
         claims |= {f"{claim} {key}": value for key, value in notes.items()}
         if entry.get("uri") and entry.get("name"):
             claims[f"{claim} as"] = entry["name"]
