@@ -21,6 +21,7 @@ ADDED = {
     "torchmetrics": ("torch>=2.0.0,<3", "numpy>1.20.0"),
     "xformers": ("numpy", "torch==2.99.0"),
 }
+NEW, OLD = "1.0", "0.0.1"
 
 
 class SimpleIndex(QuietHandler):
@@ -78,6 +79,7 @@ def needs_torch(index: Path) -> Path:
 
 def popular(index: Path) -> None:
     """PyPI's torch, with what it brings, and the packages that are added to it."""
+    add_wheel(index, "numpy", "2.0")
     add_wheel(index, "nvidia-cublas", "13.0")
     add_wheel(index, "triton", "3.99.0")
     add_wheel(index, "torch", "2.13.0", ("triton==3.99.0", "nvidia-cublas"))
@@ -85,4 +87,6 @@ def popular(index: Path) -> None:
     add_wheel(index, "torchvision", "0.28.0", ("torch==2.13.0",))
     add_wheel(index, "torchvision", "0.99.0", ("torch==2.99.0",))
     for name, requires in ADDED.items():
-        add_wheel(index, name, "1.0", requires)
+        # most are from before a package required torch; timm always wanted both
+        add_wheel(index, name, OLD, requires if name == "timm" else ())
+        add_wheel(index, name, NEW, requires)

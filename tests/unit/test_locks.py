@@ -141,7 +141,7 @@ def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
         ('platforms = ["linux-64"]\nexclude-newer = "7d"', "[workspace] exclude-newer is not"),
         ('platforms = ["linux-64"]\npreview = ["pixi-build"]', "[workspace] preview is not"),
         ('platforms = ["linux-64"]\n[target.linux-64.dependencies]', "[top level] target is not"),
-        ('platforms = ["linux-64"]\n[pypi-dependencies]', "pypi-dependencies is not supported"),
+        ('platforms = ["linux-64"]\n[pypi-dependencies]\nx = "*"', "pypi-dependencies] x is not"),
         ('platforms = ["linux-64"]\n[system-requirements]', "system-requirements is not supported"),
         ('platforms = ["linux-64"]\n[build-dependencies]', "build-dependencies is not supported"),
         ('platforms = ["linux-64"]\n[activation.env]\nX = "1"', "activation is not supported"),
@@ -255,7 +255,10 @@ def test_a_stack_names_its_packages_on_pypi(manifest: Path) -> None:
     assert table["mapping"] == {ours: theirs for ours, theirs in names.items() if theirs}
     # before there was PyPI
     assert pasted["pypi-exclude-newer"] == data["pypi-exclude-newer"]
-    assert data["pypi-exclude-newer"] == dict.fromkeys(table["mapping"].values(), "1970-01-01")
+    hidden = [*table["mapping"].values(), "xformers"]
+    assert data["pypi-exclude-newer"] == dict.fromkeys(hidden, "1970-01-01")
+    assert pasted["pypi-dependencies"] == {"torch": "*"}
+    assert '# [pypi-dependencies]\n# torch = "*"\n' in manifest.read_text()
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)

@@ -24,6 +24,7 @@ from forge.files import read_text
 # platforms are this machine's, tasks and PyPI's packages pixi's alone.
 TOP = {
     "workspace", "dependencies", "feature", "environments", "tasks", "tool", "pypi-exclude-newer",
+    "pypi-dependencies",
 }  # fmt: skip
 WORKSPACE = {
     "name", "channels", "channel-priority", "platforms", "requires-pixi", "version", "description",
@@ -55,6 +56,7 @@ class Manifest:
         try:
             data = known(tomllib.loads(read_text(path)), TOP, "top level")
             workspace = known(data.get("workspace"), WORKSPACE, "workspace")
+            known(data.get("pypi-dependencies", {}), {"torch"}, "pypi-dependencies")  # is pytorch
             if workspace.get("channel-priority", "strict") != "strict":
                 raise ForgeError("channel-priority is not strict; nothing else is supported")
             channels = names(workspace.get("channels"), "[workspace] channels")
