@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a command works on: project, base, recipes and channel; and the options of every command."""
 
-import difflib
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,9 +96,8 @@ class Context:
             raise ForgeError(f"{name} is not built here: {among.absent[name]}")
         if unknown:
             names, asked = list(among.recipes), ", ".join(sorted(unknown))
-            close = difflib.get_close_matches(min(unknown), names, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ForgeError(f"no recipe {asked}; {hint}there are: {', '.join(names)}")
+            close = [f"did you mean {n}? " for n in get_close_matches(min(unknown), names, 1)]
+            raise ForgeError(f"no recipe {asked}; {''.join(close)}there are: {', '.join(names)}")
         return wanted
 
     def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:

@@ -67,8 +67,7 @@ class Stack:
         named, kept = ({s for specs in m.environments.values() for s in map(package_name, specs)}
                        for m in (self.manifest, self.copy.manifest))  # fmt: skip
         for name in sorted(named - kept):
-            why = f"forge build {name} says why; then lock and install again"
-            out.print(f"left out {name}: the channel lacks it ({why})")
+            out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
 
     def require_trusted(self, older: bool, environment: str = "") -> None:
         """Raise Refused for a channel that lost revisions, unless `older` is taken.
