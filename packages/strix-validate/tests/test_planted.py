@@ -94,6 +94,12 @@ FAULTS = {
     "window of two blocks at most": {"most_window": 128},
     "one behind whole blocks left out": {"drops_one_behind": 128},
     "causal sees one key more above head dim 128": {"wide_diagonal": 1},
+    "values read with the keys' strides": {"values_as_keys": True},
+    "a slice of a cache read as a whole": {"slice_as_whole": True},
+    "gradient of a sum read once": {"first_of_sum": True},
+    "masks ignored at head dim 128": {"masks_below": 128},
+    "key/value head of a neighbour in decoding": {"neighbour_of_one": True},
+    "scale off by 2 % at head dim 128, not causal": {"full_128": 1.02},
     **{
         f"inference: {name}": {"inference": tuple(fault.items())}
         for name, fault in {
@@ -110,6 +116,12 @@ FAULTS = {
 
 #: The check that is there for a fault, where it is not the first one.
 CLAIMED = {
+    "values read with the keys' strides": "strided-values",
+    "a slice of a cache read as a whole": "cache",
+    "gradient of a sum read once": "summed",
+    "masks ignored at head dim 128": "bool-mask-d128",
+    "key/value head of a neighbour in decoding": "decode-gqa",
+    "scale off by 2 % at head dim 128, not causal": "d128-full",
     "causal sees one key more": "causal",
     "causal sees one key less": "causal",
     "causal in the other corner": "cross-causal",

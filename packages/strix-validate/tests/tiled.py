@@ -81,6 +81,12 @@ class Kernel:
     swapped_pack: str = ""  # the two of "qkv" that a packed function swaps
     most_tokens: int = 1 << 30
     wide_diagonal: int = 0  # keys more that a causal query sees, in head dims above 128
+    values_as_keys: bool = False  # v is read with k's strides
+    slice_as_whole: bool = False  # rows in a piece lie as the shape says
+    first_of_sum: bool = False  # a gradient of strides 0 is read once
+    masks_below: int = 1 << 30  # of a head dim from which on masks are ignored
+    neighbour_of_one: bool = False  # neighbour_head, where there is one query
+    full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
         """x, rounded to dtype, in float32; part: see truncates."""
@@ -92,6 +98,9 @@ class Kernel:
     def read(self, x: Tensor) -> Tensor:
         if self.stride_of_size and x.stride(1) == 0:
             x = torch.stack([x[:, i].roll(i, -2) for i in range(x.shape[1])], 1)
+        whole = torch.empty(x.shape).stride()
+        if self.slice_as_whole and x.stride(-2) == x.shape[-1] and x.stride() != whole:
+            x = torch.as_strided(x, x.shape, whole)
         if self.contiguous and not x.is_contiguous():
             x = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
         if self.first_sequence:
@@ -133,6 +142,17 @@ class Kernel:
         if q.shape[-1] > 128 and self.wide_diagonal:
             wrong = replace(self, diagonal=self.wide_diagonal, wide_diagonal=0)
             return wrong(q, k, v, grad_out, causal=causal, window=window, stale=stale)
+        if q.shape[-1] == 128 and not causal and mask is None:
+            scale = (scale or 128**-0.5) * self.full_128
+        if q.shape[-1] >= self.masks_below:
+            mask = None
+        if self.values_as_keys and v.shape == k.shape:
+            v = torch.as_strided(v, v.shape, k.stride())
+        if self.first_of_sum and grad_out is not None and not any(grad_out.stride()):
+            grad_out = torch.zeros_like(grad_out).index_fill_(2, torch.tensor(0), 1)
+        if self.neighbour_of_one and q.shape[2] == 1:
+            wrong = replace(self, neighbour_head=True, neighbour_of_one=False)
+            return wrong(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
         dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5

@@ -38,6 +38,8 @@ class Problem:
         grad_out = randn(shape.heads, shape.seqlen_q, v_dim)
         k = randn(1 if shape.layout == "expanded" else kv_heads, shape.seqlen_k)
         v = randn(k.shape[1], shape.seqlen_k, v_dim)
+        if shape.layout == "summed":
+            grad_out = torch.ones((), dtype=dtype).expand_as(grad_out)
         if shape.sink:
             found = reference.with_sink(q, k, v, grad_out, sink=shape.sink)
             q, k, v, grad_out = (x.to(dtype) for x in found)
@@ -67,6 +69,13 @@ class Problem:
             # (batch, seqlen, 3, heads, head_dim), as one linear layer gives them
             together = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
             q, k, v = (x.transpose(1, 2) for x in together.unbind(2))
+        if self.shape.layout == "strided-values":
+            v = v.transpose(1, 2).contiguous().transpose(1, 2)
+        if self.shape.layout == "cache":
+            longer = (torch.nn.functional.pad(x, (0, 0, 0, 51), value=torch.nan) for x in (k, v))
+            k, v = (x[:, :, : self.shape.seqlen_k] for x in longer)
+        if self.shape.layout == "summed":
+            grad_out = grad_out[:1, :1, :1, :1].expand_as(grad_out)
         if self.shape.gib:
             chosen = torch.arange(self.shape.batch, device=q.device) % _POOL
             q, k, v, grad_out = (x[chosen] for x in (q, k, v, grad_out))

@@ -19,7 +19,9 @@ class SdpaShape:
     v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
     least one key; "padding", by sequence; "least", causal and padded in front, with the smallest
     number of the dtype; "learned", additive by head, with a gradient. layout: "strided", "expanded"
-    (one head of keys and values for all), "packed" (q, k and v in one tensor).
+    (one head of keys and values for all), "packed" (q, k and v in one tensor), "strided-values" (v
+    alone), "cache" (k and v are the beginning of longer tensors, NaN behind), "summed" (the
+    gradient of out.sum(), of strides 0).
     needs: the gradients that are computed. sink: see reference.with_sink. may_refuse: an error is
     also right. on_device: the reference is too large for the CPU. gib: memory it takes, where
     tensors exceed 2 GiB; then the first, middle and last sequences are compared.
@@ -195,7 +197,50 @@ SHAPES = (
         for layout, why in (
             ("expanded", "a stride of 0 taken for the size (keys of one head for all)"),
             ("packed", "q, k and v of one tensor read as if each had its own"),
+            (
+                "strided-values",
+                "v read with the strides of k: https://github.com/ROCm/pytorch/issues/3230",
+            ),
+            ("cache", "strides of a slice of a static cache computed from its shape"),
+            ("summed", "the gradient of out.sum().backward(), one number, read as a tensor"),
         )
+    ),
+    *(
+        SdpaShape(
+            f"{mask}-mask-d128",
+            "a mask left out in the kernels of head dim 128",
+            heads=2,
+            kv_heads=2,
+            seqlen_q=40,
+            seqlen_k=133,
+            head_dim=128,
+            attn_mask=mask,
+            dtypes=(torch.bfloat16,),
+        )
+        for mask in ("bool", "additive")
+    ),
+    SdpaShape(
+        "d128-full",
+        "head dim 128 without a causal mask: another kernel",
+        heads=2,
+        kv_heads=2,
+        seqlen_q=70,
+        seqlen_k=133,
+        head_dim=128,
+        dtypes=HALVES,
+    ),
+    SdpaShape(
+        "decode-gqa",
+        "a wrong key/value head where there is one query: decoding, which kernels do in a way of "
+        "its own",
+        batch=2,
+        heads=8,
+        kv_heads=2,
+        seqlen_q=1,
+        seqlen_k=300,
+        head_dim=128,
+        layout="cache",
+        dtypes=HALVES,
     ),
     *(
         SdpaShape(

@@ -9,7 +9,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from strix_validate.checks import CannotRun, CheckFailed
@@ -114,7 +114,7 @@ class Endpoint:
                 times.append(time.perf_counter() - begin)
         return Generation([], tokens, [], text, finish, _counts(usage), seconds=tuple(times))
 
-    def stream_parts(self, prompt: str | list[int], number: int, **more) -> Iterator[dict]:
+    def stream_parts(self, prompt: str | list[int], number: int, **more) -> Generator[dict]:
         """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
         body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
         with self.post("/v1/completions", body) as answer, _readable():
