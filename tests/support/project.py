@@ -16,7 +16,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 NOARCH = """\
