@@ -3,10 +3,10 @@
 
 import re
 
-# credentials in URLs: rattler puts a stored token there, some hosts redirect to a signed one, and
-# people write passwords into manifests
-SECRETS = ((r"://[^/\s]+@", "://"), (r"/t/[^/\s)]+", "/t/***"), (r"(://[^\s)?]+)\?[^\s)]+", r"\1"),
-           (r";\w*(token|key|auth)\w*=[^\s/)]+", ""))  # fmt: skip
+# credentials in URLs: of rattler's store, of signed redirects, of what people write into manifests
+SECRETS = ((r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"), (r"[^\s/:'\"]+:[^\s/@]+(@|%40)(?=[\w[])", ""),
+           (r"(/|%2F)(t|%74)\1[^/\s)]+", "/t/***"), (r";\w*(token|key|auth)\w*=[^\s/)]+", ""),
+           (r"(\w:/[^\s)?#]+)[?#]\S*[^\s),.:;'\"]", r"\1"))  # fmt: skip
 
 LONG = re.compile(r"(\S{300})\S{100,}")
 
@@ -15,7 +15,7 @@ def redacted(error: object) -> str:
     """Strip the credentials from the URLs in a text."""
     text = str(error)
     for pattern, public in SECRETS:
-        text = re.sub(pattern, public, text)
+        text = re.sub(pattern, public, text, flags=re.I)
     return text
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from forge import network
 from forge.cli.main import app
 from forge.conda.location import Location
-from forge.envs.manifest import Manifest
+from forge.envs.manifest import Manifest, match_spec
 from forge.errors import ForgeError, one_line, redacted
 from forge.project import Project
 from forge.sources.cache import Source, SourceCache
@@ -24,7 +24,9 @@ URLS = [
     f"http://user:p@{SECRET}@127.0.0.1:9/channel",
     f"http://user:{SECRET}@127.0.0.1:9/channel", f"http://{SECRET}@127.0.0.1:9/channel",
     f"http://127.0.0.1:9/t/{SECRET}/channel", f"http://127.0.0.1:9/channel;token={SECRET}",
-    f"http://127.0.0.1:9/channel?api_key={SECRET}",
+    f"http://127.0.0.1:9/channel?api_key={SECRET}", f"http://127.0.0.1:9/%74/{SECRET}/channel",
+    f"http://127.0.0.1:9/channel#token={SECRET}", f"http://127.0.0.1:9/channel?a=(b){SECRET}",
+    f"http:/user:{SECRET}@127.0.0.1:9/channel", f"http://user%3A{SECRET}%40127.0.0.1:9/channel",
 ]  # fmt: skip
 
 
@@ -117,3 +119,19 @@ def test_what_is_no_credential_stays() -> None:
     for text in ("https://a.invalid/b/noarch/x-1-0.conda", "a@b.c wrote /t/x", "1/t/ 2; token"):
         assert redacted(text).startswith(text[:10])
     assert redacted("https://a.invalid/b/noarch/x-1-0.conda: 404").endswith("x-1-0.conda: 404")
+
+
+def test_a_mirror_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".pixi").mkdir()
+    config = f'[mirrors]\n"https://conda.invalid" = ["user:{SECRET}@127.0.0.1:9/c"]\n'
+    (tmp_path / ".pixi/config.toml").write_text(config)
+    said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
+    assert SECRET not in said and "is not an http(s) or oci URL" in said
+
+
+@pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
+def test_a_requirement_that_is_a_url(url: str) -> None:
+    """Also one that is cut off before the @ by which a credential is known."""
+    for value in (url, url.replace(SECRET, SECRET * 20)):
+        assert SECRET not in told(lambda value=value: match_spec("a", value))

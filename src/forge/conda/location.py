@@ -67,15 +67,15 @@ def refuse_credentials(channel: str) -> None:
     """Raise ForgeError, without repeating a URL, if it has a password, a token or a query."""
     if not channel:
         raise ForgeError("the channel's name is empty: give a folder or a URL")
-    if "://" not in channel:
+    if "://" not in channel and not channel.startswith(("http:", "https:")):
         return
     try:
         parts = urlsplit(channel)
         _ = parts.port  # in https://user:password/x the password stands where a port would
     except ValueError:  # not echoed: it may contain a secret
         raise ForgeError("malformed channel URL") from None
-    token = parts.scheme != "file" and ("/t/" in f"{parts.path}/" or ";" in parts.path)
-    if "@" in parts.netloc or token or parts.query or parts.fragment:
+    token = parts.scheme != "file" and ("/t/" in unquote(f"{parts.path}/") or ";" in parts.path)
+    if "@" in unquote(parts.netloc) or token or parts.query or parts.fragment:
         raise ForgeError(
             "the channel URL carries a credential (a password, a token or a query), which "
             "command lines, logs and locks would expose. Give the plain URL, and store the "

@@ -17,7 +17,7 @@ from rattler import MatchSpec
 
 from forge.conda.attestations import Publisher
 from forge.conda.location import refuse_credentials
-from forge.errors import ForgeError
+from forge.errors import ForgeError, redacted
 from forge.files import read_text
 
 # The keys that are read, and those of pixi that say nothing about what is solved or installed here:
@@ -156,7 +156,7 @@ def match_spec(package: str, value: Any) -> str:
 
     Raises ForgeError if it is invalid.
     """
-    where = f"{package:.40} = {value!r:.80}"
+    where = redacted(f"{package:.40} = {value!r}")[:120]
     table = {"version": value} if isinstance(value, str) else known(value, DEPENDENCY, where)
     try:
         if not PACKAGE_NAME.fullmatch(package):
