@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The recipes themselves, run without conda-forge, AMD and GitHub: docs/rehearsal.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+import checkout  # noqa: E402
+import compilers  # noqa: E402
+import conda_forge  # noqa: E402
+import debian  # noqa: E402
+import therock  # noqa: E402
+import typer  # noqa: E402
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+Folder = Annotated[Path, typer.Argument(help="The rehearsal's own folder, outside the checkout.")]
+
+
+@app.command()
+def packages() -> None:
+    """Print the Debian packages that a rehearsal needs."""
+    parts = {name for part in conda_forge.PARTS.values() for name in part.debs}
+    tools = {"g++-14", "gcc-14", "gfortran-14", "binutils", "patchelf", "python3-venv"}
+    print(*sorted({*therock.PACKAGES, *parts, *tools, "python3-dev", "git"}), sep="\n")
+
+
+@app.command()
+def make(
+    folder: Folder,
+    host: Annotated[compilers.Host, typer.Option(help="The host's compiler.")] = compilers.Host.GXX,
+) -> None:
+    """Make both stand-ins and the copy of the checkout; what is there already stays."""
+    debian.require_sid()
+    place = checkout.Place.at(folder)
+    place.archive()
+    copy = place.copy()
+    conda_forge.make(
+        place.conda_forge, place.work, host,
+        copy / "bases" / "host" / "copy_interpreter.py", checkout.PYPI,
+    )  # fmt: skip
+    print(place.overlay())
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def forge(context: typer.Context, folder: Folder) -> None:
+    """Run ./forge on the copy: `forge DIR build rocm-sdk`."""
+    raise typer.Exit(checkout.Place.at(folder).forge(context.args))
+
+
+if __name__ == "__main__":
+    app()

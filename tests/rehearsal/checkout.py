@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A copy of the checkout whose pins name the stand-ins, and the driver run in it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import therock  # noqa: E402
+import yaml  # noqa: E402
+from support.project import CHECKOUT  # noqa: E402
+from support.servers import Revalidating, served  # noqa: E402
+from support.stand_in import clean_environment, write_mirrors  # noqa: E402
+
+from forge.bases import CONDA_FORGE  # noqa: E402
+from forge.files import sha256_file  # noqa: E402
+from forge.hostbase.wheels import PYTHON  # noqa: E402
+
+VERSION = "10.0.0"
+ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
+COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
+# What the recipes and their tests take from PyPI, whoever needs it.
+PYPI = """
+    einops filelock fsspec jinja2 msgpack networkx ninja numpy optree packaging
+    pip poetry-core psutil pyelftools pydantic pybind11 pytest pytest-xdist pyyaml requests rich
+    scikit-build-core setuptools<82 setuptools-scm six sympy typer typing-extensions wheel zstandard
+""".split()
+RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
+BASES = "src/forge/bases.py"
+UNTAGGED = 'files, folder, tag = [str(path) for path in paths], None, ""'
+
+
+class Refused(SystemExit):
+    """What was asked for would leave the rehearsal's folder, or the overlay does not fit."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of a rehearsal: all that it makes is below it."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, folder: Path) -> Place:
+        """Raises Refused for a folder in the checkout."""
+        folder = folder.resolve()
+        if folder.is_relative_to(CHECKOUT):
+            raise Refused(f"{folder} is in the checkout: name a folder outside of it")
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder)
+
+    @property
+    def conda_forge(self) -> Path:
+        """The stand-in channel."""
+        return self.folder / "conda-forge"
+
+    @property
+    def work(self) -> Path:
+        """What only making the stand-ins needs."""
+        return self.folder / "work"
+
+    @property
+    def root(self) -> Path:
+        """The copy of the checkout."""
+        return self.folder / "checkout"
+
+    @property
+    def archive_file(self) -> Path:
+        """The stand-in for AMD's archive."""
+        return self.folder / ARCHIVE
+
+    def archive(self) -> Path:
+        """Make the archive, if it is not there. Needs 5 GB while it is made."""
+        if not self.archive_file.exists():
+            tree = self.work / "therock"
+            shutil.rmtree(tree, ignore_errors=True)
+            tree.mkdir(parents=True)
+            therock.make(tree, COMMIT, VERSION)
+            therock.pack(tree, self.archive_file)
+            shutil.rmtree(tree)
+        return self.archive_file
+
+    def copy(self) -> Path:
+        """Copy the checkout as it is now; what the copy has built and fetched stays."""
+        listing = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+        done = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+        for name in filter(None, done.stdout.split("\0")):
+            target = self.root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
+        return self.root
+
+    def overlay(self) -> str:
+        """Write the overlay to the copy; returns it as a unified diff. Raises Refused."""
+        recipe = (CHECKOUT / RECIPE).read_text()
+        pin = next(line for line in recipe.splitlines() if "sha256: ${{" in line)
+        indent = pin[: len(pin) - len(pin.lstrip())]
+        edits = [
+            (RECIPE, pin, f"{indent}sha256: {sha256_file(self.archive_file)}"),
+            # so that no package of a rehearsal can be taken for a real one
+            (BASES, UNTAGGED, UNTAGGED.replace('""', '"rehearsal_"')),
+        ]
+        for name, old, new in edits:
+            text = (CHECKOUT / name).read_text()
+            if text.count(old) != 1:
+                raise Refused(f"{name} has {text.count(old)} times what the overlay changes: {old}")
+            (self.root / name).write_text(text.replace(old, new))
+        variants = yaml.safe_load((CHECKOUT / VARIANTS).read_text())
+        variants |= {"python": [f"{PYTHON}.* *_cp{PYTHON.replace('.', '')}"]}
+        variants |= {"python_min": [PYTHON], "sources_from": ["pypi"]}
+        (self.root / VARIANTS).write_text(yaml.safe_dump(variants))
+        changed = [name for name, *_ in edits] + [VARIANTS]
+        return "".join(line for name in changed for line in self._difference(name))
+
+    def _difference(self, name: str) -> list[str]:
+        old, new = ((root / name).read_text().splitlines(True) for root in (CHECKOUT, self.root))
+        return [*difflib.unified_diff(old, new, name, f"overlay/{name}")]
+
+    def forge(self, words: list[str]) -> int:
+        """Run the copy's driver on the stand-ins, and note what it cost. Returns its exit code."""
+        if "publish" in words:
+            self.refuse_elsewhere(words)
+        home = self.folder / "home"
+        with served(self.conda_forge, Revalidating) as url:
+            write_mirrors(home, {CONDA_FORGE: url})
+            environment = clean_environment(home) | {
+                "FORGE_ROOT": str(self.root), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
+                "FORGE_CACHE": str(self.folder / "cache"),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            }  # fmt: skip
+            start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            driver = [sys.executable, str(self.root / "src" / "forge"), *words]
+            code = subprocess.run(driver, env=environment, check=False).returncode
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        line = f"{' '.join(words)}: exit {code}, {time.monotonic() - start:.0f} s, {cpu:.0f} CPU-s, "
+        line += f"at most {after.ru_maxrss / 1048576:.1f} GiB in one process"
+        print(line)
+        with (self.folder / "costs.txt").open("a") as costs:
+            costs.write(f"{line}\n")
+        return code
+
+    def refuse_elsewhere(self, words: list[str]) -> None:
+        """Raises Refused unless `publish` names a folder of this rehearsal."""
+        named = [w.removeprefix("--to=") for w in words if w.startswith("--to=")]
+        named += [after for word, after in zip(words, words[1:], strict=False) if word == "--to"]
+        inside = [Path(name).resolve().is_relative_to(self.folder) for name in named]
+        if not named or not all(inside) or any("://" in name for name in named):
+            raise Refused(f"a rehearsal publishes into its own folder: --to {self.folder}/published")

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A stand-in for conda-forge: Debian's files and PyPI's wheels under conda-forge's names.
+
+rattler-build makes what Debian has, by a recipe that is written here, because a package made any
+other way has no run_exports: without them a wrong list of dependencies passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import compilers
+import debian
+import trees
+import yaml
+from packageurl import PackageURL
+from packaging.utils import parse_wheel_filename
+
+from forge.conda.local import Channel
+from forge.files import sha256_file
+from forge.hostbase import wheels
+from forge.recipes.render import build_recipes
+from forge.sources.cache import PYPI_URL, Source
+
+MARK = "rehearsal"
+LIB = trees.MULTIARCH
+# The layout of a conda prefix.
+MOVES: trees.Moves = [
+    (r"usr/share/(doc|man|bug|lintian|locale|bash-completion|emacs|vim)/.*", None),
+    (rf"{LIB}/openblas-openmp/libopenblas(.*)", r"lib/libopenblas\1"),
+    (rf"{LIB}/openblas-openmp/.*", None),
+    (r"usr/include/x86_64-linux-gnu/(?:openblas-openmp/)?(.*)", r"include/\1"),
+    (r"usr/lib/llvm-21/lib/clang/21/include/(omp.*\.h)", r"include/\1"),
+    (r"usr/lib/llvm-21/include/.*", None),
+    (r"usr/lib/llvm-21/lib/(libi?omp5?\.so.*)", r"lib/\1"),
+    (rf"{LIB}/(.*)", r"lib/\1"),
+    (r"usr/(bin|include|lib|share)/(.*)", r"\1/\2"),
+]
+BLAS = {f"lib/lib{name}.so{end}": "libopenblas.so.0"
+        for name in ("blas", "cblas", "lapack") for end in ("", ".3")}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package: the Debian packages whose files it has, what it needs and makes others need.
+
+    `only` is a pattern of the names in the prefix that it keeps. Of `version`, the first Debian
+    package says it where none is given. `exports` is run_exports as recipes have it.
+    """
+
+    debs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    exports: Any = None
+    version: str = ""
+    build: str = "{mark}_h{{{{ hash }}}}_0"
+    only: str = ".*"
+    links: dict[str, str] = field(default_factory=dict)
+
+
+def weak(*specs: str) -> dict[str, list[str]]:
+    """The run_exports of a library."""
+    return {"weak": [*specs]}
+
+
+BLAS_NEEDS = ("libopenblas * openmp_*",)
+PARTS: dict[str, Part] = {
+    "libgcc": Part(("libgcc-s1", "libgomp1", "libatomic1"), only=r"lib/lib.*\.so.*"),
+    "libstdcxx": Part(("libstdc++6",), ("libgcc",), only=r"lib/lib.*\.so.*"),
+    "libgfortran5": Part(("libgfortran5",), ("libgcc",), only=r"lib/lib.*\.so.*"),
+    "libopenblas": Part(
+        ("libopenblas0-openmp",), ("libgfortran5", "llvm-openmp"), build="openmp_{mark}_0",
+        only=r"lib/lib.*\.so.*",
+    ),
+    "llvm-openmp": Part(("libomp-21-dev", "libomp5-21"), exports={"strong": ["llvm-openmp >=21"]}),
+    "libzlib": Part(("zlib1g",), only=r"lib/lib.*\.so.*"),
+    "zlib": Part(("zlib1g-dev",), ("libzlib",), weak("libzlib >=1.3,<2")),
+    "libpng": Part(("libpng16-16t64", "libpng-dev"), ("libzlib",), weak("libpng >=1.6,<1.7")),
+    "libjpeg-turbo": Part(("libjpeg62-turbo", "libjpeg62-turbo-dev"), (), weak("libjpeg-turbo")),
+    "libwebp-base": Part(("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak("libwebp-base")),
+    "jemalloc": Part(("libjemalloc2", "libjemalloc-dev")),
+    "cmake": Part(("cmake", "cmake-data")),
+    "ninja": Part(("ninja-build",), only="bin/.*"),
+    "make": Part(("make",), only="bin/.*"),
+    "patch": Part(("patch",), only="bin/.*"),
+    "pkg-config": Part(("pkgconf", "pkgconf-bin"), links={"bin/pkg-config": "pkgconf"}),
+    "ccache": Part(("ccache",), only="bin/.*"),
+    "git": Part(("git",), only="(bin|lib/git-core)/.*"),
+    "nomkl": Part(version="1.0"),
+    "pybind11-abi": Part(version="11"),
+    **{
+        name: Part(
+            needs=BLAS_NEEDS, version="3.9.0", links=BLAS if name == "libblas" else {},
+            exports=weak(f"{name} >=3.9.0,<4.0a0"),
+        )
+        for name in ("libblas", "libcblas", "liblapack")
+    },
+}  # fmt: skip
+BLAS_NAMES = ("libblas", "libcblas", "liblapack")
+
+
+def outputs(tree: Path, host: compilers.Host) -> list[dict[str, Any]]:
+    """The outputs of the recipe; lays out each one's files below `tree`."""
+    made = []
+    for name, part in PARTS.items():
+        builds = [part.build.format(mark=MARK).replace("{{ hash }}", "0")]
+        if name in BLAS_NAMES:
+            builds = [f"{MARK}_0_netlib", f"{MARK}_1_openblas"]
+        _fill(tree / name, part)
+        version = part.version or debian.version(part.debs[0])
+        made += [output(name, version, b, [*part.needs], part.exports, tree / name) for b in builds]
+    return made + [
+        output(p.name, p.version, f"{MARK}_0", p.needs, p.exports, p.write(tree / p.name))
+        for p in compilers.packages(host)
+    ]
+
+
+def _fill(folder: Path, part: Part) -> None:
+    folder.mkdir(parents=True)
+    names = [name for package in part.debs for name in debian.files(package)]
+    chosen = [n for n in names if re.fullmatch(part.only, trees.moved(n, MOVES) or "-")]
+    trees.lay_out(chosen, MOVES, folder)
+    for link, target in part.links.items():
+        (folder / link).parent.mkdir(parents=True, exist_ok=True)
+        (folder / link).unlink(missing_ok=True)
+        (folder / link).symlink_to(target)
+
+
+def output(
+    name: str, version: str, build: str, needs: list[str], exports: Any, files: Path
+) -> dict[str, Any]:
+    """One output of a recipe that copies `files`."""
+    requirements = {"run": [*needs]} | ({"run_exports": exports} if exports else {})
+    copy = f'cp -a "{files}/." "$PREFIX/"'
+    linking = {"binary_relocation": False, "overlinking_behavior": "ignore"}
+    return {
+        "package": {"name": name, "version": version},
+        "build": {
+            "string": build, "script": [copy], "dynamic_linking": linking,
+            "prefix_detection": {"ignore": True}, "python": {"skip_pyc_compilation": ["**"]},
+        },
+        "requirements": requirements,
+        "about": {"license": "LicenseRef-Debian", "summary": f"{name} of Debian, for a rehearsal"},
+    }  # fmt: skip
+
+
+def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
+    """CPython of this machine, copied as the host base copies it, and its ABI."""
+    xy, tag = wheels.PYTHON, f"cp{wheels.PYTHON.replace('.', '')}"
+    version = ".".join(map(str, sys.version_info[:3]))
+    base = Path(sys.base_prefix) / "bin" / f"python{xy}"
+    subprocess.run([base, "-I", copier, tree / "python"], check=True)
+    (tree / "python_abi").mkdir()
+    abi = f"python_abi {xy}.* *_{tag}"
+    exports = {"noarch": ["python"], "weak": [abi]}
+    own = [
+        output("python", version, f"{MARK}_0_{tag}", [], exports, tree / "python"),
+        output("python_abi", xy, f"{MARK}_0_{tag}", [], None, tree / "python_abi"),
+    ]
+    own[0]["requirements"]["run_constraints"] = [abi]
+    own[1]["requirements"]["run_constraints"] = [f"python {xy}.* *_{tag}"]
+    return own
+
+
+def make(folder: Path, work: Path, host: compilers.Host, python: Path, asked: list[str]) -> None:
+    """Makes the channel in `folder`; what is there stays. `python` is copy_interpreter.py."""
+    subdir = folder / "linux-64"
+    subdir.mkdir(parents=True, exist_ok=True)
+    if not list(subdir.glob(f"gxx_linux-64-*-{MARK}_0.conda")):
+        tree = work / "trees"
+        shutil.rmtree(tree, ignore_errors=True)
+        parts = [*outputs(tree, host), *python_outputs(tree, python)]
+        recipe = work / "conda-forge" / "recipe.yaml"
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        whole = {"schema_version": 1, "recipe": {"name": "conda-forge", "version": "1"}}
+        recipe.write_text(yaml.safe_dump(whole | {"outputs": parts}, sort_keys=False))
+        build_recipes(
+            [recipe], output_dir=work / "built", channel=[], test="skip",
+            package_format="conda:1",
+        )
+        for package in (work / "built" / "linux-64").glob("*.conda"):
+            shutil.move(package, subdir / package.name)
+        shutil.rmtree(tree)
+        shutil.rmtree(work / "built")
+    for package in from_pypi(asked, work / "wheels", subdir):
+        print(package.name, flush=True)
+    Channel(folder).index()
+
+
+def from_pypi(names: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
+    """Wheels as packages: what pip resolves `names` to, but what is built here from source."""
+    cache.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command = [*pip, "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--report", "-", *names], stdout=subprocess.PIPE, check=True)
+    chosen = [
+        f"{entry['metadata']['name']}=={entry['metadata']['version']}"
+        for entry in json.loads(done.stdout)["install"]
+        if not re.match(r"(torch|triton|nvidia|cuda)", entry["metadata"]["name"])
+    ]
+    subprocess.run(
+        [*pip, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", cache, *chosen],
+        check=True,
+    )
+    found: dict[str, wheels.Wheel] = {}
+    for file in sorted(cache.glob("*.whl")):
+        name, version, *_ = parse_wheel_filename(file.name)
+        purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
+        found[name] = wheels.Wheel.read(
+            file, Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl), ""
+        )
+    for wheel in found.values():
+        made = wheel.conversion(found)
+        made = dataclasses.replace(made, build=f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0")
+        if not (subdir / made.file_name).exists():
+            yield made.make(subdir)
