@@ -21,7 +21,6 @@ from typing import Any
 import compilers
 import debian
 import trees
-import yaml
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 
@@ -61,7 +60,7 @@ class Part:
     needs: tuple[str, ...] = ()
     exports: Any = None
     version: str = ""
-    build: str = "{mark}_h{{{{ hash }}}}_0"
+    build: str = "{mark}_0"
     only: str = ".*"
     links: dict[str, str] = field(default_factory=dict)
 
@@ -80,14 +79,14 @@ PARTS: dict[str, Part] = {
         ("libopenblas0-openmp",), ("libgfortran5", "llvm-openmp"), build="openmp_{mark}_0",
         only=r"lib/lib.*\.so.*",
     ),
-    "llvm-openmp": Part(("libomp-21-dev", "libomp5-21"), exports={"strong": ["llvm-openmp >=21"]}),
+    "llvm-openmp": Part(("libomp-21-dev", "libomp5"), exports={"strong": ["llvm-openmp >=21"]}),
     "libzlib": Part(("zlib1g",), only=r"lib/lib.*\.so.*"),
     "zlib": Part(("zlib1g-dev",), ("libzlib",), weak("libzlib >=1.3,<2")),
     "libpng": Part(("libpng16-16t64", "libpng-dev"), ("libzlib",), weak("libpng >=1.6,<1.7")),
     "libjpeg-turbo": Part(("libjpeg62-turbo", "libjpeg62-turbo-dev"), (), weak("libjpeg-turbo")),
     "libwebp-base": Part(("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak("libwebp-base")),
     "jemalloc": Part(("libjemalloc2", "libjemalloc-dev")),
-    "cmake": Part(("cmake", "cmake-data")),
+    "cmake": Part(("cmake",)),
     "ninja": Part(("ninja-build",), only="bin/.*"),
     "make": Part(("make",), only="bin/.*"),
     "patch": Part(("patch",), only="bin/.*"),
@@ -111,7 +110,7 @@ def outputs(tree: Path, host: compilers.Host) -> list[dict[str, Any]]:
     """The outputs of the recipe; lays out each one's files below `tree`."""
     made = []
     for name, part in PARTS.items():
-        builds = [part.build.format(mark=MARK).replace("{{ hash }}", "0")]
+        builds = [part.build.format(mark=MARK)]
         if name in BLAS_NAMES:
             builds = [f"{MARK}_0_netlib", f"{MARK}_1_openblas"]
         _fill(tree / name, part)
@@ -181,7 +180,7 @@ def make(folder: Path, work: Path, host: compilers.Host, python: Path, asked: li
         recipe = work / "conda-forge" / "recipe.yaml"
         recipe.parent.mkdir(parents=True, exist_ok=True)
         whole = {"schema_version": 1, "recipe": {"name": "conda-forge", "version": "1"}}
-        recipe.write_text(yaml.safe_dump(whole | {"outputs": parts}, sort_keys=False))
+        recipe.write_text(json.dumps(whole | {"outputs": parts}))  # rattler-build takes no anchors
         build_recipes(
             [recipe], output_dir=work / "built", channel=[], test="skip",
             package_format="conda:1",
