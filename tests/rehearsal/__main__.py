@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS), str(TESTS.parent / "src")]
 
-import checkout  # noqa: E402
-import compilers  # noqa: E402
-import conda_forge  # noqa: E402
-import debian  # noqa: E402
-import therock  # noqa: E402
 import typer  # noqa: E402
+from rehearsal import checkout, compilers, conda_forge, debian, therock  # noqa: E402
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 Folder = Annotated[Path, typer.Argument(help="The rehearsal's own folder, outside the checkout.")]
@@ -31,7 +28,9 @@ def packages() -> None:
 @app.command()
 def make(
     folder: Folder,
-    host: Annotated[compilers.Host, typer.Option(help="The host's compiler.")] = compilers.Host.GXX,
+    host: Annotated[
+        compilers.Host, typer.Option(help="The host compiler, for good.")
+    ] = compilers.Host.GXX,
 ) -> None:
     """Make both stand-ins and the copy of the checkout; what is there already stays."""
     debian.require_sid()

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -13,30 +15,53 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rehearsal import therock
+from support.project import CHECKOUT
+from support.servers import Revalidating, served
+from support.stand_in import clean_environment, write_mirrors
 
-import therock  # noqa: E402
-import yaml  # noqa: E402
-from support.project import CHECKOUT  # noqa: E402
-from support.servers import Revalidating, served  # noqa: E402
-from support.stand_in import clean_environment, write_mirrors  # noqa: E402
-
-from forge.bases import CONDA_FORGE  # noqa: E402
-from forge.files import sha256_file  # noqa: E402
-from forge.hostbase.wheels import PYTHON  # noqa: E402
+from forge.bases import CONDA_FORGE
+from forge.files import sha256_file
+from forge.hostbase.wheels import PYTHON
 
 VERSION = "10.0.0"
 ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
 # What the recipes and their tests take from PyPI, whoever needs it.
-PYPI = """
-    einops filelock fsspec jinja2 msgpack networkx ninja numpy optree packaging
-    pip poetry-core psutil pyelftools pydantic pybind11 pytest pytest-xdist pyyaml requests rich
-    scikit-build-core setuptools<82 setuptools-scm six sympy typer typing-extensions wheel zstandard
-""".split()
+PYPI = [
+    "einops",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "msgpack",
+    "networkx",
+    "ninja",
+    "numpy",
+    "optree",
+    "packaging",
+    "pip",
+    "poetry-core",
+    "psutil",
+    "pyelftools",
+    "pydantic",
+    "pybind11",
+    "pytest",
+    "pytest-xdist",
+    "pyyaml",
+    "requests",
+    "rich",
+    "scikit-build-core",
+    "setuptools<82",
+    "setuptools-scm",
+    "six",
+    "sympy",
+    "typer",
+    "typing-extensions",
+    "wheel",
+    "zstandard",
+]
 RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
 BASES = "src/forge/bases.py"
-UNTAGGED = 'files, folder, tag = [str(path) for path in paths], None, ""'
 
 
 class Refused(SystemExit):
@@ -100,26 +125,27 @@ class Place:
         return self.root
 
     def overlay(self) -> str:
-        """Write the overlay to the copy; returns it as a unified diff. Raises Refused."""
-        recipe = (CHECKOUT / RECIPE).read_text()
-        pin = next(line for line in recipe.splitlines() if "sha256: ${{" in line)
-        indent = pin[: len(pin) - len(pin.lstrip())]
+        """Write the overlay to a fresh copy; returns it as a unified diff. Raises Refused."""
+        pinned = sha256_file(self.archive_file)
+        tag = f"cp{PYTHON.replace('.', '')}"
         edits = [
-            (RECIPE, pin, f"{indent}sha256: {sha256_file(self.archive_file)}"),
+            # the archive's hash, of the release that is built
+            (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{pinned}"),
             # so that no package of a rehearsal can be taken for a real one
-            (BASES, UNTAGGED, UNTAGGED.replace('""', '"rehearsal_"')),
+            (BASES, r'(files, folder, tag = [^\n]*), ""', r'\1, "rehearsal_"'),
+            # Debian's Python, and sources that PyPI has
+            (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
+            (VARIANTS, r"(?<=\npython_min:\n)  - [^\n]*", f'  - "{PYTHON}"'),
+            (VARIANTS, r"(?<=\nsources_from:\n)  - upstream", "  - pypi"),
         ]
         for name, old, new in edits:
-            text = (CHECKOUT / name).read_text()
-            if text.count(old) != 1:
-                raise Refused(f"{name} has {text.count(old)} times what the overlay changes: {old}")
-            (self.root / name).write_text(text.replace(old, new))
-        variants = yaml.safe_load((CHECKOUT / VARIANTS).read_text())
-        variants |= {"python": [f"{PYTHON}.* *_cp{PYTHON.replace('.', '')}"]}
-        variants |= {"python_min": [PYTHON], "sources_from": ["pypi"]}
-        (self.root / VARIANTS).write_text(yaml.safe_dump(variants))
-        changed = [name for name, *_ in edits] + [VARIANTS]
-        return "".join(line for name in changed for line in self._difference(name))
+            text, times = re.subn(old, new, (self.root / name).read_text())
+            if times != 1:
+                raise Refused(f"{name} has {times} times what the overlay changes: {old}")
+            (self.root / name).write_text(text)
+        return "".join(
+            line for name in (RECIPE, BASES, VARIANTS) for line in self._difference(name)
+        )
 
     def _difference(self, name: str) -> list[str]:
         old, new = ((root / name).read_text().splitlines(True) for root in (CHECKOUT, self.root))
@@ -142,7 +168,9 @@ class Place:
             code = subprocess.run(driver, env=environment, check=False).returncode
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        line = f"{' '.join(words)}: exit {code}, {time.monotonic() - start:.0f} s, {cpu:.0f} CPU-s, "
+        line = (
+            f"{' '.join(words)}: exit {code}, {time.monotonic() - start:.0f} s, {cpu:.0f} CPU-s, "
+        )
         line += f"at most {after.ru_maxrss / 1048576:.1f} GiB in one process"
         print(line)
         with (self.folder / "costs.txt").open("a") as costs:
@@ -152,7 +180,9 @@ class Place:
     def refuse_elsewhere(self, words: list[str]) -> None:
         """Raises Refused unless `publish` names a folder of this rehearsal."""
         named = [w.removeprefix("--to=") for w in words if w.startswith("--to=")]
-        named += [after for word, after in zip(words, words[1:], strict=False) if word == "--to"]
+        named += [after for word, after in itertools.pairwise(words) if word == "--to"]
         inside = [Path(name).resolve().is_relative_to(self.folder) for name in named]
         if not named or not all(inside) or any("://" in name for name in named):
-            raise Refused(f"a rehearsal publishes into its own folder: --to {self.folder}/published")
+            raise Refused(
+                f"a rehearsal publishes into its own folder: --to {self.folder}/published"
+            )

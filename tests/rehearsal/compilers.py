@@ -8,11 +8,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import debian
+from rehearsal import debian
 
 TRIPLE = "x86_64-conda-linux-gnu"
 GCC = "14"
-BINUTILS = "ar as ld nm objcopy objdump ranlib readelf size strings strip addr2line".split()
+BINUTILS = [
+    "ar",
+    "as",
+    "ld",
+    "nm",
+    "objcopy",
+    "objdump",
+    "ranlib",
+    "readelf",
+    "size",
+    "strings",
+    "strip",
+    "addr2line",
+]
 
 
 class Host(StrEnum):
@@ -32,6 +45,7 @@ class Package:
     exports: Any
     texts: dict[str, str]
     links: dict[str, str]
+    build: str = "rehearsal_0"
 
     def write(self, folder: Path) -> Path:
         """Writes its files to a folder, which it returns."""
@@ -103,7 +117,9 @@ def packages(host: Host) -> list[Package]:
         for path in sorted(Path(f"/usr/lib/gcc/x86_64-linux-gnu/{GCC}").glob("*"))
         if path.is_file()
     }
-    cxx = {f"{headers}/{path.name}": str(path) for path in Path(f"/usr/include/c++/{GCC}").iterdir()}
+    cxx = {
+        f"{headers}/{path.name}": str(path) for path in Path(f"/usr/include/c++/{GCC}").iterdir()
+    }
     cxx[f"{headers}/{TRIPLE}"] = f"/usr/include/x86_64-linux-gnu/c++/{GCC}"
     tools = {f"bin/{TRIPLE}-{name}": f"/usr/bin/{name}" for name in BINUTILS}
     activate = "etc/conda/activate.d"

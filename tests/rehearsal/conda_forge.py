@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import compilers
-import debian
-import trees
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
+from rehearsal import compilers, debian, trees
 
-from forge.conda.local import Channel
+from forge.conda.local import write_index
 from forge.files import sha256_file
 from forge.hostbase import wheels
 from forge.recipes.render import build_recipes
@@ -93,6 +91,7 @@ PARTS: dict[str, Part] = {
     "pkg-config": Part(("pkgconf", "pkgconf-bin"), links={"bin/pkg-config": "pkgconf"}),
     "ccache": Part(("ccache",), only="bin/.*"),
     "git": Part(("git",), only="(bin|lib/git-core)/.*"),
+    "libllvm22": Part(("libllvm22",), only=r"lib/lib.*\.so.*"),
     "nomkl": Part(version="1.0"),
     "pybind11-abi": Part(version="11"),
     **{
@@ -106,20 +105,23 @@ PARTS: dict[str, Part] = {
 BLAS_NAMES = ("libblas", "libcblas", "liblapack")
 
 
-def outputs(tree: Path, host: compilers.Host) -> list[dict[str, Any]]:
-    """The outputs of the recipe; lays out each one's files below `tree`."""
+def outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, Any]]:
+    """The outputs of the recipe that `subdir` lacks; lays out each one's files below `tree`."""
     made = []
     for name, part in PARTS.items():
         builds = [part.build.format(mark=MARK)]
         if name in BLAS_NAMES:
             builds = [f"{MARK}_0_netlib", f"{MARK}_1_openblas"]
-        _fill(tree / name, part)
         version = part.version or debian.version(part.debs[0])
-        made += [output(name, version, b, [*part.needs], part.exports, tree / name) for b in builds]
-    return made + [
-        output(p.name, p.version, f"{MARK}_0", p.needs, p.exports, p.write(tree / p.name))
-        for p in compilers.packages(host)
-    ]
+        lacking = [b for b in builds if not (subdir / f"{name}-{version}-{b}.conda").exists()]
+        if lacking:
+            _fill(tree / name, part)
+        made += [output(name, version, b, part.needs, part.exports, tree / name) for b in lacking]
+    for one in compilers.packages(host):
+        if not (subdir / f"{one.name}-{one.version}-{one.build}.conda").exists():
+            files = one.write(tree / one.name)
+            made.append(output(one.name, one.version, one.build, one.needs, one.exports, files))
+    return made
 
 
 def _fill(folder: Path, part: Part) -> None:
@@ -134,7 +136,7 @@ def _fill(folder: Path, part: Part) -> None:
 
 
 def output(
-    name: str, version: str, build: str, needs: list[str], exports: Any, files: Path
+    name: str, version: str, build: str, needs: Iterable[str], exports: Any, files: Path
 ) -> dict[str, Any]:
     """One output of a recipe that copies `files`."""
     requirements = {"run": [*needs]} | ({"run_exports": exports} if exports else {})
@@ -172,26 +174,31 @@ def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
 def make(folder: Path, work: Path, host: compilers.Host, python: Path, asked: list[str]) -> None:
     """Makes the channel in `folder`; what is there stays. `python` is copy_interpreter.py."""
     subdir = folder / "linux-64"
-    subdir.mkdir(parents=True, exist_ok=True)
-    if not list(subdir.glob(f"gxx_linux-64-*-{MARK}_0.conda")):
-        tree = work / "trees"
-        shutil.rmtree(tree, ignore_errors=True)
-        parts = [*outputs(tree, host), *python_outputs(tree, python)]
-        recipe = work / "conda-forge" / "recipe.yaml"
-        recipe.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"schema_version": 1, "recipe": {"name": "conda-forge", "version": "1"}}
-        recipe.write_text(json.dumps(whole | {"outputs": parts}))  # rattler-build takes no anchors
-        build_recipes(
-            [recipe], output_dir=work / "built", channel=[], test="skip",
-            package_format="conda:1",
-        )
-        for package in (work / "built" / "linux-64").glob("*.conda"):
-            shutil.move(package, subdir / package.name)
-        shutil.rmtree(tree)
-        shutil.rmtree(work / "built")
+    for name in ("linux-64", "noarch"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(work / "trees", ignore_errors=True)
+    parts = outputs(work / "trees", host, subdir)
+    if not list(subdir.glob(f"python_abi-{wheels.PYTHON}-*.conda")):
+        parts += python_outputs(work / "trees", python)
+    if parts:
+        build(parts, work, subdir)
     for package in from_pypi(asked, work / "wheels", subdir):
         print(package.name, flush=True)
-    Channel(folder).index()
+    write_index(folder, write_shards=False)
+
+
+def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
+    """Has rattler-build make the packages in `subdir`."""
+    recipe = work / "conda-forge" / "recipe.yaml"
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"schema_version": 1, "recipe": {"name": "conda-forge", "version": "1"}}
+    recipe.write_text(json.dumps(whole | {"outputs": parts}))  # rattler-build takes no anchors
+    options = {"channel": [], "test": "skip", "package_format": "conda:1"}
+    build_recipes([recipe], output_dir=work / "built", **options)
+    for package in (work / "built" / "linux-64").glob("*.conda"):
+        shutil.move(package, subdir / package.name)
+    shutil.rmtree(work / "trees")
+    shutil.rmtree(work / "built")
 
 
 def from_pypi(names: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:

@@ -74,7 +74,7 @@ def files(package: str) -> list[str]:
         if line.startswith("/") and (path.is_symlink() or path.is_file()):
             # /lib is a link to usr/lib since the merge of both
             folder = os.path.realpath(path.parent)
-            names.add(os.path.relpath(os.path.join(folder, path.name), ROOT))
+            names.add(os.path.relpath(f"{folder}/{path.name}", ROOT))
     return sorted(names)
 
 

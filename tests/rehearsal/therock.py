@@ -14,18 +14,42 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-import debian
-import trees
 from elftools.elf.elffile import ELFFile
+from rehearsal import debian, trees
 
 # What torch, vLLM and bitsandbytes compile with; apt brings the rest.
-PACKAGES = """
-    amd-smi hipcc libamd-comgr-dev libamd-smi-dev libamdhip64-dev libhipblas-dev libhipblaslt-dev
-    libhipcub-dev libhipfft-dev libhiprand-dev libhipsolver-dev libhipsparse-dev libhipsparselt-dev
-    libhsa-runtime-dev libmiopen-dev librccl-dev librocblas-dev librocm-core-dev librocm-smi-dev
-    librocprim-dev librocrand-dev librocsolver-dev librocsparse-dev librocthrust-dev libroctx-dev
-    rocminfo clang-22 lld-22 llvm-22 libclang-rt-22-dev
-""".split()
+PACKAGES = [
+    "amd-smi",
+    "hipcc",
+    "libamd-comgr-dev",
+    "libamd-smi-dev",
+    "libamdhip64-dev",
+    "libhipblas-dev",
+    "libhipblaslt-dev",
+    "libhipcub-dev",
+    "libhipfft-dev",
+    "libhiprand-dev",
+    "libhipsolver-dev",
+    "libhipsparse-dev",
+    "libhipsparselt-dev",
+    "libhsa-runtime-dev",
+    "libmiopen-dev",
+    "librccl-dev",
+    "librocblas-dev",
+    "librocm-core-dev",
+    "librocm-smi-dev",
+    "librocprim-dev",
+    "librocrand-dev",
+    "librocsolver-dev",
+    "librocsparse-dev",
+    "librocthrust-dev",
+    "libroctx-dev",
+    "rocminfo",
+    "clang-22",
+    "lld-22",
+    "llvm-22",
+    "libclang-rt-22-dev",
+]
 # Source packages whose binary packages belong to the tree, where one of PACKAGES depends on them.
 SOURCES = r"(roc|hip|miopen|amdsmi|rccl|llvm-toolchain-22|rocr|libhs|clr).*"
 SYSDEPS = "lib/rocm_sysdeps/lib"
@@ -38,8 +62,11 @@ MOVES: trees.Moves = [
     (r"usr/.*/(library|db)/(.*[_.-])?gfx(?!1151)[0-9a-f]+.*", None),
     (r".*[-.]i386\..*", None),
     # LLVM's own tools for its developers
-    (r"usr/lib/llvm-22/bin/(c-index-test|llvm-exegesis|bugpoint|llvm-stress|clang-(repl|tidy|query|"
-     r"doc|refactor|include-.*|change-.*|reorder-.*|move|check|apply-.*))", None),
+    (
+        r"usr/lib/llvm-22/bin/(c-index-test|llvm-exegesis|bugpoint|llvm-stress|clang-(repl|tidy|query|"
+        r"doc|refactor|include-.*|change-.*|reorder-.*|move|check|apply-.*))",
+        None,
+    ),
     # clang's device libraries, which Debian gives to each of its clangs
     (r"usr/lib/(?:llvm-\d+/lib/)?clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
     (r"usr/lib/clang/22/(.*)", r"lib/llvm/lib/clang/22/\1"),
@@ -68,7 +95,9 @@ RUNTIME = {"libstdc++.so.6", "libgcc_s.so.1"}
 
 def make(tree: Path, commit: str, version: str) -> None:
     """Lays the tree out in an empty folder. Raises debian.Missing."""
-    names = {name for package in debian.closure(PACKAGES, SOURCES) for name in debian.files(package)}
+    names = {
+        name for package in debian.closure(PACKAGES, SOURCES) for name in debian.files(package)
+    }
     trees.lay_out(sorted(names), MOVES, tree)
     trees.mend_cmake(tree)
     for name, target in LINKS.items():
@@ -89,7 +118,7 @@ def manifest(commit: str, version: str) -> dict[str, str]:
     return {
         ".info/version": f"{version}\n",
         "share/therock/therock_manifest.json": json.dumps(named),
-        "share/miopen/db/README": "Debian has MIOpen's databases in its library's package, or none\n",
+        "share/miopen/db/README": "Debian has none for gfx1151\n",
     }
 
 

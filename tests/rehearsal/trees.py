@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import debian
+from rehearsal import debian
 
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 # The first pattern that matches a whole path decides; None leaves a file out.
@@ -33,12 +33,12 @@ def moved(name: str, moves: Moves) -> str | None:
     return None
 
 
-def lay_out(names: Iterable[str], moves: Moves, tree: Path, root: Path = debian.ROOT) -> list[str]:
+def lay_out(names: Iterable[str], moves: Moves, tree: Path, root: Path | None = None) -> list[str]:
     """Copies files of `root` into `tree` as `moves` says; returns what the tree has of them.
 
     A link to what moves too stays one; any other becomes the file.
     """
-    placed = []
+    root, placed = root or debian.ROOT, []
     for name in names:
         target = moved(name, moves)
         if target is None or (tree / target).is_symlink() or (tree / target).exists():

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The rehearsal's makers on a Debian of a few files: layout, run_exports, overlay, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from rattler.package_streaming import extract
+from rehearsal import checkout, compilers, conda_forge, debian, therock, trees
+from support.project import CHECKOUT
+
+from forge.conda.package import Package
+from forge.recipes.render import build_recipes
+
+LIB = trees.MULTIARCH
+TARGETS = """\
+get_filename_component(_realCurr "${_IMPORT_PREFIX}" REALPATH)
+get_filename_component(_realOrig "/usr/lib/x86_64-linux-gnu/cmake/hip" REALPATH)
+if(_realCurr STREQUAL _realOrig)
+endif()
+unset(_realCurr)
+get_filename_component(_IMPORT_PREFIX "${_IMPORT_PREFIX}" PATH)
+get_filename_component(_IMPORT_PREFIX "${_IMPORT_PREFIX}" PATH)
+if(_IMPORT_PREFIX STREQUAL "/")
+set(DIRS "${_IMPORT_PREFIX}/include;/usr/include;/usr/include/libdrm")
+set(FILE "${_IMPORT_PREFIX}/lib/x86_64-linux-gnu/libamdhip64.so.7.2")
+get_filename_component(_IMPORT_PREFIX "${_DIR}/../../../../../" ABSOLUTE)
+"""
+
+
+def library(path: Path, soname: str, *needs: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-nostartfiles", "-x", "c", "/dev/null", "-x", "none", "-o", path]
+    linked = ["-Wl,--no-as-needed", *needs, f"-Wl,-soname,{soname}"]
+    subprocess.run([*command, *linked], check=True)
+    return path
+
+
+@pytest.fixture
+def small_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root folder with ROCm's shape of Debian's, ELF files of gcc, and no dpkg."""
+    root = tmp_path / "debian"
+    z = library(root / LIB / "libz.so.1", "libz.so.1")
+    library(root / LIB / "libamdhip64.so.7.2", "libamdhip64.so.7", z)
+    library(root / LIB / "libhipsolver.so.1.0", "libhipsolver.so.1")
+    for name, target in {"libamdhip64.so.7": "libamdhip64.so.7.2"}.items():
+        (root / LIB / name).symlink_to(target)
+    texts = {
+        f"{LIB}/cmake/hip/hip-targets.cmake": TARGETS,
+        f"{LIB}/rocblas/5.2/library/Kernels_gfx1151.hsaco": "ours",
+        f"{LIB}/rocblas/5.2/library/Kernels_gfx90a.hsaco": "another's",
+        "usr/lib/llvm-22/lib/clang/22/amdgcn/bitcode/ocml.bc": "bitcode",
+        "usr/lib/llvm-22/bin/clang": "compiler",
+        "usr/share/doc/hipcc/copyright": "MIT",
+        "usr/share/man/man1/hipcc.1": "manual",
+        "usr/include/hip/hip_runtime.h": "#pragma once\n",
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    links = [path for path in root.rglob("*") if path.is_symlink() or path.is_file()]
+    names = sorted(path.relative_to(root).as_posix() for path in links)
+    monkeypatch.setattr(debian, "ROOT", root)
+    monkeypatch.setattr(debian, "closure", lambda *_: ["all"])
+    monkeypatch.setattr(debian, "files", lambda _: [n for n in names if "libz" not in n])
+    monkeypatch.setattr(debian, "version", lambda _: "7.2.4")
+    monkeypatch.setattr(debian, "owner", lambda _: "")
+    return root
+
+
+def test_an_archive_in_therocks_layout(small_debian: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    therock.make(tree, checkout.COMMIT, "10.0.0")
+    assert (tree / "lib/libamdhip64.so.7").readlink() == Path("libamdhip64.so.7.2")
+    assert therock.needed(tree / "lib/libhipsolver.so.1.0") >= {"libcholmod.so.5"}
+    assert (tree / "lib/rocm_sysdeps/lib/libz.so.1").is_file(), "what a library needs comes along"
+    assert (tree / "lib/llvm/amdgcn/bitcode/ocml.bc").is_file() and (
+        tree / "llvm/bin/clang"
+    ).exists()
+    assert [p.name for p in tree.glob("lib/rocblas/*/library/*")] == ["Kernels_gfx1151.hsaco"]
+    assert (tree / "share/doc/hipcc/LICENSE.txt").read_text() == "MIT"
+    assert not (tree / "share/man").exists()
+    text = (tree / "lib/cmake/hip/hip-targets.cmake").read_text()
+    assert "/usr" not in text and "x86_64" not in text
+    assert text.count("PATH)") == 1 and '"${_DIR}/../../../../"' in text
+    archive = therock.pack(tree, tmp_path / "a.tar.gz")
+    first = archive.read_bytes()
+    assert therock.pack(tree, archive).read_bytes() == first
+    with tarfile.open(archive) as tar:
+        assert "lib/libhipsolver.so.1.0" in tar.getnames()
+
+
+def test_a_library_that_nothing_brought(small_debian: Path, tmp_path: Path) -> None:
+    (small_debian / LIB / "libz.so.1").unlink()
+    with pytest.raises(debian.Missing, match=r"needs libz\.so\.1"):
+        therock.make(tmp_path / "tree", checkout.COMMIT, "10.0.0")
+
+
+def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
+    """And every build string says what it is."""
+    (tmp_path / "files" / "lib").mkdir(parents=True)
+    (tmp_path / "files" / "lib" / "libx.so.1").write_text("x")
+    exports = conda_forge.weak("libx >=1,<2")
+    out = conda_forge.output("libx", "1.2", "rehearsal_0", [], exports, tmp_path / "files")
+    recipe = tmp_path / "recipe.yaml"
+    whole = {"schema_version": 1, "recipe": {"name": "c", "version": "1"}, "outputs": [out]}
+    recipe.write_text(json.dumps(whole))
+    build_recipes([recipe], output_dir=tmp_path / "out", channel=[], test="skip")
+    (made,) = (tmp_path / "out" / "linux-64").glob("*.conda")
+    assert Package(made).index["build"] == "rehearsal_0"
+    extract(made, tmp_path / "unpacked")
+    found = json.loads((tmp_path / "unpacked/info/run_exports.json").read_text())
+    assert found == {"weak": ["libx >=1,<2"]}
+    for name, part in conda_forge.PARTS.items():
+        assert conda_forge.MARK in part.build.format(mark=conda_forge.MARK), name
+
+
+@pytest.mark.parametrize("host", compilers.Host)
+def test_a_compiler_behind_conda_forges_name(host: compilers.Host, tmp_path: Path) -> None:
+    """It says conda-forge's triple; only the cheap one is clang without optimization."""
+    script = tmp_path / "g++"
+    script.write_text(compilers.wrapper(host, "g++", "clang++"))
+    said = subprocess.run(
+        ["sh", script, "-dumpmachine"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == compilers.TRIPLE
+    assert ("-O0" in script.read_text()) == (host is compilers.Host.CLANG)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> checkout.Place:
+    """The copy of a checkout that the overlay changes, and an archive of one byte."""
+    place = checkout.Place.at(tmp_path / "rehearsal")
+    for name in (checkout.RECIPE, checkout.BASES, checkout.VARIANTS):
+        (place.root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKOUT / name, place.root / name)
+    place.archive_file.write_bytes(b"x")
+    return place
+
+
+def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
+    printed = place.overlay()
+    added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
+    hash_of_x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    assert len(added) == 5 and any(hash_of_x in line for line in added)
+    assert any('"rehearsal_"' in line for line in added)
+    with pytest.raises(checkout.Refused, match="0 times what the overlay changes"):
+        place.overlay()
+
+
+def test_a_folder_in_the_checkout_is_refused() -> None:
+    with pytest.raises(checkout.Refused, match="outside of it"):
+        checkout.Place.at(CHECKOUT / "rehearsal")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["publish"],
+        ["publish", "--to", "/srv/channel"],
+        ["publish", "--to=https://repo.prefix.dev/strix-forge"],
+        ["publish", "--to", "{own}/published", "--to", "/srv/channel"],
+    ],
+)
+def test_publishing_elsewhere_is_refused(place: checkout.Place, words: list[str]) -> None:
+    with pytest.raises(checkout.Refused, match="into its own folder"):
+        place.refuse_elsewhere([word.format(own=place.folder) for word in words])
+    place.refuse_elsewhere(["publish", "--to", f"{place.folder}/published"])
+
+
+def test_another_debian_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = tmp_path / "debian_version"
+    release.write_text("12.11\n")
+    monkeypatch.setattr(debian, "RELEASE", release)
+    with pytest.raises(debian.Missing, match=r"needs Debian sid, and this is 12\.11"):
+        debian.require_sid()
+
+
+def test_the_command_line_lists_what_it_needs() -> None:
+    command = [sys.executable, CHECKOUT / "tests" / "rehearsal", "packages"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {"hipcc", "g++-14", "patchelf", "ccache"} <= {*printed}
