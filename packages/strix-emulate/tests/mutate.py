@@ -5,16 +5,19 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from strix_emulate.code.decode import Instruction, parse
+from strix_emulate.code.decode import Instruction, read
 from strix_emulate.errors import Trap
 from strix_emulate.memory import waits
 from strix_emulate.run.program import NO_EFFECT, WAITS
 
 #: Runs a kernel with these instructions; says whether its results are right; raises Trap.
 Judge = Callable[[list[Instruction]], bool]
+
+
+_NOTHING = read(b"\x00\x00\x80\xbf", "s_nop 0")
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Verdicts:
 def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
     """A copy in which the instruction at the address does nothing."""
     return [
-        parse("s_nop 0", ins.address, ins.size) if ins.address == address else ins
+        replace(_NOTHING, address=ins.address, size=ins.size) if ins.address == address else ins
         for ins in instructions
     ]
 

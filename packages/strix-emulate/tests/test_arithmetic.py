@@ -136,7 +136,8 @@ def test_constants_of_packed_operations():
                 7: 0x000C000C}  # fmt: skip
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
     # of integers of 16 bits alone, too
-    assert constant("2.0", "u16") == 0 and constant("2.0", "f16") == 2
+    two = decode.Operand("const", value=2.0)
+    assert constant(two, "u16") == 0 and constant(two, "f16") == 2
 
 
 def test_halves_of_16_bit_operands():
@@ -149,8 +150,13 @@ def test_halves_of_16_bit_operands():
 
 def test_literals_that_an_inline_constant_would_do_for():
     """LLVM prints them as lit(...)."""
-    ins = decode.parse("v_fma_f32 v1, v0, 1.0, lit(0x3f800000)")
-    assert ins.unknown == "" and ins.operands[3].text == "0x3f800000"
+    ins = decode.read(
+        bytes.fromhex("010013d600e5fd03 0000803f"), "v_fma_f32 v1, v0, 1.0, lit(0x3f800000)"
+    )
+    assert ins.unknown == "" and ins.operands[2:] == (
+        decode.Operand("const", value=1.0),
+        decode.Operand("const", value=0x3F800000, literal=True),
+    )
 
 
 def test_scalar_extremes_of_equal_numbers_and_differences_that_overflow():

@@ -361,3 +361,21 @@ def test_names_of_checks():
     same = ["device", "--no-checks", "pending,race", "--", "p", "--no-checks"]
     assert with_value(same) == same
     assert with_value(["device", "--no-checks", "--", "race"])[1] == "--no-checks=all"
+
+
+@pytest.mark.parametrize("emptied", ["buffer_gl1_inv\nbuffer_gl0_inv\n", "buffer_gl0_inv\n", ""])
+@pytest.mark.parametrize("native", [False, True])
+def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
+    """Workgroup 0 waits, where the code comes first, for what workgroup 1 stores."""
+    text = LOAD + (
+        "v_mov_b32 v3, 0\nv_mov_b32 v2, 7\ns_cmp_eq_u32 s2, 1\ns_cbranch_scc1 store\n"
+        f"spin: global_load_b32 v2, v3, s[6:7]\ns_waitcnt vmcnt(0)\n{emptied}"
+        "v_cmp_ne_u32 vcc_lo, 7, v2\ns_cbranch_vccnz spin\n"
+        "global_store_b32 v1, v2, s[6:7] offset:128\ns_endpgm\n"
+        "store: global_store_b32 v3, v2, s[6:7]\ns_endpgm"
+    )
+    kind = {"threads": 32, "grid": (2,), "second": "inout", "checks": False, "native": native}
+    out = execute(text, budget=10**5, **kind)
+    assert out[0] == 7 and (out[32:] == 7).all()
+    with pytest.raises(Trap, match=r"budget.*1 of 2 workgroups run at a time"):
+        execute(text, batch=1, budget=10**4, **kind)

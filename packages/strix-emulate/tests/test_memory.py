@@ -143,7 +143,7 @@ def test_a_flat_store_to_lds_ends_with_lgkmcnt():
 
 
 def test_half_of_an_aperture_is_refused():
-    with pytest.raises(Trap, match="src_shared_base in 32 bits"):
+    with pytest.raises(Trap, match="an aperture in 32 bits"):
         run("s_mov_b32 s0, src_shared_base")
 
 

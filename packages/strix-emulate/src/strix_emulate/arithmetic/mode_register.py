@@ -4,17 +4,24 @@
 The mode is known when a kernel is compiled to functions: compilers set it to constants.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate.code.decode import Instruction, Unknown
+from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.code.kernel import Kernel
 
 #: bits of MODE
 _ROUND, _DENORMALS_32, _DENORMALS_16_64, _CLAMP_NAN, _IEEE, _FP16_OVFL = 0, 4, 6, 8, 9, 23
+#: numbers of hardware registers
+MODE, SHADER_CYCLES = 1, 29
+
+
+def hardware_register(op: Operand) -> tuple[int, int, int]:
+    """Return the number, the first bit and how many bits an immediate of S_GETREG names."""
+    bits = int(op.value)
+    return bits & 63, bits >> 6 & 31, (bits >> 11 & 31) + 1
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,12 @@ def initial(kernel: Kernel) -> Mode:
 def after(ins: Instruction, mode: Mode) -> Mode:
     """Return the mode behind an instruction. Raise Unknown for modes that are not supported."""
     if ins.name in ("s_denorm_mode", "s_round_mode"):
-        first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].text, 0)
+        first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].value) & 0xF
     elif ins.name == "s_setreg_imm32_b32":
-        asked = re.fullmatch(r"hwreg\(HW_REG_MODE(?:, (\d+), (\d+))?\), (\S+)", ins.raw)
-        if not asked:
+        register, first, size = hardware_register(ins.operands[0])
+        if register != MODE:
             raise Unknown("a hardware register other than MODE")
-        first, size, value = int(asked[1] or 0), int(asked[2] or 32), int(asked[3], 0)
+        value = int(ins.operands[1].value)
     else:
         return mode
     mask = ((1 << size) - 1) << first

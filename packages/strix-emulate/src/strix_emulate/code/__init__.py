@@ -4,11 +4,12 @@
 Its modules, imported where they are needed:
 
 * ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
-* ``decode``: `Instruction`, read from LLVM's text.
+* ``decode``: `Instruction`, named by LLVM.
+* ``encodings``: its operands and modifiers, from the fields of its bytes.
 * ``hidden``: arguments that a runtime fills in.
 * ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
 * ``llvm``: libLLVM's disassembler and assembler.
 * ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.
 """
 
-__all__ = ["bundles", "decode", "hidden", "kernel", "llvm", "loader"]
+__all__ = ["bundles", "decode", "encodings", "hidden", "kernel", "llvm", "loader"]

@@ -24,6 +24,8 @@ _ADVICE = (
     f"conda-forge) or set {VARIABLE} to its path"
 )
 _OBJECT_FILE = 1
+#: bytes of an instruction, at most
+_LONGEST = 20
 
 
 def _features(width: int) -> bytes:
@@ -31,8 +33,12 @@ def _features(width: int) -> bytes:
     return f"+real-true16,+wavefrontsize{width},-wavefrontsize{96 - width}".encode()
 
 
-def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[int, int, str]]:
+def disassemble(
+    code: bytes, address: int = 0, width: int = 32, most: int = sys.maxsize
+) -> list[tuple[int, int, str]]:
     """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
+
+    most: of so many instructions at most.
 
     Raises:
         DisassemblerError: no suitable libLLVM.
@@ -42,13 +48,16 @@ def disassemble(code: bytes, address: int = 0, width: int = 32) -> list[tuple[in
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
     try:
-        buffer = ctypes.create_string_buffer(code, len(code) + 1)
+        # LLVM 22.1.8 crashes where a literal is cut off
+        room = len(code) + _LONGEST
+        buffer = ctypes.create_string_buffer(code, room)
         text = ctypes.create_string_buffer(1024)
         lines, at = [], 0
-        while at < len(code):
+        while at < len(code) and len(lines) < most:
             size = lib.LLVMDisasmInstruction(
-                context, ctypes.addressof(buffer) + at, len(code) - at, address + at, text, 1024
+                context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
             )
+            size = size if at + size <= len(code) else 0
             lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
             at += size or 4
         return lines

@@ -88,7 +88,7 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
 def _permlane(ins: Instruction, across: bool) -> Callable:
     """Compile V_PERMLANE(X)16_B32: nibbles of {src2, src1} pick lanes, in the own or other row."""
     value, low, high = (reader(op, "b32") for op in ins.operands[1:])
-    inactive, bound = (*ins.modifiers.get("op_sel", ()), 0, 0)[:2]
+    inactive, bound = ins.modifiers.get("op_sel", (0, 0))[:2]
     write = vector_writer(ins.operands[0], "b32")
 
     def run(g: Waves):
@@ -347,7 +347,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
     signed = mods.get("neg_lo", (0, 0, 0))
     high = mods.get("op_sel", (0, 0, 0))
     start = int(bool(high[2]))
-    value = constant(c.text, result) if c.kind == "const" else None
+    value = constant(c, result) if c.kind == "const" else None
 
     def run(g: Waves):
         if not g.full:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from strix_emulate.arithmetic.mode_register import MODE, SHADER_CYCLES, hardware_register
 from strix_emulate.arithmetic.scalars import (
     CARRIES,
     COMPARES,
@@ -21,7 +21,7 @@ from strix_emulate.arithmetic.scalars import (
     WITH_SCC,
     WREXEC,
 )
-from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown, operand
+from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.forms import Form, executes
 from strix_emulate.memory.addressing import Spaces
@@ -29,14 +29,10 @@ from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.memory.waves import Waves, reader, scalar_writer
 
 _SCC = Operand("scc")
+#: number of a message
+_GET_REALTIME = 0x83
 #: Bits of SHADER_CYCLES.
 _CYCLES = (1 << 20) - 1
-
-
-def simm16(text: str) -> int:
-    """Sign-extend a 16-bit immediate, which LLVM prints unsigned."""
-    value = int(text, 0) & 0xFFFF
-    return value - 0x10000 if value & 0x8000 else value
 
 
 def compile_scalar(ins: Instruction) -> Callable:
@@ -68,15 +64,15 @@ def _form(ins: Instruction) -> Form | None:
         flag, target, kinds, kind = _SCC, None, (kind, "u32" if "bitcmp" in name else kind), ""
     elif name in IMMEDIATE:
         kind, function = IMMEDIATE[name]
-        number = simm16(ops[1].text) if kind == "i32" else int(ops[1].text, 0) & 0xFFFF
-        ops[1] = replace(ops[1], text=str(number))
+        if kind == "u32":
+            ops[1] = replace(ops[1], value=int(ops[1].value) & 0xFFFF)
         flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
     elif name == "s_movk_i32":
         name, flag, target = "s_mov_b32", None, ops[0]
         kind, kinds, function = PLAIN[name]
-        ops = [_immediate(ops[1])]
+        ops.pop(0)
     elif name in ("s_addk_i32", "s_mulk_i32"):
-        ops = [ops[0], ops[0], _immediate(ops[1])]
+        ops = [ops[0], ops[0], ops[1]]
         return _form(replace(ins, name=name.replace("k_", "_"), operands=tuple(ops)))
     elif name in CARRIES:
         kind, flag, target = "u32", _SCC, ops.pop(0)
@@ -92,11 +88,6 @@ def _form(ins: Instruction) -> Form | None:
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
     sources = tuple(zip(ops, kinds, strict=True))
     return Form(name, function, kind, target, sources, (True,) * len(kinds), flag, shape="scalar")
-
-
-def _immediate(op: Operand) -> Operand:
-    """Sign-extend an immediate to a constant of 32 bits."""
-    return replace(op, text=str(simm16(op.text)))
 
 
 def _array(read: Callable) -> Callable:
@@ -135,22 +126,20 @@ def _on_waves(form: Form) -> Callable:
 
 def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
     """Compile S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
-    asked = re.fullmatch(r"(\w+), hwreg\(HW_REG_(MODE|SHADER_CYCLES)(?:, (\d+), (\d+))?\)", ins.raw)
-    if not asked:
+    register, first, size = hardware_register(ins.operands[1])
+    if register not in (MODE, SHADER_CYCLES):
         raise Unknown("a hardware register other than MODE and SHADER_CYCLES")
-    first, size = int(asked[3] or 0), int(asked[4] or 32)
-    write, bits = scalar_writer(operand(asked[1])), (1 << size) - 1
-    if asked[2] == "MODE":
+    write, bits = scalar_writer(ins.operands[0]), (1 << size) - 1
+    if register == MODE:
         return lambda g: write(g, U32(mode >> first & bits))
     return lambda g: write(g, U32((spaces.clock() & _CYCLES) >> first & bits))
 
 
 def compile_message(ins: Instruction) -> Callable:
     """Compile S_SENDMSG_RTN_B64 for the time of HIP's wall_clock64: the host's, at 100 MHz."""
-    asked = re.fullmatch(r"(\S+), sendmsg\(MSG_RTN_GET_REALTIME\)", ins.raw)
-    if not asked:
+    target, message = ins.operands
+    if message.value != _GET_REALTIME:
         raise Unknown("a message other than MSG_RTN_GET_REALTIME")
-    target = operand(asked[1])
     write = scalar_writer(target, "u64")
     entry = Outstanding(registers("s", target.index, 2), False, ins.text)
 
@@ -163,7 +152,7 @@ def compile_message(ins: Instruction) -> Callable:
 
 def compile_trap(ins: Instruction) -> Callable:
     """Compile S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
-    number = int(ins.operands[0].text, 0)
+    number = int(ins.operands[0].value)
     if number not in (2, 3):
         raise Unknown("a trap other than 2 and 3")
 

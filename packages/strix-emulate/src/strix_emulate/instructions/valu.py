@@ -61,26 +61,21 @@ def compile_pair(ins: Instruction, mode: Mode) -> Callable:
 def _undual(ins: Instruction) -> Instruction:
     name = ins.name.replace("v_dual_", "v_")
     return Instruction(
-        ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.raw
+        ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.code
     )
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:
-    """Apply op_sel of 16-bit operands: LLVM prints it beside halves it already named (v1.h)."""
+    """Apply op_sel to operands of 16 bits that are no halves of vector registers."""
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
-    if ins.name in ACCUMULATING and len(picks) == 4:
-        # the third is the destination, as a source
-        picks = (*picks[:2], picks[3])
-    # sources first, the destination, which V_CMPX has not, last
-    places = range(len(picks)) if "cmpx" in ins.name else [*range(1, len(picks)), 0]
     ops = list(ins.operands)
-    for place, high in zip(places, picks, strict=True):
+    # the destination, which V_CMPX has not, has the last bit
+    places = range(len(ops)) if "cmpx" in ins.name else [3, *range(len(ops) - 1)]
+    for place, bit in enumerate(places):
         op = ops[place]
-        if op.half and (op.half == "h") != bool(high):
-            raise Unknown("op_sel against the named half")
-        if high and not op.half:
+        if picks[bit] and not op.half:
             if op.kind == "const":
                 raise Unknown("the high half of a constant")
             ops[place] = replace(op, half="h")
@@ -125,6 +120,12 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
             ops.append(Operand("lane"))
     if len(ops) != len(kinds):
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    # integers have no signs to change, whatever the bits say; LLVM prints none
+    ops = [
+        op if k[0] == "f" or k == "bf16" or "cndmask" in name
+        else replace(op, neg=False, abs=False)
+        for op, k in zip(ops, kinds, strict=True)
+    ]  # fmt: skip
     return Form(
         key, function, kind, target, tuple(zip(ops, kinds, strict=True)),
         tuple(mode.keeps(k) for k in kinds), flag, ins.modifiers if "dpp" in ins.suffix else None,

@@ -23,7 +23,7 @@ from strix_emulate.memory.addressing import (
 )
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
-from strix_emulate.memory.waves import Waves, reader
+from strix_emulate.memory.waves import ZERO, Waves, reader
 
 _CACHE = {"glc", "slc", "dlc"}
 #: bytes and how they come into a register: zero or sign extended, or into one half of it
@@ -72,8 +72,11 @@ def access_size(ins: Instruction) -> int:
 
 
 def polls(ins: Instruction) -> bool:
-    """Return whether it asks for memory that other waves change: GLC, or an LDS atomic's result."""
-    returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED
+    """Return whether it asks for memory that other waves change.
+
+    By GLC, by a cache that it empties, or by an LDS atomic's result.
+    """
+    returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED or "gl1_inv" in ins.name
     return is_memory(ins.name) and ("glc" in ins.modifiers or returns)
 
 
@@ -159,7 +162,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
     address, extra = reader(replace(base, count=2), "u64"), reader(offset, "u32")
     constant = ins.modifiers.get("offset", 0)
     if offset.kind == "const":
-        constant, extra = int(offset.text, 0), lambda _g: np.uint64(0)
+        constant, extra = int(offset.value), lambda _g: np.uint64(0)
     entry = Outstanding(registers("s", target.index, words), False, ins.text)
 
     def run(g: Waves):
@@ -176,7 +179,7 @@ def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
 
     if buffer:
         return run
-    added = Operand("const", text="0") if offset.kind == "const" else offset
+    added = ZERO if offset.kind == "const" else offset
     sources = ((replace(base, count=2), "u64"), (added, "u32"))
     access = {"size": 4 * words, "words": words, "offset": constant}
     form = Form("", None, "b32", target, sources, shape="load_scalar", access=access)

@@ -9,7 +9,7 @@ import numpy as np
 from strix_emulate.code.decode import APERTURES, Instruction, Operand
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import Arena, Memory
-from strix_emulate.memory.waves import Waves, reader
+from strix_emulate.memory.waves import ZERO, Waves, reader
 
 
 @dataclass
@@ -43,7 +43,7 @@ def access(ins: Instruction, operands) -> dict:
 
 def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, str], ...]:
     """Describe to C what is added to the constant offset; least: of so many operands."""
-    space, zero = ins.name.split("_")[0], Operand("const", text="0")
+    space, zero = ins.name.split("_")[0], ZERO
     if space == "buffer":
         first, _, base = operands
         operands = [first if ins.modifiers.keys() & {"offen", "idxen"} else zero, base]
@@ -169,7 +169,7 @@ def locate_buffer(ins: Instruction, operands, size: int, write: bool, arena: Are
 
 def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Callable:
     """Return a function of waves: where a scratch access lies in the lanes' private memory."""
-    address, base = (op if op.kind != "off" else Operand("const", text="0") for op in operands)
+    address, base = (op if op.kind != "off" else ZERO for op in operands)
     index, start = reader(address, "u32"), reader(base, "u32")
     constant, limit = ins.modifiers.get("offset", 0), spaces.scratch_size
 

@@ -7,21 +7,20 @@ order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
 import itertools
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from strix_emulate.code.decode import Instruction, Unknown
+from strix_emulate.code.decode import NULL, Instruction, Unknown
 from strix_emulate.memory import happens_before
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.waves import Waves
 
 VM, STORE, LGKM = 0, 1, 2
-_MAXIMUM = {"vmcnt": 63, "lgkmcnt": 63, "expcnt": 7}
-_COUNTER = {"vmcnt": VM, "lgkmcnt": LGKM}
+#: a counter's limit that waits for nothing
+_ALL = 63
 
 
 class Outstanding:
@@ -265,20 +264,15 @@ def _padded(who, size, before, after):
 def compile_wait(ins: Instruction):
     """Compile s_waitcnt, s_waitcnt_vscnt and relatives to a function on Waves. Raise Unknown."""
     if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
-        if ins.operands[0].text != "null":
+        if ins.operands[0].index != NULL:
             raise Unknown("a wait on a register")
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
-        allowed = int(ins.operands[1].text, 0)
+        allowed = int(ins.operands[1].value) & 0xFFFF
         return lambda g: wait(g, counter, allowed)
-    limits = []
-    for name, value in re.findall(r"(\w+)\((\d+)\)", ins.raw):
-        if name not in _MAXIMUM:
-            raise Unknown(f"counter {name}")
-        if name in _COUNTER and int(value) < _MAXIMUM[name]:
-            limits.append((_COUNTER[name], int(value)))
-    if not limits and not re.fullmatch(r"(\w+\(\d+\)\s*)+", ins.raw):
-        # a number alone: all counters, in the encoding of SOPP's simm16
-        raise Unknown(f"wait {ins.raw}")
+    # bits 0 to 2 are for exports, of which there are none
+    bits = int(ins.operands[0].value)
+    asked = ((VM, bits >> 10 & _ALL), (LGKM, bits >> 4 & _ALL))
+    limits = [(counter, allowed) for counter, allowed in asked if allowed < _ALL]
 
     def run(g: Waves):
         for counter, allowed in limits:

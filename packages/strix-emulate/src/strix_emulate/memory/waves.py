@@ -18,6 +18,7 @@ from strix_emulate.code.decode import APERTURES, EXEC, NULL, VCC, Operand, Unkno
 LANES = 32
 SCALARS = 128
 _SPANS = {16: "u2", 32: "u4", 64: "u8"}
+ZERO = Operand("const")
 _ONES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
 
 
@@ -146,48 +147,46 @@ def pack(flags):
     return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
 
-def constant(text: str, kind: str):
-    """Parse a constant, as LLVM printed it, to a number of the kind (f32, u16, b64 ...).
+def constant(op: Operand, kind: str):
+    """Return a constant as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns, decimal fractions are values in the operand's own type, but those of
+    Integers are bit patterns, inline fractions are values in the operand's own type, but those of
     16-bit integers the low half of a float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
     if kind == "bf16":
-        return bfloat(np.uint16(_bits(text, "bf16", 16)))
-    bits = _bits(text, kind, span)
+        return bfloat(np.uint16(_bits(op, "bf16", 16)))
+    bits = _bits(op, kind, span)
     view = {"f": f"f{span // 8}", "i": f"i{span // 8}"}.get(kind[0], f"u{span // 8}")
     return np.array(bits, _SPANS[span]).view(view)[()]
 
 
-def constant_half(text: str, kind: str, high: bool):
+def constant_half(op: Operand, kind: str, high: bool):
     """Return the half of a constant that op_sel picks for a packed operation on this 16-bit kind.
 
     All 32 bits of a literal; an inline integer, sign-extended; an inline fraction as float16 below
     zeros, but for integer operations as float32 (LLVM's getInlineEncodingV216: the ISA document is
     misleading there).
     """
-    half = kind == "f16" and "." in text
-    whole = _bits(text, "f16", 16) if half else _bits(text, "u32", 32)
+    half = kind == "f16" and isinstance(op.value, float)
+    whole = _bits(op, "f16", 16) if half else _bits(op, "u32", 32)
     return np.uint16(whole >> 16 * high & 0xFFFF).view(f"{kind[0]}2")
 
 
-def _bits(text: str, kind: str, span: int) -> int:
-    if "." in text or "e-" in text:
+def _bits(op: Operand, kind: str, span: int) -> int:
+    value = op.value
+    if isinstance(value, float):
         if kind == "bf16":
-            return int(np.float32(text).view(np.uint32)) >> 16
+            return int(np.float32(value).view(np.uint32)) >> 16
         if kind in ("u16", "i16"):
-            return _bits(text, "u32", 32) & 0xFFFF
+            return _bits(op, "u32", 32) & 0xFFFF
         # b32 and u32 operands take the bits of a float32
-        number = {16: np.float16, 32: np.float32, 64: np.float64}[span](text)
+        number = {16: np.float16, 32: np.float32, 64: np.float64}[span](value)
         return int(number.view(_SPANS[span]))
-    if text in APERTURES:
+    if value in APERTURES.values() and span != 64:
         # LLVM: read as 32 bits, the hardware gives something else
-        if span != 64:
-            raise Unknown(f"{text} in {span} bits")
-        return APERTURES[text]
-    value = int(text, 0)
-    if kind == "f64" and "0x" in text:
+        raise Unknown(f"an aperture in {span} bits")
+    if kind == "f64" and op.literal:
         # a literal is the high half of a 64-bit float
         return (value & 0xFFFFFFFF) << 32
     return value & ((1 << span) - 1)
@@ -205,7 +204,7 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
         return lambda g: getattr(g, field)[i][:, start::2]
     if op.kind == "s" and span == 32:
         if i == NULL:
-            zero = constant("0", kind)
+            zero = constant(ZERO, kind)
             return lambda _g: zero
         field = {"f": "SF", "i": "SI"}.get(letter, "S")
         return lambda g: getattr(g, field)[i]
@@ -223,13 +222,13 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
             ).view(view)
 
         return read
-    raise Unknown(f"operand {op.text} as {kind}")
+    raise Unknown(f"operand {op} as {kind}")
 
 
 def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
     """Return a function from Waves to the operand's values, with abs and neg; may share memory."""
     if op.kind == "const":
-        value = constant_half(op.text, kind, op.half == "h") if op.half else constant(op.text, kind)
+        value = constant_half(op, kind, op.half == "h") if op.half else constant(op, kind)
         read = lambda _g: value  # noqa: E731
     else:
         read = _raw_reader(op, kind)
@@ -255,7 +254,7 @@ def vector_writer(op: Operand, kind: str) -> Callable:
     """Return a function (waves, values, mask or None) that writes active lanes, or the mask's."""
     i, span = op.index, int(kind[-2:])
     if op.kind != "v":
-        raise Unknown(f"destination {op.text}")
+        raise Unknown(f"destination {op}")
     if span == 64:
 
         def write_pair(g, value, mask=None):
@@ -284,7 +283,7 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
     """Return a function (waves, values (n, 1)) that writes scalar registers."""
     i = op.index
     if op.kind != "s":
-        raise Unknown(f"destination {op.text}")
+        raise Unknown(f"destination {op}")
     if i == NULL:
         return lambda _g, _value: None
     if kind[-2:] == "64":
@@ -310,7 +309,7 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
 def mask_reader(op: Operand) -> Callable:
     """Return a reader of a lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
     if op.kind == "const":
-        words = np.array([constant(op.text, "b64")]).view(np.uint32)[None]
+        words = np.array([constant(op, "b64")]).view(np.uint32)[None]
         return lambda g: unpack(words[:, : g.width // LANES])
     i = op.index
     return lambda g: unpack(g.masks(i))
@@ -320,7 +319,7 @@ def mask_writer(op: Operand) -> Callable:
     """Return a function (waves, booleans (n, width)) that writes a lane mask."""
     i = op.index
     if op.kind != "s":
-        raise Unknown(f"destination {op.text}")
+        raise Unknown(f"destination {op}")
     if i == NULL:
         return lambda _g, _flags: None
 
@@ -333,4 +332,4 @@ def mask_writer(op: Operand) -> Callable:
     return write
 
 
-VCC_OPERAND = Operand("s", VCC, 1, "", "vcc_lo")
+VCC_OPERAND = Operand("s", VCC)

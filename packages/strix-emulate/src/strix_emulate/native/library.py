@@ -17,7 +17,7 @@ import numpy as np
 from strix_emulate.code.decode import EXEC, NULL, Operand, Unknown
 from strix_emulate.instructions.crosslane import dpp_lanes
 from strix_emulate.instructions.forms import Form
-from strix_emulate.memory.waves import constant, constant_half
+from strix_emulate.memory.waves import ZERO, constant, constant_half
 
 _I, _L, _P = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6, "lane": 7}
@@ -182,10 +182,11 @@ def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
     if kind == "scc":
         found.file = FILES["scc"]
     elif op.kind == "const" or (op.kind == "s" and op.index == NULL):
-        text = "0" if op.kind == "s" else op.text
         if kind == "mask":
             raise Unknown("a constant mask")
-        value = constant_half(text, kind, op.half == "h") if op.half else constant(text, kind)
+        number = op if op.kind == "const" else ZERO
+        half = op.half and op.kind == "const"
+        value = constant_half(op, kind, op.half == "h") if half else constant(number, kind)
         found.file = FILES["const"]
         found.value = int(np.asarray(value).view(f"u{np.asarray(value).itemsize}"))
     else:

@@ -11,7 +11,6 @@ from strix_emulate.code.decode import EXEC, Instruction
 from strix_emulate.code.hidden import missing
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.salu import simm16
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.arena import Arena
@@ -33,6 +32,8 @@ POISON = 0x7FB5_7FB5
 #: How often waves go round a loop in which they ask for memory that others change, before it is
 #: the turn of others: a lock would never be released.
 PATIENCE = 8
+#: So many rounds of any other loop count as one of those: it may wait by plain loads.
+_ASKING = 512
 
 
 _BATCH, _BATCH_IN_C = 128, 32
@@ -109,6 +110,7 @@ class Machine:
         in_c = library and not self.program.polls
         waves_at_once = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
         groups = max(1, min(total, waves_at_once // waves))
+        self.resident = groups
         cell, checks = self.program.cell, self.options.checks
         stride = (self.lds + 15) // 16 * 16
         scratch = self.kernel.scratch
@@ -326,11 +328,11 @@ class Machine:
             if g.pc >= limit:
                 return "meet", [g]
             g.asks |= block.polls
-            if g.asks and g.pc <= block.start:
-                if self.service:
+            if g.pc <= block.start:
+                if g.asks and self.service:
                     self.service()
-                g.asks, g.polls = False, g.polls + 1
-                if g.polls >= PATIENCE and not self.alone:
+                g.asks, g.polls = False, g.polls + (_ASKING if g.asks else 1)
+                if g.polls >= PATIENCE * _ASKING and not self.alone:
                     g.polls, g.turn = 0, g.turn + 1
                     return "meet", [g]
 
@@ -348,6 +350,9 @@ class Machine:
         return trace.blocks[last] if last >= 0 else None
 
     def _hung(self, what: str, g: Waves) -> Trap:
+        if self.resident < self.total:
+            what += f" ({self.resident} of {self.total} workgroups run at a time: those that wait for"
+            what += " a later one wait for ever)"
         return Trap(
             "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "
             f"is at {g.pc:#x}",
@@ -357,7 +362,7 @@ class Machine:
         """Execute S_SETPC, S_SWAPPC, S_CALL; return waves by where they go."""
         behind = ins.address + ins.size
         if ins.name == "s_call_b64":
-            places = np.full(g.n, behind + 4 * simm16(ins.operands[1].text))
+            places = np.full(g.n, behind + 4 * int(ins.operands[1].value))
         else:
             target = reader(ins.operands[-1], "u64")(g).ravel()
             places = (target - np.uint64(self.code)).view(np.int64)

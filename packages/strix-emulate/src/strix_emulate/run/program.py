@@ -12,7 +12,6 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import crosslane, salu, valu, vmem
 from strix_emulate.instructions.forms import executable, executes
-from strix_emulate.instructions.salu import simm16
 from strix_emulate.memory import addressing, waits
 from strix_emulate.native.runs import Known, Run, Session, Step
 from strix_emulate.native.traces import Trace
@@ -24,6 +23,8 @@ NO_EFFECT = {
     "s_setprio", "s_wait_idle", "s_code_end", "s_wakeup", "s_sethalt", "s_incperflevel",
     "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version", "s_wait_event",
 }  # fmt: skip
+#: of S_SENDMSG
+_DEALLOC_VGPRS = 3
 WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
 #: They change what follows them in the code, not the state of waves.
 MODES = {"s_setreg_imm32_b32", "s_denorm_mode", "s_round_mode"}
@@ -241,11 +242,11 @@ def decode_kernel(kernel: Kernel) -> list[Instruction]:
 
 
 def _target(ins: Instruction) -> int:
-    return ins.address + ins.size + 4 * simm16(ins.operands[0].text)
+    return ins.address + ins.size + 4 * int(ins.operands[0].value)
 
 
 def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
-    key = ins.text, ins.begins_swap, ins.address if ins.name == "s_getpc_b64" else 0, mode
+    key = ins.text, ins.code, ins.begins_swap, ins.address if ins.name == "s_getpc_b64" else 0, mode
     known = _KNOWN.get(key)
     if known is not None:
         return Step(ins, known, partial(_compiled, ins, mode), home)
@@ -266,7 +267,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     return Step(ins, known, partial(_compiled, ins, mode), home)
 
 
-#: what is known of instructions, by their text and mode: kernels are launched more than once
+#: what is known of instructions, by their text, bytes and mode: kernels are launched more than once
 _KNOWN: dict[tuple, Known] = {}
 _MOST_KNOWN = 100_000
 
@@ -301,7 +302,7 @@ def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)
-    if name in NO_EFFECT or (name == "s_sendmsg" and "MSG_DEALLOC_VGPRS" in ins.raw):
+    if name in NO_EFFECT or (name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS):
         return executes(lambda _g: None)
     if name in WAITS:
         return executes(waits.compile_wait(ins), waits=True)

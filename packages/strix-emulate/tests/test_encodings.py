@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Operands and modifiers from the bytes, against LLVM's text of the same bytes.
+
+Random fields in every opcode of every encoding that is executed. Where the two differ, one of them
+is wrong, and is named here.
+"""
+
+import random
+import struct
+from dataclasses import replace
+
+import llvm_text
+import numpy as np
+import pytest
+import selftest
+from single import LANE, run
+from strix_emulate.code import encodings, llvm
+from strix_emulate.code.decode import APERTURES, Instruction, Operand, Unknown, read
+from strix_emulate.run import program
+
+#: encoding: first 32 bits, (lowest bit, bits) of its opcode, bytes without a literal
+ENCODINGS = {
+    "SOP1": (0xBE800000, 8, 8, 4), "SOP2": (0x80000000, 23, 7, 4), "SOPC": (0xBF000000, 16, 7, 4),
+    "SOPK": (0xB0000000, 23, 5, 4), "SOPP": (0xBF800000, 16, 7, 4), "VOP1": (0x7E000000, 9, 8, 4),
+    "VOP2": (0x00000000, 25, 6, 4), "VOPC": (0x7C000000, 17, 8, 4), "VOP3": (0xD4000000, 16, 10, 8),
+    "VOP3P": (0xCC000000, 16, 7, 8), "VOPD": (0xC8000000, 17, 9, 8), "SMEM": (0xF4000000, 18, 8, 8),
+    "DS": (0xD8000000, 18, 8, 8), "MUBUF": (0xE0000000, 18, 8, 8), "FLAT": (0xDC000000, 18, 7, 8),
+}  # fmt: skip
+#: LLVM writes their fields in words
+_VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32",
+           "s_getreg_b32", "s_setreg_b32", "s_sendmsg_rtn_b64", "s_sendmsg_rtn_b32", "s_version",
+           "s_sendmsghalt"}  # fmt: skip
+_SOURCES = (0, 5, 105, 106, 124, 125, 126, 128, 129, 192, 193, 208, 240, 248, 255)
+_WITHOUT_OPERANDS = {"s_barrier", "s_code_end", "s_icache_inv", "s_ttracedata", "s_wait_idle",
+                     "s_wakeup"}  # fmt: skip
+#: what random fields seldom or never are
+_REST = """
+ds_append v0 offset:8
+ds_consume v3
+ds_gws_barrier v0 gds
+flat_atomic_max_i64 v[0:1], v[2:3] offset:7
+flat_atomic_or_b32 v5, v[0:1], v2 glc
+flat_load_d16_i8 v5, v[0:1]
+flat_load_i16 v5, v[0:1] offset:4095
+s_buffer_load_b256 s[8:15], s[4:7], 0x10
+v_cvt_pk_rtz_f16_f32 v0, -v1, |v2|
+v_lshlrev_b64 v[0:1], s3, v[4:5]
+v_permlane16_b32 v0, v1, s2, 0x12345678 op_sel:[1,1]
+v_readlane_b32 s4, v1, s5
+"""
+
+
+def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
+    """16 bytes that begin with an instruction of that opcode, if there is one."""
+    word, at, bits, size = ENCODINGS[kind]
+    free = 0xFFFFFFFF & ~word & ~(((1 << bits) - 1) << at) & ((1 << at + bits) - 1)
+    first, second = word | opcode << at | rng.getrandbits(32) & free, rng.getrandbits(32)
+    if size == 4 and kind not in ("SOPP", "SOPK"):
+        vector = 256 * (kind[0] == "V" and rng.random() < 0.6)
+        first = first & ~0xFF & ~(256 * (kind[0] == "V")) | rng.choice(_SOURCES) | vector
+        if kind in ("SOP2", "SOPC"):
+            first = first & ~0xFF00 | rng.choice(_SOURCES) << 8
+        if kind[0] == "V" and rng.random() < 0.2:
+            first = first & ~0x1FF | rng.choice((233, 234, 250))
+    if kind[:3] == "VOP" and size == 8:
+        a, b, c = (rng.choice((*_SOURCES, *[256 + rng.randrange(256)] * 20)) for _ in range(3))
+        a = rng.choice((233, 250)) if kind != "VOPD" and rng.random() < 0.1 else a
+        # of VOPD there are two more registers
+        second = (
+            second & ~0x1FF | a if kind == "VOPD" else second & ~0x7FFFFFF | a | b << 9 | c << 18
+        )
+        if kind == "VOPD":
+            first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
+        elif rng.random() < 0.5:
+            # no modifiers, as most have
+            first, second = first & ~0x7F00, second & 0x07FFFFFF
+    if kind in ("DS", "MUBUF", "FLAT"):
+        # what an instruction does not use has to be 0
+        second &= rng.choice((0xFF, 0xFFFF, 0xFF00FFFF, 0xFF0000FF, 0xFFFFFF, 0xFFFFFFFF))
+        if kind == "FLAT" and rng.random() < 0.5:
+            second = second & ~0x7F0000 | 124 << 16
+    third = rng.getrandbits(32)
+    control = rng.choice((0xE4, 0x101, 0x11F, 0x128, 0x140, 0x141, 0x153, 0x16F)) << 8
+    dpp = third & ~0x1FF00 & ~0x20000 | control
+    at_second = kind[0] == "V" and size == 4 and first & 0x1FF == 250
+    if at_second:
+        second = dpp
+    elif kind[:3] == "VOP" and size == 8 and second & 0x1FF == 250:
+        third = dpp
+    return struct.pack("<4I", first, second, third, 0)
+
+
+def _plain(op: Operand, bits: int) -> Operand:
+    """An operand without what LLVM's text leaves open: signs, and how 1/2pi is rounded."""
+    value = op.value
+    if isinstance(value, float):
+        if bits == 16:
+            # LLVM prints those of some instructions as a number
+            value = int(np.float16(value).view(np.uint16))
+        value = round(value, 3)
+    elif value not in APERTURES.values():
+        value &= (1 << bits) - 1
+    return replace(op, value=value, literal=False)
+
+
+def _is_short(name: str) -> bool:
+    """Whether LLVM prints a constant of 16 bits as such."""
+    return "16" in name.replace("x16", "") or name.startswith(("s_", "v_pk_", "v_align"))
+
+
+_INTEGERS_TOO = ("ldexp", "class", "cvt_f", "cvt_pk_u8", "trig_preop")
+
+
+def _signless(name: str) -> bool:
+    """Whether some operand is an integer, of which LLVM prints no sign and nothing executes one."""
+    numbers = ("_f16", "_f32", "_f64", "bf16", "cndmask")
+    return not any(n in name for n in numbers) or any(n in name for n in _INTEGERS_TOO)
+
+
+def difference(ins: Instruction) -> str:
+    """What LLVM's text says otherwise than the bytes, or ""."""
+    for part, text in zip(ins.pair or (ins,), ins.text.split(" :: "), strict=True):
+        operands, modifiers = llvm_text.operands(text)
+        for bits in (32, 16):
+            mine = [_plain(op, bits) for op in part.operands]
+            theirs = [_plain(op, bits) for op in operands]
+            if _signless(part.name):
+                mine, theirs = ([replace(op, neg=False, abs=False) for op in ops]
+                                for ops in (mine, theirs))  # fmt: skip
+            if mine == theirs or bits == 16 or not _is_short(part.name):
+                break
+        if mine != theirs:
+            pairs = [f"{a} / {b}" for a, b in zip(mine, theirs, strict=False) if a != b]
+            return f"operands {pairs}"
+        # the bytes have four bits, of which LLVM prints those that are used
+        mods = [dict(x) for x in (part.modifiers, modifiers)]
+        if part.name.startswith("v_wmma"):
+            mods[1].pop("op_sel_hi", None)  # of no meaning there
+        picks = [x.pop("op_sel", (0,)) for x in mods] if ins.code[3] >> 2 == 0x35 else [(), ()]
+        if mods[0] != mods[1] or (
+            any(picks[1]) and sorted(picks[0])[-sum(picks[1]) :] != [1] * sum(picks[1])
+        ):
+            return f"modifiers {part.modifiers} / {modifiers}"
+    return ""
+
+
+#: (mnemonic, what is said): why they differ
+NAMED = {
+    ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
+    ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",
+    ("ds_swizzle_b32", "modifiers"): "LLVM's pattern leaves out an AND of what an OR sets",
+    ("s_atc_probe", "operands"): "not executed: the first operand is a number",
+    ("ds_ordered_count", "operands"): "not executed: the operand is no address",
+}
+
+
+def sample(each: int, seed: int):
+    """(instruction, its bytes) of every opcode that LLVM knows."""
+    rng = random.Random(seed)
+    for kind, (_, _, bits, _) in ENCODINGS.items():
+        for opcode in range(1 << bits):
+            for _ in range(each):
+                raw = encoded(rng, kind, opcode)
+                ((_, size, text),) = llvm.disassemble(raw, most=1)
+                if text:
+                    yield read(raw[:size], " ".join(text.split()))
+
+
+def compare(each: int, seed: int) -> tuple[set[str], list[str]]:
+    """(mnemonics that were compared, differences without a name)."""
+    names, found = set(), []
+    for ins in (*sample(each, seed), *selftest.assembled(_REST)):
+        if ins.unknown or ins.name in _VERBATIM:
+            continue
+        try:
+            said = difference(ins)
+        except Unknown:
+            continue  # what the reader of the text does not know
+        names |= {half.name for half in ins.pair or (ins,)}
+        known = any(ins.name.startswith(n) and said.startswith(what) for n, what in NAMED)
+        if said and not known:
+            found.append(f"{ins.code.hex()} `{ins.text}`: {said}")
+    return names, found
+
+
+def test_bytes_and_text_agree_in_every_encoding():
+    names, found = compare(each=24, seed=1)
+    assert found == []
+    # all that the machine executes and gfx1151 has
+    real = selftest.real_mnemonics(program.supported())
+    alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
+    assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS and len(names) > 1000
+
+
+def test_code_that_ends_in_a_literal_is_refused():
+    """LLVM 22.1.8 crashes on it."""
+    assert llvm.disassemble(bytes.fromhex("ff0280be")) == [(0, 4, "")]
+
+
+def test_a_difference_is_found(monkeypatch):
+    """A field that is read one bit beside its place."""
+    right = encodings._v
+    monkeypatch.setattr(encodings, "_v", lambda number: right(number ^ 1))
+    assert len(compare(each=1, seed=1)[1]) > 200
+
+
+def test_literals_of_multiply_and_add_are_the_bytes():
+    """LLVM 22.1.8 prints `v_fmaak_f16 v0.l, v0.l, v0.l, 0x28`, the bits of 40, as inline ones."""
+    for literal in range(0, 1 << 16, 37):
+        raw = struct.pack("<2I", 0x70000100, literal)
+        ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))
+        assert ins.operands[-1] == Operand("const", value=literal, literal=True), ins
+    half = np.array([2.0], np.float16).view(np.uint16)[0]
+    tiny = np.float16(1e-5)
+    bits = int(tiny.view(np.uint16))
+    g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0 + half)
+    assert (g.H[1][0][::2] == np.float16(4 + 1e-5)).all()
+    g = run(f"v_fmaak_f16 v1.l, v2.l, v2.l, {bits:#x}", v2=LANE * 0)
+    assert (g.H[1][0][::2] == tiny).all()
+
+
+@pytest.mark.parametrize("raw", ["050180be", "ff4880beb87d2917"])
+def test_what_llvm_finds_fault_with_is_refused(raw):
+    """A pair of scalar registers that begins at an odd one; a jump to a literal."""
+    code = bytes.fromhex(raw)
+    assert "LLVM" in read(code, llvm.disassemble(code)[0][2]).unknown
