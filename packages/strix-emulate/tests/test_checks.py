@@ -379,3 +379,33 @@ def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
     assert out[0] == 7 and (out[32:] == 7).all()
     with pytest.raises(Trap, match=r"budget.*1 of 2 workgroups run at a time"):
         execute(text, batch=1, budget=10**4, **kind)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("atomic", [
+    "global_atomic_add_u32 v1, v1, s[6:7]", "global_atomic_add_u64 v1, v[2:3], s[6:7]",
+    "global_atomic_swap_b32 v4, v1, v2, s[6:7] glc", "ds_add_u32 v1, v2", "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
+])  # fmt: skip
+@pytest.mark.parametrize("by", [0, 2])
+def test_atomics_have_to_be_aligned(native, atomic, by):
+    size = 8 if "u64" in atomic else 4
+    text = LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nv_lshlrev_b32 v1, 3, v0\n"
+    text += f"v_add_nc_u32 v1, {by * size // 4}, v1\n{atomic}\ns_endpgm\n"
+    kind = {"second": "inout", "native": native, "checks": False, "threads": 8}
+    if by == 0:
+        execute(text, **kind)
+        return
+    with pytest.raises(Trap, match=f"misaligned: an atomic of {size} bytes"):
+        execute(text, **kind)
+
+
+@pytest.mark.parametrize(
+    "second", ["s_round_mode 1", "s_denorm_mode 0", "s_getreg_b32 s9, hwreg(HW_REG_MODE)"]
+)
+def test_modes_behind_one_that_is_refused_are_refused(second):
+    with pytest.raises(Trap, match="unknown: cannot execute `s_round_mode 0x1`"):
+        execute(f"s_round_mode 1\n{second}\ns_endpgm")
+    with pytest.raises(Trap, match="in a mode that is not known here"):
+        execute(
+            f"s_branch over\ns_round_mode 1\nover: s_cbranch_scc0 two\ns_round_mode 1\ntwo: {second}\ns_endpgm"
+        )

@@ -74,6 +74,12 @@ def test_damaged_packs(elf):
     for bad in (pack[:40], pack[:4] + b"\1" + pack[5:], pack[:12]):
         with pytest.raises(LoadError, match="AKS2"):
             loader.parse(bad, "pack")
+    # a directory of more entries than are there
+    raw = lzma.decompress(pack[16:])[:20]
+    for size in (19, 12, 0):
+        cut = struct.pack("<4s3I", b"AKS2", size, 2, size) + lzma.compress(raw[:size])
+        with pytest.raises(LoadError, match="pack: AKS2 directory ends early"):
+            loader.parse(cut, "pack")
 
 
 def test_another_gpu():

@@ -226,6 +226,10 @@ def _first64(x):
     return np.where(x == 0, -1, zeros).astype(np.int32)
 
 
+def _bit64(place):
+    return (place & U32(63)).astype(np.uint64)
+
+
 _ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
           "lt": np.less, "le": np.less_equal}  # fmt: skip
 COMPARES = {
@@ -233,6 +237,8 @@ COMPARES = {
     **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
     **{f"s_cmp_{n}_{k}": (k, f) for k in ("f32", "f16") for n, f in FLOAT_COMPARISONS.items()
        if n not in ("f", "t")},
+    "s_bitcmp0_b64": ("u64", lambda a, b: (a >> _bit64(b) & np.uint64(1)) == 0),
+    "s_bitcmp1_b64": ("u64", lambda a, b: (a >> _bit64(b) & np.uint64(1)) != 0),
     "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
     "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
 }  # fmt: skip

@@ -52,7 +52,8 @@ def disassemble(
         room = len(code) + _LONGEST
         buffer = ctypes.create_string_buffer(code, room)
         text = ctypes.create_string_buffer(1024)
-        lines, at = [], 0
+        lines: list[tuple[int, int, str]] = []
+        at = 0
         while at < len(code) and len(lines) < most:
             size = lib.LLVMDisasmInstruction(
                 context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024

@@ -124,6 +124,10 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
 
         def run(g: Waves):
             at, inside, _ = locate(g)
+            if (at % size).any():
+                raise Trap(
+                    "misaligned", f"an atomic of {size} bytes that is not at a multiple of it"
+                )
             places = at // size
             values = [operand(g, register, inside) for register in given]
             _order(g, memory, at, inside, size)

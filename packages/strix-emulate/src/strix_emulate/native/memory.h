@@ -305,6 +305,8 @@ static int atomic(State *w, const Op *o, int64_t *log) {
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
   if (locate(w, o, at, 1, &changing)) return 1;
+  for (long l = 0; l < n; l++)
+    if (at[l] >= 0 && at[l] % o->size) return 1;
   const uint32_t *data[2] = {0, (const uint32_t *)w->spare[3]};
   for (int i = 2; i < o->sources; i++)
     data[i - 2] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));
@@ -313,7 +315,7 @@ static int atomic(State *w, const Op *o, int64_t *log) {
     if (at[l] == IDLE) continue;
     uint32_t old[2] = {0, 0}, new[2];
     if (at[l] != OUT) {
-      uint8_t *cell = m->bytes + at[l] / o->size * o->size;
+      uint8_t *cell = m->bytes + at[l];
       memcpy(old, cell, o->size);
       memcpy(new, data[0] + l * o->words, o->size);
       if (o->function) {

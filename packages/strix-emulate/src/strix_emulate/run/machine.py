@@ -351,7 +351,9 @@ class Machine:
 
     def _hung(self, what: str, g: Waves) -> Trap:
         if self.resident < self.total:
-            what += f" ({self.resident} of {self.total} workgroups run at a time: those that wait for"
+            what += (
+                f" ({self.resident} of {self.total} workgroups run at a time: those that wait for"
+            )
             what += " a later one wait for ever)"
         return Trap(
             "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "

@@ -276,7 +276,7 @@ def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Call
     try:
         if ins.unknown:
             raise Unknown(ins.unknown)
-        if mode is None and ins.name.startswith("v_"):
+        if mode is None and (ins.name.startswith("v_") or ins.name in (*MODES, "s_getreg_b32")):
             raise Unknown("in a mode that is not known here")
         return _compile(ins, mode, spaces)
     except (Unknown, IndexError, ValueError) as error:
