@@ -307,7 +307,10 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["s_not_b64"] = ("u64", ("u64",), lambda a: wide(~a))
     for on in (0, 1):
         table[f"s_bitcmp{on}_b64"] = (
-            "", ("u64", "u32"), lambda a, b, on=on: (None, int((a >> (b & 63) & 1) == on)))  # fmt: skip
+            "",
+            ("u64", "u32"),
+            lambda a, b, on=on: (None, int((a >> (b & 63) & 1) == on)),
+        )
     table["s_mov_b64"] = ("u64", ("u64",), lambda a: (a, None))
     table["s_brev_b64"] = ("u64", ("u64",), lambda a: (int(f"{a:064b}"[::-1], 2), None))
     for name, test in COMPARE.items():

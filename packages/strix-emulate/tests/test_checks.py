@@ -384,7 +384,8 @@ def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("atomic", [
     "global_atomic_add_u32 v1, v1, s[6:7]", "global_atomic_add_u64 v1, v[2:3], s[6:7]",
-    "global_atomic_swap_b32 v4, v1, v2, s[6:7] glc", "ds_add_u32 v1, v2", "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
+    "global_atomic_swap_b32 v4, v1, v2, s[6:7] glc", "ds_add_u32 v1, v2",
+    "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
 ])  # fmt: skip
 @pytest.mark.parametrize("by", [0, 2])
 def test_atomics_have_to_be_aligned(native, atomic, by):
@@ -399,13 +400,12 @@ def test_atomics_have_to_be_aligned(native, atomic, by):
         execute(text, **kind)
 
 
-@pytest.mark.parametrize(
-    "second", ["s_round_mode 1", "s_denorm_mode 0", "s_getreg_b32 s9, hwreg(HW_REG_MODE)"]
-)
+@pytest.mark.parametrize("second", [
+    "s_round_mode 1", "s_denorm_mode 0", "s_getreg_b32 s9, hwreg(HW_REG_MODE)",
+])  # fmt: skip
 def test_modes_behind_one_that_is_refused_are_refused(second):
     with pytest.raises(Trap, match="unknown: cannot execute `s_round_mode 0x1`"):
         execute(f"s_round_mode 1\n{second}\ns_endpgm")
+    jump = "s_branch over\ns_round_mode 1\nover: s_cbranch_scc0 two\ns_round_mode 1\n"
     with pytest.raises(Trap, match="in a mode that is not known here"):
-        execute(
-            f"s_branch over\ns_round_mode 1\nover: s_cbranch_scc0 two\ns_round_mode 1\ntwo: {second}\ns_endpgm"
-        )
+        execute(f"{jump}two: {second}\ns_endpgm")

@@ -351,10 +351,8 @@ class Machine:
 
     def _hung(self, what: str, g: Waves) -> Trap:
         if self.resident < self.total:
-            what += (
-                f" ({self.resident} of {self.total} workgroups run at a time: those that wait for"
-            )
-            what += " a later one wait for ever)"
+            few = f"{self.resident} of {self.total} workgroups run at a time"
+            what += f" ({few}: one that waits for a later one waits for ever)"
         return Trap(
             "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "
             f"is at {g.pc:#x}",
