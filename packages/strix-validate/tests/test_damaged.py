@@ -2,6 +2,7 @@
 """Every file that the validator reads, damaged by a drawn seed: one message, or left out."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -88,6 +89,73 @@ def test_models(tmp_path: Path, record_property) -> None:
         file.write_bytes(mutant)
         tally.give(read, bool, mutant)
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+
+
+DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16"}  # fmt: skip
+PIPELINE = {"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]}
+
+
+def asked(*words: str) -> str:
+    """`strix-validate models`, whose answers and refusals no terminal obeys."""
+    done = CliRunner().invoke(app, ["models", *words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert all(c.isprintable() or c == "\n" for c in done.output)
+    if done.exit_code == 2:
+        raise Refused(done.output)
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"), [("config.json", DENSE), ("config.json", DENSE | CONFIG),
+                        ("model_index.json", PIPELINE)],
+)  # fmt: skip
+def test_answers_about_models(name: str, valid: dict, tmp_path: Path, record_property) -> None:
+    tally, file = Tally(f"models, {name}", record_property), tmp_path / name
+    for mutant in mutants(valid, 8, 120):
+        file.write_bytes(mutant)
+        tally.give(lambda: asked(str(tmp_path)), bool, mutant)
+    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+
+
+def test_weights(tmp_path: Path, record_property) -> None:
+    """Headers of safetensors: damaged, sparse beyond what a library takes, pipes, deep."""
+    (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
+    (tmp_path / "vae").mkdir()
+    file = tmp_path / "vae" / "a.safetensors"
+    head = {"w": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}}
+    tally = Tally("safetensors", record_property)
+    for mutant in mutants(head, 9, 120):
+        file.write_bytes(len(mutant).to_bytes(8, "little") + mutant + bytes(32))
+        tally.give(lambda: asked(str(tmp_path)), bool, mutant)
+    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+    with file.open("wb") as sparse:
+        sparse.write((1 << 32).to_bytes(8, "little"))
+        sparse.truncate((1 << 32) + 8)
+    with pytest.raises(Refused, match="longer than any"):
+        asked(str(tmp_path))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(Refused, match="not a regular file"):
+        asked(str(tmp_path))
+    file.unlink()
+    (tmp_path / "model_index.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    assert "GiB of weights" in asked(str(tmp_path))
+
+
+def test_escapes_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    evil = DENSE | {"architectures": ["\x1b]0;owned\x07ForCausalLM"], "model_type": "\x1b[2J"}
+    (tmp_path / "config.json").write_text(json.dumps(evil))
+    try:
+        said = asked(str(tmp_path))
+    except Refused as error:
+        said = str(error)
+    assert said and "\x1b" not in said
 
 
 def test_lists_of_kernels(tmp_path: Path, record_property) -> None:

@@ -20,6 +20,10 @@ from strix_validate.terminal import JsonOption, VllmOption
 
 #: What says what a model is: for vLLM, and for diffusers.
 _FILES = ("config.json", diffusion.INDEX)
+#: Bytes of a config.json; the largest known ones have some hundred thousand.
+_CONFIG_LIMIT = 1 << 24
+#: What a config whose values have other types or sizes raises, wherever it is asked.
+_STRANGE = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ def _read(file: Path) -> dict:
         NoModel: it is none.
     """
     try:
+        if file.stat().st_size > _CONFIG_LIMIT:
+            raise ValueError(f"it has more than {_CONFIG_LIMIT} bytes")
         config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NoModel(f"{file}: {error!s:.200}") from error
     if not isinstance(config, dict):
         raise NoModel(f"{file}: not a config.json")
@@ -166,6 +172,11 @@ def _as_dict(found: ModelAnswer) -> Mapping:
     return vars(found) | {"rows": proven}
 
 
+def _printable(text: str) -> str:
+    """Return a stranger's words without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def models(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, its config.json, or OWNER/NAME.")
@@ -187,7 +198,8 @@ def models(
         if file.name == diffusion.INDEX:
             pipeline = diffusion.answer(config, file.parent)
             said = diffusion.describe(model, pipeline, Tree())
-            typer.echo(json.dumps(diffusion.as_dict(pipeline), indent=1) if as_json else said)
+            answered = diffusion.as_dict(pipeline)
+            typer.echo(json.dumps(answered, indent=1) if as_json else _printable(said))
             return
         source = vllm_source
         if source or find_spec("vllm"):
@@ -200,10 +212,10 @@ def models(
         except (CannotRun, ModuleNotFoundError) as reason:
             typer.echo(f"{reason}: the table answers", err=True)
             found = answer(config, folder, None)
+        lines = describe(model, found, Tree())
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if as_json:
-        typer.echo(json.dumps(_as_dict(found), indent=1))
-    else:
-        typer.echo("\n".join(describe(model, found, Tree())))
+        raise typer.BadParameter(_printable(str(error))) from error
+    except _STRANGE as error:
+        raise typer.BadParameter(f"{model} describes no model: {error!a:.200}") from error
+    typer.echo(json.dumps(_as_dict(found), indent=1) if as_json else _printable("\n".join(lines)))
     raise typer.Exit(int(bool(found.refusal)))

@@ -15,6 +15,8 @@ from strix_validate.models.table import NoModel, Row
 INDEX = "model_index.json"
 #: Bytes of a weight as the stack loads it.
 _BFLOAT16 = 2
+#: Bytes of a header; the safetensors library takes no longer one.
+_HEADER_LIMIT = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,19 @@ def _elements(file: Path) -> int:
         NoModel: it has none.
     """
     try:
+        if not file.is_file():  # a pipe would be read for ever
+            raise ValueError("it is not a regular file")
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            if not 0 < size <= file.stat().st_size:
-                raise ValueError("its header ends behind it")
+            if not 0 < size <= min(file.stat().st_size, _HEADER_LIMIT):
+                raise ValueError("its header ends behind it, or is longer than any")
             header = json.loads(opened.read(size))
         tensors = (said for name, said in header.items() if name != "__metadata__")
         found = sum(math.prod(tensor["shape"]) for tensor in tensors)
         if not 0 <= found <= 2 * file.stat().st_size:  # four bits each
             raise ValueError("its shapes do not fit its size")
         return found
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NoModel(f"{file} is not a safetensors file ({error!s:.100})") from error
 
 

@@ -17,12 +17,13 @@ _BYTES = {
 
 def weights_of_files(folder: Path) -> int:
     """Return bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
-    if found := sum(file.stat().st_size for file in folder.glob("*.safetensors")):
+    if found := sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.is_file()):
         return found
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        file = folder / "model.safetensors.index.json"
+        index = json.loads(file.read_text()) if file.is_file() else {}
         return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return 0
 
 
