@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pixi
 DOCUMENTS = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
 MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 COMMANDS = get_command(app).commands
-TASKS = MANIFEST["tasks"] | MANIFEST["feature"]["dev"]["tasks"]
+TASKS = MANIFEST["feature"]["bare"]["tasks"]
 PASSED_ON = ("run", "test", "validate")  # what follows is another program's
 
 

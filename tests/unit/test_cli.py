@@ -125,16 +125,6 @@ def test_pytest_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran[0][-6:] == ["-x", "-k", "a or b", "--output", "o", "-n0"]
 
 
-@pytest.mark.parametrize(("cwd", "found"), [(CHECKOUT, True), (Path("/"), False)])
-def test_paths_are_the_caller_s(tmp_path: Path, cwd: Path, found: bool) -> None:
-    """pixi runs a task in the root, and says where it was called; elsewhere that is another's."""
-    (tmp_path / "file").touch()
-    environment = driver_environment(CHECKOUT) | {"INIT_CWD": str(tmp_path)}
-    command = driver(CHECKOUT, "verify", "file")
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert ("does not exist" in done.stderr) != found, done.stderr
-
-
 @pytest.mark.parametrize("line", ["plan", "plan --json", "status", "--help"])
 def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     project = MiniProject(tmp_path / "project")

@@ -25,7 +25,7 @@ COMMANDS = get_command(app).commands
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *CHECKOUT.glob("docs/*.md")]
 PAGES += [*CHECKOUT.glob("stacks/*/README.md"), *CHECKOUT.glob("packages/*/README.md")]
 MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
-TASKS = MANIFEST["tasks"] | MANIFEST["feature"]["dev"]["tasks"]
+TASKS = MANIFEST["feature"]["bare"]["tasks"]
 
 
 def shown() -> set[str]:
@@ -169,9 +169,22 @@ def test_tasks_are_commands_of_the_driver() -> None:
     """What people type every day. A task without `args` takes them all."""
     for name, task in TASKS.items():
         assert set(task) == {"cmd", "description"} and task["description"]
-        program, driver, *words = shlex.split(task["cmd"])
-        assert (program, driver) == ("python", "src/forge") and understood(words)
+        program, *words = shlex.split(task["cmd"])
+        assert program == "./forge" and understood(words)
         assert words == [name] or name not in COMMANDS
+
+
+@pytest.mark.parametrize(("cwd", "inside"), [(CHECKOUT, True), (Path("/"), False)])
+def test_paths_are_the_caller_s(
+    pixi: dict[str, str], tmp_path: Path, cwd: Path, inside: bool
+) -> None:
+    """pixi runs a task in the root, and says where it was called; elsewhere that is another's."""
+    (tmp_path / "pixi").write_text('#!/bin/sh\ntest "$1" = install || pwd\n')
+    done = subprocess.run(
+        [CHECKOUT / "forge", "plan"], cwd=cwd, env=pixi | {"INIT_CWD": str(tmp_path)}, text=True,
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path if inside else cwd)
 
 
 def tasks_of(manifest: dict) -> set[str]:
