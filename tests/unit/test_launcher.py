@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -138,12 +140,38 @@ def test_help_of_a_command_needs_one(empty: Path) -> None:
 
 
 def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: Path) -> None:
-    """One line says why, and how to do without pixi; then the driver runs all the same."""
+    """One line says why, and how to do without pixi; then a Python is looked for."""
     (tmp_path / "pixi.says").write_text(REFUSES)
-    done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": sys.executable})
-    said = done.stderr.splitlines()[-1]
-    assert said.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
-    assert done.returncode == 0 and "Usage: forge plan" in done.stdout
+    done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": "/bin/false"})
+    *_, why, then = done.stderr.splitlines()
+    assert why.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
+    assert done.returncode == 2 and "CPython 3.11" in then, "test_pixi_offline.py has a Python"
+
+
+@pytest.fixture
+def unserved(empty: Path) -> dict[str, str]:
+    """Nobody serves pip's index."""
+    python = {"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": sys._base_executable}
+    return python | {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
+
+
+def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
+    """pip says that a linter has no matching distribution."""
+    done = launch(["plan"], unserved, empty)
+    first, last = done.stderr.splitlines()
+    assert done.returncode == 3 and "(once)" in first and "reaches no package index" in last
+
+
+def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
+    child = subprocess.Popen(
+        [empty / "forge", "plan"], env=unserved, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not [*empty.glob("build/venv-*/pyvenv.cfg")] and child.poll() is None:
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGINT)
+    said = child.communicate()[1]
+    assert child.returncode == 130 and "Traceback" not in said and "interrupted" in said, said
 
 
 @pytest.mark.parametrize("line", LINES)
