@@ -15,10 +15,7 @@ MULTIARCH = "usr/lib/x86_64-linux-gnu"
 # The first pattern that matches a whole path decides; None leaves a file out.
 Moves = Sequence[tuple[str, str | None]]
 # CMake's own words for a prefix: one folder less to go up, without Debian's triple, and no /usr.
-STEP = re.compile(
-    r'get_filename_component\(_IMPORT_PREFIX "\$\{_IMPORT_PREFIX\}" PATH\)\n'
-    r'(?=if\(_IMPORT_PREFIX STREQUAL "/"\))'
-)
+STEP = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
 # hip-lang counts from its file and has five
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
@@ -89,7 +86,7 @@ def mend_cmake(tree: Path) -> None:
         else:
             new = HOST_FOLDER.sub("", ORIGINAL.sub("", new))
             if path.is_relative_to(tree / "lib/cmake"):
-                new = FOUR_UP.sub("../../../", STEP.sub("", new))
+                new = FOUR_UP.sub("../../../", STEP.sub(r"\1\1\1", new))
         new = new.replace("lib/x86_64-linux-gnu", "lib")
         if new != text:
             path.write_text(new, errors="surrogateescape")
