@@ -24,6 +24,8 @@ _ADVICE = (
     f"conda-forge) or set {VARIABLE} to its path"
 )
 _OBJECT_FILE = 1
+#: The opcodes of V_FMAMK_F16 and V_FMAAK_F16, with a literal that makes LLVM 22.1.8 crash.
+_CRASHES = tuple(bytes([high, 0xFF, 0, 0, 0]) for high in (0x6E, 0x6F, 0x70, 0x71))
 #: bytes of an instruction, at most
 _LONGEST = 20
 
@@ -55,6 +57,9 @@ def disassemble(
         lines: list[tuple[int, int, str]] = []
         at = 0
         while at < len(code) and len(lines) < most:
+            if code[at + 3 : at + 8] in _CRASHES:
+                # the literal becomes another one: nothing takes a number from the text
+                buffer[at + 5] = 1
             size = lib.LLVMDisasmInstruction(
                 context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
             )
