@@ -10,11 +10,13 @@ step that had not ended, and tries again those that failed.
 """
 
 import argparse
+import ctypes
 import fcntl
 import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -30,6 +32,13 @@ STACKS = ("attention", "vllm", "diffusion", "finetune")
 NODES = Path(os.environ.get("NIGHT_KFD") or "/sys/class/kfd/kfd/topology/nodes")
 # what `forge plan` says where a build would not start, or nobody knows whether it could
 REFUSALS = re.compile(r"^(?:a build would not start: |whether conda-forge has all ).*$", re.M)
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let the kernel end a step whose night is killed: it would hold the driver's lock."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Night:
@@ -64,7 +73,7 @@ class Night:
         with (self.folder / "logs" / f"{name}.log").open("a") as log:
             process = subprocess.Popen(
                 words, cwd=ROOT, env=os.environ | environment, text=True, errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=end_with_parent,
             )  # fmt: skip
             for line in process.stdout or ():
                 print(line, end="", flush=True)
@@ -90,7 +99,13 @@ def machine_lacks(gpu: bool) -> list[str]:
             "no gfx1151 GPU: the kernel driver lists none. --without-gpu builds without validating"
         )
     planned = subprocess.run(
-        [*BASE, "plan"], cwd=ROOT, capture_output=True, text=True, errors="replace", check=False
+        [*BASE, "plan"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        preexec_fn=end_with_parent,
     )
     print(planned.stdout, end="", flush=True)
     refused = REFUSALS.findall(planned.stdout + planned.stderr)

@@ -114,7 +114,7 @@ def test_a_failure_does_not_end_the_night(owner: Owner) -> None:
 
 
 def test_ten_kills(owner: Owner) -> None:
-    """SIGKILL of the night and of what it runs, at moments that a seed decides."""
+    """SIGKILL of the night, at times of its step too, at moments that a seed decides."""
     chance, kills = random.Random(45), 0
     slow = owner.environment | {"WORK": "0.03"}
     while kills < 10:
@@ -123,7 +123,7 @@ def test_ten_kills(owner: Owner) -> None:
         )
         time.sleep(chance.uniform(0.05, 0.25))
         if night.poll() is None:
-            os.killpg(night.pid, signal.SIGKILL)
+            (os.killpg if kills % 2 else os.kill)(night.pid, signal.SIGKILL)
         night.wait()
         kills += 1
         if (owner.to / "state.json").exists():
@@ -179,3 +179,24 @@ def test_two_nights_at_once(owner: Owner) -> None:
     first.kill()
     first.wait()
     assert second.returncode == 2 and "another one works in" in second.stderr
+
+
+def test_a_step_ends_with_its_night(owner: Owner) -> None:
+    """A step that went on would hold the driver's lock, and the next night would fail at it."""
+    environment = owner.environment | {"WORK": "60"}
+    night = subprocess.Popen(owner.words(), env=environment, stdout=subprocess.DEVNULL)
+    while not (owner.root / "begun").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)  # it has written what it writes first: no broken pipe ends it
+    (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()
+    night.kill()
+    night.wait()
+    for _ in range(500):
+        if (
+            not Path(f"/proc/{child}/cmdline").exists()
+            or not Path(f"/proc/{child}/cmdline").read_bytes()
+        ):
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the step still runs")
