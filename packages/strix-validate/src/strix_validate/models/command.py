@@ -54,7 +54,7 @@ def _find(model: str) -> Path:
     path = Path(model)
     if path.suffix == ".gguf":
         row = next(row for row in table.rows() if row.of == "gguf")
-        raise NoModel(f"{model}: vLLM refuses GGUF ({row.refused}); take {row.instead}")
+        raise NoModel(f"{model}: our vLLM refuses GGUF ({row.refused}); take {row.instead}")
     if path.is_file():
         return path
     if path.is_dir():
