@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import tomllib
@@ -267,6 +268,21 @@ def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
                 re.findall(r"gfx\d+|__amdgpu_arch ==[\d.]+", str(said))
             )
     return found
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_conda_smithys_linter_has_nothing_to_say(name: str) -> None:
+    """Its rules that recipes of ours broke (lint_about_contents, lint_noarch_selectors of 3.62), since
+    no package index that CI reaches has the program itself: `pixi run lint-recipes`."""
+    data = yaml.safe_load((CHECKOUT / "recipes" / name / "recipe.yaml").read_text())
+    assert all(data["about"].get(key) for key in ("homepage", "license", "summary"))
+    settings = yaml.safe_load((CHECKOUT / "recipes/conda-forge.yml").read_text())
+    if (
+        "noarch" in data.get("build", {})
+        and "lint_noarch_selectors" not in settings["linter"]["skip"]
+    ):
+        specs = itertools.chain(*data.get("requirements", {}).values())
+        assert "skip" not in data["build"] and not any(isinstance(s, dict) for s in specs)
 
 
 def test_another_gpu_is_one_value_away() -> None:
