@@ -272,15 +272,12 @@ def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_conda_smithys_linter_has_nothing_to_say(name: str) -> None:
-    """Its rules that recipes of ours broke (lint_about_contents, lint_noarch_selectors of 3.62), since
-    no package index that CI reaches has the program itself: `pixi run lint-recipes`."""
+    """The rules that recipes of ours broke (lint_about_contents, lint_noarch_selectors of 3.62): no
+    package index that CI reaches has the program itself, which is `pixi run lint-recipes`."""
     data = yaml.safe_load((CHECKOUT / "recipes" / name / "recipe.yaml").read_text())
     assert all(data["about"].get(key) for key in ("homepage", "license", "summary"))
-    settings = yaml.safe_load((CHECKOUT / "recipes/conda-forge.yml").read_text())
-    if (
-        "noarch" in data.get("build", {})
-        and "lint_noarch_selectors" not in settings["linter"]["skip"]
-    ):
+    skip = yaml.safe_load((CHECKOUT / "recipes/conda-forge.yml").read_text())["linter"]["skip"]
+    if "noarch" in data.get("build", {}) and "lint_noarch_selectors" not in skip:
         specs = itertools.chain(*data.get("requirements", {}).values())
         assert "skip" not in data["build"] and not any(isinstance(s, dict) for s in specs)
 
