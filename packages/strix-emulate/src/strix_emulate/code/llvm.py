@@ -59,7 +59,7 @@ def disassemble(
         while at < len(code) and len(lines) < most:
             if code[at + 3 : at + 8] in _CRASHES:
                 # the literal becomes another one: nothing takes a number from the text
-                buffer[at + 5] = 1
+                buffer[at + 5] = b"\x01"
             size = lib.LLVMDisasmInstruction(
                 context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
             )
