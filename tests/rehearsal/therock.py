@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A stand-in for AMD's archive: Debian's ROCm in TheRock's layout, its code unchanged.
 
-What differs from AMD's: the version, one fat code object for all of Debian's GPUs where AMD splits
-them off, no profiler (a stub), no CHOLMOD (a stub, which libhipsolver is made to need).
+What differs from AMD's: the version; libraries with code for all of Debian's GPUs, where AMD's have
+one GPU's; no profiler and no CHOLMOD (empty libraries; libhipsolver is made to need the latter).
 """
 
 from __future__ import annotations

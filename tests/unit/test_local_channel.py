@@ -94,6 +94,7 @@ def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
 
 def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:
     source.require_base("")
+    source.require_base("rehearsal_")  # a prefix of build strings is no base
     with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1"):
         source.require_base(HOST_BOUND)
     bound = Source(tmp_path / "bound")

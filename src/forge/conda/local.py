@@ -136,7 +136,7 @@ class Channel:
     def require_base(self, tag: str) -> None:
         """Raise ForgeError for packages of another base: the solver would mix the two."""
         for record in self.records():
-            if record.build.startswith(HOST_BOUND) != bool(tag):
+            if record.build.startswith(HOST_BOUND) != (tag == HOST_BOUND):
                 raise ForgeError(
                     f"{self.folder} holds packages of the other base, such as {record.file_name}. "
                     "Name that base with --base, use another folder with --output, or delete this"
