@@ -57,7 +57,10 @@ def small_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library(root / LIB / "libhipsolver.so.1.0", "libhipsolver.so.1")
     for name, target in {"libamdhip64.so.7": "libamdhip64.so.7.2"}.items():
         (root / LIB / name).symlink_to(target)
+    (root / "usr/lib/clang/22.1.8").mkdir(parents=True)
+    (root / "usr/lib/clang/22.1.8/include").symlink_to("../../llvm-22/lib/clang/22/include")
     texts = {
+        "usr/lib/llvm-22/lib/clang/22/include/stddef.h": "",
         f"{LIB}/cmake/hip/hip-targets.cmake": TARGETS,
         f"{LIB}/rocblas/5.2/library/Kernels_gfx1151.hsaco": "ours",
         f"{LIB}/rocblas/5.2/library/Kernels_gfx90a.hsaco": "another's",
@@ -90,6 +93,9 @@ def test_an_archive_in_therocks_layout(small_debian: Path, tmp_path: Path) -> No
         tree / "llvm/bin/clang"
     ).exists()
     assert [p.name for p in tree.glob("lib/rocblas/*/library/*")] == ["Kernels_gfx1151.hsaco"]
+    assert (tree / "lib/llvm/lib/clang/22/include/stddef.h").is_file()
+    assert not [p for p in tree.rglob("*") if p.is_symlink() and not p.exists()]
+    assert not (tree / "lib/clang").exists(), "a part of it would be dangling"
     assert (tree / "share/doc/hipcc/LICENSE.txt").read_text() == "MIT"
     assert not (tree / "share/man").exists()
     text = (tree / "lib/cmake/hip/hip-targets.cmake").read_text()

@@ -68,8 +68,9 @@ MOVES: trees.Moves = [
         None,
     ),
     # clang's device libraries, which Debian gives to each of its clangs
-    (r"usr/lib/(?:llvm-\d+/lib/)?clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
-    (r"usr/lib/clang/22/(.*)", r"lib/llvm/lib/clang/22/\1"),
+    (r"usr/lib/llvm-\d+/lib/clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
+    # links of whole folders to what llvm-22 has
+    (r"usr/lib/clang/.*", None),
     (r"usr/lib/llvm-22/lib/libLLVM(.*)", r"lib/llvm/lib/libLLVM\1"),
     (r"usr/lib/llvm-22/(?:lib/cmake|share|build|lib/python3|include)/.*", None),
     (r"usr/lib/llvm-22/(.*)", r"lib/llvm/\1"),
