@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,14 +24,18 @@ def sha256_file(path: Path) -> str:
 def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
     """Hash the names, executable bits, link targets and bytes of a file or folder into one sha256.
 
-    What the .gitignore of ROOT lists is not content: editors and tools leave it there. A link that
-    leads out of the folder counts with what it leads to.
+    What the .gitignore of ROOT lists, and git does not track, is not content: editors and tools
+    leave it there. A link that leads out of the folder counts with what it leads to.
     """
     total, ignore = hashlib.sha256(), root / ".gitignore"
     ignored = GitIgnoreSpec.from_lines(read_text(ignore).splitlines() if ignore.exists() else ())
-    for found in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        place = found.relative_to(root if found.is_relative_to(root) else path)
-        if ignored.match_file(place) or not (found.is_symlink() or found.is_file()):
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    places = (f.relative_to(root if f.is_relative_to(root) else path) for f in files)
+    if junk := {f for f, place in zip(files, places, strict=True) if ignored.match_file(place)}:
+        tracked = git(root, "ls-files", "-ciz", "--exclude-standard").split("\0")
+        junk -= {root / name for name in tracked}
+    for found in files:
+        if found in junk or not (found.is_symlink() or found.is_file()):
             continue
         total.update(os.fsencode(found.relative_to(path)) + b" ")
         if found.is_symlink():
@@ -40,6 +45,14 @@ def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
         if found.is_file():
             total.update(f"{found.stat().st_mode & 0o100:o} {sha256_file(found)}\n".encode())
     return total.hexdigest()
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Return what git says of the repository at `root`, not of one around it; or nothing."""
+    command = ["git", "--git-dir", ".git", *arguments]
+    with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+        return os.fsdecode(subprocess.check_output(command, cwd=root, stderr=subprocess.DEVNULL))
+    return ""
 
 
 def require_file(path: Path) -> Path:

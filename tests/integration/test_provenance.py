@@ -254,6 +254,24 @@ def test_statement_that_says_more_is_found(
     assert entry.get("uri", entry.get("name")) in wrong and "the package has nothing" in wrong
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "", "subject/0", "subject/0/digest", "predicate", "predicate/buildDefinition",
+        "predicate/buildDefinition/externalParameters/recipe", "predicate/runDetails/builder",
+        "predicate/buildDefinition/resolvedDependencies/0", "predicate/runDetails",
+    ],
+)  # fmt: skip
+def test_statement_with_an_unknown_key(package: Path, stated: dict[str, Any], where: str) -> None:
+    forged: Any = copy.deepcopy(stated)
+    table = forged
+    for part in filter(None, where.split("/")):
+        table = table[int(part) if part.isdigit() else part]
+    table["byproducts"] = {"sha256": "0" * 64}
+    (wrong,) = verify(package, forged).wrong
+    assert "byproducts" in wrong
+
+
 def test_statement_with_two_digests_of_one_thing(package: Path, stated: dict[str, Any]) -> None:
     """Whichever comes first."""
     forged = copy.deepcopy(stated)

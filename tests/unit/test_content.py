@@ -45,6 +45,19 @@ def test_junk_is_no_content(mini: MiniProject, name: str) -> None:
     assert content(mini) == before
 
 
+@pytest.mark.parametrize("folder", ["packages/local", "recipes/alpha"])
+def test_what_git_tracks_is_content_whatever_gitignore_says(mini: MiniProject, folder: str) -> None:
+    path = mini.root / folder / "x.egg-info" / "PKG-INFO"
+    path.parent.mkdir()
+    path.write_text("one")
+    ignored = content(mini)
+    for command in (["init", "--quiet"], ["add", "--force", str(path)]):
+        subprocess.run(["git", *command], cwd=mini.root, check=True)
+    tracked = content(mini)
+    path.write_text("two")
+    assert len({ignored, tracked, content(mini)}) == 3
+
+
 @pytest.mark.parametrize(
     "name", ["packages/local/new", "recipes/alpha/build/x", "recipes/alpha/x~y"]
 )

@@ -139,7 +139,7 @@ def test_a_message_does_not_repeat_long_names() -> None:
 
 
 def test_no_tracked_file_is_ignored() -> None:
-    """What .gitignore lists does not trigger a build; so nothing that git keeps may be in it."""
+    """An archive of the checkout, where git says nothing, has the same content as a clone."""
     command = ["git", "ls-files", "--cached", "--ignored", "--exclude-per-directory", ".gitignore"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     if done.returncode:

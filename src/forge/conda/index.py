@@ -39,9 +39,8 @@ def parse(name: str, raw: bytes) -> dict[str, Any]:
             and all(isinstance(digest, bytes) for digest in tables[3].values())
             and {str} >= {type(file) for file in list(data.get("removed", []))}
         )
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-    except (msgpack.UnpackException, zstandard.ZstdError, MemoryError):
+    except (ValueError, TypeError, AttributeError, RecursionError,
+            msgpack.UnpackException, zstandard.ZstdError, MemoryError):  # fmt: skip
         return {}
     return data if whole else {}
 

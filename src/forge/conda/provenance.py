@@ -12,7 +12,6 @@ import hashlib
 import json
 import posixpath
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from packageurl import PackageURL
 
 from forge.conda.package import RENDERED, Package
 from forge.errors import ForgeError, one_line
-from forge.files import digest_tree, sha256_file, write_text
+from forge.files import digest_tree, git, sha256_file, write_text
 
 SUFFIX = ".provenance.json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -45,8 +44,9 @@ def statement(package: Package, recipe: Path, root: Path, base: str) -> dict[str
     for entry in dependencies:
         if not entry["digest"]:
             _complete(entry, root)
-    if commit := _commit(root):
-        dependencies.append(_descriptor(REPOSITORY, name="strix-forge", gitCommit=commit))
+    status = git(root, "status", "--porcelain=v2", "--branch")
+    if clean := re.fullmatch(r"# branch.oid (\w+)\n(# .*\n)*", status):  # else there is no commit
+        dependencies.append(_descriptor(REPOSITORY, name="strix-forge", gitCommit=clean[1]))
     return data
 
 
@@ -151,18 +151,6 @@ def conda_purl(record: dict[str, Any]) -> str:
     return str(PackageURL("conda", None, record["name"], str(record["version"]), qualifiers))
 
 
-def _commit(root: Path) -> str | None:
-    """Return the repository's commit; None without one, or if files differ from it."""
-    # not of a repository that `root` is merely a folder of
-    command = ["git", "--git-dir", ".git", "status", "--porcelain=v2", "--branch"]
-    try:
-        text = subprocess.check_output(command, cwd=root, text=True, stderr=subprocess.DEVNULL)
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return None
-    headers = re.fullmatch(r"# branch.oid (\w+)\n(# .*\n)*", text)
-    return headers[1] if headers else None
-
-
 def write(channel: Path, package: Path, recipe: Path, root: Path, base: str) -> None:
     """Write CHANNEL/forge/DIST.provenance.json of a built package."""
     data = statement(Package(package), recipe, root, base)
@@ -186,8 +174,8 @@ def of(package: Path) -> dict[str, Any] | None:
 def read(path: Path) -> dict[str, Any]:
     """Read a statement from its file. Raises ForgeError if it cannot be read or is none."""
     try:
-        text = path.read_bytes()
-        data = json.loads(text, parse_constant=int, object_pairs_hook=_unique)  # no NaN is an int
+        # no NaN is an int
+        data = json.loads(path.read_bytes(), parse_constant=int, object_pairs_hook=_unique)
         kinds = data["_type"], data["predicateType"]
         if kinds != (STATEMENT, PREDICATE):
             raise ForgeError(f"{path} is {' with '.join(map(str, kinds)):.200}, not {PREDICATE}")
@@ -260,10 +248,15 @@ def _claims(data: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(definition["externalParameters"])
     claims = {"name": subject["name"], "sha256": subject["digest"]["sha256"]}
     claims |= {f"variant {key}": value for key, value in parameters.pop("variant").items()}
+    tables = [data, subject, subject["digest"], data["predicate"], definition, details,
+              details["builder"], parameters["recipe"]]  # fmt: skip
+    claims["keys"] = " ".join(sorted(key for table in tables for key in table))
     claims |= {"recipe": parameters.pop("recipe")["name"], **parameters}
     claims |= details["builder"]["version"] | details["metadata"]
     claims |= {"builder": details["builder"]["id"], "buildType": definition["buildType"]}
     for entry in definition["resolvedDependencies"]:
+        if unknown := entry.keys() - {"name", "uri", "digest", "annotations"}:
+            raise ValueError(f"a dependency has an unknown key, {min(unknown)}")
         notes = dict(entry["annotations"])
         claim = f"{notes.pop('kind')} {entry.get('uri') or entry['name']}"
         if claims.setdefault(claim, entry["digest"]) != entry["digest"]:
