@@ -79,12 +79,15 @@ def _slashed(url: str) -> str:
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     """Make the client of every request, in the order of pixi's own: a retry takes another mirror.
 
-    `seconds` bound each request. Raises ForgeError for a pixi configuration that cannot be read.
+    `seconds` bound each request. Raises ForgeError for unreadable configuration or credentials.
     """
-    retry = networking.RetryMiddleware(retries)
     mirrors = networking.MirrorMiddleware(_mirrors())  # first: it may say where credentials are
     rest = networking.AuthenticationMiddleware(), networking.OciMiddleware()
-    return networking.Client([retry, mirrors, *rest], timeout=seconds)
+    retry = networking.RetryMiddleware(retries)
+    try:
+        return networking.Client([retry, mirrors, *rest], timeout=seconds)
+    except Exception as error:  # AuthenticationStorageError is nowhere to be imported from
+        raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {error}") from None
 
 
 def for_indexes() -> networking.Client:

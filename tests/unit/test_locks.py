@@ -173,6 +173,7 @@ def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
             'platforms = ["linux-64"]\nchannels = [{ channel = "x" }]',
             "channels is not a list of names",
         ),
+        pytest.param(f"version = {'9' * 5000}", "is not TOML", id="a long integer"),
         ('[dependencies]\nrich = ">=1,<"', "rich = '>=1,<' is not a valid requirement"),
     ],
 )
@@ -184,6 +185,21 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: st
         Manifest.load(file)
     assert str(file) in str(error.value) and "\n" not in str(error.value)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("quoted", ['"https://a.invalid/x"', "'https://a.invalid/x'"])
+def test_a_channel_is_replaced_however_it_is_quoted(tmp_path: Path, quoted: str) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_text(f"[workspace]\nchannels = [{quoted}, 'conda-forge']\n")
+    text = Manifest.load(file).localized({"https://a.invalid/x": "file:///b"}, set())
+    assert tomllib.loads(text)["workspace"]["channels"] == ["file:///b", "conda-forge"]
+
+
+def test_a_channel_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_text('[workspace]\nchannels = ["https://a.invalid/\\u0078"]\n')
+    with pytest.raises(ForgeError, match="plain strings"):
+        Manifest.load(file).localized({"https://a.invalid/x": "file:///b"}, set())
 
 
 def test_requirements_of_features_add_up(tmp_path: Path) -> None:

@@ -132,6 +132,17 @@ def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
     assert network.mirrored("https://other.invalid/x") == "https://other.invalid/x"
 
 
+@pytest.mark.parametrize("fault", ["no JSON", "a folder", "HOME is a file"])
+def test_credentials_that_cannot_be_read_are_one_message(
+    home: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = home / "file"
+    path.mkdir() if fault == "a folder" else path.write_text("no JSON")
+    monkeypatch.setenv("HOME" if fault == "HOME is a file" else network.AUTH_FILE, str(path))
+    with pytest.raises(ForgeError, match=rf"credentials.*RATTLER_AUTH_FILE.*HOME.*{path}"):
+        network.client()
+
+
 @pytest.mark.parametrize(
     "text",
     ["[mirrors", "mirrors = 1", '[mirrors]\n"x" = ["https://y"]', '[mirrors]\n"https://x" = 1',

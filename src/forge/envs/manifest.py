@@ -64,7 +64,7 @@ class Manifest:
                 refuse_credentials(channel)
             publishers = _publishers(data, channels, path.parent)
             return cls(path, channels, _environments(data), publishers)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # of tomllib, of 5000 digits
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
             raise ForgeError(f"{path}: {error}") from None
@@ -75,8 +75,11 @@ class Manifest:
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
         text = read_text(self.path)
-        for channel in self.channels:
-            text = text.replace(json.dumps(channel), json.dumps(instead.get(channel, channel)))
+        chosen = [instead.get(channel, channel) for channel in self.channels]
+        for channel, other in zip(self.channels, chosen, strict=True):
+            text = re.sub(rf"(['\"]){re.escape(channel)}\1", json.dumps(other), text)
+        if tomllib.loads(text)["workspace"]["channels"] != chosen:
+            raise ForgeError(f"{self.path}: write the channels as plain strings, without escapes")
         if python:
             text = re.sub(r"(?m)^python = .*", f"python = {json.dumps(python)}", text)
         lines = text.splitlines(keepends=True)
@@ -93,17 +96,14 @@ def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
         for name, table in tables.items()
     }
     found = {}
-    for name, value in {
-        "default": [],
-        **known(data.get("environments", {}), None, "environments"),
-    }.items():
+    tables = {"default": [], **known(data.get("environments", {}), None, "environments")}
+    for name, value in tables.items():
         where = f"environments.{name:.40}"
         if not ENVIRONMENT_NAME.fullmatch(name):
             raise ForgeError(f"{where!a}: names have lower-case letters, digits, dashes only")
         table = {"features": value} if isinstance(value, list) else value
-        used = names(
-            known(table, ENVIRONMENT, where).get("features", []), f"{where} features", features
-        )
+        wanted = known(table, ENVIRONMENT, where).get("features", [])
+        used = names(wanted, f"{where} features", features)
         used = used if table.get("no-default-feature") is True else [*used, "default"]
         found[name] = [*dict.fromkeys(spec for feature in used for spec in features[feature])]
     return found

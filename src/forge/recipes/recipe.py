@@ -57,9 +57,8 @@ class Recipe:
                     specs += [spec for spec in new if spec not in specs]
                 self.sources += [s for s in section.get("source", []) if s not in self.sources]
             for test in data.get("tests", []):
-                tested_with += map(
-                    _match_spec, itertools.chain(*test.get("requirements", {}).values())
-                )
+                wanted = itertools.chain(*test.get("requirements", {}).values())
+                tested_with += map(_match_spec, wanted)
             if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
                 why = "without it an edited recipe would not be rebuilt"
                 raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")

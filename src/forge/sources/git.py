@@ -19,11 +19,9 @@ def _git(folder: Path, *words: str) -> str:
     # fail instead of asking for a password, or of waiting for a server that sends nothing
     pace = f"http.lowSpeedLimit={LOWEST}", "-c", f"http.lowSpeedTime={patience()}"
     command = ["git", "-c", *pace, "-C", str(folder), *words]
-    environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
+    env = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace"
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:
         raise ForgeError("git is not installed") from None
     if done.returncode:
