@@ -114,6 +114,27 @@ def test_a_library_that_nothing_brought(small_debian: Path, tmp_path: Path) -> N
         therock.make(tmp_path / "tree", checkout.COMMIT, "10.0.0")
 
 
+@pytest.mark.parametrize("name", ["zlib", "liblzma-devel"])
+def test_headers_apart_from_their_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The linker's name leads into the package that has the library; no static one is beside it."""
+    part = conda_forge.PARTS[name]
+    ((link, target),) = part.links.items()
+    root = tmp_path / "debian" / LIB
+    root.mkdir(parents=True)
+    (root / f"{target}.9").touch()
+    (root / Path(link).name).symlink_to(f"{target}.9")
+    (root / Path(link).with_suffix(".a").name).touch()
+    names = [f"{LIB}/{path.name}" for path in root.iterdir() if path.name != f"{target}.9"]
+    monkeypatch.setattr(debian, "ROOT", tmp_path / "debian")
+    monkeypatch.setattr(debian, "files", lambda _: names)
+    conda_forge.fill(tmp_path / "made", part)
+    assert (tmp_path / "made" / link).readlink() == Path(target)
+    assert len([*(tmp_path / "made" / "lib").iterdir()]) == 1
+    assert {*part.needs} & {*conda_forge.PARTS}
+
+
 def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
     """And every build string says what it is."""
     (tmp_path / "files" / "lib").mkdir(parents=True)

@@ -29,6 +29,8 @@ ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
 # What the recipes and their tests take from PyPI, whoever needs it.
 PYPI = [
+    # AOTriton takes no CMake 4, and Debian has no other
+    "cmake<4",
     "einops",
     "filelock",
     "fsspec",
@@ -39,6 +41,7 @@ PYPI = [
     "numpy",
     "optree",
     "packaging",
+    "pandas",
     "pip",
     "poetry-core",
     "psutil",

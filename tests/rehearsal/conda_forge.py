@@ -68,6 +68,8 @@ def weak(*specs: str) -> dict[str, list[str]]:
     return {"weak": [*specs]}
 
 
+# conda-forge has no static libraries there: a linker that misses libz.so would take libz.a
+NO_ARCHIVE = r".*(?<!\.a)"
 BLAS_NEEDS = ("libopenblas * openmp_*",)
 PARTS: dict[str, Part] = {
     "libgcc": Part(("libgcc-s1", "libgomp1", "libatomic1"), only=r"lib/lib.*\.so.*"),
@@ -79,10 +81,19 @@ PARTS: dict[str, Part] = {
     ),
     "llvm-openmp": Part(("libomp-21-dev", "libomp5"), exports={"strong": ["llvm-openmp >=21"]}),
     "libzlib": Part(("zlib1g",), only=r"lib/lib.*\.so.*"),
-    "zlib": Part(("zlib1g-dev",), ("libzlib",), weak("libzlib >=1.3,<2")),
+    "zlib": Part(
+        ("zlib1g-dev",), ("libzlib",), weak("libzlib >=1.3,<2"), only=NO_ARCHIVE,
+        links={"lib/libz.so": "libz.so.1"},
+    ),
     "libpng": Part(("libpng16-16t64", "libpng-dev"), ("libzlib",), weak("libpng >=1.6,<1.7")),
     "libjpeg-turbo": Part(("libjpeg62-turbo", "libjpeg62-turbo-dev"), (), weak("libjpeg-turbo")),
     "libwebp-base": Part(("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak("libwebp-base")),
+    "liblzma": Part(("liblzma5",), only=r"lib/lib.*\.so.*"),
+    "liblzma-devel": Part(
+        ("liblzma-dev",), ("liblzma",), weak("liblzma >=5,<6.0a0"), only=NO_ARCHIVE,
+        links={"lib/liblzma.so": "liblzma.so.5"},
+    ),
+    "eigen": Part(("libeigen3-dev",)),
     "jemalloc": Part(("libjemalloc2", "libjemalloc-dev")),
     "cmake": Part(("cmake",)),
     "ninja": Part(("ninja-build",), only="bin/.*"),
@@ -115,7 +126,7 @@ def outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, An
         version = part.version or debian.version(part.debs[0])
         lacking = [b for b in builds if not (subdir / f"{name}-{version}-{b}.conda").exists()]
         if lacking:
-            _fill(tree / name, part)
+            fill(tree / name, part)
         made += [output(name, version, b, part.needs, part.exports, tree / name) for b in lacking]
     for one in compilers.packages(host):
         if not (subdir / f"{one.name}-{one.version}-{one.build}.conda").exists():
@@ -124,7 +135,8 @@ def outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, An
     return made
 
 
-def _fill(folder: Path, part: Part) -> None:
+def fill(folder: Path, part: Part) -> None:
+    """Lay out the files of a package in a folder that is not there yet."""
     folder.mkdir(parents=True)
     names = [name for package in part.debs for name in debian.files(package)]
     chosen = [n for n in names if re.fullmatch(part.only, trees.moved(n, MOVES) or "-")]
