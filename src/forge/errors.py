@@ -22,13 +22,15 @@ def redacted(error: object) -> str:
 class ForgeError(Exception):
     """A usage or configuration error. The message says what, where and what to do.
 
-    It may be printed, logged and kept, so it has no credentials of a URL, and no endless words.
+    It may be printed, logged and kept, so it has no credentials of a URL, no endless words
+    and no control characters.
     """
 
     exit_code = 2
 
     def __init__(self, message: object) -> None:
-        super().__init__(LONG.sub(r"\1...", redacted(message)))
+        text = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in redacted(message))
+        super().__init__(LONG.sub(r"\1...", "".join(text)))
 
 
 class Failed(ForgeError):

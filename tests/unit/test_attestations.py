@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -210,6 +211,13 @@ DECLARATIONS = [
 def test_wrong_declarations(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ForgeError, match=says):
         _ = workspace(tmp_path / "app", PUBLISHED, text).manifest
+
+
+def test_a_pipe_as_trusted_root_is_not_read_for_ever(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "root.json")
+    publisher = Publisher(WORKFLOW, "x", trusted_root=str(tmp_path / "root.json"))
+    with pytest.raises(ForgeError, match="a pipe"):
+        publisher.require([])
 
 
 def test_bindings_without_attestations(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,32 @@ def test_a_message_does_not_repeat_long_names() -> None:
     assert len(said) < 400 and said.startswith("no recipe xxx") and said.endswith("are: alpha")
 
 
+@pytest.mark.parametrize("where", ["a version", "an override", "depends"])
+def test_no_control_character_reaches_the_terminal(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, escape = "", "\x1b[31m"
+    channel = tmp_path / "channel"
+    (channel / "noarch").mkdir(parents=True)
+    for name in ("alpha", "beta"):
+        package(channel, name, "1.0")
+    index(channel)
+    if where == "a version":
+        wanted = '"gam\\u001bma" = "*"\n'
+    elif where == "an override":
+        monkeypatch.setenv("CONDA_OVERRIDE_GLIBC", f"2{escape}")
+    else:
+        for form in channel.glob("noarch/*.zst"):
+            form.unlink()
+        repodata = channel / "noarch" / "repodata.json"
+        data = json.loads(repodata.read_text())
+        data["packages.conda"]["alpha-1.0-h1234567_0.conda"]["depends"] = [f"{escape}ghost"]
+        repodata.write_text(json.dumps(data))
+    with pytest.raises(ForgeError, match=r"\\x1b") as raised:
+        workspace(tmp_path / "app", channel.as_uri(), wanted).lock()
+    assert "\x1b" not in str(raised.value)
+
+
 def test_no_tracked_file_is_ignored() -> None:
     """An archive of the checkout, where git says nothing, has the same content as a clone."""
     command = ["git", "ls-files", "--cached", "--ignored", "--exclude-per-directory", ".gitignore"]

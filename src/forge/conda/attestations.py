@@ -20,6 +20,7 @@ from rattler import RepoDataRecord
 from forge import network
 from forge.conda.index import SHARDS, parse, records
 from forge.errors import ForgeError, NotAttempted, Refused
+from forge.files import require_file
 from forge.project import SUBDIRS
 
 BUNDLE = ".sigstore.json"  # beside a package: what its attestation was written to
@@ -48,6 +49,7 @@ class Publisher:
             # rattler compares with the address in use, which may be that of a copy
             channel_check=rattler.ChannelCheck.IGNORE,
         )
+        require_file(Path(self.trusted_root))
         try:
             root = rattler.TrustedRoot.from_path(self.trusted_root) if self.trusted_root else None
         except ValueError as error:

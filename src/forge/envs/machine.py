@@ -20,8 +20,6 @@ def virtual_packages() -> list[GenericVirtualPackage]:
 
 def solve(channels: list[str], specs: list[str], gateway: rattler.Gateway) -> list[RepoDataRecord]:
     """Solve for this machine. Raises what the bindings raise."""
-    return asyncio.run(
-        rattler.solve(
-            channels, specs, gateway, platforms=SUBDIRS, virtual_packages=virtual_packages()
-        )
-    )
+    machine = virtual_packages()
+    asked = rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
+    return asyncio.run(asked)

@@ -60,10 +60,8 @@ class Workspace:
     @cached_property
     def channels(self) -> list[str]:
         """Its channels as URLs."""
-        return [
-            channel if "://" in channel else CONDA_FORGE.replace("conda-forge", channel)
-            for channel in self.manifest.channels
-        ]
+        named = self.manifest.channels
+        return [c if "://" in c else CONDA_FORGE.replace("conda-forge", c) for c in named]
 
     def lock(self) -> dict[str, int]:
         """Solve every environment for this machine and write the lock; returns their sizes.
