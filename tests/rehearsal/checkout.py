@@ -163,7 +163,6 @@ class Place:
             write_mirrors(home, {CONDA_FORGE: url})
             environment = clean_environment(home) | {
                 "FORGE_ROOT": str(self.root), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
-                "FORGE_CACHE": str(self.folder / "cache"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             }  # fmt: skip
             start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
