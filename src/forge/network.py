@@ -87,7 +87,8 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     try:
         return networking.Client([retry, mirrors, *rest], timeout=seconds)
     except Exception as error:  # AuthenticationStorageError is nowhere to be imported from
-        raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {error}") from None
+        why = " ".join(str(error).split())
+        raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {why}") from None
 
 
 def for_indexes() -> networking.Client:

@@ -245,11 +245,9 @@ def require_confined(packages: Sequence[Package], python: PackageRecord | None =
     links: dict[str, set[str]] = {}
     for name, link in (item for _, places in placed for item in places.items()):
         if link is not None:
-            for place in (
-                name,
-                name if python else re.sub("^lib/python[^/]+", "lib/python3", name),
-            ):
-                links.setdefault(place, set()).add(link)
+            links.setdefault(name, set()).add(link)
+            if not python:
+                links.setdefault(re.sub("^lib/python[^/]+", "lib/python3", name), set()).add(link)
     taken = {
         where for package, places in placed for name, link in places.items()
         for where in package.lands(name, link, links)
