@@ -191,8 +191,9 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: st
 def test_a_channel_is_replaced_however_it_is_quoted(tmp_path: Path, quoted: str) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(f"[workspace]\nchannels = [{quoted}, 'conda-forge']\n")
-    text = Manifest.load(file).localized({"https://a.invalid/x": "file:///b"}, set())
-    assert tomllib.loads(text)["workspace"]["channels"] == ["file:///b", "conda-forge"]
+    for other in ("file:///b", "/home/jürgen/channel", "/a\\1"):
+        text = Manifest.load(file).localized({"https://a.invalid/x": other}, set())
+        assert tomllib.loads(text)["workspace"]["channels"] == [other, "conda-forge"]
 
 
 def test_a_channel_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:

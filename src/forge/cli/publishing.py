@@ -2,6 +2,7 @@
 """The commands that bring packages to users, and say what these were made of."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,7 @@ def told(ctx: Context, folder: Path, revision: object) -> None:
     """Print what was published, and write the page of the channel."""
     out.print(f"{folder}: {revision or 'nothing new'}")
     if (page := ctx.project.root / "docs/channel_page.py").exists():
-        subprocess.run([page, folder], check=False)
+        subprocess.run([sys.executable, page, folder], check=False)
 
 
 @command(channel_app, "yank")

@@ -76,8 +76,8 @@ class Manifest:
         """
         text = read_text(self.path)
         chosen = [instead.get(channel, channel) for channel in self.channels]
-        for channel, other in zip(self.channels, chosen, strict=True):
-            text = re.sub(rf"(['\"]){re.escape(channel)}\1", json.dumps(other), text)
+        for old, new in zip(self.channels, chosen, strict=True):
+            text = text.replace(f"'{old}'", f'"{old}"').replace(f'"{old}"', json.dumps(new))
         if tomllib.loads(text)["workspace"]["channels"] != chosen:
             raise ForgeError(f"{self.path}: write the channels as plain strings, without escapes")
         if python:

@@ -65,7 +65,7 @@ class HostBase:
         """What its recipe reads."""
         return {
             "FORGE_PYTHON": self.python, "FORGE_PYTHON_VERSION": VERSION,
-            "FORGE_GCC_VERSION": subprocess.getoutput("gcc -dumpfullversion"),
+            "FORGE_GCC_VERSION": subprocess.getoutput("gcc -dumpfullversion 2>/dev/null") or "0",
             "FORGE_GLIBC_VERSION": platform.libc_ver()[1] or "0",
         }  # fmt: skip
 
