@@ -5,11 +5,16 @@ set -euo pipefail
 # an archive has no git history for CMake to ask
 export AOTRITON_CI_SUPPLIED_SHA1=$AOTRITON_COMMIT AOTRITON_GIT_TREESHA1=$AOTRITON_TREE
 export ROCM_PATH=$PREFIX/opt/rocm
+# half a CPU hour of objects outlives a killed build
+# shellcheck source=recipes/checks/ccache.sh
+. checks/ccache.sh
 # AOTRITON_INHERIT_SYSTEM_SITE_TRITON: its virtual environment sees the packages that are installed
 # here, where pip would download them. AOTRITON_NOIMAGE_MODE: also no clone of ROCm/aiter.
 # shellcheck disable=SC2086
 cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
     -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_C_COMPILER_LAUNCHER=ccache \
+    -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -DCMAKE_INSTALL_PREFIX="$PREFIX" \
     -DCMAKE_INSTALL_LIBDIR=lib \
     -DCMAKE_PREFIX_PATH="$ROCM_PATH;$PREFIX" \

@@ -69,17 +69,15 @@ export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib
 # with the source tree not among the roots, CMake does not find the oneDNN in it
 CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR;}
 
-# Paths relative to the build's folder, whose name changes; the compiler known by its bytes. ccache
-# rewrites no path inside --option=path, so no HIP object of an earlier attempt was ever found: these
-# options are left out of the key. Depend mode still hashes every header, and the device libraries
-# change only with rocm-sdk, and so with the compiler. Its bytes do not say which HIP compiler it is:
-# clang++ is a driver of 130 kB, and the rest is in libraries. So its version is part of the key.
+# shellcheck source=recipes/checks/ccache.sh
+source checks/ccache.sh
+# ccache rewrites no path inside --option=path, so no HIP object of an earlier attempt was ever found:
+# these options are left out of the key. The device libraries change only with rocm-sdk, and so with the
+# compiler. Its bytes do not say which HIP compiler it is: clang++ is a driver of 130 kB, and the rest is
+# in libraries. So its version is part of the key.
 hip_clang=$("$HIP_CLANG_PATH/clang++" --version)
 export CCACHE_NAMESPACE="${hip_clang%%$'\n'*}"
-export CCACHE_BASEDIR="${SRC_DIR%/*}" CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content
-export CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
-export CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
-export CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"
+export CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
 
 # setup.py runs ninja again, with MAX_JOBS
 # shellcheck source=recipes/checks/max_jobs.sh

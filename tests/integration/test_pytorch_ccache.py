@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A second attempt at torch's build, in another folder, takes its HIP objects from ccache.
+"""A second attempt at a build, in another folder, takes its objects from ccache.
 
-With clang and ccache of this machine and the recipe's own options.sh; the file needs no ROCm.
+torch's HIP objects: with clang and ccache of this machine and the recipe's own options.sh; the file
+needs no ROCm. AOTriton's library: by its build_library.sh, with a CMake project of one file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.pytorch_tree import RECIPE, hip_clang
+from support.recipe_checks import RECIPES
 
 SOURCE = """\
 #include "scale.h"
@@ -27,6 +29,15 @@ ccache "$CLANG" -x hip -nogpuinc -nogpulib --offload-arch=gfx1151 -O2 \\
     --gcc-install-dir="$gcc_view" --rocm-device-lib-path="$HIP_DEVICE_LIB_PATH" \\
     -I"$SRC_DIR/include" -isystem "$PREFIX/include" \\
     -MD -MT scale.o -MF scale.o.d -o scale.o -c "$SRC_DIR/scale.hip"
+"""
+LIBRARY = """\
+cmake_minimum_required(VERSION 3.16)
+project(AOTriton CXX C)
+set(hip_DIR "${CMAKE_INSTALL_PREFIX}/opt/rocm" CACHE PATH "")
+add_library(aotriton_v2 SHARED dispatch.cc)
+target_include_directories(aotriton_v2 PRIVATE "${CMAKE_INSTALL_PREFIX}/include")
+set_target_properties(aotriton_v2 PROPERTIES VERSION 0.12.0)
+install(TARGETS aotriton_v2)
 """
 CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 
@@ -54,6 +65,7 @@ def attempt(
     for path in (work / "include", prefix / "include", prefix / "opt/rocm/lib/llvm/amdgcn/bitcode"):
         path.mkdir(parents=True)
     hip_clang(prefix, version)
+    shutil.copytree(RECIPES / "checks", work / "checks")
     (work / "scale.hip").write_text(SOURCE)
     (work / "include/scale.h").write_text(f"#define SCALE {scale}\n")
     environment = {
@@ -64,13 +76,16 @@ def attempt(
         "LDFLAGS": "", "FORGE_CACHE": str(cache),
     }  # fmt: skip
     subprocess.run(["bash", "-c", COMPILE], cwd=work, env=environment, check=True)
-    statistics = subprocess.run(
-        ["ccache", "--print-stats"], env=environment | {"CCACHE_DIR": str(cache / "ccache")},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    counts = dict(line.split("\t") for line in statistics.stdout.splitlines())
-    hits = int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
-    return (work / "scale.o").read_bytes(), hits
+    return (work / "scale.o").read_bytes(), hits_in(cache)
+
+
+def hits_in(cache: Path) -> int:
+    environment = os.environ | {"CCACHE_DIR": str(cache / "ccache")}
+    printed = subprocess.run(
+        ["ccache", "--print-stats"], env=environment, capture_output=True, text=True, check=True
+    )
+    counts = dict(line.split("\t") for line in printed.stdout.splitlines())
+    return int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
 
 
 def test_second_attempt_hits(tmp_path: Path) -> None:
@@ -87,3 +102,33 @@ def test_second_attempt_hits(tmp_path: Path) -> None:
     assert hits == 1 and other != first
     _, hits = attempt(tmp_path / "bld_4", compiler, tmp_path / "cache", 2, "22.2")
     assert hits == 1
+
+
+def aotriton_attempt(folder: Path, cache: Path) -> None:
+    """build_library.sh in a new folder, as far as its check of the real objects."""
+    work, prefix = folder / "work", folder / "host_env"
+    (prefix / "include").mkdir(parents=True)
+    shutil.copytree(RECIPES / "checks", work / "checks")
+    (work / "CMakeLists.txt").write_text(LIBRARY)
+    (work / "dispatch.cc").write_text('#include "number.h"\nint number() { return NUMBER; }\n')
+    (prefix / "include" / "number.h").write_text("#define NUMBER 7\n")
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "SRC_DIR": str(work), "CPU_COUNT": "2",
+        "PREFIX": str(prefix), "RECIPE_DIR": str(RECIPES / "aotriton"), "GPU_ARCH": "gfx1151",
+        "AOTRITON_KERNELS": "sample", "AOTRITON_COMMIT": "a" * 40, "AOTRITON_TREE": "b" * 40,
+        "FORGE_CACHE": str(cache),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", RECIPES / "aotriton" / "build_library.sh"], cwd=work, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Installing: " in done.stdout, done.stdout + done.stderr
+
+
+def test_second_attempt_of_aotriton_hits(tmp_path: Path) -> None:
+    if not all(map(shutil.which, ("ccache", "cmake", "ninja", "g++"))):
+        pytest.skip("no ccache, cmake, ninja or g++")
+    aotriton_attempt(tmp_path / "bld_1", tmp_path / "cache")
+    assert hits_in(tmp_path / "cache") == 0
+    aotriton_attempt(tmp_path / "bld_22", tmp_path / "cache")
+    assert hits_in(tmp_path / "cache") == 1

@@ -184,7 +184,7 @@ class Build:
         self.write("cmake/External/aotriton.cmake", PINNED)
         self.write("third_party/NNPACK/cmake/DownloadSix.cmake", "download")
         self.write(".gitmodules", "x")
-        self.write("checks/max_jobs.sh", (RECIPE.parent / "checks/max_jobs.sh").read_text())
+        shutil.copytree(RECIPES / "checks", self.source / "checks")
         self.write("ninja", NINJA.replace("/env", str(self.prefix)))
         self.write("log", LOG)
         for part, names in layout.PARTS.items():
