@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from rattler.package_streaming import extract
 from rehearsal import checkout, compilers, conda_forge, debian, therock, trees
-from support.project import CHECKOUT
+from support.project import CHECKOUT, MiniProject
 
+from forge.conda.local import write_index
 from forge.conda.package import Package
 from forge.recipes.render import build_recipes
 
@@ -205,6 +206,23 @@ def test_publishing_elsewhere_is_refused(place: checkout.Place, words: list[str]
     with pytest.raises(checkout.Refused, match="into its own folder"):
         place.refuse_elsewhere([word.format(own=place.folder) for word in words])
     place.refuse_elsewhere(["publish", "--to", f"{place.folder}/published"])
+
+
+def test_a_recipe_without_its_tests(place: checkout.Place, tmp_path: Path) -> None:
+    """It is built though its test fails and nobody has what it runs with; no channel gets it."""
+    shutil.rmtree(place.root)
+    project = MiniProject(place.root)
+    for part in ("src", "tests/rehearsal"):
+        shutil.copytree(CHECKOUT / part, place.root / part)
+    project.recipe("lone", run=["nobody-has-this"], test="false")
+    for subdir in ("linux-64", "noarch"):
+        (place.conda_forge / subdir).mkdir(parents=True)
+    write_index(place.conda_forge, write_shards=False)
+    assert place.untested("absent") == 1
+    assert place.untested("lone") == 0
+    (package,) = place.folder.glob("untested/lone/*/*.conda")
+    assert package.name.startswith("lone-1.0-") and not project.packages()
+    assert "untested lone: exit 0" in (place.folder / "costs.txt").read_text()
 
 
 def test_another_debian_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

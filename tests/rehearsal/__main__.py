@@ -50,5 +50,11 @@ def forge(context: typer.Context, folder: Folder) -> None:
     raise typer.Exit(checkout.Place.at(folder).forge(context.args))
 
 
+@app.command()
+def untested(folder: Folder, recipe: str) -> None:
+    """Build one recipe alone and skip its tests; the package stays out of the channel."""
+    raise typer.Exit(checkout.Place.at(folder).untested(recipe))
+
+
 if __name__ == "__main__":
     app()

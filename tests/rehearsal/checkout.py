@@ -155,19 +155,31 @@ class Place:
         return [*difflib.unified_diff(old, new, name, f"overlay/{name}")]
 
     def forge(self, words: list[str]) -> int:
-        """Run the copy's driver on the stand-ins, and note what it cost. Returns its exit code."""
+        """Run the copy's driver on the stand-ins. Returns its exit code."""
         if "publish" in words:
             self.refuse_elsewhere(words)
+        return self._run([str(self.root / "src" / "forge"), *words], words)
+
+    def untested(self, recipe: str) -> int:
+        """Build one recipe alone, without its tests, below `untested`. Returns the exit code."""
+        script = self.root / "tests" / "rehearsal" / "untested.py"
+        target = self.folder / "untested" / recipe
+        return self._run([str(script), recipe, str(target)], ["untested", recipe])
+
+    def _run(self, program: list[str], words: list[str]) -> int:
+        """Run a program of the copy by this Python, and note what it cost as `words`."""
         home = self.folder / "home"
         with served(self.conda_forge, Revalidating) as url:
             write_mirrors(home, {CONDA_FORGE: url})
             environment = clean_environment(home) | {
                 "FORGE_ROOT": str(self.root), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
+                "PYTHONPATH": str(self.root / "src"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             }  # fmt: skip
             start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            driver = [sys.executable, str(self.root / "src" / "forge"), *words]
-            code = subprocess.run(driver, env=environment, check=False).returncode
+            code = subprocess.run(
+                [sys.executable, *program], env=environment, check=False
+            ).returncode
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         line = (

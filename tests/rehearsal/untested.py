@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Build one recipe with what the channel has, and test nothing: `python untested.py RECIPE FOLDER`.
+
+For a package whose tests need one that is not built yet. By the driver of FORGE_ROOT, which builds
+what a package runs with first, and keeps none without its tests: so this one goes into a folder of
+its own, and never into a channel.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from forge.building.jobs import run_job
+from forge.cli.context import LOCAL_FORMAT, Context
+from forge.errors import Failed, ForgeError
+from forge.processes import max_jobs
+from forge.recipes.recipe import prepare, sources_of
+from forge.sources.cache import SourceCache
+
+
+def build(ctx: Context, name: str, folder: Path) -> list[Path]:
+    """The packages of one recipe, in `folder`. Raises ForgeError."""
+    ctx.select([name])
+    (step,) = (one for one in ctx.recipes.plan(ctx.channel) if one.recipe.name == name)
+    sources = SourceCache(ctx.project)
+    shutil.rmtree(folder, ignore_errors=True)
+    for source in sources_of(step.recipe):
+        sources.fetch(source, lambda *_: None)
+    for raw in step.recipe.sources:
+        if wrong := prepare(step.recipe, raw, sources, folder / "src_cache"):
+            raise Failed(wrong)
+    job = ctx.base.arguments(step.digest_value, step.outputs[0].number) | {
+        "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(folder),
+        "channel": [ctx.channel.folder.as_uri(), ctx.base.channel], "package_format": LOCAL_FORMAT,
+    }  # fmt: skip
+    log = ctx.project.logs / f"{name}.untested.log"
+    run_job(ctx.project, max_jobs(), lambda _: None, job, log)
+    for made in ("bld", "build_cache", "src_cache"):
+        shutil.rmtree(folder / made, ignore_errors=True)
+    return sorted(folder.glob("*/*.conda"))
+
+
+def main() -> None:
+    """Prints the packages, or the reason that there are none, and exits with 1."""
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    ctx = Context()
+    try:
+        with ctx.project.lock():
+            packages = build(ctx, name, folder)
+    except ForgeError as error:
+        raise SystemExit(f"{name}: {error}") from None
+    for package in packages:
+        print(f"not tested, not in the channel: {package}")
+
+
+if __name__ == "__main__":
+    main()
