@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -127,3 +128,36 @@ def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.Mo
     )
     jobs.run_job(project, 1, seen.append, {"action": "test"}, tmp_path / "log")
     assert seen == ["a", "b", "c"]
+
+
+def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path) -> None:
+    """Whatever was there at a look: each file was replaced by the next one, at the same place.
+
+    rattler-build copies a staging's log for each output: an empty file that is deleted, then the
+    copy, to which the output's script appends.
+    """
+    staging, one, two = b"+ make\n", b"+ one\n", b"+ two\n"
+    moments = [("script", b""), ("script", staging)]
+    moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + one)]
+    moments += [("copy", b""), ("copy", staging + two)]
+    for number, looks in enumerate(itertools.product((True, False), repeat=len(moments) - 1)):
+        output = tmp_path / str(number)
+        log = output / "log"
+        script = output / "bld/rattler-build_staged_1/work/conda_build.log"
+        copied = output / "build_cache/staging_0/work_dir/conda_build.log"
+        for folder in (script.parent, copied.parent):
+            folder.mkdir(parents=True)
+        seen = list[str]()
+        follower = jobs._follow(output, log, seen.append)
+        for (kind, text), look in zip(moments, (*looks, True), strict=True):
+            if kind == "copy" and not copied.exists():
+                copied.write_bytes(staging)
+            if not text:
+                script.unlink(missing_ok=True)
+            script.write_bytes(text)
+            if look:
+                next(follower)
+        # of an output that nobody looked at, the next one's has taken the place
+        said = staging + (one if any(looks[3:6]) else b"") + two
+        assert log.read_bytes() == said, looks
+        assert "".join(seen) == said.decode().replace("\n", "")

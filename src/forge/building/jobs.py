@@ -80,24 +80,24 @@ def run_job(
 def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:
     """Copy what is new in the scripts' logs, then the engine's, to `log`, and its lines to `line`.
 
-    In this order, so that the closing error stands last. The log of a further output takes the
-    place of the one before and begins with a copy of its staging's, which was read already.
+    In this order, so that the closing error stands last. A further output's log takes the place of
+    the one before and begins with a copy of its staging's: left out where that was read in time.
     """
     streams: dict[tuple[Path, int], BinaryIO] = {}
+    log.touch()
     while True:
         for file in [*output.glob("bld/*/work/conda_build.log"), output / ENGINE_LOG]:
             with contextlib.suppress(FileNotFoundError):  # its output has ended
-                if (key := (file, file.stat().st_ino)) not in streams:
-                    streams[key] = file.open("rb")
-        before = set[Path]()
-        for (file, _), stream in sorted(streams.items(), key=lambda i: i[0][0].name == ENGINE_LOG):
+                opened = file.open("rb")
+                if streams.setdefault((file, os.fstat(opened.fileno()).st_ino), opened) != opened:
+                    opened.close()
+        for _, stream in sorted(streams.items(), key=lambda i: i[0][0].name == ENGINE_LOG):
             start, new = stream.tell(), stream.read()
-            for staged in output.glob(STAGED_LOG) if file in before and not start else ():
-                said = staged.read_bytes()
-                if said.startswith(new):  # not copied to its end yet
-                    stream.seek(0)
-                new = new.removeprefix(said[: len(new)])
-            before.add(file)
+            for staged in output.glob(STAGED_LOG) if new and not start else ():
+                if (said := staged.read_bytes()) in log.read_bytes():
+                    if said.startswith(new):  # not copied to its end yet
+                        stream.seek(0)
+                    new = new.removeprefix(said[: len(new)])
             with log.open("ab") as out:
                 out.write(new)
             for text in new.decode(errors="replace").splitlines():
