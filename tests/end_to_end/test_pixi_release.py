@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The last steps of the rehearsal with a real pixi, and the other ways to what was published."""
+"""The last steps of test_release.py with a real pixi, and the other ways to what was published."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_install_and_check(release: Release, user: User) -> None:
     for file in map(packages.get, published_in("attention")):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock.read_text()
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock.read_text()
-    words = ("run", "--locked", "check", "--only", "sdpa", "--json")  # all of it: test_rehearsal
+    words = ("run", "--locked", "check", "--only", "sdpa", "--json")  # all of it: test_release
     report = user.data(*words, cwd=user.folder)
     assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 30
 

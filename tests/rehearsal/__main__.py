@@ -35,12 +35,14 @@ def make(
     """Make both stand-ins and the copy of the checkout; what is there already stays."""
     debian.require_sid()
     place = checkout.Place.at(folder)
-    place.archive()
+    with place.noted("archive"):
+        place.archive()
     copy = place.copy()
-    conda_forge.make(
-        place.conda_forge, place.work, host,
-        copy / "bases" / "host" / "copy_interpreter.py", checkout.PYPI,
-    )  # fmt: skip
+    with place.noted("channel"):
+        conda_forge.make(
+            place.conda_forge, place.work, host,
+            copy / "bases" / "host" / "copy_interpreter.py", checkout.PYPI,
+        )  # fmt: skip
     print(place.overlay())
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import os
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +67,12 @@ PYPI = [
 ]
 RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
 BASES = "src/forge/bases.py"
+
+
+def cpu_seconds() -> float:
+    """What this process has cost so far, with the children that have ended."""
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 class Refused(SystemExit):
@@ -176,20 +184,23 @@ class Place:
                 "PYTHONPATH": str(self.root / "src"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             }  # fmt: skip
-            start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            code = subprocess.run(
-                [sys.executable, *program], env=environment, check=False
-            ).returncode
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        line = (
-            f"{' '.join(words)}: exit {code}, {time.monotonic() - start:.0f} s, {cpu:.0f} CPU-s, "
-        )
-        line += f"at most {after.ru_maxrss / 1048576:.1f} GiB in one process"
+            with self.noted(" ".join(words)) as said:
+                command = [sys.executable, *program]
+                code = subprocess.run(command, env=environment, check=False).returncode
+                said.append(f"exit {code}")
+        return code
+
+    @contextlib.contextmanager
+    def noted(self, what: str) -> Iterator[list[str]]:
+        """Print and keep in costs.txt what the block cost, and what it adds to the list."""
+        said, start, before = list[str](), time.monotonic(), cpu_seconds()
+        yield said
+        said.append(f"{time.monotonic() - start:.0f} s, {cpu_seconds() - before:.0f} CPU-s")
+        most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1048576
+        line = f"{what}: {', '.join(said)}, at most {most:.1f} GiB in one process"
         print(line)
         with (self.folder / "costs.txt").open("a") as costs:
             costs.write(f"{line}\n")
-        return code
 
     def refuse_elsewhere(self, words: list[str]) -> None:
         """Raises Refused unless `publish` names a folder of this rehearsal."""
