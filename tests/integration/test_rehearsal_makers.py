@@ -188,6 +188,17 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
         place.overlay()
 
 
+def test_a_copy_is_the_checkout_of_now(tmp_path: Path) -> None:
+    """What is gone from the checkout goes from the copy, and what the copy has made stays."""
+    root = checkout.Place.at(tmp_path).root
+    gone, made = root / "recipes/gone/recipe.yaml", root / "build/cache/object"
+    for path in (gone, made):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    assert checkout.Place.at(tmp_path).copy() == root
+    assert (root / "recipes/pytorch/recipe.yaml").exists() and made.exists() and not gone.exists()
+
+
 def test_a_folder_in_the_checkout_is_refused() -> None:
     with pytest.raises(checkout.Refused, match="outside of it"):
         checkout.Place.at(CHECKOUT / "rehearsal")

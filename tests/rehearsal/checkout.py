@@ -29,14 +29,17 @@ from forge.hostbase.wheels import PYTHON
 VERSION = "10.0.0"
 ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
-# What the recipes and their tests take from PyPI, whoever needs it.
+# What the recipes, their tests and two stacks take from PyPI, whoever needs it.
 PYPI = [
+    "accelerate",
     # AOTriton takes no CMake 4, and Debian has no other
     "cmake<4",
+    "datasets",
     "einops",
     "filelock",
     "fsspec",
     "jinja2",
+    "matplotlib",
     "msgpack",
     "networkx",
     "ninja",
@@ -44,6 +47,7 @@ PYPI = [
     "optree",
     "packaging",
     "pandas",
+    "peft",
     "pip",
     "poetry-core",
     "psutil",
@@ -60,6 +64,8 @@ PYPI = [
     "setuptools-scm",
     "six",
     "sympy",
+    "transformers<6",
+    "trl",
     "typer",
     "typing-extensions",
     "wheel",
@@ -129,6 +135,8 @@ class Place:
         """Copy the checkout as it is now; what the copy has built and fetched stays."""
         listing = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
         done = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+        for part in ("recipes", "patches", "src"):  # a file that is gone from the checkout
+            shutil.rmtree(self.root / part, ignore_errors=True)
         for name in filter(None, done.stdout.split("\0")):
             target = self.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
