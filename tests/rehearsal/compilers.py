@@ -64,9 +64,10 @@ def wrapper(host: Host, gcc: str, clang: str) -> str:
     """A script in a compiler's place. What is asked of GCC about itself, GCC answers."""
     run = f'exec /usr/bin/{gcc}-{GCC} "$@"'
     if host is Host.CLANG:
-        # the last -O counts, and clang knows no triple of conda's
+        # the last -O counts, and clang knows no triple of conda's; GCC's own pragmas fill logs
         flags = f'--gcc-install-dir=/usr/lib/gcc/x86_64-linux-gnu/{GCC} "$@" -O0'
-        run = f"exec /usr/bin/{clang}-22 {flags} -Wno-unused-command-line-argument"
+        quiet = "-Wno-unused-command-line-argument -Wno-unknown-pragmas"
+        run = f"exec /usr/bin/{clang}-22 {flags} {quiet}"
     return f"""#!/bin/sh
 case $1 in
     -dumpmachine) echo {TRIPLE}; exit ;;
