@@ -2,7 +2,8 @@
 """The stand-in runtime's own declarations against AMD's headers, which Triton brings along.
 
 Every source file is compiled with AMD's header in the place of ours, so that the compiler compares
-all prototypes; and all numbers, sizes and offsets of both are printed and compared.
+all prototypes; and all numbers, sizes and offsets of both are printed and compared. Last, those
+of the protocol between the runtime and its server.
 """
 
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from device_support import HIP, compiler
+from strix_emulate.device import protocol
+from strix_emulate.device.protocol import Kind, Operation
 
 triton = pytest.importorskip("triton", reason="Triton brings AMD's headers")
 HEADERS = Path(triton.__file__).parent / "backends/amd/include"
@@ -71,3 +74,32 @@ def test_numbers_and_layouts_are_hips(tmp_path: Path) -> None:
     ours, theirs = _printed(tmp_path), _printed(tmp_path, *THEIRS)
     assert len(ours) > 150
     assert ours == theirs
+
+
+def test_both_sides_have_the_same_numbers(tmp_path) -> None:
+    """hip/protocol.h and protocol.py, by a program that prints the first."""
+    sizes = {
+        "request": protocol.REQUEST, "reply": protocol.REPLY, "hello": protocol.HELLO,
+        "load_reply": protocol.LOADED, "place_request": protocol.PLACE,
+        "module_request": protocol.MODULE, "function_reply": protocol.FUNCTION,
+        "function_argument": protocol.ARGUMENT, "symbol_reply": protocol.SYMBOL,
+        "launch_request": protocol.LAUNCHED,
+    }  # fmt: skip
+    expected = {f"sizeof(struct {name})": form.size for name, form in sizes.items()}
+    expected |= {f"OP_{x.name}": x.value for x in Operation}
+    expected |= {f"KIND_{x.name}": x.value for x in Kind}
+    expected |= {
+        "sizeof(struct pool_entry)": protocol.ENTRY.itemsize, "POOL_BASE": protocol.BASE,
+        "sizeof(struct pool_header)": protocol.HEADER, "POOL_VIEWS": protocol.VIEWS,
+        "sizeof(struct pool_view)": protocol.VIEW.itemsize, "POOL_LAUNCH": protocol.LAUNCH,
+        "POOL_HEAP": protocol.HEAP, "PROTOCOL_VERSION": protocol.VERSION,
+    }  # fmt: skip
+    lines = "\n".join(f'printf("%lld\\n", (long long)({name}));' for name in expected)
+    source = tmp_path / "numbers.c"
+    source.write_text(
+        f'#include "protocol.h"\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
+    )
+    program = tmp_path / "numbers"
+    subprocess.run([*compiler(), f"-I{HIP}", str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    assert dict(zip(expected, map(int, printed), strict=True)) == expected

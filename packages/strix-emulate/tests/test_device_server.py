@@ -15,7 +15,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from device_support import HIP, compiler
 from fixtures import add, compile_kernel
 from strix_emulate.device import protocol
 from strix_emulate.device.protocol import Kind, Operation, Status
@@ -238,34 +237,3 @@ def test_a_pool_that_could_shrink_is_refused(arguments: dict) -> None:
     status, text = made.receive()
     assert status and b"sealed" in text
     assert made.finish() == ""
-
-
-def test_both_sides_have_the_same_numbers(tmp_path) -> None:
-    """hip/protocol.h and protocol.py, by a program that prints the first."""
-    if not HIP.is_dir():
-        pytest.skip("the sources of the stand-in runtime are not here")
-    sizes = {
-        "request": protocol.REQUEST, "reply": protocol.REPLY, "hello": protocol.HELLO,
-        "load_reply": protocol.LOADED, "place_request": protocol.PLACE,
-        "module_request": protocol.MODULE, "function_reply": protocol.FUNCTION,
-        "function_argument": protocol.ARGUMENT, "symbol_reply": protocol.SYMBOL,
-        "launch_request": protocol.LAUNCHED,
-    }  # fmt: skip
-    expected = {f"sizeof(struct {name})": form.size for name, form in sizes.items()}
-    expected |= {f"OP_{x.name}": x.value for x in Operation}
-    expected |= {f"KIND_{x.name}": x.value for x in Kind}
-    expected |= {
-        "sizeof(struct pool_entry)": protocol.ENTRY.itemsize, "POOL_BASE": protocol.BASE,
-        "sizeof(struct pool_header)": protocol.HEADER, "POOL_VIEWS": protocol.VIEWS,
-        "sizeof(struct pool_view)": protocol.VIEW.itemsize, "POOL_LAUNCH": protocol.LAUNCH,
-        "POOL_HEAP": protocol.HEAP, "PROTOCOL_VERSION": protocol.VERSION,
-    }  # fmt: skip
-    lines = "\n".join(f'printf("%lld\\n", (long long)({name}));' for name in expected)
-    source = tmp_path / "numbers.c"
-    source.write_text(
-        f'#include "protocol.h"\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
-    )
-    program = tmp_path / "numbers"
-    subprocess.run([*compiler(), f"-I{HIP}", str(source), "-o", str(program)], check=True)
-    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
-    assert dict(zip(expected, map(int, printed), strict=True)) == expected
