@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def table() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def targets() -> str:
+    """The table of GPUs, as device.h declares it, from the emulator's own."""
+    # in its source tree it need not be installed
+    sys.path.append(str(HERE.parent / "src"))
+    from strix_emulate.code.target import TARGETS
+
+    rows = []
+    for t in TARGETS.values():
+        numbers = [*t.version, t.processors, t.registers, t.simds, t.waves, min(t.widths),
+                   t.threads, t.lds, t.lds_of_processor, t.stack, t.l2, t.clock, t.memory_clock,
+                   t.bus, int(t.integrated)]  # fmt: skip
+        rows.append(f'{{"{t.name}", "{t.product}", {", ".join(map(str, numbers))}}}')
+    table = ",\n".join([*rows, "{.name = NULL}"])
+    return f'#include "device.h"\nconst struct target targets[] = {{\n{table}\n}};\n'
+
+
 def build(folder: Path) -> Path:
     """Raises CalledProcessError if the compiler fails."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +93,8 @@ def build(folder: Path) -> Path:
             if state in answers
         )
     )
+    gpus = folder / "targets.c"
+    gpus.write_text(targets())
     library = folder / f"{NAME}.7"
     flags = [*shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
     aliases = [f"-Wl,--defsym,{name}={plain}" for name, plain in _per_thread(states()).items()]
@@ -84,10 +103,22 @@ def build(folder: Path) -> Path:
     sources = [str(path) for path in sorted(HERE.glob("*.c"))]
     compiler = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run(
-        [*compiler, *flags, "-shared", "-o", str(library), *sources, str(refusals), *linking],
+        [
+            *compiler,
+            *flags,
+            "-shared",
+            "-o",
+            str(library),
+            f"-I{HERE}",
+            *sources,
+            str(gpus),
+            str(refusals),
+            *linking,
+        ],
         check=True,
     )
     refusals.unlink()
+    gpus.unlink()
     link = folder / NAME
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)

@@ -38,7 +38,17 @@ bool pool_is_device(const void *address);
 /* The allocation, or mapping, that an address is in. */
 void pool_range(const void *address, void **start, size_t *size);
 
+/* The GPUs that a device can be, of which the first is the default: build.py writes the table, and
+   a NULL name behind it, from strix_emulate/code/target.py, which says what the numbers are. */
+struct target {
+    const char *name, *product;
+    int major, minor, stepping, processors, registers, simds, waves, width, threads, lds,
+        lds_of_processor, stack, l2, clock, memory_clock, bus, integrated;
+};
+extern const struct target targets[];
+
 /* properties.c */
+const struct target *device_target(void);
 /* Bytes of a lane's stack, for kernels that need an unknown amount. */
 size_t device_stack(void);
 

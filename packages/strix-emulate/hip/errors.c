@@ -13,11 +13,12 @@ static hipError_t broken;
 static pid_t owner;
 static _Thread_local hipError_t last;
 
+void device_own(void) { owner = getpid(); }
+
 hipError_t device_enter(void) {
     pthread_mutex_lock(&lock);
-    if (!owner) owner = getpid();
     /* a forked child shares the memory and the socket, and would corrupt both */
-    return owner == getpid() ? broken : hipErrorNotInitialized;
+    return owner && owner != getpid() ? hipErrorNotInitialized : broken;
 }
 
 hipError_t device_leave(hipError_t error) {

@@ -11,6 +11,8 @@
 
 /* Takes the lock; the error of a device that can no longer be used, if any. */
 hipError_t device_enter(void);
+/* From here on the device is this process's: what it forked before may have one of its own. */
+void device_own(void);
 /* Releases the lock, remembers an error for hipGetLastError, and returns it. */
 hipError_t device_leave(hipError_t error);
 /* Makes all later calls fail with this error. */

@@ -4,10 +4,6 @@
 #include "device.h"
 #include <string.h>
 
-/* gfx1151: waves per SIMD, SIMDs and LDS of a workgroup processor (LLVM's GCNSubtarget) */
-#define SIMDS 4
-#define LDS_OF_PROCESSOR 131072
-
 static hipError_t submit(hipFunction_t function, dim3 grid, dim3 block, size_t lds,
                          hipStream_t stream, void **values, void **extra, bool cooperative) {
     struct work work;
@@ -91,13 +87,14 @@ API(hipLaunchKernelExC)(const hipLaunchConfig_t *c, const void *host, void **val
 
 static hipError_t attributes(hipFuncAttributes *to, hipFunction_t function) {
     const struct function_reply *facts = &function->facts;
-    *to = (hipFuncAttributes){.binaryVersion = 115,
-                              .ptxVersion = 115,
+    const struct target *t = device_target();
+    *to = (hipFuncAttributes){.binaryVersion = t->major * 10 + t->minor,
+                              .ptxVersion = t->major * 10 + t->minor,
                               .localSizeBytes = facts->scratch,
                               .sharedSizeBytes = facts->lds,
                               .maxThreadsPerBlock = (int)facts->max_threads,
                               .numRegs = (int)facts->vgprs,
-                              .maxDynamicSharedSizeBytes = (int)(65536 - facts->lds)};
+                              .maxDynamicSharedSizeBytes = t->lds - (int)facts->lds};
     return hipSuccess;
 }
 
@@ -137,10 +134,11 @@ API(hipFuncGetAttribute)(int *value, hipFunction_attribute attribute, hipFunctio
 static int resident(hipFunction_t function, int threads, size_t lds) {
     const struct function_reply *facts = &function->facts;
     if (threads <= 0 || (uint32_t)threads > facts->max_threads) return 0;
-    int groups = (int)facts->waves * SIMDS / ((threads + 31) / 32);
+    const struct target *t = device_target();
+    int groups = (int)facts->waves * t->simds / ((threads + t->width - 1) / t->width);
     size_t each = facts->lds + lds;
-    int by_lds = each ? (int)(LDS_OF_PROCESSOR / each) : groups;
-    return each > 65536 ? 0 : groups < by_lds ? groups : by_lds;
+    int by_lds = each ? (int)((size_t)t->lds_of_processor / each) : groups;
+    return each > (size_t)t->lds ? 0 : groups < by_lds ? groups : by_lds;
 }
 
 API(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor)(int *groups, hipFunction_t function,

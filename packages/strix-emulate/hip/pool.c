@@ -63,6 +63,7 @@ hipError_t pool_map(void) {
         return hipErrorNoDevice;
     }
     base = got;
+    device_own();
     header()->size = total;
     views_begin(header());
     return hipSuccess;

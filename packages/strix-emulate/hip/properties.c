@@ -4,6 +4,7 @@
 #include "device.h"
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* HIP 7.2: major * 10^7 + minor * 10^5 + patch */
@@ -21,39 +22,50 @@ API(hipDriverGetVersion)(int *version) {
 }
 API(hipRuntimeGetVersion)(int *version) { return hipDriverGetVersion(version); }
 
-/* gfx1151 of Strix Halo: 40 compute units as KFD's topology gives them (80 SIMDs, 2 for each),
-   which HIP on RDNA counts as 20 workgroup processors; LDS of a workgroup, L2, clock and limits as
-   its topology and clr's hip_device.cpp give them. The memory is the pool's. */
+const struct target *device_target(void) {
+    static const struct target *found;
+    if (found) return found;
+    const char *wanted = getenv("STRIX_EMULATE_TARGET");
+    /* the server refuses a name that is none */
+    for (found = targets; found->name && wanted && strcmp(found->name, wanted); found++) {
+    }
+    return found = found->name ? found : targets;
+}
+
+/* LDS of a workgroup, L2, clock and limits as KFD's topology and clr's hip_device.cpp give them,
+   which on RDNA counts workgroup processors, two compute units each. The memory is the pool's. */
 API(hipGetDevicePropertiesR0600)(hipDeviceProp_t *p, int device) {
     ANSWER(p, hipErrorInvalidValue);
     ANSWER(device_exists(device), hipErrorInvalidDevice);
+    const struct target *t = device_target();
     memset(p, 0, sizeof *p);
-    strcpy(p->name, "AMD Radeon 8060S Graphics (emulated)");
-    strcpy(p->gcnArchName, "gfx1151");
+    snprintf(p->name, sizeof p->name, "%s (emulated)", t->product);
+    snprintf(p->gcnArchName, sizeof p->gcnArchName, "%s", t->name);
     memcpy(p->uuid.bytes, "strix-emulate\0\0", sizeof p->uuid.bytes);
     p->uuid.bytes[15] = (char)device;
     p->totalGlobalMem = pool_size();
-    p->sharedMemPerBlock = p->sharedMemPerMultiprocessor = 65536;
-    p->maxSharedMemoryPerMultiProcessor = p->sharedMemPerBlockOptin = 65536;
-    p->regsPerBlock = p->regsPerMultiprocessor = 196608;
-    p->warpSize = 32;
+    p->warpSize = t->width;
+    p->sharedMemPerBlock = p->sharedMemPerMultiprocessor = t->lds;
+    p->maxSharedMemoryPerMultiProcessor = p->sharedMemPerBlockOptin = t->lds;
+    p->regsPerBlock = p->regsPerMultiprocessor = t->registers * t->simds * p->warpSize;
     p->memPitch = p->totalConstMem = 2147483647;
-    p->maxThreadsPerBlock = 1024;
-    for (int i = 0; i < 3; i++) p->maxThreadsDim[i] = 1024;
+    p->maxThreadsPerBlock = t->threads;
+    for (int i = 0; i < 3; i++) p->maxThreadsDim[i] = t->threads;
     p->maxGridSize[0] = 2147483647;
     p->maxGridSize[1] = p->maxGridSize[2] = 65536;
-    p->clockRate = 2900000;
+    p->clockRate = t->clock;
     p->clockInstructionRate = 100000;
-    p->memoryClockRate = 1000000;
-    p->memoryBusWidth = 256;
-    p->major = 11;
-    p->minor = 5;
-    p->multiProcessorCount = 20;
-    p->maxThreadsPerMultiProcessor = 2048;
+    p->memoryClockRate = t->memory_clock;
+    p->memoryBusWidth = t->bus;
+    p->major = t->major;
+    p->minor = t->minor;
+    p->multiProcessorCount = t->processors;
+    p->maxThreadsPerMultiProcessor = t->waves * t->simds * p->warpSize;
     p->maxBlocksPerMultiProcessor = 2;
-    p->l2CacheSize = p->persistingL2CacheMaxSize = 2 << 20;
+    p->l2CacheSize = p->persistingL2CacheMaxSize = t->l2;
     p->textureAlignment = p->texturePitchAlignment = p->surfaceAlignment = 256;
-    p->integrated = p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = 1;
+    p->integrated = t->integrated;
+    p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = 1;
     p->managedMemory = p->cooperativeLaunch = p->memoryPoolsSupported = 1;
     p->globalL1CacheSupported = p->localL1CacheSupported = 1;
     p->streamPrioritiesSupported = p->isLargeBar = 1;
@@ -118,7 +130,7 @@ API(hipDeviceTotalMem)(size_t *bytes, hipDevice_t device) {
 }
 API(hipDeviceComputeCapability)(int *major, int *minor, hipDevice_t device) {
     ANSWER(major && minor && device_exists(device), hipErrorInvalidValue);
-    return *major = 11, *minor = 5, hipSuccess;
+    return *major = device_target()->major, *minor = device_target()->minor, hipSuccess;
 }
 API(hipDeviceGetPCIBusId)(char *text, int length, int device) {
     ANSWER(text && length > 0 && device_exists(device), hipErrorInvalidValue);
@@ -144,7 +156,8 @@ API(hipDeviceGetLimit)(size_t *value, enum hipLimit_t limit) {
 }
 API(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
     ANSWER(limit == hipLimitStackSize || limit == hipLimitMallocHeapSize, hipErrorUnsupportedLimit);
-    ANSWER(limit != hipLimitStackSize || value <= 131056, hipErrorInvalidValue);
+    ANSWER(limit != hipLimitStackSize || value <= (size_t)device_target()->stack,
+           hipErrorInvalidValue);
     if (limit == hipLimitStackSize) stack = (value + 15) / 16 * 16;
     else heap = value;
     return hipSuccess;

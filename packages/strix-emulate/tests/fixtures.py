@@ -99,7 +99,7 @@ def compile_kernel(
 
 
 @cache
-def kernel(name: str, **_) -> Kernel:
+def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
     """A fixture by name."""
     made = {
         "add": (add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}),
@@ -112,7 +112,7 @@ def kernel(name: str, **_) -> Kernel:
         "attention": (attention, _ATTENTION, {"CAUSAL": False, "D": 32, "BM": 32, "BN": 32}),
         "attention-causal": (attention, _ATTENTION, {"CAUSAL": True, "D": 32, "BM": 32, "BN": 32}),
     }[name]
-    elf, lds = compile_kernel(*made)
+    elf, lds = compile_kernel(*made, arch)
     return loader.parse_elf(elf, name, lds)[0]
 
 
@@ -146,11 +146,11 @@ def attention_case(
     return (q, k, v), (p / weight @ v.astype(float), (top + np.log(weight))[..., 0])
 
 
-def run_attention(causal: bool, case, instructions=None, options=None):
+def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx1151"):
     """The fixture's result and logsumexp for a case of attention_case, and the launch."""
     (q, k, v), _ = case
     out, lse = np.zeros_like(q), np.zeros(q.shape[:2], np.float32)
-    found = kernel("attention-causal" if causal else "attention")
+    found = kernel("attention-causal" if causal else "attention", arch)
     done = launch(
         found, (-(-q.shape[1] // 32), q.shape[0]),
         [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"), Buffer(lse, "out"),

@@ -116,6 +116,14 @@ def test_processes_share_memory_and_events(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_process_forked_before_the_first_use_has_a_device(folder: Path) -> None:
+    done = on(folder, hip_program("fork", folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "168", "268", "line 18: hipMalloc((void **)&data, sizeof host): initialization error",
+    ]  # fmt: skip
+
+
 def test_several_devices_and_peers(folder: Path) -> None:
     program = hip_program("peers", folder)
     done = on(folder, program, options=["--devices", "2"])

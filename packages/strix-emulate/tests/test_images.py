@@ -95,8 +95,8 @@ def test_bundles(version, method):
                    ("hipv4-amdgcn-amd-amdhsa--gfx1151", elf))  # fmt: skip
     packed = compressed(whole, version, method) if version else whole
     assert [k.name for k in loader.parse(packed, "file")] == ["add"]
-    other = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"))
-    with pytest.raises(LoadError, match=r"nothing for gfx1151.*gfx1100"):
+    other = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1201", b"x"))
+    with pytest.raises(LoadError, match=r"nothing for gfx1151 or gfx1150 .*gfx1201"):
         loader.parse(compressed(other, version, method) if version else other, "file")
     with pytest.raises(LoadError):
         loader.parse(packed[: len(packed) // 2], "file")

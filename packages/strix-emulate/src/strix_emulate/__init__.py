@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A functional emulator of gfx1151 (RDNA3.5): executes code objects on a CPU, without timing.
+"""A functional emulator of gfx1151 and its neighbours: executes code objects on a CPU.
 
 `load` reads the kernels of a file; `launch` runs one over a grid, with a `Buffer` for each pointer,
 and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`. `parse_elf` and
 `elf_metadata` read what a compiler hands over, `find_disassembler` says whether it can be executed.
+`TARGETS` are the GPUs that it may be made for, by name, as `Target`.
 Programs and other packages import these names from here; all else may change.
 
 A name is imported at its first use: the library in C is compiled where only numpy is installed.
@@ -13,22 +14,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strix_emulate.code.kernel import LDS_LIMIT, Argument, Kernel
+    from strix_emulate.code.kernel import Argument, Kernel
     from strix_emulate.code.llvm import find_disassembler as find_disassembler
-    from strix_emulate.code.loader import EM_AMDGPU, MACH_GFX1151, elf_metadata, load, parse_elf
+    from strix_emulate.code.loader import EM_AMDGPU, elf_metadata, load, parse_elf
+    from strix_emulate.code.target import TARGETS, Target
     from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
     from strix_emulate.launches import Buffer, Launch, launch
     from strix_emulate.run.machine import Options
 
 __all__ = [
-    "EM_AMDGPU", "LDS_LIMIT", "MACH_GFX1151", "Argument", "Buffer", "DisassemblerError",
-    "EmulatorError", "Kernel", "Launch", "LoadError", "Options", "Trap", "elf_metadata",
-    "find_disassembler", "launch", "load", "parse_elf",
+    "EM_AMDGPU", "TARGETS", "Argument", "Buffer", "DisassemblerError", "EmulatorError", "Kernel",
+    "Launch", "LoadError", "Options", "Target", "Trap", "elf_metadata", "find_disassembler",
+    "launch", "load", "parse_elf",
 ]  # fmt: skip
 _HOMES = {
-    "code.kernel": ("LDS_LIMIT", "Argument", "Kernel"),
+    "code.kernel": ("Argument", "Kernel"),
     "code.llvm": ("find_disassembler",),
-    "code.loader": ("EM_AMDGPU", "MACH_GFX1151", "elf_metadata", "load", "parse_elf"),
+    "code.loader": ("EM_AMDGPU", "elf_metadata", "load", "parse_elf"),
+    "code.target": ("TARGETS", "Target"),
     "errors": ("DisassemblerError", "EmulatorError", "LoadError", "Trap"),
     "launches": ("Buffer", "Launch", "launch"),
     "run.machine": ("Options",),

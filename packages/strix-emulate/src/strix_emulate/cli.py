@@ -15,6 +15,7 @@ from rich.console import Console
 from strix_emulate import statistics
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
+from strix_emulate.code.target import DEFAULT, TARGETS
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
 from strix_emulate.launches import Buffer, launch
@@ -63,7 +64,10 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits."""
+    """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits.
+
+    Those of gfx1150 and gfx1100 as well.
+    """
 
 
 @app.command()
@@ -133,6 +137,9 @@ def device(
     devices: Annotated[
         int, typer.Option(min=1, max=16, help="Devices that the program sees, with one memory.")
     ] = 1,
+    target: Annotated[
+        str, typer.Option(help=f"The GPU that the device is: {', '.join(TARGETS)}.")
+    ] = DEFAULT.name,
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
@@ -144,7 +151,7 @@ def device(
     size = None if memory is None else int(memory * 2**30)
     launcher.execute(
         command, off=parse(no_checks), memory=size, budget=budget, cores=cores or _all_cores(),
-        log=log, strict=strict, devices=devices, seconds=seconds,
+        log=log, strict=strict, devices=devices, seconds=seconds, target=target,
     )  # fmt: skip
 
 

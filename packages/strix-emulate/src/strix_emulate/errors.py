@@ -13,11 +13,11 @@ class LoadError(EmulatorError):
 
 
 class Unsupported(LoadError):
-    """A file that a gfx1151 would take, and this machine does not."""
+    """A file that the GPU would take, and this machine does not."""
 
 
 class DisassemblerError(EmulatorError):
-    """No libLLVM here can decode gfx1151; nothing was executed."""
+    """No libLLVM here can decode GFX11; nothing was executed."""
 
 
 class Trap(EmulatorError):

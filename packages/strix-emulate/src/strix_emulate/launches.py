@@ -11,7 +11,7 @@ import numpy as np
 
 from strix_emulate.code import hidden
 from strix_emulate.code.decode import Instruction
-from strix_emulate.code.kernel import LDS_LIMIT, STACK, Image, Kernel
+from strix_emulate.code.kernel import STACK, Image, Kernel
 from strix_emulate.errors import EmulatorError
 from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
@@ -91,14 +91,16 @@ def launch(
         program = _program(kernel, kernel.image, library, options.off)
     else:
         program = Program(instructions)
-    kernel = kernel.with_stack(STACK)
+    kernel, target = kernel.with_stack(STACK), kernel.target
     block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
     block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
-    if min(grid) < 1 or min(block) < 1 or np.prod(block) > 1024:
+    if min(grid) < 1 or min(block) < 1 or np.prod(block) > target.threads:
         raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
     total_lds = kernel.lds + (kernel.launch_lds if lds is None else lds)
-    if total_lds > LDS_LIMIT:
-        raise EmulatorError(f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {LDS_LIMIT}")
+    if total_lds > target.lds:
+        raise EmulatorError(
+            f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {target.lds}"
+        )
     # one copy per array, even if several arguments point into it
     given = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
     arrays = {id(a.data): a for a in given}

@@ -6,14 +6,10 @@ from dataclasses import asdict
 
 from strix_emulate.code.decode import Instruction
 from strix_emulate.code.kernel import Kernel
+from strix_emulate.code.target import Target
 from strix_emulate.instructions.vmem import is_memory
 from strix_emulate.launches import Launch
 from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
-
-#: gfx1151, LLVM's guide and GCNSubtarget: 1.5 times the registers of other RDNA3 chips.
-_VGPRS_PER_SIMD, _VGPR_GRANULE, _WAVES_PER_SIMD = 1536, 24, 16
-_SIMDS_PER_WGP, _LDS_PER_WGP = 4, 131072
-
 
 _PREFIXES = {
     "ds_": "lds", "scratch_": "scratch", "s_load": "smem", "buffer_": "vmem", "global_": "vmem",
@@ -53,9 +49,10 @@ def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
             if not ins.pair and ins.name not in known and not is_memory(ins.name)
         }
     )
-    lds = kernel.lds + kernel.launch_lds
+    lds, target = kernel.lds + kernel.launch_lds, kernel.target
     return {
         "kernel": kernel.name,
+        "target": target.name,
         "instructions": len(instructions),
         "classes": dict(sorted(classes.items())),
         "wmma_share": round(classes["wmma"] / max(1, len(instructions)), 4),
@@ -67,21 +64,23 @@ def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
         "scratch": kernel.scratch,
         "threads": kernel.max_threads,
         "wave": kernel.width,
-        "waves_per_simd": occupancy(kernel.vgprs, lds, kernel.max_threads, kernel.width),
+        "waves_per_simd": occupancy(target, kernel.vgprs, lds, kernel.max_threads, kernel.width),
         "unsupported": unsupported,
     }
 
 
-def occupancy(vgprs: int, lds: int, threads: int, width: int = 32) -> dict[str, int]:
+def occupancy(
+    target: Target, vgprs: int, lds: int, threads: int, width: int = 32
+) -> dict[str, int]:
     """Bound the resident waves per SIMD from above: by registers, by LDS, and by both."""
     # of waves with twice the lanes, half as many
-    granule, registers = _VGPR_GRANULE * 32 // width, _VGPRS_PER_SIMD * 32 // width
+    granule, registers = target.granule * 32 // width, target.registers * 32 // width
     granted = -(-vgprs // granule) * granule
-    by_registers = min(_WAVES_PER_SIMD, registers // granted)
+    by_registers = min(target.waves, registers // granted)
     waves = -(-threads // width)
-    by_lds = _WAVES_PER_SIMD
+    by_lds = target.waves
     if lds:
-        by_lds = min(by_lds, _LDS_PER_WGP // lds * waves // _SIMDS_PER_WGP)
+        by_lds = min(by_lds, target.lds_of_processor // lds * waves // target.simds)
     return {"registers": by_registers, "lds": by_lds, "bound": min(by_registers, by_lds)}
 
 

@@ -7,6 +7,7 @@ Its modules, imported where they are needed:
 * ``decode``: `Instruction`, named by LLVM.
 * ``encodings``: its operands and modifiers, from the fields of its bytes.
 * ``hidden``: arguments that a runtime fills in.
+* ``target``: `Target`: the GPUs that are emulated, and all numbers of them.
 * ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
 * ``llvm``: libLLVM's disassembler and assembler.
 * ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.

@@ -5,7 +5,7 @@ import ctypes.util
 import struct
 import zlib
 
-from strix_emulate.code import llvm
+from strix_emulate.code.target import TARGETS, Target
 from strix_emulate.errors import LoadError
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -21,8 +21,10 @@ def require_modest(size: int, packed: bytes, origin: str) -> None:
         raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
 
 
-def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
-    """Return (name, code object) for gfx1151 in clang's bundle, plain or compressed.
+def unbundle(data: bytes, origin: str, wanted: Target | None = None) -> list[tuple[str, bytes]]:
+    """Return (name, code object) for a GPU in clang's bundle, plain or compressed.
+
+    wanted: None for the first of TARGETS that is in it.
 
     Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
     """
@@ -34,23 +36,30 @@ def unbundle(data: bytes, origin: str) -> list[tuple[str, bytes]]:
                                       version < 3 else header - 16)[0]  # fmt: skip
             require_modest(size, data, origin)
             data = _inflate(data[header:], size, method)
+        names = [wanted.name] if wanted else list(TARGETS)
         (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
-        at, found, targets = len(BUNDLE) + 8, [], []
+        at, targets = len(BUNDLE) + 8, []
+        found: dict[str, list[tuple[str, bytes]]] = {}
         for _ in range(count):
             offset, size, length = struct.unpack_from("<3Q", data, at)
             target = data[at + 24 : at + 24 + length].decode()
             at += 24 + length
             targets.append(target)
-            if f"-{llvm.CPU.decode()}" in target:
+            # features may follow the name
+            name = target.partition(":")[0].rpartition("-")[2]
+            if name in names:
                 if len(data) < offset + size:
                     raise LoadError(f"{origin}: cut off, {target:.80} is not in the file")
-                found.append((f"{origin}:{target:.80}", data[offset : offset + size]))
+                blob = data[offset : offset + size]
+                found.setdefault(name, []).append((f"{origin}:{target:.80}", blob))
     except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
         raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
     if not found:
         there = ", ".join(targets)
-        raise LoadError(f"{origin}: nothing for gfx1151 in this bundle: {there!a:.300}")
-    return found
+        raise LoadError(
+            f"{origin}: nothing for {' or '.join(names)} in this bundle: {there!a:.300}"
+        )
+    return next(found[name] for name in names if name in found)
 
 
 def _inflate(data: bytes, size: int, method: int) -> bytes:

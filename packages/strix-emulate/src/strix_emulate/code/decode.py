@@ -22,6 +22,7 @@ from strix_emulate.code.encodings import (
     Shape,
     Unknown,
 )
+from strix_emulate.code.target import DEFAULT, Target
 
 __all__ = ["APERTURES", "EXEC", "M0", "NULL", "VCC", "Operand", "Unknown"]
 
@@ -49,13 +50,15 @@ class Instruction:
     begins_swap: bool = False
 
 
-def decode(code: bytes, start: int = 0, width: int = 32, padded: bool = False) -> list[Instruction]:
+def decode(
+    code: bytes, start: int = 0, width: int = 32, padded: bool = False, target: Target = DEFAULT
+) -> list[Instruction]:
     """Decode all instructions up to the padding (s_code_end); padded: also those behind it.
 
     width: lanes of a wave.
     """
     found = []
-    for address, size, text in llvm.disassemble(code, width=width):
+    for address, size, text in llvm.disassemble(code, width=width, target=target):
         text = " ".join(text.split())
         if text == "s_code_end":
             if padded:

@@ -3,11 +3,11 @@
 
 from dataclasses import dataclass, field, replace
 
-#: Bytes of LDS that a workgroup may have.
-LDS_LIMIT = 65536
-#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount, and the most
-#: that hipDeviceSetLimit takes (clr's rocclr/device/device.cpp).
-STACK, STACK_LIMIT = 1024, 131056
+from strix_emulate.code.target import DEFAULT, Target
+
+#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount (clr's
+#: rocclr/device/device.cpp).
+STACK = 1024
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Kernel:
 
     lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
     keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
-    hold, in order, one per SGPR pair or single as (name, count); workgroup_ids says which are set.
+    hold, in order, one per SGPR pair or single as (name, count); user_count is how many SGPRs stand
+    in front of the workgroup's numbers, at least: gfx1100 has some that hold nothing (LLVM's
+    FeatureUserSGPRInit16Bug); workgroup_ids says which numbers are set;
+    target is the GPU that it was made for.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Kernel:
     clamp_nan: bool = True
     width: int = 32
     user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
+    user_count: int = 0
     workgroup_ids: tuple[bool, ...] = (True, False, False)
     max_threads: int = 1024
     vgpr_spills: int = 0
@@ -65,6 +69,7 @@ class Kernel:
     launch_lds: int = field(default=0, compare=False)
     image: Image | None = field(default=None, compare=False, repr=False)
     dynamic_stack: bool = False
+    target: Target = DEFAULT
 
     def with_stack(self, size: int) -> "Kernel":
         """Add scratch for recursion and for calls by a pointer, if the kernel has them."""

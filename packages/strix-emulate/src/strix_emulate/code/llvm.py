@@ -12,10 +12,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from strix_emulate.code.target import DEFAULT, Target
 from strix_emulate.errors import DisassemblerError, EmulatorError
 
 MINIMUM_VERSION = 22
-_TRIPLE, CPU = b"amdgcn-amd-amdhsa", b"gfx1151"
+_TRIPLE = b"amdgcn-amd-amdhsa"
 #: Environment variable: the libLLVM to use instead of the newest one found.
 VARIABLE = "STRIX_EMULATE_LIBLLVM"
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
@@ -36,8 +37,9 @@ def _features(width: int) -> bytes:
 
 
 def disassemble(
-    code: bytes, address: int = 0, width: int = 32, most: int = sys.maxsize
-) -> list[tuple[int, int, str]]:
+    code: bytes, address: int = 0, width: int = 32, most: int = sys.maxsize,
+    target: Target = DEFAULT,
+) -> list[tuple[int, int, str]]:  # fmt: skip
     """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
 
     most: of so many instructions at most.
@@ -46,9 +48,11 @@ def disassemble(
         DisassemblerError: no suitable libLLVM.
     """
     lib = find_disassembler()
-    context = lib.LLVMCreateDisasmCPUFeatures(_TRIPLE, CPU, _features(width), None, 0, None, None)
+    context = lib.LLVMCreateDisasmCPUFeatures(
+        _TRIPLE, target.name.encode(), _features(width), None, 0, None, None
+    )
     if not context:
-        raise DisassemblerError(f"{_found()[1]} cannot disassemble gfx1151; {_ADVICE}")
+        raise DisassemblerError(f"{_found()[1]} cannot disassemble {target.name}; {_ADVICE}")
     try:
         # LLVM 22.1.8 crashes where a literal is cut off
         room = len(code) + _LONGEST
@@ -71,8 +75,8 @@ def disassemble(
         lib.LLVMDisasmDispose(context)
 
 
-def assemble(source: str, width: int = 32) -> bytes:
-    """Assemble gfx1151 assembly by LLVM; return the relocatable ELF file.
+def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
+    """Assemble assembly by LLVM; return the relocatable ELF file.
 
     Raises:
         EmulatorError: the assembler's own message. DisassemblerError: no suitable libLLVM.
@@ -90,10 +94,12 @@ def assemble(source: str, width: int = 32) -> bytes:
     lib.LLVMSetTarget(module, _TRIPLE)
     text = source.encode()
     lib.LLVMSetModuleInlineAsm2(module, text, len(text))
-    target, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(target), ctypes.byref(message)):
+    backend, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(backend), ctypes.byref(message)):
         raise DisassemblerError(_take_string(lib, message.value))
-    machine = lib.LLVMCreateTargetMachine(target, _TRIPLE, CPU, _features(width), 0, 2, 0)
+    machine = lib.LLVMCreateTargetMachine(
+        backend, _TRIPLE, target.name.encode(), _features(width), 0, 2, 0
+    )
     try:
         failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
             machine, module, _OBJECT_FILE, ctypes.byref(message), ctypes.byref(buffer)
@@ -140,13 +146,13 @@ def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
             refused.append(f"{path}: {str(error).splitlines()[0]}")
             continue
         if numbers[0].value < MINIMUM_VERSION:
-            refused.append(f"{path} is LLVM {numbers[0].value}, which misreads gfx1151 code")
+            refused.append(f"{path} is LLVM {numbers[0].value}, which misreads the code of GFX11")
             continue
         _declare(lib)
         major, minor, patch = (number.value for number in numbers)
         return (major, minor, patch), path, lib
     raise DisassemblerError(
-        f"no disassembler for gfx1151; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
+        f"no disassembler for GFX11; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
     )
 
 

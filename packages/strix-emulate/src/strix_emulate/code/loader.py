@@ -11,18 +11,18 @@ import lzma
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
 from elftools.elf.elffile import ELFFile
 
 from strix_emulate.code.bundles import BUNDLE, require_modest, unbundle
-from strix_emulate.code.kernel import LDS_LIMIT, Argument, Image, Kernel
+from strix_emulate.code.kernel import Argument, Image, Kernel
+from strix_emulate.code.target import TARGETS, of_elf
 from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU, _NT_AMDGPU_METADATA = "EM_AMDGPU", 32
-MACH_GFX1151 = 0x4A
 _ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
 _ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
@@ -176,11 +176,10 @@ def _parse_elf(
     if elf["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")
     mach = elf["e_flags"] & 0xFF
-    if mach != MACH_GFX1151:
-        raise LoadError(
-            f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, gfx1151 is "
-            f"{MACH_GFX1151:#x})"
-        )
+    target = of_elf(mach)
+    if target is None:
+        emulated = ", ".join(f"{name} is {x.mach:#x}" for name, x in TARGETS.items())
+        raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")
     elf.stream.seek(7)
     os_abi, abi_version = elf.stream.read(2)
     if os_abi != _ELFOSABI_AMDGPU_HSA:
@@ -203,7 +202,8 @@ def _parse_elf(
         text = _read(elf, start, size, origin)
         image = Image(data, start, functions, pointers)
         try:
-            kernels.append(_kernel(described, descriptor, text, launch_lds, image))
+            kernel = _kernel(described, descriptor, text, launch_lds, image)
+            kernels.append(replace(kernel, target=target))
         except Unsupported as error:
             if refused is None:
                 raise
@@ -277,7 +277,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
         ("flat_scratch", 2), ("private_size", 1),
     )  # fmt: skip
     if preload & 0x7F:
-        raise LoadError(f"{described['.name']}: preloads kernel arguments, gfx1151 cannot")
+        raise LoadError(f"{described['.name']}: preloads kernel arguments, GFX11 cannot")
     return Kernel(
         name=described[".name"],
         code=code,
@@ -292,6 +292,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
         clamp_nan=bool(rsrc1 >> 21 & 1),
         ieee=bool(rsrc1 >> 23 & 1),
         user_sgprs=tuple(x for bit, x in enumerate(user) if properties >> bit & 1),
+        user_count=rsrc2 >> 1 & 0x1F,
         workgroup_ids=tuple(bool(rsrc2 >> bit & 1) for bit in (7, 8, 9)),
         max_threads=described[".max_flat_workgroup_size"],
         vgpr_spills=described.get(".vgpr_spill_count", 0),
@@ -340,6 +341,10 @@ def _with_triton_note(file: Path) -> list[Kernel]:
     note = file.with_suffix(".json")
     lds = _guarded(json.loads, str(note), note.read_bytes()) if note.exists() else {}
     lds = lds.get("shared", 0) if isinstance(lds, dict) else None
-    if type(lds) is not int or not 0 <= lds <= LDS_LIMIT:
-        raise LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
-    return parse_elf(file.read_bytes(), str(file), lds)
+    wrong = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
+    if type(lds) is not int or lds < 0:
+        raise wrong
+    found = parse_elf(file.read_bytes(), str(file), lds)
+    if any(lds > kernel.target.lds for kernel in found):
+        raise wrong
+    return found

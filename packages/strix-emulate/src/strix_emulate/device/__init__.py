@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A gfx1151 device without a GPU: the server behind the stand-in libamdhip64.so.7 of hip/.
+"""A device without a GPU: the server behind the stand-in libamdhip64.so.7 of hip/.
 
 Its modules, imported where they are needed:
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from strix_emulate.code import llvm
+from strix_emulate.code.target import DEFAULT, named
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
@@ -33,6 +34,7 @@ def environment(
     strict: bool = False,
     devices: int = 1,
     seconds: float | None = None,
+    target: str = DEFAULT.name,
 ) -> dict[str, str]:
     """Return the environment of a program on the device. See :func:`execute`.
 
@@ -53,6 +55,7 @@ def environment(
         "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(off)),
         "STRIX_EMULATE_STRICT": str(int(strict)),
         "STRIX_EMULATE_LOG": str(int(log)),
+        "STRIX_EMULATE_TARGET": named(target).name,
     }
     numbers = {"DEVICES": devices, "MEMORY": memory, "BUDGET": budget, "CORES": cores,
                "SECONDS": seconds}  # fmt: skip
@@ -68,7 +71,7 @@ def execute(command: list[str], **options) -> None:
     Options: off, checks that are not made; memory of the device in bytes; budget of a launch in
     wave-instructions, seconds of the clock for it; cores; log, a line for each launch; strict, what
     checks find in ROCm's and torch's libraries ends a launch as well; devices, how many the program
-    sees.
+    sees; target, the name of the GPU that they are.
 
     Raises:
         EmulatorError: no such program, or the library is missing.

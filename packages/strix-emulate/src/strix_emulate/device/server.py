@@ -18,7 +18,8 @@ import numpy as np
 
 from strix_emulate import launches
 from strix_emulate.code import bundles, hidden, loader
-from strix_emulate.code.kernel import LDS_LIMIT, STACK_LIMIT, Kernel
+from strix_emulate.code.kernel import Kernel
+from strix_emulate.code.target import DEFAULT, Target, named
 from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -32,8 +33,6 @@ from strix_emulate.statistics import occupancy
 
 #: Offsets of what a launch needs, and the most bytes of arguments.
 _PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, 1 << 16
-#: Waves at a time of a cooperative launch: what 20 workgroup processors hold at full occupancy.
-_RESIDENT = 20 * 4 * 16
 
 
 @dataclass
@@ -55,13 +54,14 @@ class _Function:
 
 
 class Server:
-    """Answers requests. off, budget, cores, seconds: see :class:`run.machine.Options`."""
+    """Answers requests as the device of a target. off, budget, cores, seconds: see
+    :class:`run.machine.Options`."""
 
     def __init__(
         self, pool: Pool, off: frozenset[str] = frozenset(), budget: int = 0, log: bool = False,
-        cores: int = 1, strict: bool = False, seconds: float = 0,
+        cores: int = 1, strict: bool = False, seconds: float = 0, target: Target = DEFAULT,
     ) -> None:  # fmt: skip
-        self.pool, self.log, self.strict = pool, log, strict
+        self.pool, self.log, self.strict, self.target = pool, log, strict, target
         self.options = Options(
             checks=off != set(CHECKS), off=off, budget=budget or Options.budget, cores=cores,
             seconds=seconds or Options.seconds,
@@ -103,12 +103,17 @@ class Server:
         origin, data = data[protocol.ORIGIN.size : start], data[start:]
         if data[:4] == b"CCOB" or data.startswith(bundles.BUNDLE):
             try:
-                data = bundles.unbundle(data, "module")[0][1]
+                data = bundles.unbundle(data, "module", self.target)[0][1]
             except LoadError as error:
                 raise Refused(Status.NO_BINARY, str(error)) from error
         number = self._new()
         lenient = not self.strict and is_upstream(origin.decode(errors="replace"))
-        self.modules[number] = _Module(loader.parse_module(data, "module"), lenient)
+        module = loader.parse_module(data, "module")
+        for kernel in module.kernels.values():
+            if kernel.target != self.target:
+                made = f"made for another GPU ({kernel.target.name})"
+                raise LoadError(f"module: {made}, the device is a {self.target.name}")
+        self.modules[number] = _Module(module, lenient)
         return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
 
     def place(self, data: bytes) -> bytes:
@@ -144,7 +149,9 @@ class Server:
         number = self._new()
         self.functions[number] = _Function(kernel, module)
         declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
-        waves = occupancy(kernel.vgprs, 0, kernel.max_threads, kernel.width)["registers"]
+        waves = occupancy(self.target, kernel.vgprs, 0, kernel.max_threads, kernel.width)[
+            "registers"
+        ]
         facts = protocol.FUNCTION.pack(
             number, kernel.kernarg, kernel.lds, kernel.scratch, kernel.max_threads, kernel.vgprs,
             waves, len(declared),
@@ -166,25 +173,25 @@ class Server:
         if function is None or not function.module.offset:
             raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
         kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
-        kernel = kernel.with_stack(min(stack, STACK_LIMIT))
+        kernel = kernel.with_stack(min(stack, self.target.stack))
         threads = int(np.prod([int(x) for x in block], dtype=object))
         if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
                 f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
                 f"has at most {kernel.max_threads}"
             )
-        if kernel.lds + lds > LDS_LIMIT:
+        if kernel.lds + lds > self.target.lds:
             raise EmulatorError(
-                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {LDS_LIMIT}"
+                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {self.target.lds}"
             )
         options = self.options
         if cooperative:
             waves = -(-threads // kernel.width) * int(np.prod([int(x) for x in grid], dtype=object))
-            if waves > _RESIDENT:
+            if waves > self.target.resident:
                 raise Refused(
                     Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
                 )
-            options = replace(options, batch=_RESIDENT, cores=1, cooperative=True)
+            options = replace(options, batch=self.target.resident, cores=1, cooperative=True)
         options = replace(options, lenient=function.module.lenient)
         program = function.program
         hostcalls = Hostcalls(self.pool.views[8])
@@ -299,6 +306,7 @@ def main() -> int:
             int(environment("STRIX_EMULATE_CORES") or 1),
             environment("STRIX_EMULATE_STRICT", "0") != "0",
             float(environment("STRIX_EMULATE_SECONDS") or 0),
+            named(environment("STRIX_EMULATE_TARGET") or DEFAULT.name),
         )
         decode_check()
     except (Refused, ValueError, EmulatorError) as error:

@@ -27,7 +27,6 @@ from strix_emulate.memory.waits import (
 )
 from strix_emulate.memory.waves import Waves
 
-_MODIFIERS = {"glc", "slc", "dlc", "offset"}
 #: name: (new value of old, data and second data, or None for the data; ufunc with an `at` that does
 #: the same, or None)
 _OPERATIONS: dict[str, tuple[Any, Any]] = {
@@ -91,7 +90,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
     size, words = dtype.itemsize, dtype.itemsize // 4
     returns = returns or "glc" in ins.modifiers
-    allowed = _MODIFIERS | ({"offen"} if space == "buffer" else set())
+    allowed = spaces.target.cache | {"offset"} | ({"offen"} if space == "buffer" else set())
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
     ops = list(ins.operands)

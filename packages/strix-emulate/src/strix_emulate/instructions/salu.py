@@ -31,8 +31,6 @@ from strix_emulate.memory.waves import Waves, reader, scalar_writer
 _SCC = Operand("scc")
 #: number of a message
 _GET_REALTIME = 0x83
-#: Bits of SHADER_CYCLES.
-_CYCLES = (1 << 20) - 1
 
 
 def compile_scalar(ins: Instruction) -> Callable:
@@ -132,7 +130,9 @@ def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
     write, bits = scalar_writer(ins.operands[0]), (1 << size) - 1
     if register == MODE:
         return lambda g: write(g, U32(mode >> first & bits))
-    return lambda g: write(g, U32((spaces.clock() & _CYCLES) >> first & bits))
+    return lambda g: write(
+        g, U32((spaces.clock() & (1 << spaces.target.cycles) - 1) >> first & bits)
+    )
 
 
 def compile_message(ins: Instruction) -> Callable:

@@ -25,7 +25,6 @@ from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
-_CACHE = {"glc", "slc", "dlc"}
 #: bytes and how they come into a register: zero or sign extended, or into one half of it
 TYPES = {
     "b32": (4, ""), "b64": (8, ""), "b96": (12, ""), "b128": (16, ""), "u8": (1, ""),
@@ -137,7 +136,7 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     if ins.name in NO_EFFECT:
         return executes(lambda _g: None)
     if _SCALAR.match(ins.name):
-        return _scalar_load(ins, spaces.arena)
+        return _scalar_load(ins, spaces)
     if match := _PATTERN.match(ins.name):
         if match["type"] not in TYPES:
             raise Unknown("mnemonic")
@@ -150,12 +149,13 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     raise Unknown("mnemonic")
 
 
-def _scalar_load(ins: Instruction, arena: Arena) -> Callable:
+def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
     known = _SCALAR.match(ins.name)
     if known is None:
         raise Unknown("mnemonic")
     words = int(known[2]) // 32
-    if ins.modifiers.keys() - _CACHE - {"offset"}:
+    arena: Arena = spaces.arena
+    if ins.modifiers.keys() - spaces.target.cache - {"offset"}:
         raise Unknown(f"form {ins.text}")
     buffer = "buffer" in ins.name
     target, base, offset = ins.operands
@@ -201,9 +201,11 @@ def _scalar_buffer(g: Waves, resource: int, start, size: int):
 def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
     """Compile loads and stores of every space; the two-address forms of LDS are two accesses."""
     space, write, ops = match["space"], match["what"] == "store", list(ins.operands)
-    allowed = _CACHE | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
+    allowed = (
+        spaces.target.cache | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
+    )
     if space == "ds":
-        allowed = {"offset0", "offset1"} if match["two"] else {"offset"}
+        allowed = frozenset({"offset0", "offset1"} if match["two"] else {"offset"})
     # the row of "off" operands of scratch is parsed as an operand
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")

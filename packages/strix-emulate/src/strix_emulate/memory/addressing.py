@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from strix_emulate.code.decode import APERTURES, Instruction, Operand
+from strix_emulate.code.target import DEFAULT, Target
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import Arena, Memory
 from strix_emulate.memory.waves import ZERO, Waves, reader
@@ -26,6 +27,7 @@ class Spaces:
     code: int = 0
     #: wave-instructions so far
     clock: Callable[[], int] = lambda: 0
+    target: Target = DEFAULT
 
 
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from strix_emulate.code.decode import NULL, Instruction, Unknown
+from strix_emulate.code.target import Target
 from strix_emulate.memory import happens_before
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.waves import Waves
 
 VM, STORE, LGKM = 0, 1, 2
-#: a counter's limit that waits for nothing
-_ALL = 63
 
 
 class Outstanding:
@@ -261,7 +260,7 @@ def _padded(who, size, before, after):
     return np.concatenate([np.zeros(before, bool), who, np.zeros(after, bool)])
 
 
-def compile_wait(ins: Instruction):
+def compile_wait(ins: Instruction, target: Target):
     """Compile s_waitcnt, s_waitcnt_vscnt and relatives to a function on Waves. Raise Unknown."""
     if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
         if ins.operands[0].index != NULL:
@@ -269,10 +268,14 @@ def compile_wait(ins: Instruction):
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].value) & 0xFFFF
         return lambda g: wait(g, counter, allowed)
-    # bits 0 to 2 are for exports, of which there are none
+    # other bits are for exports, of which there are none
     bits = int(ins.operands[0].value)
-    asked = ((VM, bits >> 10 & _ALL), (LGKM, bits >> 4 & _ALL))
-    limits = [(counter, allowed) for counter, allowed in asked if allowed < _ALL]
+    limits = []
+    for name, first, size in target.counters:
+        # a limit of all ones waits for nothing
+        allowed, most = bits >> first & (1 << size) - 1, (1 << size) - 1
+        if allowed < most:
+            limits.append(({"vm": VM, "lgkm": LGKM}[name], allowed))
 
     def run(g: Waves):
         for counter, allowed in limits:

@@ -118,7 +118,7 @@ class Machine:
             self.arena,
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
             Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
-            self.code, lambda: self.executed,
+            self.code, lambda: self.executed, self.kernel.target,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
         for memory in (self.arena, spaces.lds, spaces.scratch):
@@ -224,6 +224,7 @@ class Machine:
             elif name != "private_size":
                 raise Trap("unknown", f"the kernel wants `{name}` in its first scalar registers")
             at += count
+        at = max(at, kernel.user_count)
         ids = (
             workgroup % grid[0],
             workgroup // grid[0] % grid[1],

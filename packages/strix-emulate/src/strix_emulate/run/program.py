@@ -87,6 +87,7 @@ class Blocks(dict[int, Block]):
 
     def __init__(self, spaces: addressing.Spaces):
         super().__init__()
+        self.gpu = spaces.target.name
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
@@ -230,13 +231,14 @@ def decode_kernel(kernel: Kernel) -> list[Instruction]:
     Addresses count from the kernel's first instruction. Raise DisassemblerError without a suitable
     libLLVM.
     """
-    found = decode(kernel.code, width=kernel.width)
+    found = decode(kernel.code, width=kernel.width, target=kernel.target)
     if kernel.image is None or not any(ins.name in CALLS for ins in found):
         return found
     others = []
     for first, size in kernel.image.code:
         start = first - kernel.image.entry
-        others += decode(kernel.image.data[first : first + size], start, kernel.width, padded=True)
+        code = kernel.image.data[first : first + size]
+        others += decode(code, start, kernel.width, padded=True, target=kernel.target)
     inside = {ins.address for ins in found}
     return found + [ins for ins in others if ins.address not in inside]
 
@@ -246,7 +248,14 @@ def _target(ins: Instruction) -> int:
 
 
 def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
-    key = ins.text, ins.code, ins.begins_swap, ins.address if ins.name == "s_getpc_b64" else 0, mode
+    key = (
+        ins.text,
+        ins.code,
+        ins.begins_swap,
+        mode,
+        home.gpu,
+        (ins.address if ins.name == "s_getpc_b64" else 0),
+    )
     known = _KNOWN.get(key)
     if known is not None:
         return Step(ins, known, partial(_compiled, ins, mode), home)
@@ -305,7 +314,7 @@ def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable
     if name in NO_EFFECT or (name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS):
         return executes(lambda _g: None)
     if name in WAITS:
-        return executes(waits.compile_wait(ins), waits=True)
+        return executes(waits.compile_wait(ins, spaces.target), waits=True)
     if name in MODES:
         mode_register.after(ins, mode)
         return executes(lambda _g: None)
@@ -319,6 +328,8 @@ def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable
         return salu.compile_getpc(ins, spaces)
     if vmem.is_memory(name):
         return vmem.compile_memory(ins, spaces)
+    if name.startswith("v_wmma") and name not in spaces.target.wmma:
+        raise Unknown(f"not an instruction of {spaces.target.name}")
     if name in crosslane.COMPILERS:
         return crosslane.COMPILERS[name](ins, mode)
     if name in scalars.NAMES:

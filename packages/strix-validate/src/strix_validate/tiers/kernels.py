@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 from elftools.elf.elffile import ELFFile
-from strix_emulate import EM_AMDGPU, LDS_LIMIT, MACH_GFX1151, elf_metadata
+from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash
@@ -149,9 +149,9 @@ def find_faults(fact: dict) -> list[str]:
     """Say what is wrong with a kernel's facts for gfx1151; spills only cost time."""
     rules = {
         f"machine is {fact['machine']}": fact["machine"] == EM_AMDGPU,
-        f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == MACH_GFX1151,
+        f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == TARGETS[TARGET].mach,
         f"target is {fact['target']}": fact["target"].split("-")[-1] == TARGET,
-        f"{fact['lds']} bytes of LDS": fact["lds"] <= LDS_LIMIT,
+        f"{fact['lds']} bytes of LDS": fact["lds"] <= TARGETS[TARGET].lds,
         f"{fact['mfma']} MFMA instructions": fact["mfma"] == 0,
     }
     return [fault for fault, holds in rules.items() if not holds]

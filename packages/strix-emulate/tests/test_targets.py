@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The same kernels as three GPUs, and what one of them has that another lacks."""
+
+import ast
+import io
+import re
+from pathlib import Path
+
+import fixtures
+import numpy as np
+import pytest
+import strix_emulate
+from device_support import HIP, HIP_PROGRAMS, device_code, library, link, on_device
+from elftools.elf.elffile import ELFFile
+from strix_emulate import TARGETS, Buffer, EmulatorError, launch, statistics
+from strix_emulate.code import llvm
+from strix_emulate.code.decode import decode
+from strix_emulate.code.target import named
+
+GPUS = pytest.mark.parametrize("gpu", TARGETS)
+
+
+@GPUS
+def test_matrix_products_and_attention_are_right_on_each(gpu: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    out = np.zeros((64, 64), np.float32)
+    arguments = [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 64, 64, 64]
+    done = launch(fixtures.kernel("matmul", gpu), (2, 2), arguments, threads=128)
+    assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
+    assert statistics.describe(done.kernel, done.instructions)["target"] == gpu
+    assert statistics.executed(done)["classes"]["wmma"] > 0
+    case = fixtures.attention_case(True, 100)
+    (result, lse), _ = fixtures.run_attention(True, case, arch=gpu)
+    floor = np.abs(case[1][0].astype(np.float16) - case[1][0]).max()
+    assert np.abs(result - case[1][0]).max() < 2 * floor
+    assert np.abs(lse - case[1][1]).max() < 2e-6
+
+
+def test_gfx1100_has_no_scalar_floats() -> None:
+    source = "s_mul_f32 s0, s1, s2\n"
+    elf = ELFFile(io.BytesIO(llvm.assemble(source, target=TARGETS["gfx1150"])))
+    code = elf.get_section_by_name(".text").data()
+    names = {gpu: decode(code, target=target)[0].name for gpu, target in TARGETS.items()}
+    assert names == {"gfx1151": "s_mul_f32", "gfx1150": "s_mul_f32", "gfx1100": "?"}
+    with pytest.raises(EmulatorError, match="not supported on this GPU"):
+        llvm.assemble(source, target=TARGETS["gfx1100"])
+
+
+def test_registers_bound_occupancy() -> None:
+    waves = {name: statistics.occupancy(gpu, 256, 0, 256)["registers"] for name, gpu in
+             TARGETS.items()}  # fmt: skip
+    assert waves == {"gfx1151": 5, "gfx1150": 4, "gfx1100": 5}
+
+
+@GPUS
+def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, tmp_path: Path) -> None:
+    hip = str(library(tmp_path / "lib"))
+    source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
+    image = device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
+    program = link(tmp_path, HIP_PROGRAMS / "module.c", name="module")
+    done = on_device([program, image], "--target", gpu, STRIX_EMULATE_HIP=hip)
+    assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
+    other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
+    refused = on_device([program, image], "--target", other, STRIX_EMULATE_HIP=hip)
+    assert f"made for another GPU ({gpu}), the device is a {other}" in refused.stderr
+    asks = tmp_path / "asks.c"
+    asks.write_text(
+        '#include <stdio.h>\n#include "abi.h"\nint main(void) { hipDeviceProp_t p;'
+        "hipGetDevicePropertiesR0600(&p, 0); "
+        'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
+    )
+    told = on_device([link(tmp_path, f"-I{HIP}", asks, name="asks")], "--target", gpu,
+                     STRIX_EMULATE_HIP=hip)  # fmt: skip
+    target = TARGETS[gpu]
+    assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(EmulatorError, match="called gfx906: gfx1151, gfx1150, gfx1100"):
+        named("gfx906")
+
+
+def _strings(source: str) -> list[str]:
+    """Strings in code, without docstrings."""
+    tree = ast.parse(source)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [node.value for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            and id(node) not in docs]  # fmt: skip
+
+
+def test_no_gpu_is_named_elsewhere() -> None:
+    home = Path(strix_emulate.__file__).parent
+    found = {
+        path.name for path in home.rglob("*.py")
+        if any(re.search(r"gfx1\d", text) for text in _strings(path.read_text()))
+    }  # fmt: skip
+    assert found == {"target.py"}
+    for path in HIP.glob("*.[ch]"):
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        assert not re.search(r"gfx1\d|Radeon", code), path
