@@ -229,8 +229,8 @@ def test_a_recipe_without_its_tests(place: checkout.Place, tmp_path: Path) -> No
     for subdir in ("linux-64", "noarch"):
         (place.conda_forge / subdir).mkdir(parents=True)
     write_index(place.conda_forge, write_shards=False)
-    assert place.untested("absent") == 1
-    assert place.untested("lone") == 0
+    assert place.untested("absent", []) == 1
+    assert place.untested("lone", ["python=3.14"]) == 0
     (package,) = place.folder.glob("untested/lone/*/*.conda")
     assert package.name.startswith("lone-1.0-") and not project.packages()
     assert "untested lone: exit 0" in (place.folder / "costs.txt").read_text()

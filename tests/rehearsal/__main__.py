@@ -53,9 +53,13 @@ def forge(context: typer.Context, folder: Folder) -> None:
 
 
 @app.command()
-def untested(folder: Folder, recipe: str) -> None:
+def untested(
+    folder: Folder,
+    recipe: str,
+    variant: Annotated[list[str], typer.Option(metavar="KEY=VALUE", help="Repeatable.")] = [],  # noqa: B006
+) -> None:
     """Build one recipe alone and skip its tests; the package stays out of the channel."""
-    raise typer.Exit(checkout.Place.at(folder).untested(recipe))
+    raise typer.Exit(checkout.Place.at(folder).untested(recipe, variant))
 
 
 if __name__ == "__main__":

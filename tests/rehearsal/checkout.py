@@ -176,11 +176,11 @@ class Place:
             self.refuse_elsewhere(words)
         return self._run([str(self.root / "src" / "forge"), *words], words)
 
-    def untested(self, recipe: str) -> int:
+    def untested(self, recipe: str, variants: list[str]) -> int:
         """Build one recipe alone, without its tests, below `untested`. Returns the exit code."""
         script = self.root / "tests" / "rehearsal" / "untested.py"
         target = self.folder / "untested" / recipe
-        return self._run([str(script), recipe, str(target)], ["untested", recipe])
+        return self._run([str(script), recipe, str(target), *variants], ["untested", recipe])
 
     def _run(self, program: list[str], words: list[str]) -> int:
         """Run a program of the copy by this Python, and note what it cost as `words`."""

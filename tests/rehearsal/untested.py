@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Build one recipe with what the channel has, and test nothing: `python untested.py RECIPE FOLDER`.
+"""Build one recipe with what the channel has, untested: `untested.py RECIPE FOLDER [KEY=VALUE...]`.
 
 For a package whose tests need one that is not built yet. By the driver of FORGE_ROOT, which builds
 what a package runs with first, and keeps none without its tests: so this one goes into a folder of
@@ -45,7 +45,7 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
 def main() -> None:
     """Prints the packages, or the reason that there are none, and exits with 1."""
     name, folder = sys.argv[1], Path(sys.argv[2])
-    ctx = Context()
+    ctx = Context(variants=sys.argv[3:])
     try:
         with ctx.project.lock():
             packages = build(ctx, name, folder)
