@@ -17,12 +17,14 @@ from forge.files import sha256_file
 
 SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
 
+MADE = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
+
 
 def test_failing_script(project: MiniProject) -> None:
     project.recipe("alpha", script="seq 100\nsleep 1\necho the cause >&2\nexit 7\n")
     project.recipe("beta", run=["alpha"])
     project.recipe("delta")
-    done = project.forge("build-all", code=1)
+    done = project.forge("build-all", code=1, MAX_JOBS="1")  # one at a time
     log = project.root / "build" / "logs" / "alpha.log"
     assert str(log) in done.stdout and "the cause" in log.read_text()
     shown = [line for line in done.stdout.splitlines() if line.startswith("  | ")]
@@ -46,6 +48,39 @@ def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
     assert project.packages() == set()
     done = project.forge("build-all")
     assert "[1/1] alpha 1.0: built" in done.stdout, "what is not attempted has no number"
+
+
+def meets(own: Path, other: Path) -> str:
+    """A line of a script that ends when the other one's has begun, or fails after a minute."""
+    return f"touch {own}; for _ in $(seq 600); do test -e {other} && break; sleep 0.1; done\n"
+
+
+def test_two_are_built_and_tested_side_by_side(project: MiniProject, tmp_path: Path) -> None:
+    """Each script waits for the other's, and each test; what needs both comes after them."""
+    for name, other in (("alpha", "beta"), ("beta", "alpha")):
+        own, its = (tmp_path / f"{n}-{{}}" for n in (name, other))
+        script, test = (
+            meets(*(Path(str(p).format(what)) for p in (own, its)))
+            + f"test -e {str(its).format(what)}\n"
+            for what in ("script", "test")
+        )
+        project.recipe(name, script=script + MADE, test=test.replace("\n", "; ").strip("; "))
+    project.recipe("gamma", run=["alpha", "beta"])
+    said = project.forge("build-all", MAX_JOBS="2").stdout
+    assert "[3/3] gamma 1.0: built" in said
+    assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta", "gamma"}
+
+
+def test_what_runs_beside_a_failure_is_finished(project: MiniProject, tmp_path: Path) -> None:
+    log, mark = project.root / "build/logs/alpha.log", tmp_path / "beta"
+    fails = f"for _ in $(seq 600); do test -e {mark} && break; sleep 0.1; done\nexit 1\n"
+    waits = f"for _ in $(seq 600); do grep -q 'Script failed' {log} && break; sleep 0.1; done"
+    project.recipe("alpha", script=fails)
+    project.recipe("beta", script=f"touch {mark}\n{MADE}", test=waits)
+    project.recipe("gamma", run=["beta"])
+    done = project.forge("build-all", code=1, MAX_JOBS="2")
+    assert {p.split("-")[0] for p in project.packages()} == {"beta"}
+    assert "not attempted: gamma: alpha failed" in done.stderr
 
 
 def test_failing_package_test(project: MiniProject) -> None:
@@ -128,15 +163,17 @@ def wait_for(path: Path, child: subprocess.Popen) -> None:
 
 @pytest.fixture
 def slow_build(project: MiniProject, tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """alpha is built, and beta's script is in the middle of its work."""
-    mark = tmp_path / "started"
+    """alpha is built, and the scripts of beta and gamma are in the middle of their work."""
+    marks = [tmp_path / "beta", tmp_path / "gamma"]
     project.recipe("alpha")
-    project.recipe("beta", run=["alpha"], script=SLOW.replace("{{mark}}", str(mark)))
+    for mark in marks:
+        project.recipe(mark.name, run=["alpha"], script=SLOW.replace("{{mark}}", str(mark)))
     child = subprocess.Popen(
         project.command("build-all"), env=project.environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_for(mark, child)
+    for mark in marks:
+        wait_for(mark, child)
     yield child
     child.kill()
     child.wait()
@@ -146,7 +183,7 @@ def test_second_build_is_turned_away(project: MiniProject, slow_build: subproces
     error = project.forge("build-all", code=2).stderr
     assert f"process {slow_build.pid} is building into {project.channel}" in error
     # reading is not building
-    assert project.to_build() == {"beta"}
+    assert project.to_build() == {"beta", "gamma"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -159,12 +196,13 @@ def test_killed_build_is_completed(
         assert slow_build.returncode == 130
         assert "interrupted" in slow_build.stderr.read()
     assert {p.split("-")[0] for p in project.packages()} == {"alpha"}
-    assert project.to_build() == {"beta"}
+    assert project.to_build() == {"beta", "gamma"}
 
-    script = project.root / "recipes" / "beta" / "build.sh"
-    script.write_text(script.read_text().replace("sleep 60", ":"))
+    for name in ("beta", "gamma"):
+        script = project.root / "recipes" / name / "build.sh"
+        script.write_text(script.read_text().replace("sleep 60", ":"))
     project.forge("build-all")
-    assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta"}
+    assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta", "gamma"}
     assert processes_in(project.root) == [], "a compiler of the killed build lives on"
 
 

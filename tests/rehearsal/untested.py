@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 from forge.building.jobs import run_job
@@ -36,7 +37,7 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
         "channel": [ctx.channel.folder.as_uri(), ctx.base.channel], "package_format": LOCAL_FORMAT,
     }  # fmt: skip
     log = ctx.project.logs / f"{name}.untested.log"
-    run_job(ctx.project, max_jobs(), lambda _: None, job, log)
+    run_job(ctx.project, max_jobs(), lambda _: None, threading.Event(), job, log)
     for made in ("bld", "build_cache", "src_cache"):
         shutil.rmtree(folder / made, ignore_errors=True)
     return sorted(folder.glob("*/*.conda"))

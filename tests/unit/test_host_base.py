@@ -293,7 +293,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     """Side by side. After a failure, those that were made are kept, and the error names the log."""
     monkeypatch.setattr(HostBase, "_build_recipe", lambda *_: set())
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT / "src"))
-    run = functools.partial(run_job, machine.project, 2, lambda _: None)
+    run = functools.partial(run_job, machine.project, 2, lambda _: None, threading.Event())
 
     def make(*wheels: Path) -> None:
         for wheel in wheels:
@@ -317,12 +317,12 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
 
 
 CONVERT = """
-import json, sys
+import json, sys, threading
 from pathlib import Path
 from forge.building.jobs import run_job
 from forge.project import Project
-root = Path(sys.argv[1])
-run_job(Project.at(root), 2, lambda _: None, json.loads(sys.argv[2]), root / "log")
+root, job = Path(sys.argv[1]), json.loads(sys.argv[2])
+run_job(Project.at(root), 2, lambda _: None, threading.Event(), job, root / "log")
 """
 
 

@@ -235,7 +235,7 @@ def test_every_task_that_pages_show_exists() -> None:
 def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
     """Neither PYTHONPATH nor FORGE_ROOT is needed, and modules beside the caller are not taken."""
     (tmp_path / "typer.py").write_text("raise RuntimeError")
-    command = [sys.executable, CHECKOUT / "src" / "forge", "patches", "lint", "--base", "host"]
+    command = [sys.executable, CHECKOUT / "src" / "forge", "patches", "check", "--base", "host"]
     environment = {key: value for key, value in os.environ.items() if "FORGE" not in key}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(

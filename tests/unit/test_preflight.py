@@ -3,22 +3,27 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+import threading
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
 from forge.building import preflight
-from forge.building.runner import Builder
+from forge.building.display import Display
+from forge.building.runner import BUILT, FAILED, FETCHED, Builder, _time_left
 from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.project import Project
+from forge.recipes.plan import RecipeSet, Step
 
 COSTS = """\
 alpha: {download: 1.5, disk: 20, kept: 8, memory: 2, cpu_hours: 4}
@@ -209,3 +214,54 @@ def test_disk_is_the_largest_build_beside_what_is_kept(
     for names, disk in ((["alpha", "beta"], "23.0"), (["beta", "alpha"], "22.0")):
         lines, _ = preflight.preflight(project, base, names)
         assert f"{disk} GiB of disk with it" in lines[-1]
+
+
+def test_two_builds_share_memory_and_disk(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """alpha and beta take 6 GiB for each compiler and 33 GiB of disk; nobody knows of gamma."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    project = Project.at(mini.root)
+    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    for names, disk, memory, fit in (
+        ("ab", 33, 12, True), ("ab", 32.9, 12, False), ("ab", 33, 11.9, False),
+        ("ag", 20, 8, True), ("ag", 20, 7.9, False), ("g", 0, 4, True),
+    ):  # fmt: skip
+        machine(monkeypatch, disk=disk, memory=memory)
+        chosen = [{"a": "alpha", "b": "beta", "g": "gamma"}[letter] for letter in names]
+        assert preflight.fits(known, chosen, project) is fit, (names, disk, memory)
+
+
+@pytest.mark.parametrize("memory", [12, 11.9])
+def test_what_does_not_fit_beside_another_waits_for_it(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch, memory: float
+) -> None:
+    """The first waits a while for the second, which comes in that time if there is room."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    machine(monkeypatch, disk=100, memory=memory)
+    project = Project.at(mini.root)
+    base = bases.load(project, "conda-forge")
+    builder = Builder(project, base, Display(Console(file=io.StringIO())), "conda:1")
+    recipes = RecipeSet(project, base)
+    begun, together = threading.Semaphore(0), list[bool]()
+
+    def build(step: Step, label: str) -> None:
+        if step.recipe.name == "alpha":
+            together.append(begun.acquire(timeout=30 if memory == 12 else 1))
+        begun.release()
+
+    monkeypatch.setattr(builder, "_build", build)
+    builder.run(recipes, recipes.plan(builder.channel), keep_going=False)
+    assert together == [memory == 12]
+
+
+def test_time_left_is_at_the_pace_so_far() -> None:
+    """Two CPU hours took 30 minutes, and eight are left; what failed takes none."""
+    states = {"a": BUILT, "b": BUILT, "c": FETCHED, "d": FAILED}
+    todo = {name: SimpleNamespace(state=state) for name, state in states.items()}
+    known = {
+        name: {"cpu_hours": hours} for name, hours in {"a": 0.5, "b": 1.5, "c": 8, "d": 9}.items()
+    }
+    assert _time_left(todo, known, 1800) == ", about 2 h 0 min left"
+    assert _time_left(todo, known | {"c": {}}, 1800) == ""
+    assert _time_left(todo, {"c": {"cpu_hours": 8}}, 1800) == ""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_a_job_that_a_signal_ends_has_failed(
         lambda _, **options: start([sys.executable, "-c", dies], **options),
     )
     with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):
-        jobs.run_job(project, 1, lambda _: None, {"action": "test"}, tmp_path / "log")
+        jobs.run_job(project, 1, lambda _: None, Event(), {"action": "test"}, tmp_path / "log")
 
 
 def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.Mo
         "Popen",
         lambda _, **options: start([sys.executable, "-c", says], **options),
     )
-    jobs.run_job(project, 1, seen.append, {"action": "test"}, tmp_path / "log")
+    jobs.run_job(project, 1, seen.append, Event(), {"action": "test"}, tmp_path / "log")
     assert seen == ["a", "b", "c"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every file that the emulator reads, damaged by a drawn seed: one error of ours, and soon."""
+"""Every file that the emulator reads, damaged by a seed: one error of ours, and soon."""
 
 import io
 import json

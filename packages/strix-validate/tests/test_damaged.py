@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every file that the validator reads, damaged by a drawn seed: one message, or left out."""
+"""Every file that the validator reads, damaged by a seed: one message, or left out."""
 
 import json
 import os

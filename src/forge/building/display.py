@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
+"""What a person sees of a run: a live line for each build on a terminal, plain lines elsewhere."""
+
+from collections import defaultdict
+from threading import get_ident
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 LARGE = 50 << 20  # bytes
 
@@ -21,7 +24,7 @@ class Display(Progress):
             TextColumn("{task.fields[line]}", style="dim", markup=False),
             console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
-        self.task = self.add_task("", line="")
+        self.lines = defaultdict[int, TaskID](lambda: self.add_task("", line=""))  # by thread
         self.tenth = -1
 
     def say(self, text: str, always: bool = False) -> None:
@@ -30,16 +33,16 @@ class Display(Progress):
             self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
-        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`."""
-        self.reset(self.task, description=name, line="")
-        if self.disable:
+        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`, or end it with ""."""
+        self.reset(self.lines[get_ident()], description=name, line="", visible=bool(name))
+        if self.disable and name:
             self.say(name)
 
     def line(self, text: str) -> None:
         """Show the last line of the running log."""
         if self.verbosity > 0:
             self.say(text.rstrip())
-        self.update(self.task, line=text.strip()[: max(20, self.console.width // 2)])
+        self.update(self.lines[get_ident()], line=text.strip()[: max(20, self.console.width // 2)])
 
     def download(self, name: str, have: int, total: int | None) -> None:
         """Show the bytes of a download; every tenth of a large one where there is no terminal."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,13 +26,15 @@ FULL = 1 << 16  # bytes free on a full disk, at most
 
 
 def run_job(
-    project: Project, cpus: int, line: Callable[[str], None], job: dict[str, Any], log: Path
-) -> None:
+    project: Project, cpus: int, line: Callable[[str], None], stop: threading.Event,
+    job: dict[str, Any], log: Path,
+) -> None:  # fmt: skip
     """Run an engine job with `cpus` compiler processes; `line` gets each line of its output.
 
-    Raises Failed with the last lines and the path of the log.
+    Raises Failed with the last lines and the path of the log, and KeyboardInterrupt once another
+    thread has set `stop`.
     """
-    output = Path(job.get("output_dir", project.staging / "test"))
+    output = Path(job.get("output_dir", project.staging / f"_test-{log.stem}"))
     if job["action"] == "test":  # environments that a killed run left there
         shutil.rmtree(output, ignore_errors=True)
     if job["action"] == "build":
@@ -58,7 +60,8 @@ def run_job(
             next(follower)
             if ended:
                 break
-            time.sleep(POLL_SECONDS)
+            if stop.wait(POLL_SECONDS):
+                raise KeyboardInterrupt
             if polls % POLLS_OF_PATIENCE == 0:
                 before, seen = seen, left_behind(child.pid)
                 kill(before & seen)
@@ -75,6 +78,8 @@ def run_job(
         tail = "".join(f"  | {text}\n" for text in lines[-TAIL_LINES:])
         failure = f"{job['action']} failed{reason}; the last lines of {log}:"
         raise Failed(f"{failure}\n{tail}  work folder: {output}")
+    if job["action"] == "test":
+        shutil.rmtree(output, ignore_errors=True)
 
 
 def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:

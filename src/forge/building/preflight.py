@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from forge import network
 from forge.bases import CONDA_FORGE, Base
 from forge.envs.machine import solve
 from forge.files import read_text, write_text
-from forge.processes import max_jobs, memory_gib
+from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import SUBDIRS, Project
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
@@ -66,6 +67,14 @@ def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str]
     if job > memory:
         return lines, f"{job:g} GiB of memory for one job; there are {memory:.1f}"
     return lines, ""
+
+
+def fits(known: dict[str, Any], names: Iterable[str], project: Project) -> bool:
+    """Decide whether memory and disk suffice to build these side by side."""
+    chosen = [known.get(name, {"memory": GIB_PER_JOB, "disk": 0}) for name in names]
+    memory, disk = (sum(cost[key] for cost in chosen) for key in ("memory", "disk"))
+    free = shutil.disk_usage(project.build).free / 2**30
+    return bool(memory * max_jobs() <= memory_gib() and disk <= free)
 
 
 def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Carry out a plan: fetch, build, test and add one package after another to the channel.
+"""Carry out a plan: fetch, build and test packages, two side by side, and add them to the channel.
 
 A package is built in `build/staging/NAME` and enters the channel only when it is whole and its
 tests passed, by one rename. So a run may be interrupted or killed at any point: the next one keeps
@@ -8,17 +8,22 @@ what is in the channel and does the rest.
 
 import contextlib
 import functools
+import itertools
 import shutil
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rattler_build import Package
 
 from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import run_job
+from forge.building.preflight import costs, fits
 from forge.conda import provenance
 from forge.conda.local import Channel
 from forge.envs import cache
@@ -32,6 +37,7 @@ from forge.sources.cache import SourceCache
 
 FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
 FAILED, NOT_ATTEMPTED = "failed", "not attempted"
+AT_ONCE = 2  # builds: scripts and tests seldom use more than one core
 
 
 @dataclass
@@ -51,13 +57,14 @@ class Builder:
         self.project, self.base, self.display = project, base, display
         self.channel, self.sources = Channel(project.channel, project.names), SourceCache(project)
         self.package_format = package_format
-        self.run_job = functools.partial(run_job, project, max_jobs(), display.line)
+        self.stop, self.adding = threading.Event(), threading.Lock()
+        self.run_job = functools.partial(run_job, project, max_jobs(), display.line, self.stop)
 
     def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
-        """Fetch the sources of all `steps` to build, then build these in order.
+        """Fetch the sources of all `steps` to build, then build these in order, two side by side.
 
-        A recipe whose dependency was not built is not attempted. After a failure the rest is not
-        attempted either, unless `keep_going`.
+        A recipe whose dependency was not built is not attempted. After a failure what runs is
+        finished, and the rest is not attempted unless `keep_going`.
         """
         results = {step.recipe.name: Result(step, CURRENT) for step in steps}
         todo = {name: r for name, r in results.items() if r.step.action == BUILD}
@@ -67,23 +74,40 @@ class Builder:
             if reason := recipes.missing(name, lost | recipes.broken.keys()):
                 raise NotAttempted(reason)
 
-        stopped = ""
         for name, result in todo.items():  # all sources first, so that no build waits for a host
             with self._attempt(result, FETCHED, name):
                 require(name)
                 self._fetch(result.step)
+        self.display.phase("")
         fetched = {name: result for name, result in todo.items() if result.state == FETCHED}
-        for number, (name, result) in enumerate(fetched.items(), 1):
-            label = f"[{number}/{len(fetched)}] {name} {result.step.recipe.version}"
-            with self._attempt(result, BUILT, label):
-                if stopped:
-                    raise NotAttempted(stopped)
+        known, begun, start = costs(self.project, self.base), itertools.count(1), time.monotonic()
+
+        def build(name: str, earlier: dict[str, Future[None]]) -> None:
+            needs, result = recipes.direct_needs(name), fetched[name]
+            apart = [n for n in earlier if n in needs or not fits(known, [name, n], self.project)]
+            wait([earlier[other] for other in apart])
+            with self._attempt(result, BUILT, name):
+                failed = next((n for n, r in fetched.items() if r.state == FAILED), "")
+                if failed and not keep_going:
+                    raise NotAttempted(f"{failed} failed; --continue-on-failure goes on")
                 require(name)
+                label = f"[{next(begun)}/{len(fetched)}] {name} {result.step.recipe.version}"
                 self._build(result.step, label)
+            self.display.phase("")
             if result.state == BUILT:
-                self.display.say(f"{label}: built in {result.seconds:.0f} s")
-            if result.state == FAILED and not (keep_going or stopped):
-                stopped = f"stopped after {name} failed; --continue-on-failure goes on"
+                left = _time_left(fetched, known, time.monotonic() - start)
+                self.display.say(f"{label}: built in {result.seconds:.0f} s{left}")
+
+        futures: dict[str, Future[None]] = {}
+        with ThreadPoolExecutor(min(AT_ONCE, max_jobs())) as pool:
+            try:
+                for name in fetched:
+                    futures[name] = pool.submit(build, name, futures.copy())
+                for future in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
+                    future.result()
+            finally:  # at Ctrl-C too, of which the other threads hear nothing
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
         return list(results.values())
 
     def test_packages(self, steps: list[Step]) -> list[Result]:
@@ -103,9 +127,12 @@ class Builder:
     @contextlib.contextmanager
     def _attempt(self, result: Result, success: str, label: str) -> Iterator[None]:
         """Put into `result` what came of the block; `success` is the word for no error."""
-        start, result.state = time.monotonic(), success
+        start = time.monotonic()
+        if self.stop.is_set():
+            raise KeyboardInterrupt
         try:
             yield
+            result.state = success
         except NotAttempted as error:
             result.state, result.detail = NOT_ATTEMPTED, str(error)
         except (ForgeError, OSError) as error:
@@ -142,10 +169,11 @@ class Builder:
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
-        for path in tests:  # before it enters: a package without provenance is not built again
-            where = self.channel.folder, path, step.recipe.path, self.project.root
-            provenance.write(*where, self.base.name)
-        self.channel.add(tests, step.digest)
+        with self.adding:
+            for path in tests:  # before it enters: a package without provenance is not built again
+                where = self.channel.folder, path, step.recipe.path, self.project.root
+                provenance.write(*where, self.base.name)
+            self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
     def _fetch(self, step: Step) -> None:
@@ -163,6 +191,18 @@ class Builder:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
         paths = sorted(str(path) for path in packages)
         self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
+
+
+def _time_left(fetched: dict[str, Result], known: dict[str, Any], elapsed: float) -> str:
+    """Estimate the rest at the pace so far, by costs.yaml; empty if nobody can say."""
+    hours = {BUILT: 0.0, FETCHED: 0.0}
+    for name, result in fetched.items():
+        if result.state in hours:
+            hours[result.state] += known.get(name, {}).get("cpu_hours", 0)
+    if not all(hours.values()):
+        return ""
+    minutes = max(1, round(elapsed * hours[FETCHED] / hours[BUILT] / 60))
+    return f", about {minutes // 60} h {minutes % 60} min left"
 
 
 def _reason_file(project: Project, step: Step) -> Path:

@@ -122,20 +122,6 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
     raise gravest(codes)
 
 
-@command(patches_app, "lint")
-def lint_patches(ctx: Context) -> None:
-    """Check the form, trailers and numbers of every patch, and that one recipe names it."""
-    raise typer.Exit(told("patches", patches.lint(every_source(ctx.project))))
-
-
-def told(about: str, findings: list[str]) -> int:
-    """Print findings, or that there is none; returns the exit code."""
-    for finding in findings:
-        err.print(finding)
-    out.print(f"{about}: {'findings' if findings else 'clean'}")
-    return 1 if findings else 0
-
-
 @command(patches_app)
 def check(ctx: Context, strict: Strict = False) -> None:
     """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
@@ -159,7 +145,7 @@ def test(ctx: Context, words: Words = None) -> None:
 
 @command(app)
 def lint(ctx: Context) -> None:
-    """Lint code, types, workflows, patches, and whether the versions of our packages go together.
+    """Lint code, types and workflows, and whether the versions of our packages go together.
 
     Exit 1 for findings, 3 for a missing linter.
     """
@@ -172,7 +158,8 @@ def lint(ctx: Context) -> None:
         except FileNotFoundError:
             codes.append(3)
         out.print(f"{line}: {says[codes[-1]]}")
-    recipes = every_source(ctx.project)
-    codes.append(told("patches", patches.lint(recipes)))
-    codes.append(told("versions", list(versions.conflicts(recipes))))
+    for finding in (findings := list(versions.conflicts(every_source(ctx.project)))):
+        err.print(finding)
+    codes.append(1 if findings else 0)
+    out.print(f"versions: {says[codes[-1]]}")
     raise gravest(codes)
