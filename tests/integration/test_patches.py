@@ -22,6 +22,5 @@ def test_exit_codes(project: MiniProject) -> None:
     patch.write_text("nothing")
     source = "[{url: 'http://upstream.invalid/a.tar.gz', sha256: %s, patches: [%s]}]"
     project.recipe("alpha", source=source % ("0" * 64, "../../patches/alpha/0001-word.patch"))
-    assert "patches: findings" in project.forge("patches", "lint", code=1).stdout
     project.forge("patches", "check")
     project.forge("patches", "check", "--strict", code=3)
