@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rattler.package_streaming import extract
-from rehearsal import checkout, compilers, conda_forge, debian, therock, trees
+from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, trees
 from support.project import CHECKOUT, MiniProject
 
 from forge.conda.local import write_index
@@ -168,10 +169,12 @@ def test_a_compiler_behind_conda_forges_name(host: compilers.Host, tmp_path: Pat
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> checkout.Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     """The copy of a checkout that the overlay changes, and an archive of one byte."""
+    monkeypatch.setattr(debian, "version", lambda _: "7.2.4+dfsg-1")
     place = checkout.Place.at(tmp_path / "rehearsal")
-    for name in (checkout.RECIPE, checkout.BASES, checkout.VARIANTS):
+    ours = (checkout.RECIPE, checkout.BASES, checkout.VARIANTS, checkout.TORCH)
+    for name in (*ours, thin_torch.OPTIONS, thin_torch.CHECK):
         (place.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, place.root / name)
     place.archive_file.write_bytes(b"x")
@@ -182,7 +185,8 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     printed = place.overlay()
     added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
     hash_of_x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
-    assert len(added) == 5 and any(hash_of_x in line for line in added)
+    assert len(added) == 6 and any(hash_of_x in line for line in added)
+    assert any(line.endswith("python test_without_gpu.py 7.2.4") for line in added)
     assert any('"rehearsal_"' in line for line in added)
     with pytest.raises(checkout.Refused, match="0 times what the overlay changes"):
         place.overlay()
@@ -197,6 +201,42 @@ def test_a_copy_is_the_checkout_of_now(tmp_path: Path) -> None:
         path.write_text("")
     assert checkout.Place.at(tmp_path).copy() == root
     assert (root / "recipes/pytorch/recipe.yaml").exists() and made.exists() and not gone.exists()
+
+
+def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
+    """What is switched off is printed, and is what the configuration is held against."""
+    printed = place.overlay(thin=True)
+    added = " ".join(line for line in printed.splitlines() if line.startswith("+"))
+    assert all(f" {name}=OFF" in added for name in {*thin_torch.OFF, "USE_KINETO", "USE_MKLDNN"})
+    assert f"device code for {len(thin_torch.DEVICE_CODE.split())} HIP files alone" in printed
+    spec = importlib.util.spec_from_file_location("check", place.root / thin_torch.CHECK)
+    check = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
+    off = {name for name in check.SUMMARY if f" {name}=OFF" in added}
+    assert len(off) == 4 and {check.SUMMARY[name] for name in off} == {"OFF"}
+    assert not [reason for reason in check.wrong("", "", "/p", "gfx1151") if "Kineto" in reason]
+
+
+def test_device_code_for_the_files_that_are_named(
+    place: checkout.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are compiled for the host, with the code object that the compiler made once."""
+    place.overlay(thin=True)
+    monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1151")
+    compiler = tmp_path / "clang++"
+    compiler.write_text('#!/bin/sh\necho "$@" >> said\nfor last; do :; done\ntouch "$last"\n')
+    compiler.chmod(0o755)
+    launcher = place.root / thin_torch.FOLDER / "thin_hip.sh"
+    for name in ("hip/Copy.hip", "hip/TensorTopK.hip", "hip/CopyMore.hip"):
+        command = [launcher, "env", compiler, "-x", "hip", "-c", name]
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        subprocess.run(command, cwd=tmp_path, check=True)
+    named, empty, other, more = (tmp_path / "said").read_text().splitlines()
+    assert named == "-x hip -c hip/Copy.hip"
+    assert "--offload-arch=gfx1151 --offload-device-only" in empty
+    for name, line in (("TensorTopK", other), ("CopyMore", more)):
+        end = "--offload-host-only -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
+        assert line == f"-x hip -c hip/{name}.hip {end}"
 
 
 def test_a_folder_in_the_checkout_is_refused() -> None:

@@ -31,6 +31,9 @@ def make(
     host: Annotated[
         compilers.Host, typer.Option(help="The host compiler, for good.")
     ] = compilers.Host.GXX,
+    thin_torch: Annotated[
+        bool, typer.Option("--thin-torch", help="Most of torch's kernels are not compiled.")
+    ] = False,
 ) -> None:
     """Make both stand-ins and the copy of the checkout; what is there already stays."""
     debian.require_sid()
@@ -43,7 +46,7 @@ def make(
             place.conda_forge, place.work, host,
             copy / "bases" / "host" / "copy_interpreter.py", checkout.PYPI,
         )  # fmt: skip
-    print(place.overlay())
+    print(place.overlay(thin_torch))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal import therock
+from rehearsal import debian, therock, thin_torch
 from support.project import CHECKOUT
 from support.servers import Revalidating, served
 from support.stand_in import clean_environment, write_mirrors
@@ -72,7 +72,7 @@ PYPI = [
     "zstandard",
 ]
 RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
-BASES = "src/forge/bases.py"
+BASES, TORCH = "src/forge/bases.py", "recipes/pytorch/recipe.yaml"
 
 
 def cpu_seconds() -> float:
@@ -143,10 +143,11 @@ class Place:
             shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
         return self.root
 
-    def overlay(self) -> str:
+    def overlay(self, thin: bool = False) -> str:
         """Write the overlay to a fresh copy; returns it as a unified diff. Raises Refused."""
         pinned = sha256_file(self.archive_file)
         tag = f"cp{PYTHON.replace('.', '')}"
+        (rocm,) = re.findall(r"^[\d.]+", debian.version("hipcc"))
         edits = [
             # the archive's hash, of the release that is built
             (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{pinned}"),
@@ -156,15 +157,19 @@ class Place:
             (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
             (VARIANTS, r"(?<=\npython_min:\n)  - [^\n]*", f'  - "{PYTHON}"'),
             (VARIANTS, r"(?<=\nsources_from:\n)  - upstream", "  - pypi"),
+            # and Debian's ROCm, which says its version
+            (TORCH, r"(?<=test_without_gpu\.py )\$\{\{ rocm_sdk \}\}", rocm),
         ]
+        if thin:
+            edits += thin_torch.EDITS
         for name, old, new in edits:
             text, times = re.subn(old, new, (self.root / name).read_text())
             if times != 1:
                 raise Refused(f"{name} has {times} times what the overlay changes: {old}")
             (self.root / name).write_text(text)
-        return "".join(
-            line for name in (RECIPE, BASES, VARIANTS) for line in self._difference(name)
-        )
+        changed = dict.fromkeys(name for name, _, _ in edits)
+        said = "".join(line for name in changed for line in self._difference(name))
+        return said + (thin_torch.write(self.root) if thin else "")
 
     def _difference(self, name: str) -> list[str]:
         old, new = ((root / name).read_text().splitlines(True) for root in (CHECKOUT, self.root))

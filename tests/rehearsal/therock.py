@@ -30,6 +30,7 @@ PACKAGES = [
     "libhipfft-dev",
     "libhiprand-dev",
     "libhipsolver-dev",
+    "libhipsolver-fortran-dev",
     "libhipsparse-dev",
     "libhipsparselt-dev",
     "libhsa-runtime-dev",
