@@ -235,7 +235,7 @@ def test_device_code_for_the_files_that_are_named(
     assert named == "-x hip -c hip/Copy.hip"
     assert "--offload-arch=gfx1151 --offload-device-only" in empty
     for name, line in (("TensorTopK", other), ("CopyMore", more)):
-        end = "--offload-host-only -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
+        end = "--offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
         assert line == f"-x hip -c hip/{name}.hip {end}"
 
 

@@ -63,7 +63,7 @@ if [[ ! -e $empty ]]; then
         -nogpuinc -nogpulib -c /dev/null -o "$empty.$$"
     mv "$empty.$$" "$empty"
 fi
-exec "$@" --offload-host-only -Xclang -fcuda-include-gpubinary -Xclang "$empty"
+exec "$@" --offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang "$empty"
 """
 
 
