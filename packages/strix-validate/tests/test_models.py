@@ -26,6 +26,12 @@ CONFIGS = {
     for file in sorted(FOLDER.glob("*.json"))
     if file.stem != "formats"
 }
+#: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
+#: give; what vLLM chooses for them was not asked.
+SHAPES = {
+    file.stem: json.loads(file.read_text())
+    for file in sorted((FOLDER.parent / "shapes").glob("*.json"))
+}
 #: With every format as well: dense, experts, and linear attention with experts.
 EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
 CASES = CONFIGS | {
@@ -116,24 +122,45 @@ def test_page_and_table_agree() -> None:
     assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
 
 
+#: Of models of 2026, in billions of parameters: as the publisher says, and as transformers 5.24's
+#: class makes of the same file, without its head for further tokens.
+PARAMETERS = {
+    "Qwen3.5-122B-A10B": (122, 122.563), "Qwen3.6-35B-A3B": (35, 35.107),
+    "Qwen3.8-27B": (27, 27.357), "Qwen3-Next-80B-A3B": (80, 79.674), "GLM-4.5-Air": (106, 106.852),
+    "GLM-4.7-Flash": (30, 29.943), "GLM-5": (744, 743.911), "gpt-oss-120b": (117, 116.829),
+    "DeepSeek-V4-Flash": (284, 284.332), "Gemma-3-27B": (27, 27.432),
+    "Gemma-4-31B": (31, 31.273), "Gemma-4-26B-A4B": (26, 25.806),
+    "Mistral-Small-3.2-24B": (24, 24.011), "Mistral-Small-4-119B": (119, 119.401),
+    "Phi-4": (14.7, 14.660), "Granite-4.0-H-Small": (32, 32.207), "Olmo-3-32B": (32, 32.234),
+    "Llama-3.3-70B": (70, 70.554), "Llama-4-Scout": (109, 108.642),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_model_of_2026_ends_the_command(name: str, tmp_path: Path) -> None:
+    """It raised KeyError where no layer is dense; a format or a part that is not known is said."""
+    assert name in PARAMETERS
+    found = command.answer(SHAPES[name], None, None)
+    said = "\n".join(command.describe("NAME", found, Tree()))
+    assert f"{found.weights / 2**30:.1f} GiB of weights" in said and "at least" not in said
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_that_are_published(name: str) -> None:
+    packed = ("quantization_config", "expert_dtype")
+    config = {key: value for key, value in (CONFIGS | SHAPES)[name].items() if key not in packed}
+    counted, (published, built) = model_memory.weights(config) / 2e9, PARAMETERS[name]
+    assert counted == pytest.approx(built, rel=0.002)
+    assert counted == pytest.approx(published, rel=0.02)
+    assert model_memory.uncounted(config) == []
+
+
 @pytest.mark.parametrize("name", ALLOCATES)
 def test_weights_are_what_vllm_allocates(name: str) -> None:
     assert model_memory.weights(CASES[name]) / 2**30 == pytest.approx(ALLOCATES[name], rel=0.01)
 
 
 #: Shapes as their publishers give them, with billions of parameters as published.
-QWEN_3_5 = {
-    "model_type": "qwen3_5_moe", "tie_word_embeddings": False,
-    "vision_config": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304},
-    "text_config": {
-        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
-        "vocab_size": 248320, "num_experts": 256, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "full_attention_interval": 4,
-    },
-}  # fmt: skip
 GRANITE_4 = {
     "model_type": "granitemoehybrid", "tie_word_embeddings": True, "hidden_size": 1536,
     "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4,
@@ -144,11 +171,6 @@ GRANITE_4 = {
 }  # fmt: skip
 
 
-def test_a_model_whose_layers_all_have_experts_is_counted() -> None:
-    """It raised KeyError('intermediate_size'), which such a config.json has not."""
-    assert model_memory.weights(QWEN_3_5) / 2**30 == pytest.approx(64.6, rel=0.02)
-
-
 def test_mamba_layers_are_counted_and_named() -> None:
     assert model_memory.weights(GRANITE_4) / 2 == pytest.approx(6.94e9, rel=0.01)
     assert model_memory.cache_of_token(GRANITE_4) == 4 * 4 * 4 * 128
@@ -157,10 +179,40 @@ def test_mamba_layers_are_counted_and_named() -> None:
     assert "36 layers of mamba" in said and "at least" not in said
 
 
+#: What Qwen4's config.json has beside Qwen3.5's: nothing here counts it.
+QWEN_4 = {"hc_count": 4, "hc_lowrank": 320, "ngram_size": 3, "ngram_vocab_size_base": 20_000_000}
+
+
 def test_what_is_not_counted_makes_a_lower_bound() -> None:
-    found = command.answer(CONFIGS["DeepSeek-V2-Lite"] | {"index_topk": 2048}, None, None)
+    config = SHAPES["Qwen3.6-35B-A3B"]
+    found = command.answer(config | {"text_config": config["text_config"] | QWEN_4}, None, None)
     said = "\n".join(command.describe("NAME", found, Tree()))
-    assert "at least 29.2 GiB" in said and "without the indexer of sparse attention" in said
+    assert "at least 65.4 GiB" in said and "without what hc_lowrank sizes" in said
+    assert len(found.uncounted) == len(QWEN_4)
+    found = command.answer(config | {"audio_config": {"hidden_size": 1}}, None, None)
+    assert found.uncounted == ["the encoder of sound"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen3-30B-A3B", "tuned for E=128,N=768"),
+        ("Qwen3-30B-A3B, awq", "tuned for E=128,N=768,dtype=int4_w4a16"),
+        ("Qwen3-30B-A3B, fp8-blocks", "vLLM's defaults, no table of E=128,N=768,dtype=fp8_w8a8"),
+        ("Qwen3.6-35B-A3B", "vLLM's defaults, no table of E=256,N=512"),
+        ("gpt-oss-120b", ""),
+        ("DeepSeek-V4-Flash", ""),
+        ("Qwen3-8B", ""),
+    ],
+)
+def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
+    """Which tables exist is vLLM's source with the recipe's patches, where there is one."""
+    config = (CASES | SHAPES)[name]
+    found = table.tiles_of(config)
+    assert found.startswith(words) and bool(found) == bool(words)
+    assert table.tiles_of(config, tmp_path).startswith("vLLM's defaults" if words else "")
+    if source := os.environ.get("VLLM_SOURCE"):
+        assert table.tiles_of(config, Path(source)) == found
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("llama", 2), ("gemma3_text", 1)])
@@ -226,7 +278,7 @@ def test_command_says_backend_proof_and_memory() -> None:
     assert status == 0
     assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
     assert "TritonExperts: compiled, interpreted, emulated (16 bits)" in said
-    assert "56.8 GiB of weights, 96 KiB of KV cache a token" in said
+    assert "56.9 GiB of weights, 96 KiB of KV cache a token" in said
     status, said = run(FOLDER / "Qwen3-30B-A3B.json", "--json")
     assert status == 0 and json.loads(said)["parts"]["experts"] == ["TritonExperts"]
 

@@ -202,4 +202,40 @@ FAULTS = {
         "        l_i = l_i + l_ij",
         "sage-packed",
     ),
+    "vllm_gguf_plugin: a minimum without its highest bits": (
+        "vllm_gguf_plugin/triton/gemm/k_quant/q4_k.py",
+        "                min_q = (hi >> 4) | ((lo_m >> 6) << 4)",
+        "                min_q = hi >> 4",
+        "gguf-q4_k",
+    ),
+    "vllm_gguf_plugin: the other half's highest bit": (
+        "vllm_gguf_plugin/triton/gemm/k_quant/q3_k.py",
+        "hm_mask = 1 << (4 * group + j)",
+        "hm_mask = 1 << j",
+        "gguf-q3_k",
+    ),
+    "vllm_gguf_plugin: codes that are not centred": (
+        "vllm_gguf_plugin/triton/gemm/k_quant/q6_k.py",
+        "q_tile = (q - 32.0) * scale[:, None]",
+        "q_tile = q * scale[:, None]",
+        "gguf-q6_k",
+    ),
+    "vllm_gguf_plugin: an index of eight bits": (
+        "vllm_gguf_plugin/triton/gemm/iq_quant/iq3_s.py",
+        "((qh << (7 - 2 * il)) & 0x100)",
+        "((qh << (7 - 2 * il)) & 0)",
+        "gguf-iq3_s",
+    ),
+    "vllm_gguf_plugin: offsets of the other sign": (
+        "vllm_gguf_plugin/triton/dequantize/iq_quant/iq1_m.py",
+        "!= 0, -9.0, -7.0)",
+        "!= 0, -7.0, -9.0)",
+        "gguf-iq1_m",
+    ),
+    "vllm_gguf_plugin: the first expert for all": (
+        "vllm_gguf_plugin/triton/fused_moe/standard_quant/q8_0.py",
+        "expert * stride_we",
+        "0 * stride_we",
+        "gguf-q8_0",
+    ),
 }

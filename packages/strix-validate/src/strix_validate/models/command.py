@@ -31,7 +31,8 @@ class ModelAnswer:
     """What is said of one model.
 
     parts: name by part, as vLLM chooses. weights, token: bytes; None if it cannot be said.
-    uncounted: what the weights leave out. unproven: parts that were not compared.
+    tiles: of the experts' kernel. uncounted: what the weights leave out. unproven: parts that were
+    not compared.
     """
 
     source: str
@@ -41,6 +42,7 @@ class ModelAnswer:
     weights: int | None
     token: int | None
     compared: bool
+    tiles: str
     uncounted: list[str]
     unproven: list[str]
 
@@ -128,8 +130,9 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         if counted := found.get("parameters"):
             weights, uncounted = counted, []
     compared, unproven = table.was_compared(config), model_memory.not_in_table(config)
+    tiles = table.tiles_of(config, source) if rows else ""
     return ModelAnswer(
-        said, rows, parts, refusal, files or weights, token, compared, uncounted, unproven
+        said, rows, parts, refusal, files or weights, token, compared, tiles, uncounted, unproven
     )
 
 
@@ -146,6 +149,8 @@ def describe(name: str, found: ModelAnswer, tree: Tree) -> list[str]:
             rows = [row for row in found.rows if (row.part, row.chosen) == (part, chosen)]
             proofs = [f"{row.proven} ({row.of})" for row in rows] or ["not in the table"]
             lines.append(f"  {part:17} {chosen}: {'; '.join(proofs)}")
+    if found.tiles:
+        lines.append(f"  {'tiles of experts':17} {found.tiles}")
     lines += [f"  {'not compared':17} {part}" for part in found.unproven]
     if found.weights is None:
         return [*lines, f"  {'memory':17} cannot be said: config.json lacks a dimension"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 #: What a check proves by the start of its id; gemm, sdpa and conv prove something on a GPU alone.
 PROVES = {
@@ -14,6 +15,8 @@ PROVES = {
     "flash-attn": "interpreted",
     "emulated": "emulated",
 }
+#: The keys of config.json that count experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: Encoders without a decoder: their attention sees all tokens.
 _ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
 
@@ -65,6 +68,35 @@ def version() -> str:
 def was_compared(config: Mapping) -> bool:
     """Return whether the table was compared with a model of the same architecture."""
     return bool(set(config.get("architectures") or ()) & set(contents()["architectures"]))
+
+
+#: How vLLM's tables of tiles name a format of experts; those of other formats have no table.
+_TILED = {
+    "16 bits": "", "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
+    "w4a16": ",dtype=int4_w4a16", "gptq": ",dtype=int4_w4a16", "awq": ",dtype=int4_w4a16",
+}  # fmt: skip
+
+
+def tiles_of(config: Mapping, source: Path | None = None) -> str:
+    """Say whether vLLM has tiles for the model's experts that were tuned on this GPU.
+
+    Empty without experts, or where their kernel reads no table.
+
+    Args:
+        source: of the vLLM that answers, instead of the release that was compared.
+    """
+    text = config.get("text_config") or config
+    count = next((n for key in EXPERTS if (n := text.get(key))), 0)
+    size = text.get("moe_intermediate_size") or text.get("intermediate_size")
+    form = "mxfp4" if text.get("expert_dtype") == "fp4" else format_of(config)
+    if not count or form not in _TILED:
+        return ""
+    name, tuned = f"E={count},N={size}{_TILED[form]}", set(contents()["tuned"])
+    if source:
+        folder = source / "vllm/model_executor/layers/fused_moe/configs"
+        found = folder.glob("*device_name=AMD_Radeon_8060S*.json")
+        tuned = {file.stem.replace(",device_name=AMD_Radeon_8060S", "") for file in found}
+    return f"tuned for {name}" if name in tuned else f"vLLM's defaults, no table of {name}"
 
 
 def format_of(config: Mapping) -> str:
@@ -132,9 +164,8 @@ def rows_of(config: Mapping) -> list[Row]:
     form = format_of(config)
     # gpt-oss keeps all but its experts in 16 bits
     wanted += [("linear", "16 bits" if form == "mxfp4" else form)]
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
     known = {(row.part, row.of): row for row in rows()}
-    if any(text.get(name) for name in names) and not known[wanted[-1]].refused:
+    if any(text.get(name) for name in EXPERTS) and not known[wanted[-1]].refused:
         wanted += [("experts", form)]
     if text.get("linear_num_value_heads") and form != "16 bits" and not known[wanted[-1]].refused:
         wanted += [("linear", "16 bits")]  # the projections of its decay and its gates

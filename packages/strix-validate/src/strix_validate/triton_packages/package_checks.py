@@ -12,10 +12,10 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
-from strix_validate.triton_packages import conch, fla, liger, sage
+from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.triton_packages.package_call import PackageCall, require
 
-PACKAGES: tuple[ModuleType, ...] = (conch, fla, liger, sage)
+PACKAGES: tuple[ModuleType, ...] = (conch, fla, gguf, liger, sage)
 _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
 
 

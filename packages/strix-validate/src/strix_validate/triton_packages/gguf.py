@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""vllm-gguf-plugin's kernels for weights in GGUF's types, and their right answers.
+
+A call runs a type's three kernels: weights to numbers, the product of a layer, that of experts.
+"""
+
+import importlib
+import importlib.util
+import sys
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strix_validate.numerics import reference
+from strix_validate.numerics.reference import TERMS, Precision
+from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton_packages.gguf_blocks import TYPES
+from strix_validate.triton_packages.package_call import PackageCall
+
+MODULE, PACKAGE = "vllm_gguf_plugin", "vllm-gguf-plugin"
+EXPERTS, EACH = 3, 2
+
+
+class _OnTheGpu(Tensor):
+    """A tensor in host memory that a check of its device lets through."""
+
+    is_cuda = True
+
+
+def _kernels(name: str):
+    """Import a module of kernels; the package itself imports vLLM, which they do not need."""
+    if MODULE not in sys.modules and (spec := importlib.util.find_spec(MODULE)):
+        sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{MODULE}.triton.{name}")
+
+
+def _routed(chosen: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort (token, choice) pairs by expert into whole blocks, as vLLM does.
+
+    Returns:
+        The pairs, of which a number behind the last is none; each block's expert; their number.
+    """
+    pairs, owners, none = [], [], chosen.numel()
+    for expert in range(EXPERTS):
+        mine = (chosen.flatten() == expert).nonzero().flatten().tolist()
+        mine += [none] * (-len(mine) % block)
+        pairs += mine
+        owners += [expert] * (len(mine) // block)
+    whole = (torch.tensor(x, dtype=torch.int32, device=chosen.device) for x in (pairs, owners))
+    return *whole, torch.tensor([len(pairs)], dtype=torch.int32, device=chosen.device)
+
+
+def _multiply(
+    x: Tensor, packed: Tensor, experts: Tensor, chosen: Tensor, *, number: int, size: int
+) -> dict[str, Tensor]:
+    x, packed, experts, *routed = (
+        t if t.is_cuda else t.as_subclass(_OnTheGpu)
+        for t in (x, packed, experts,
+                  *_routed(chosen, _kernels("fused_moe.utils").get_triton_moe_block_m(number)))
+    )  # fmt: skip
+    rows = packed.shape[0]
+    found = {
+        "weights": _kernels("dequantize.interface").ggml_dequantize_triton(
+            packed, number, rows, size, x.dtype
+        ),
+        "out": _kernels("gemm.interface").ggml_mul_mat_a8_triton(packed, x, number, rows),
+        "experts": _kernels("fused_moe.interface").ggml_moe_a8_triton(
+            x, experts, *routed, number, rows, EACH, x.shape[0]
+        ),
+    }
+    return {name: value.as_subclass(Tensor) for name, value in found.items()}
+
+
+def _blocks(randn: Randn, name: str, count: int) -> np.ndarray:
+    """Make blocks of random bytes, with scales that keep the weights near 1."""
+    kind = TYPES[name]
+    random = randn(count, kind.size + 1).double().abs().numpy() * 1e4
+    blocks = (random[:, :-1].astype(np.int64) % 256).astype(np.uint8)
+    scales = (random[:, -1:] % 1 * 0.02 + 0.01).astype(np.float16)
+    for at in kind.halves:
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    if name == "iq1_m":  # its scale is spread over the highest bits of four words
+        words, bits = blocks[:, 48:56].copy().view(np.uint16), scales.view(np.uint16)
+        fields = bits >> np.array([0, 4, 8, 12], np.uint16) & 15
+        blocks[:, 48:56] = (words & 0xFFF | fields << 12).view(np.uint8)
+    return blocks
+
+
+def _decoded(blocks: np.ndarray, name: str, rows: int, dtype: Precision) -> tuple[Tensor, Tensor]:
+    """Return (rows, size) weights as a kernel of the dtype stores them, and multiplies by them."""
+    scales, codes, offsets = (torch.from_numpy(x.copy()) for x in TYPES[name].parts(blocks))
+    if dtype == TERMS:
+        whole = (scales * codes).abs() + offsets.abs()
+        return whole.view(rows, -1), whole.view(rows, -1)
+    stored = partial(reference.stored, dtype=dtype)
+    steps = stored(stored(stored(scales) * codes) + stored(offsets))
+    return stored(scales * codes + offsets).view(rows, -1), steps.view(rows, -1)
+
+
+def product(
+    randn: Randn, name: str, *, tokens=3, size=256, rows=24
+) -> tuple[PackageCall, Expected]:
+    """Build a call of a type's kernels.
+
+    Args:
+        name: of the type, as in :data:`TYPES`.
+        size: of a token's vector. rows: of the answer's vector.
+    """
+    kind, x = TYPES[name], randn(tokens, size)
+    made = [_blocks(randn, name, rows * size // kind.weights) for _ in range(1 + EXPERTS)]
+    chosen = torch.stack([torch.arange(EACH) + i for i in range(tokens)]) % EXPERTS
+    packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in made]
+    tensors = {"x": x, "packed": packed[0], "experts": torch.stack(packed[1:]), "chosen": chosen}
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        (weights, steps), *experts = (_decoded(blocks, name, rows, dtype) for blocks in made)
+        each = [
+            reference.product(x[i : i + 1], experts[expert][1], dtype)
+            for i, row in enumerate(chosen.tolist())
+            for expert in row
+        ]
+        found = {"out": reference.product(x, steps, dtype), "experts": torch.cat(each)}
+        return {n: reference.stored(v, dtype) for n, v in found.items()} | {"weights": weights}
+
+    options = {"number": kind.number, "size": size}
+    matrix = not name.startswith(("iq1", "iq2", "iq3"))  # those add up without it
+    return PackageCall(PACKAGE, _multiply, tensors, options, products=int(matrix)), expected
+
+
+_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit where it can"
+_DECODED = "a code, sign, scale or offset that is taken from other bits than the format has it in"
+_TILES = "a row past the last full tile left out, or written over its neighbour"
+
+COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) for name in TYPES}
+COMPUTED = {name: Case(partial(product, name=name), _DECODED) for name in TYPES} | {
+    "q4_k-tiles": Case(partial(product, name="q4_k", tokens=35, size=512, rows=130), _TILES),
+}
+EMULATED = {
+    name: Case(partial(product, name=name), _DECODED, torch.bfloat16)
+    for name in ("q4_0", "q4_k", "q6_k", "q8_0", "iq2_xxs", "iq3_s", "iq4_xs")
+}
