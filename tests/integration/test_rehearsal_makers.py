@@ -226,7 +226,7 @@ def test_device_code_for_the_files_that_are_named(
     compiler = tmp_path / "clang++"
     compiler.write_text('#!/bin/sh\necho "$@" >> said\nfor last; do :; done\ntouch "$last"\n')
     compiler.chmod(0o755)
-    launcher = place.root / thin_torch.FOLDER / "thin_hip.sh"
+    launcher = place.root / thin_torch.FOLDER / "thin.sh"
     for name in ("hip/Copy.hip", "hip/TensorTopK.hip", "hip/CopyMore.hip"):
         command = [launcher, "env", compiler, "-x", "hip", "-c", name]
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -237,6 +237,25 @@ def test_device_code_for_the_files_that_are_named(
     for name, line in (("TensorTopK", other), ("CopyMore", more)):
         end = "--offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
         assert line == f"-x hip -c hip/{name}.hip {end}"
+
+
+def test_a_precompiled_header_is_known_by_its_headers(
+    place: checkout.Place, tmp_path: Path
+) -> None:
+    """It names its folder, so ccache has none for another one; the checksum there is the same."""
+    place.overlay(thin=True)
+    launcher = place.root / thin_torch.FOLDER / "thin.sh"
+    compiler = "out=$6; shift 6; touch $out; echo $out: $@ > $out.d"
+    sums = []
+    for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "one.h").write_text(text)
+        command = [launcher, "false", "sh", "-c", compiler, "sh", "-Xclang", "-emit-pch", "-Xclang"]
+        command += ["-include", "-o", "all.pch", f"{folder}/one.h", f"{folder}/one.h"]
+        subprocess.run(command, cwd=folder, check=True)
+        sums.append((folder / "all.pch.sum").read_text())
+    assert sums[0] == sums[1] != sums[2]
 
 
 def test_a_folder_in_the_checkout_is_refused() -> None:

@@ -16,6 +16,7 @@ FOLDER = "recipes/pytorch"
 OPTIONS, CHECK = f"{FOLDER}/options.sh", f"{FOLDER}/check_configuration.py"
 OFF = ["USE_FBGEMM", "USE_XNNPACK", "USE_NNPACK", "USE_PYTORCH_QNNPACK", "USE_MIMALLOC"]
 VECTORS = [f"{lang}_{unit}_FOUND" for lang in ("C", "CXX") for unit in ("AVX", "AVX2", "AVX512")]
+LAUNCH = '"$RECIPE_DIR/thin.sh;ccache"'
 EDITS: Edits = [
     (OPTIONS, "USE_KINETO=ON", "USE_KINETO=OFF"),
     (OPTIONS, "USE_MKLDNN=ON", "USE_MKLDNN=OFF"),
@@ -24,16 +25,15 @@ EDITS: Edits = [
         r"\n    BLAS=OpenBLAS\n",
         rf"\n    {' '.join(f'{name}=OFF' for name in OFF)} USE_PRECOMPILED_HEADERS=ON\g<0>",
     ),
-    (
-        OPTIONS,
-        r"(?<=\n    CMAKE_HIP_COMPILER_LAUNCHER=)ccache\n",
-        rf'"$RECIPE_DIR/thin_hip.sh;ccache"\n    {" ".join(f"{name}=OFF" for name in VECTORS)}\n',
-    ),
+    *[
+        (OPTIONS, rf"(?<=\n    CMAKE_{lang}_COMPILER_LAUNCHER=)ccache\n", f"{LAUNCH}{more}\n")
+        for lang, more in (("CXX", ""), ("HIP", "\n    " + " ".join(f"{n}=OFF" for n in VECTORS)))
+    ],
     # ccache refuses precompiled headers of clang without these
     (
         OPTIONS,
         r"\n# setup\.py runs ninja again",
-        "\nexport CCACHE_SLOPPINESS=pch_defines,time_macros"
+        "\nexport CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_PCH_EXTSUM=1"
         r'\nCXXFLAGS+=" -Xclang -fno-pch-timestamp"\n\g<0>',
     ),
     *[
@@ -50,10 +50,22 @@ attention_backward mha_all_aot
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
-# The launcher of the HIP compiler, for `ccache clang++ ... -c FILE`.
+# The launcher of the compilers, for `ccache COMPILER ... -c FILE`.
 set -euo pipefail
 name=${!#}
 name=${name##*/}
+case " $* " in
+    *" -emit-pch "*)
+        # Not from ccache: a precompiled header names the folder of its build, and is of no use in
+        # another. What uses it is known by the bytes of its headers.
+        shift
+        "$@"
+        for made; do [[ $made == *.pch ]] && break; done
+        sed 's/^[^:]*://; s/\\\\$//' "$made.d" | xargs cat | sha256sum > "$made.sum"
+        exit ;;
+    *" -x hip "*) ;;
+    *) exec "$@" ;;
+esac
 if grep -qxF "${name%.*}" "${0%/*}/device_code.txt"; then
     exec "$@"
 fi
@@ -69,7 +81,7 @@ exec "$@" --offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang "$emp
 
 def write(root: Path) -> str:
     """Writes the launcher and its list to a copy of the checkout; returns what to say of them."""
-    launcher, names = root / FOLDER / "thin_hip.sh", root / FOLDER / "device_code.txt"
+    launcher, names = root / FOLDER / "thin.sh", root / FOLDER / "device_code.txt"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     listed = DEVICE_CODE.split()
