@@ -131,7 +131,7 @@ class Published:
         for path in folder.glob("*/repodata.json"):
             for name, record in json.loads(path.read_text())["packages.conda"].items():
                 self.records[f"{path.parent.name}/{name}"] |= record
-        self.log = json.loads((folder / "revisions/log.json").read_text())
+        self.log = json.loads((folder / "revisions/log.json").read_text())["revisions"]
         for entry in self.log:
             self.yanked = (self.yanked | {*entry["yanked"]}) - {*entry["restored"]}
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files: hashed, read as text, and written so that nobody sees half of one."""
+"""Files: hashed, read as text, written so that nobody sees half of one; and locks on folders."""
 
 import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
 from pathspec import GitIgnoreSpec
 
 from forge.errors import Failed, ForgeError
@@ -106,3 +107,29 @@ def move_whole(source: Path, target: Path) -> None:
     with source.open("rb") as stream, written(target) as out:
         shutil.copyfileobj(stream, out)
     source.unlink()
+
+
+@contextlib.contextmanager
+def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
+
+    While another live process is, say so and wait. Raises ForgeError then without `say`, and when
+    the folder cannot be written.
+    """
+    lock = FileLock(path := folder / ".lock", mode=0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            holder = f"process {path.read_text().strip() or 'unknown'} is {doing} {folder}."
+            if say is None:
+                raise ForgeError(f"{holder} Wait for it, or choose another folder") from None
+            say(f"{holder} Waiting for it")
+            held = lock.acquire()
+        path.write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        why = f"cannot write to {error.filename or folder}: {error.strerror}"
+        raise ForgeError(f"{why}. Make it writable or choose another folder") from None
+    with held:
+        yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from forge.errors import ForgeError
-from forge.locks import hold
+from forge.files import hold
 from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]

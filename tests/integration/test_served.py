@@ -17,8 +17,10 @@ import pytest
 from support.project import MiniProject
 from support.servers import QuietHandler, served
 from support.small_channel import MANIFEST, index, package, workspace
+from support.static_channel import Source
 
 from forge.bases import PUBLISHED
+from forge.channel import StaticChannel
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import digest_tree
 
@@ -141,14 +143,44 @@ def test_a_channel_that_lost_revisions(channel: Path, tmp_path: Path) -> None:
     }
     log = here / "revisions/log.json"
     log.parent.mkdir()
-    log.write_text(json.dumps([entry, entry | {"revision": 2}]))
+    two = {"serial": 2, "revisions": [entry, entry | {"revision": 2}]}
+    log.write_text(json.dumps(two))
     project, _ = stack(tmp_path)
     with served(here) as url:
         project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-        log.write_text(json.dumps([entry]))
+        log.write_text(json.dumps(two | {"revisions": [entry]}))
         for words in (["lock", "app", "--channel", url], ["install", "app"]):
-            assert "has 1 revisions, and not the 2" in project.forge(*words, code=1, **BASE).stderr
+            assert (
+                "has 1 revisions (serial 2), and not the 2"
+                in project.forge(*words, code=1, **BASE).stderr
+            )
         project.forge("install", "app", "--accept-older")
+
+
+class Fickle(QuietHandler):
+    """Shows an index as it is, and from the second time on as it was, below /was."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        self.asked[self.path] += 1
+        was = "repodata" in self.path and self.asked[self.path] > 1
+        self.path = f"/{'was' if was else 'is'}{self.path}"
+        super().do_GET()
+
+
+def test_another_index_for_the_solver_than_for_the_check(tmp_path: Path) -> None:
+    """It would give a yanked build to a fresh lock: the lock stays as it was."""
+    source = Source(tmp_path / "source")
+    builds = [source.make(name) for name in ("alpha", "beta")]
+    StaticChannel(tmp_path / "is").publish(source)
+    shutil.copytree(tmp_path / "is", tmp_path / "was")
+    StaticChannel(tmp_path / "is").publish(None, [builds[0]])
+    project, copy = stack(tmp_path)
+    with served(tmp_path, Fickle) as url:
+        error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE).stderr
+    assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
+    assert not (copy / "pixi.lock").exists()
 
 
 def positions(file: Path) -> list[int]:

@@ -21,6 +21,7 @@ from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import source_of
+from forge.recipes.render import render
 from forge.sources.cache import SourceCache
 from forge.upkeep import versions
 
@@ -169,7 +170,7 @@ def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
     """So that `pip check` is true: name by name, pin by pin, against the files setup.py reads."""
     project = Project.at(CHECKOUT)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
-    rendered = recipes.render(recipes.recipes["vllm"].path, "x")[0]["recipe"]
+    rendered = render(recipes.recipes["vllm"].path, recipes.base, "x")[0]["recipe"]
     run = rendered["requirements"]["run"]
     wanted = requirements(trees[1])
     assert len(wanted) > 50 and differences(wanted, run) == []

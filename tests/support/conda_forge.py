@@ -34,6 +34,7 @@ from forge.conda import pypi
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import package_name
+from forge.recipes.render import render
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 os.environ[PYPI_SOURCES] = PYPI_URL
@@ -97,7 +98,7 @@ class Rendered:
         self.by_recipe = {
             name: [
                 data["recipe"]
-                for data in recipes.render(recipe.path, "x")
+                for data in render(recipe.path, recipes.base, "x")
                 if data["build_configuration"]["variant"].get("python", chosen) == chosen
             ]
             for name, recipe in recipes.recipes.items()

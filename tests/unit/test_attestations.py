@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import rattler
@@ -22,6 +22,7 @@ from support.small_channel import workspace
 from support.static_channel import Source, findings
 
 from forge.bases import PUBLISHED
+from forge.channel import publish as static
 from forge.channel import revisions
 from forge.channel.publish import StaticChannel
 from forge.conda.attestations import Publisher
@@ -227,6 +228,97 @@ def test_bindings_without_attestations(release: Release, monkeypatch: pytest.Mon
         release.user(url).install()
 
 
+class TestLog:
+    """A publisher who attests the log as well: what is the newest is his word, not the server's."""
+
+    @pytest.fixture(autouse=True)
+    def _trusted_root(self, release: Release) -> None:
+        (release.folder / "root.json").write_text(SIGSTORE.trusted_root)
+
+    @staticmethod
+    def current(public: Path, days: int = 36500) -> set[str] | None:
+        """What somebody who never saw the channel takes for the present one."""
+        root = str(public.parent / "root.json")
+        who = Publisher(WORKFLOW, PUBLISHED, trusted_root=root, log_days=days)
+        seen = public.parent / "never.json"
+        try:
+            return revisions.require_current(Location(public), seen, publisher=who)
+        finally:
+            seen.unlink(missing_ok=True)
+
+    @staticmethod
+    def attest(public: Path, by: Sigstore = SIGSTORE, **other: str) -> None:
+        """As in docs/provenance.md."""
+        log = public / revisions.LOG
+        words = {"sha256": sha256_file(log), "channel": PUBLISHED, "identity": WORKFLOW} | other
+        bundle = by.attest(words.pop("name", "log-1-0.conda"), **words)
+        log.with_name(f"{log.name}.sigstore.json").write_text(json.dumps(bundle))
+
+    def test_attested(self, release: Release) -> None:
+        """Taken, and no more after a publish, until that is attested."""
+        release.publish(None)
+        self.attest(release.public)
+        both = {sha256_file(release.alpha), sha256_file(release.beta)}
+        assert self.current(release.public) == both and not findings(release.public)
+        StaticChannel(release.public).publish(None, [release.alpha.stem])
+        with pytest.raises(Refused, match="log.json is not attested by"):
+            self.current(release.public)
+        self.attest(release.public)
+        assert self.current(release.public) == {sha256_file(release.beta)}
+
+    OTHERS: ClassVar = {
+        "another identity's": {"identity": OTHERS},
+        "another channel's": {"channel": "https://elsewhere.test/c"},
+        "another Sigstore's": {"by": Sigstore()},
+        "another log's": {"sha256": "0" * 64},
+        "a package's": {"name": "alpha-1.0-h1234567_0.conda"},
+    }
+
+    @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+    def test_refused(self, other: dict[str, Any], release: Release) -> None:
+        release.publish(None)
+        self.attest(release.public, **other)
+        with pytest.raises(Refused, match="log.json is not attested by"):
+            self.current(release.public)
+
+    def test_edited_after_it_was_attested(self, release: Release) -> None:
+        """A yank undone, another index, another serial, not even a space; and no bundle, no log."""
+        release.publish(None)
+        StaticChannel(release.public).publish(None, [release.alpha.stem])
+        self.attest(release.public)
+        log = release.public / revisions.LOG
+        whole = json.loads(text := log.read_text())
+        undone = [entry | {"yanked": []} for entry in whole["revisions"]]
+        other = dict.fromkeys(whole["index"], "0" * 64)
+        edits = [{"revisions": undone}, {"index": other}, {"before": other}, {"serial": 99}]
+        for edited in [f"{text} ", *(json.dumps(whole | edit, indent=1) for edit in edits)]:
+            log.write_text(edited)
+            with pytest.raises(Refused, match="artifact hash does not match"):
+                self.current(release.public)
+        log.write_text(text)
+        bundle = log.with_name(f"{log.name}.sigstore.json")
+        for damaged in ("", "[", "{}", "[[]]", '{"dsseEnvelope": 1}', None):
+            bundle.write_text(damaged) if damaged is not None else bundle.unlink()
+            with pytest.raises(Refused, match="log.json is not attested by"):
+                self.current(release.public)
+        log.unlink()
+        with pytest.raises(Refused, match="log.json is not attested by"):
+            self.current(release.public)
+
+    def test_expired(self, release: Release) -> None:
+        """An old copy of everything, all of it attested: whoever never saw the channel notices."""
+        release.publish(None)
+        self.attest(release.public)  # the tests' Sigstore did it on the second day of 2026
+        with pytest.raises(Refused, match=r"on 2026-01-02, more than 30 days ago"):
+            self.current(release.public, days=30)
+
+    @pytest.mark.parametrize("days", ["-1", '"7"', "true", "1.5"])
+    def test_wrong_days(self, days: str, tmp_path: Path) -> None:
+        table = f'[tool.strix-forge.publishers."{PUBLISHED}"]\nidentity = "x"\nlog-days = {days}\n'
+        with pytest.raises(ForgeError, match="log-days is a number"):
+            _ = workspace(tmp_path / "app", PUBLISHED, table).manifest
+
+
 class TestRollback:
     """The newest log that was seen of a channel is remembered."""
 
@@ -237,22 +329,22 @@ class TestRollback:
         log, seen = release.public / "revisions/log.json", release.folder / "state/seen.json"
         first = log.read_text()
         with served(release.public) as url:
-            revisions.require_not_reset(Location(url), seen)
+            revisions.require_current(Location(url), seen)
             release.source.make("gamma")
             StaticChannel(release.public).publish(release.source)
-            revisions.require_not_reset(Location(url), seen)  # newer is right
+            revisions.require_current(Location(url), seen)  # newer is right
             log.write_text(first)
             yield Location(url), seen, log
 
     def test_refused_until_accepted(self, older: tuple[Location, Path, Path]) -> None:
         location, seen, _ = older
         for _ in range(2):
-            with pytest.raises(Refused, match="has 1 revisions, and not the 2"):
-                revisions.require_not_reset(location, seen)
-        revisions.require_not_reset(location, seen, accept=True)
+            with pytest.raises(Refused, match="has 1 revisions .serial 2., and not the 2"):
+                revisions.require_current(location, seen)
+        revisions.require_current(location, seen, accept=True)
         with pytest.raises(Refused, match="is not that of revision 1"):  # the index is the second's
-            revisions.require_not_reset(location, seen)
-        revisions.require_not_reset(location, seen, accept=True)
+            revisions.require_current(location, seen)
+        revisions.require_current(location, seen, accept=True)
 
     @pytest.mark.parametrize("form", ["repodata.json", "repodata.json.zst", SHARDS])
     def test_an_older_index_beside_the_newest_log(
@@ -264,31 +356,59 @@ class TestRollback:
         StaticChannel(release.public).publish(None, [release.alpha.stem])
         seen = tmp_path / "seen.json"
         with served(release.public) as url:
-            revisions.require_not_reset(Location(url), seen)
+            revisions.require_current(Location(url), seen)
             (release.public / "noarch" / form).write_bytes(older)
             with pytest.raises(Refused, match=rf"noarch/{form} is not that of revision 2"):
-                revisions.require_not_reset(Location(url), seen)
+                revisions.require_current(Location(url), seen)
         assert any("is not that of revision 2" in line for line in findings(release.public))
         StaticChannel(release.public).publish(None, [release.alpha.stem])  # completes it
         assert not findings(release.public)
         with served(release.public) as url:
-            revisions.require_not_reset(Location(url), tmp_path / "other.json")
+            revisions.require_current(Location(url), tmp_path / "other.json")
 
     def test_removed(self, older: tuple[Location, Path, Path]) -> None:
         location, seen, log = older
         log.unlink()
         with pytest.raises(Refused, match="has 0 revisions"):
-            revisions.require_not_reset(location, seen)
+            revisions.require_current(location, seen)
 
     def test_rewritten(self, older: tuple[Location, Path, Path]) -> None:
         """As long as before, and another history."""
         location, seen, log = older
-        entries = json.loads(log.read_text())
+        whole = json.loads(log.read_text())
         for minute in range(8):  # whichever digest is greater
-            second = entries[0] | {"revision": 2, "time": f"2026-01-01T00:0{minute}:00+00:00"}
-            log.write_text(json.dumps([entries[0], second]))
-            with pytest.raises(Refused, match="has 2 revisions, and not the 2"):
-                revisions.require_not_reset(location, seen)
+            first = whole["revisions"][0]
+            second = first | {"revision": 2, "time": f"2026-01-01T00:0{minute}:00+00:00"}
+            log.write_text(json.dumps(whole | {"serial": 99, "revisions": [first, second]}))
+            with pytest.raises(Refused, match="has 2 revisions .serial 99., and not the 2"):
+                revisions.require_current(location, seen)
+
+    def test_the_state_between(self, release: Release, tmp_path: Path) -> None:
+        """What a publish shows while it switches the index is refused to who saw the end of it.
+
+        Both indexes are that log's, so it would bring a yanked build back.
+        """
+        release.publish(None)
+        shutil.copytree(release.public, tmp_path / "between")
+        real = static._move
+
+        def stop_at_the_index(source: Path, target: Path) -> None:
+            if target.parent.name == "noarch":
+                raise KeyboardInterrupt
+            real(source, target)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(static, "_move", stop_at_the_index)
+            StaticChannel(tmp_path / "between").publish(None, [release.alpha.stem])
+        with served(tmp_path / "between") as url:
+            files = revisions.require_current(Location(url), tmp_path / "new.json")
+            assert files is not None and sha256_file(release.alpha) in files
+            StaticChannel(release.public).publish(None, [release.alpha.stem])
+            seen = tmp_path / "seen.json"
+            revisions.require_current(Location(release.public), seen)
+            seen.write_text(seen.read_text().replace(release.public.as_uri(), url))
+            with pytest.raises(Refused, match="had before"):
+                revisions.require_current(Location(url), seen)
 
     def test_channels_are_remembered_apart(
         self, older: tuple[Location, Path, Path], release: Release, tmp_path: Path
@@ -296,7 +416,7 @@ class TestRollback:
         location, seen, _ = older
         StaticChannel(tmp_path / "other").publish(release.source)
         with served(tmp_path / "other") as url:
-            revisions.require_not_reset(Location(url), seen)
+            revisions.require_current(Location(url), seen)
         assert {location.url, url} == json.loads(seen.read_text()).keys()
 
     def test_damaged_memory(self, older: tuple[Location, Path, Path]) -> None:
@@ -305,4 +425,4 @@ class TestRollback:
         for text in ("", "[1]", *(json.dumps({location.url: entry}) for entry in entries)):
             seen.write_text(text)
             with pytest.raises(ForgeError, match="is damaged; delete it"):
-                revisions.require_not_reset(location, seen)
+                revisions.require_current(location, seen)

@@ -173,7 +173,8 @@ def test_log(published: Path, record_property: Property) -> None:
             lambda: revisions.read(location),
             lambda log: all(
                 index.FILE_NAME.fullmatch(file.split("/", 1)[1])
-                for entry in log for file in (*entry.added, *entry.yanked, *entry.restored)
+                for entry in log.revisions
+                for file in (*entry.added, *entry.yanked, *entry.restored)
             ),
             mutant,
         )  # fmt: skip

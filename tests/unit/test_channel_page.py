@@ -46,7 +46,7 @@ def test_figures_are_the_indexs(target: Path) -> None:
     for record in records:
         assert f">{record['name']}</a>" in text and record["build"] in text
         assert f"{record['size'] / 1024:.1f} KiB" in text or f"{record['size']} B" in text
-    for entry in json.loads((target / "revisions/log.json").read_text()):
+    for entry in json.loads((target / "revisions/log.json").read_text())["revisions"]:
         assert entry["time"] in text
     assert '<span class="yanked"><a href="noarch/flash-attn-' in text
     assert "executed under emulation" in text and "not run on gfx1151" in text

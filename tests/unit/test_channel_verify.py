@@ -44,6 +44,8 @@ def damaged(published: Path) -> Iterator[Path]:
 
 
 ALPHA = f"noarch/alpha-1.0-{BUILD}.conda"
+STATEMENT, BETAS = (f"forge/{name}-1.0-{BUILD}.provenance.json" for name in ("alpha", "beta"))
+WRONG = f"{ALPHA}: its provenance:"
 
 
 def edit(path: Path, change: Callable[[dict], object]) -> None:
@@ -67,6 +69,21 @@ def shard_of(channel: Path) -> Path:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped byte": (lambda c: flip(c / ALPHA, 100), f"{ALPHA}: has sha256"),
+    "statement edited": (
+        lambda c: edit(
+            c / STATEMENT, lambda d: d["predicate"]["runDetails"]["metadata"].update(startedOn="x")
+        ),
+        f"{WRONG} startedOn: the package has 2026-01-01T00:00:00Z, its provenance x",
+    ),
+    "statement of another package": (
+        lambda c: (c / STATEMENT).write_bytes((c / BETAS).read_bytes()),
+        f"{WRONG} name: the package has alpha-",
+    ),
+    "statement removed": (lambda c: (c / STATEMENT).unlink(), f"{WRONG} there is none"),
+    "statement that is none": (
+        lambda c: (c / STATEMENT).write_text("{}"),
+        "is not the provenance of a package",
+    ),
     "truncated": (lambda c: (c / ALPHA).write_bytes(b"PK"), f"{ALPHA}: 2 bytes"),
     "missing": (lambda c: (c / ALPHA).unlink(), f"{ALPHA}: missing"),
     "orphan": (
@@ -128,7 +145,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "log": (
         lambda c: (c / "revisions/log.json").write_text(
-            revisions.dump([revisions.Revision(1, added=[ALPHA])])
+            revisions.dump(revisions.Log([revisions.Revision(1, added=[ALPHA])]))
         ),
         "revision 1 is not what the index holds",
     ),

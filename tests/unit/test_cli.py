@@ -140,6 +140,17 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     assert "Error" not in said and "error" not in said and "Traceback" not in said
 
 
+def test_no_threads_for_rattler_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch systems set it to 0, of which rattler's runtime makes a panic with its whole stack."""
+    monkeypatch.setenv("TOKIO_WORKER_THREADS", "0")
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    done = subprocess.run(
+        driver(CHECKOUT, "channel", "verify", "http://127.0.0.1:1/c"), text=True,
+        capture_output=True, check=False, env=driver_environment(CHECKOUT),
+    )  # fmt: skip
+    assert done.returncode == 3 and "panicked" not in done.stderr and "fault" not in done.stderr
+
+
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     """Tests call them without the options of the whole."""
     from forge.cli import upkeep

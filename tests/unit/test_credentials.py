@@ -48,7 +48,7 @@ def command(words: str) -> str:
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 @pytest.mark.parametrize(
     "words",
-    ["lock attention --base conda-forge --channel URL", "channel verify URL", "channel log URL",
+    ["lock attention --base conda-forge --channel URL", "channel verify URL",
      "publish --base host --to URL"],
 )  # fmt: skip
 def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

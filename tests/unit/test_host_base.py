@@ -33,12 +33,11 @@ from forge import bases
 from forge.building.jobs import run_job
 from forge.conda.local import Channel
 from forge.errors import Failed, ForgeError, NotAttempted
-from forge.files import move_whole, sha256_file, write_text
+from forge.files import hold, move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
 from forge.hostbase.base import HostBase, _resolved
 from forge.hostbase.wheels import PYTHON, Conversion, Wheel, depends, match_spec, unpack_wheel
-from forge.locks import hold
 from forge.project import Project
 from forge.sources.cache import Source
 

@@ -22,9 +22,8 @@ from support.project import CHECKOUT
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.envs import lockfile
-from forge.envs.machine import virtual_packages
 from forge.envs.manifest import Manifest, match_spec
-from forge.envs.workspace import Workspace
+from forge.envs.workspace import Workspace, virtual_packages
 from forge.errors import ForgeError
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
@@ -339,3 +338,13 @@ def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -
     chosen.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
     with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*comes from PyPI or source"):
         chosen.locked("more")
+
+
+def test_a_deep_lock_is_not_parsed_for_ever(tmp_path: Path) -> None:
+    """rattler's parser needs minutes for 400 kB of brackets; a lock of many small lists is fine."""
+    lock = tmp_path / "pixi.lock"
+    lock.write_text(f"version: 6\npackages: {'[' * 200_000}{']' * 200_000}\n")
+    with pytest.raises(ForgeError, match="nested too deeply"):
+        lockfile.read(lock)
+    lock.write_text("version: 6\nenvironments: {}\npackages: []\n" + "# [] {}\n" * 1000)
+    assert lockfile.read(lock) == {}

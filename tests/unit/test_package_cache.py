@@ -40,6 +40,17 @@ def test_offered(made: Path) -> None:
     assert not list(cache_folder().glob(".forge-*"))
 
 
+def test_what_a_killed_process_left_goes(made: Path) -> None:
+    """Not what is a minute old: another process may be at work in it."""
+    old, new = (cache_folder() / name for name in (".forge-old", ".forge-new"))
+    for left in (old / "package", new / "package"):
+        left.mkdir(parents=True)
+    yesterday = old.stat().st_mtime - 86400 - 60
+    os.utime(old, (yesterday, yesterday))
+    Package(made).require_safe()
+    assert new.exists() and not old.exists()
+
+
 def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LARGE", made.stat().st_size + 1)
     cache.offer(made)

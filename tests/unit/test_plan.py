@@ -18,6 +18,7 @@ from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
+from forge.recipes.render import render
 
 
 @pytest.fixture
@@ -65,7 +66,8 @@ def test_environment_does_not_enter_the_hash(
     builds = set()
     for folder in ("file:///one", "file:///two"):
         monkeypatch.setenv("PYPI_SOURCES", folder)
-        (output,) = recipes_of(mini).render(mini.root / "recipes/alpha/recipe.yaml", "x")
+        path = mini.root / "recipes/alpha/recipe.yaml"
+        (output,) = render(path, recipes_of(mini).base, "x")
         assert output["recipe"]["source"][0]["url"] == f"{folder}/a.tar.gz"
         builds.add(output["recipe"]["build"]["string"])
     assert len(builds) == 1

@@ -43,9 +43,11 @@ def test_folder(source: Source, target: Path) -> None:
     second = StaticChannel(target).publish(source)
     assert second and second.added == [f"noarch/alpha-2.0-{BUILD}.conda"]
     log = json.loads((target / "revisions/log.json").read_text())
-    assert [entry["revision"] for entry in log] == [1, 2]
-    assert set(log[0]) == {"revision", "time", "added", "yanked", "restored", "index"}
-    assert log[0]["time"].endswith("+00:00") and findings(target) == []
+    assert [entry["revision"] for entry in log["revisions"]] == [1, 2]
+    assert set(log["revisions"][0]) == {"revision", "time", "added", "yanked", "restored"}
+    assert log["revisions"][0]["time"].endswith("+00:00") and findings(target) == []
+    assert log["serial"] == 4 and not log["before"]
+    assert len(log["index"]) == 12  # six forms of two indexes
     old = json.loads(unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes()))
     assert list(old["packages.conda"]) == [f"alpha-1.0-{BUILD}.conda"]
 
@@ -250,7 +252,7 @@ def test_fix_and_yank_are_one_revision(source: Source, target: Path) -> None:
 
 
 def test_one_publisher_at_a_time(source: Source, target: Path) -> None:
-    from forge.locks import hold
+    from forge.files import hold
 
     source.make("alpha")
     with hold(target, "publishing to"), pytest.raises(ForgeError, match="is publishing to"):

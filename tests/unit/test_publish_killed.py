@@ -11,7 +11,7 @@ import pytest
 from support.static_channel import Source, findings, view
 
 from forge.channel import publish as static
-from forge.channel import verify
+from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
 from forge.conda.location import Location
 
@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 def test_killed_at_every_step(
-    source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
+    source: Source, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
     first = source.make("alpha")
@@ -48,6 +48,8 @@ def test_killed_at_every_step(
         monkeypatch.setattr(static, "_move", real)
         monkeypatch.setattr(StaticChannel, "_clean", clean)
         view(target.as_uri())
+        for memory in (tmp_path / "kept.json", tmp_path / f"{at}.json"):
+            revisions.require_current(Location(target), memory)  # its log and index are a pair
         seen |= set(verify.read_index(Location(target)).records)
         if finished:
             break

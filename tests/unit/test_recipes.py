@@ -26,6 +26,7 @@ from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import package_name, patches_of, sources_of
+from forge.recipes.render import render
 from forge.sources.cache import PYPI_URL
 from forge.sources.patching import touched
 
@@ -42,7 +43,7 @@ def recipes(request: pytest.FixtureRequest) -> RecipeSet:
 def test_renders(recipes: RecipeSet, name: str) -> None:
     """Build strings follow conda-forge's grammar, sources are pinned, a licence file is named."""
     recipe = recipes.recipes[name]
-    rendered = recipes.render(recipe.path, "x")
+    rendered = render(recipe.path, recipes.base, "x")
     assert rendered
     for data in (output["recipe"] for output in rendered):
         assert data["about"]["license"] and data["about"]["license_file"]
@@ -114,7 +115,7 @@ def test_kernels_have_the_patches_of_their_source() -> None:
 def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> None:
     recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
     path = recipes.recipes[recipes.owner[output]].path
-    outputs = [o["recipe"] for o in recipes.render(path, "x")]
+    outputs = [o["recipe"] for o in render(path, recipes.base, "x")]
     found = [o["about"] for o in outputs if o["package"]["name"] == output]
     assert found and all(licence in about["license"].split(" AND ") for about in found)
     assert all(text in about["license_file"] for about in found)
@@ -126,7 +127,7 @@ def test_kernels_are_bound_to_what_they_were_compiled_from() -> None:
     recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
 
     def constraints(name: str) -> list[Any]:
-        outputs = recipes.render(recipes.recipes[name].path, "x")
+        outputs = render(recipes.recipes[name].path, recipes.base, "x")
         return next(o["recipe"]["requirements"]["run_constraints"] for o in outputs)
 
     def exact(name: str) -> set[str]:
@@ -176,7 +177,7 @@ def test_driver_adds_only_the_hash(name: str) -> None:
     """Plain rattler-build and the driver build the same package on conda-forge."""
     path = CHECKOUT / "recipes" / name / "recipe.yaml"
     recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"), set(RECIPES) - {name})
-    ours = [output["recipe"] for output in recipes.render(path, "x")]
+    ours = [output["recipe"] for output in render(path, recipes.base, "x")]
     assert ours != plain(path) and without_hashes(ours) == without_hashes(plain(path))
 
 
@@ -210,7 +211,7 @@ def test_amds_own_kernels_of_aotriton() -> None:
     path = CHECKOUT / "recipes" / name / "recipe.yaml"
     assert all(
         output["recipe"]["build"]["string"].startswith("gfx1151_upstream_h")
-        for output in fast.render(path, "x")
+        for output in render(path, fast.base, "x")
     )
     (added,) = {s.url for s in sources_of(fast.recipes[name])} - {
         s.url for s in sources_of(ours.recipes[name])
@@ -259,7 +260,7 @@ def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
     """The GPUs that the rendered outputs of each recipe name, comments and patches' files aside."""
     found: dict[str, set[str]] = {}
     for name, recipe in recipes.recipes.items():
-        for data in (output["recipe"] for output in recipes.render(recipe.path, "x")):
+        for data in (output["recipe"] for output in render(recipe.path, recipes.base, "x")):
             said = [data["package"]["name"], data["build"]["string"], data["about"]["summary"]]
             said += data["requirements"].get("run", []) + data["requirements"].get(
                 "run_constraints", []
@@ -311,7 +312,7 @@ def test_tests_of_packages_know_their_gpu() -> None:
     """recipes/checks reads the variant key, which only outputs that have it get."""
     recipes = for_gpu("gfx1150")
     for recipe in recipes.recipes.values():
-        for output in recipes.render(recipe.path, "x"):
+        for output in render(recipe.path, recipes.base, "x"):
             if "gfx1150" in (build := output["recipe"]["build"])["string"]:
                 assert output["build_configuration"]["variant"]["gpu_arch"] == "gfx1150", build
 
@@ -348,7 +349,7 @@ def test_every_output_is_in_the_table_of_names_on_pypi() -> None:
 def test_vllm_runs_the_checks_of_its_kernels(recipes: RecipeSet) -> None:
     """In its package test, with what they need; a skip, status 3, passes only without a libLLVM."""
     recipe = recipes.recipes["vllm"]
-    output, *_ = (rendered["recipe"] for rendered in recipes.render(recipe.path, "x"))
+    output, *_ = (rendered["recipe"] for rendered in render(recipe.path, recipes.base, "x"))
     (test,) = (test for test in output["tests"] if "script" in test)
     lines = [line for line in test["script"] if line.startswith("strix-validate")]
     assert lines == [

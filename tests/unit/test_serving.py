@@ -8,10 +8,9 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from support.servers import QuietHandler, served
 from support.static_channel import Source, findings, tree, unzstd
 
-from forge.channel import revisions, serving, verify
+from forge.channel import publish, revisions, verify
 from forge.channel.publish import StaticChannel
 from forge.conda import pypi
 from forge.conda.index import is_of
@@ -78,7 +77,7 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Path) -> None:
     """One published without names and headers, at its next publish."""
     StaticChannel(target).publish(Source(source.folder))
-    for name in (pypi.TABLE, serving.HEADERS, "revisions/1/noarch/repodata.json"):
+    for name in (pypi.TABLE, publish.HEADERS, "revisions/1/noarch/repodata.json"):
         (target / name).unlink()
     assert StaticChannel(target).publish(source) is None
     assert findings(target) == []
@@ -155,85 +154,28 @@ def test_key_that_is_no_file_name(key: str, source: Source, target: Path) -> Non
 def test_log_of_another_shape_is_not_no_log(source: Source, target: Path) -> None:
     StaticChannel(target).publish(source)
     log = target / revisions.LOG
-    (entry,) = json.loads(log.read_text())
-    for text in (
-        {},
+    whole = json.loads(log.read_text())
+    (entry,) = whole["revisions"]
+    entries = (
         None,
         [entry, entry],
         [entry | {"revision": 2}],
         [entry | {"revision": 0}],
         [entry | {"added": ["noarch/../../x.conda"]}],
         [[]],
-    ):
+    )
+    others = [{"serial": -1}, {"serial": "1"}, {"serial": True}, {"x": 1}, {"index": []}]
+    others += [{key: {"noarch/repodata.json": "x"}} for key in ("index", "before")]
+    for text in (None, [], [entry], *({"revisions": e} for e in entries), *others):
+        text = whole | text if isinstance(text, dict) else text
         log.write_text(json.dumps(text))
         with pytest.raises(ForgeError, match="log.json is damaged"):
             revisions.read(Location(target))
 
 
-DATE, MONTH_AGO = "Sun, 22 Nov 2026 00:00:00 GMT", "Fri, 23 Oct 2026 00:00:00 GMT"
-
-
-@pytest.mark.parametrize(
-    ("answer", "seconds"),
-    [
-        ({"Cache-Control": "no-cache"}, 0),
-        ({"Cache-Control": "public, max-age=600"}, 600),
-        ({"Cache-Control": "max-age=0, must-revalidate", "Last-Modified": MONTH_AGO}, 0),
-        ({"Date": DATE, "Last-Modified": MONTH_AGO}, 3 * 24 * 3600),
-        ({"Date": DATE}, 0),
-        ({"Date": "never", "Last-Modified": MONTH_AGO}, 0),
-    ],
-)
-def test_how_long_clients_keep_an_answer(answer: dict[str, str], seconds: int) -> None:
-    assert serving.kept_for(answer) == seconds
-
-
-def test_server_that_lets_clients_keep_an_index(source: Source, target: Path) -> None:
-    """Found by verify, with the seconds; not where the server sends what `_headers` says."""
-    StaticChannel(target).publish(source)
-    rules = (target / serving.HEADERS).read_text()
-
-    class Silent(QuietHandler):
-        def send_header(self, keyword: str, value: str) -> None:
-            super().send_header(keyword, MONTH_AGO if keyword == "Last-Modified" else value)
-
-    class Told(Silent):
-        def end_headers(self) -> None:
-            if f"{self.path}\n  Cache-Control: no-cache\n" in rules:
-                self.send_header("Cache-Control", "no-cache")
-            super().end_headers()
-
-    with served(target, Told) as url:
-        assert verify.channel(Location(url))[1] == []
-    with served(target, Silent) as url:
-        found = verify.channel(Location(url))[1]
-        assert len(found) == 6 and all("without asking" in line for line in found)
-
-
 def test_headers_name_each_path_once() -> None:
-    text = serving.headers()
+    text = publish.headers()
     assert "/noarch/repodata.json.zst\n  Cache-Control: no-cache\n" in text
     assert "/linux-64/shards/*\n  Cache-Control: public, max-age=31536000, imm" in text
     paths = [line for line in text.splitlines() if line.startswith("/")]
     assert len(paths) == len(set(paths)) and not any("*" in path[:-1] for path in paths)
-
-
-def test_a_mirror_is_asked_how_long_it_is_kept(
-    source: Source, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same findings as directly; clients see the mirror's answers."""
-
-    class Kept(QuietHandler):
-        def end_headers(self) -> None:
-            self.send_header("Cache-Control", "max-age=600")
-            super().end_headers()
-
-    StaticChannel(target).publish(source)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with served(target, Kept) as url:
-        directly = verify.channel(Location(url))[1]
-        configuration = tmp_path / ".pixi/config.toml"
-        configuration.parent.mkdir()
-        configuration.write_text(f'[mirrors]\n"https://channel.invalid/c" = ["{url}"]\n')
-        mirrored = verify.channel(Location("https://channel.invalid/c"))[1]
-    assert len(directly) == 6 and mirrored == directly

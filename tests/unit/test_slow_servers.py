@@ -109,7 +109,7 @@ def test_each_request_ends(
     assert raised.value.exit_code == 3
 
 
-@pytest.mark.parametrize("words", ["channel verify URL", "channel log URL"])
+@pytest.mark.parametrize("words", ["channel verify URL"])
 def test_each_command_ends_with_3(words: str, url: str) -> None:
     with pytest.raises(NotAttempted):
         CliRunner().invoke(app, words.replace("URL", url).split(), catch_exceptions=False)

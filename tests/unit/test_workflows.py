@@ -176,6 +176,14 @@ def test_steps_are_commands_that_people_run(where: str, line: str) -> None:
         assert words[0] in pixi["feature"]["lint"]["tasks"], where
 
 
+def test_the_list_of_releases_edits_no_issue_of_others() -> None:
+    """GitHub's search finds every issue whose title has the words, whoever opened it."""
+    (step,) = (s for where, s in scripts() if where.startswith("pins/") and "gh issue" in str(s))
+    text = "\n".join(step)
+    assert "gh issue list --app github-actions " in text
+    assert 'map(select(.title == "Newer releases"))' in text
+
+
 def test_no_step_works_past_the_driver() -> None:
     known = re.compile(rf'{OURS.pattern}|pixi upload |echo "::error::')
     assert [where for where, step in scripts() if not any(map(known.match, step))] == []

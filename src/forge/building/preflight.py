@@ -17,7 +17,7 @@ from rattler.exceptions import SolverError
 
 from forge import network
 from forge.bases import CONDA_FORGE, Base
-from forge.envs.machine import solve
+from forge.envs.workspace import solve
 from forge.files import read_text, write_text
 from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import SUBDIRS, Project

@@ -5,8 +5,7 @@ This is its public face; nothing outside imports its parts.
 """
 
 from forge.channel.publish import StaticChannel
-from forge.channel.revisions import read as read_log
-from forge.channel.revisions import require_not_reset
+from forge.channel.revisions import require_current
 from forge.channel.verify import channel as verify_channel
 
-__all__ = ["StaticChannel", "read_log", "require_not_reset", "verify_channel"]
+__all__ = ["StaticChannel", "require_current", "verify_channel"]

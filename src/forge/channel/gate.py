@@ -17,9 +17,7 @@ GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries unde
 
 
 def admitted(
-    channel: Channel,
-    published: Callable[[str], str | None],
-    also: Set[str] = frozenset(),
+    channel: Channel, published: Callable[[str], str | None], also: Set[str] = frozenset()
 ) -> dict[str, Record]:
     """Return a channel's packages by SUBDIR/FILE, all fit to be published beside those in `also`.
 
@@ -68,13 +66,7 @@ def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[st
             "conda-forge base into an empty folder: --base conda-forge --output DIR"
         )
         return
-    try:
-        statement = provenance.of(path)
-        verdict = provenance.verify(path, statement, package) if statement else None
-        wrong = verdict.wrong if verdict else ["there is none"]
-    except ForgeError as error:
-        wrong = [str(error)]
-    if wrong:
+    if wrong := provenance.faults(path, package):
         yield f"is not what its provenance says: {wrong[0]}; ./forge rebuild its recipe"
     tests = channel.tests_of(record)
     if tests is None:

@@ -1,37 +1,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A channel in a folder that any static web server, mirror or bucket can serve.
 
-Packages come first and never change; then the shards; then the log of revisions; last the index
-files, each by one rename. So whatever a client reads, and whenever, names files that exist, and
-the next publish completes one that was killed. No published file is ever deleted.
+Packages come first and never change; then the shards; then the log, which names the index files
+to come beside those that are there; then these, each by one rename; last the log without the old
+ones. So whatever a client reads, and whenever, is the log's and names files that exist, and the
+next publish completes one that was killed. No published file is ever deleted.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zstandard
 from rattler_build import assemble_package
 
-from forge.channel import gate, revisions, serving, verify
-from forge.channel.revisions import Revision
+from forge.channel import gate, revisions, verify
+from forge.channel.revisions import Log, Revision
 from forge.conda import attestations, pypi
 from forge.conda.index import load
 from forge.conda.local import Channel, Record, write_index
 from forge.conda.location import Location
 from forge.conda.provenance import SUFFIX
 from forge.errors import Failed, ForgeError
-from forge.files import sha256_file, write_text
-from forge.locks import hold
+from forge.files import hold, sha256_file, write_text
 from forge.project import SUBDIRS
 
 # A yanked package depends on what no channel has, as conda-index does it, so that solvers which
 # do not know `removed` avoid it too.
 REVOKED = "package_has_been_revoked"
+
+HEADERS = "_headers"
+# each form of the index, in the order in which a publish switches them
+INDEX_FILES = [f"{d}/{form}" for form in (*verify.FORMS, "repodata.json") for d in SUBDIRS]
 
 
 class StaticChannel:
@@ -42,10 +45,7 @@ class StaticChannel:
         self.staging = folder / ".staging"
 
     def publish(
-        self,
-        source: Channel | None,
-        yank: Iterable[str] = (),
-        restore: Iterable[str] = (),
+        self, source: Channel | None, yank: Iterable[str] = (), restore: Iterable[str] = ()
     ) -> Revision | None:
         """Add the packages of `source`, and yank or restore builds NAME-VERSION-BUILD.
 
@@ -88,7 +88,7 @@ class StaticChannel:
         table = self.location.read(pypi.TABLE)
         names = pypi.parse(table, self.folder / pypi.TABLE) | (source.names if source else {})
         index, log = verify.read_index(self.location), revisions.read(self.location)
-        files, yanked = revisions.state(log)
+        files, yanked = revisions.state(log.revisions)
         packages = {}
         if source:
             packages = gate.admitted(source, lambda n: self._sha256(n, index), also=set(files))
@@ -100,20 +100,22 @@ class StaticChannel:
             self._copy_packages(source, packages)
         self._require_complete(files, index)
         changed = bool(added or yank or restore)
+        entries = log.revisions
         if changed:
-            log.append(Revision(len(log) + 1, sorted(added), sorted(yank), sorted(restore)))
-        elif not log:
+            lists = sorted(added), sorted(yank), sorted(restore)
+            entries = [*entries, Revision(len(entries) + 1, *lists)]
+        elif not entries:
             return None
         if not (self._describe(names) or changed or index.findings):
             return None
         self._stage(files, (yanked | yank) - restore, index, names)
-        self._switch(log)
-        return log[-1] if changed else None
+        self._switch(log, entries)
+        return entries[-1] if changed else None
 
     def _describe(self, names: pypi.Names) -> bool:
         """Write what hosts and clients read of a channel; returns whether it is new."""
         table = json.dumps(names, indent=1, sort_keys=True) + "\n"
-        texts = {pypi.TABLE: table, serving.HEADERS: serving.headers()}
+        texts = {pypi.TABLE: table, HEADERS: headers()}
         new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
         for name, text in new.items():
             self._write(text, self.folder / name)
@@ -131,7 +133,7 @@ class StaticChannel:
     def _copy_packages(self, source: Channel, packages: dict[str, Record]) -> None:
         """Copy each package, its attestation and its provenance, where there are such."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
-            self._write(revisions.dump([]), self.folder / revisions.LOG)
+            self._write(revisions.dump(Log()), self.folder / revisions.LOG)
         self.staging.mkdir(exist_ok=True)
         for name, record in sorted(packages.items()):
             for file in (name, f"forge/{record.dist}{SUFFIX}"):
@@ -214,7 +216,7 @@ class StaticChannel:
         )
         return f"patch/{package.path.name}"
 
-    def _switch(self, log: list[Revision]) -> None:
+    def _switch(self, log: Log, entries: list[Revision]) -> None:
         """Move what was staged to where clients find it, in the order that keeps every view whole.
 
         Shards are named by their content, and old ones stay for clients with an older index.
@@ -223,17 +225,20 @@ class StaticChannel:
             for shard in (self.staging / subdir).glob("shards/*"):
                 _move(shard, self.folder / subdir / "shards" / shard.name)
             name = f"{subdir}/repodata.json"
-            self._write_revision(log[-1], subdir, load(Location(self.staging), name) or {})
-            for entry in log[:-1]:
+            self._write_revision(entries[-1], subdir, load(Location(self.staging), name) or {})
+            for entry in entries[:-1]:
                 packed, plain = revisions.index_paths(entry.revision, subdir)
                 data = load(self.location, packed) or load(self.location, plain)
                 if data:
                     self._write_revision(entry, subdir, data)
-        names = [f"{d}/{form}" for form in (*verify.FORMS, "repodata.json") for d in SUBDIRS]
-        log[-1] = replace(log[-1], index={n: sha256_file(self.staging / n) for n in names})
-        self._write(revisions.dump(log), self.folder / revisions.LOG)
-        for name in names:
+        before = {n: sha256_file(self.folder / n)
+                  for n in INDEX_FILES if log.holds(n, self.location.read(n))}  # fmt: skip
+        index = {name: sha256_file(self.staging / name) for name in INDEX_FILES}
+        file = self.folder / revisions.LOG
+        self._write(revisions.dump(Log(entries, log.serial + 1, index, before)), file)
+        for name in INDEX_FILES:
             _move(self.staging / name, self.folder / name)
+        self._write(revisions.dump(Log(entries, log.serial + 2, index)), file)
 
     def _write_revision(self, entry: Revision, subdir: str, data: dict[str, Any]) -> None:
         """Write the index of a revision, whose packages are the channel's (CEP 15)."""
@@ -252,6 +257,14 @@ class StaticChannel:
             self.staging.mkdir(exist_ok=True)
             partial.write_bytes(zstandard.compress(text.encode(), 19) if packed else text.encode())
             _move(partial, target)
+
+
+def headers() -> str:
+    """Return what Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
+    rules = {f"/{file}": "no-cache" for file in (revisions.LOG, pypi.TABLE, *INDEX_FILES)}
+    # shards are named by their content
+    rules |= {f"/{d}/shards/*": "public, max-age=31536000, immutable" for d in SUBDIRS}
+    return "".join(f"{path}\n  Cache-Control: {value}\n" for path, value in rules.items())
 
 
 def _named(dists: set[str], files: set[str]) -> set[str]:

@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from forge.channel import revisions, serving
-from forge.conda import attestations, pypi
+from forge.channel import revisions
+from forge.conda import attestations, provenance, pypi
 from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
 from forge.conda.package import INDEXED, Package
 from forge.errors import ForgeError, NotAttempted, one_line
-from forge.files import sha256_file
+from forge.files import sha256_file, write_text
 from forge.project import SUBDIRS
 
 # What decides a solve and an installation; every form of the index has these fields.
@@ -29,6 +29,7 @@ class Index:
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     findings: list[str] = field(default_factory=list)
+    ours: bool = False  # it was made by `publish`
 
 
 def channel(location: Location) -> tuple[Index, list[str]]:
@@ -37,13 +38,6 @@ def channel(location: Location) -> tuple[Index, list[str]]:
         raise NotAttempted(f"{location} has no repodata.json, so nothing was checked")
     index = read_index(location)
     findings = [*index.findings, *_files(location, index)]
-    if not location.folder:
-        findings += [
-            f"{name}: clients keep it for {seconds} s without asking, and see no new build and "
-            "no yank: let the server send Cache-Control: no-cache (docs/publishing.md)"
-            for name, seconds in serving.kept(location)
-            if seconds > serving.LIMIT
-        ]
     return index, [one_line(finding) for finding in findings]
 
 
@@ -59,8 +53,9 @@ def read_index(location: Location) -> Index:
         index.removed |= {f"{subdir}/{file}" for file in data.get("removed", [])}
         if where := foreign(data, location.url, subdir):
             index.findings.append(f"{subdir}/repodata.json: names files elsewhere, at {where}")
-        index.findings += _forms(location, subdir, data, required=bool(log))
-    if log:
+        index.findings += _forms(location, subdir, data, required=bool(log.revisions))
+    if log.revisions:
+        index.ours = True
         index.findings += _history(location, log, index)
     return index
 
@@ -104,18 +99,21 @@ def _shards(location: Location, subdir: str, index: dict, data: dict) -> Iterato
         yield f"{subdir}/{SHARDS}: disagrees with repodata.json"
 
 
-def _history(location: Location, log: list[revisions.Revision], index: Index) -> Iterator[str]:
-    if revisions.state(log) != (set(index.records), index.removed):
-        yield f"{revisions.LOG}: revision {len(log)} is not what the index holds; publish again"
-    for name, digest in log[-1].index.items():
+def _history(location: Location, log: revisions.Log, index: Index) -> Iterator[str]:
+    last = f"revision {len(log.revisions)}"
+    if revisions.state(log.revisions) != (set(index.records), index.removed):
+        yield f"{revisions.LOG}: {last} is not what the index holds; publish again"
+    if log.before:
+        yield f"{revisions.LOG}: {last} is being published, or was killed; publish again"
+    for name, digest in log.index.items():
         if hashlib.sha256(raw := location.read(name) or b"").hexdigest() != digest and raw:
-            yield f"{name}: is not that of revision {len(log)}; publish again to complete it"
+            yield f"{name}: is not that of {last}; publish again to complete it"
     names = pypi.parse(location.read(pypi.TABLE), pypi.TABLE)
     for name, record in index.records.items():
         file = name.split("/", 1)[1]
         if (says := pypi.purls(file, names)) != (record.get("purls") or []):
             yield f"{name}: {pypi.TABLE} says purls {says}, its record {record.get('purls')}"
-    for entry, subdir in product(log, SUBDIRS):
+    for entry, subdir in product(log.revisions, SUBDIRS):
         for name in revisions.index_paths(entry.revision, subdir):
             data = load(location, name)
             if not data:
@@ -133,7 +131,7 @@ def _files(location: Location, index: Index) -> Iterator[str]:
             continue
         with tempfile.TemporaryDirectory(prefix="forge-verify-") as scratch:
             try:
-                yield from _file(location, name, record, Path(scratch), index.removed)
+                yield from _file(location, name, index, Path(scratch))
             except (ForgeError, OSError) as error:
                 yield f"{name}: {error}"
     files = location.folder.glob("*/*") if location.folder else ()
@@ -142,15 +140,16 @@ def _files(location: Location, index: Index) -> Iterator[str]:
         yield f"{name}: not in the index"
 
 
-def _file(
-    location: Location, name: str, record: dict, scratch: Path, removed: set[str]
-) -> Iterator[str]:
-    """Check one package: there, of its size and hash, safe to install, and as its record says."""
-    path = (location.folder or scratch) / name
+def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterator[str]:
+    """Check one package: there, of its size and hash, safe, as its record and provenance say."""
+    path, record = (location.folder or scratch) / name, index.records[name]
     if not location.folder:
         path.parent.mkdir()
         with path.open("wb") as file:
             there = location.stream(name, file)
+        statement = f"forge/{path.stem}{provenance.SUFFIX}"
+        if text := location.read(statement):
+            write_text(scratch / statement, text.decode(errors="replace"))
     if not (path.is_file() if location.folder else there):
         yield f"{name}: missing"
     elif (size := path.stat().st_size) != record["size"]:
@@ -161,8 +160,12 @@ def _file(
         (package := Package(path)).require_safe()
         for key in INDEXED:  # a yanked build's requirements are the publisher's
             says = package.index.get(key) or None
-            if (record.get(key) or None) != says and (key != "depends" or name not in removed):
+            if (record.get(key) or None) != says and (
+                key != "depends" or name not in index.removed
+            ):
                 yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
+        for wrong in provenance.faults(path, package) if index.ours else ():
+            yield f"{name}: its provenance: {wrong}"
     if digest := record.get(attestations.FIELD):
         bundles = location.read(f"{name}.sigs.{digest}")
         if bundles is None or hashlib.sha256(bundles).hexdigest() != digest:

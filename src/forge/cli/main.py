@@ -61,6 +61,7 @@ def run() -> int:
         # one that exists: unlike Python, rattler fails where TMPDIR names none
         os.environ["TMPDIR"] = tempfile.gettempdir()
         os.environ.setdefault("RUST_BACKTRACE", "0")  # a panic is a line of ours
+        os.environ.pop("TOKIO_WORKER_THREADS", None)  # at 0 rattler panics
         app(prog_name="forge")
     except SystemExit as stop:
         closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it

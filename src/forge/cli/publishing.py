@@ -53,19 +53,6 @@ def yank_builds(ctx: Context, folder: Folder, builds: Builds, restore: Restore =
     told(ctx, folder, StaticChannel(folder.resolve()).publish(None, *how))
 
 
-@command(channel_app)
-def log(ctx: Context, channel: Where) -> None:
-    """Print the revisions of a published channel, newest first."""
-    entries = published.read_log(Location(channel))
-    if not entries:
-        raise ForgeError(f"{channel} has no revisions: it is not a channel that forge publish made")
-    for entry in reversed(entries):
-        out.print(f"{entry.time} {entry}")
-        for sign, files in (("+", entry.added), ("-", entry.yanked), ("^", entry.restored)):
-            for file in files:
-                out.print(f"  {sign} {file}")
-
-
 @command(channel_app, "verify")
 def verify_channel(ctx: Context, channel: Where) -> None:
     """Hold every file against its record, and every form of the index against the others.

@@ -8,6 +8,8 @@ PATH they are pixi's own commands there; without it the driver does what builds 
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +17,14 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel import require_not_reset
+from forge.channel import require_current
 from forge.cli.context import Context, command, err, out
+from forge.conda.index import is_of
 from forge.conda.location import Location
+from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
-from forge.errors import ForgeError
+from forge.errors import ForgeError, Refused
 from forge.files import write_text
 from forge.recipes.recipe import package_name
 
@@ -69,18 +73,42 @@ class Stack:
         for name in sorted(named - kept):
             out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
 
-    def require_trusted(self, older: bool, environment: str = "") -> None:
-        """Raise Refused for a channel that lost revisions, unless `older` is taken.
+    @property
+    def in_use(self) -> dict[str, str]:
+        """The channels of the stack, and those that its copy has in their place."""
+        return dict(zip(self.manifest.channels, self.copy.channels, strict=True))
 
-        Likewise for a package of an `environment` without the attestation that the stack declares.
+    def require_trusted(self, older: bool, environment: str = "") -> set[str] | None:
+        """Return the sha256 of all that our channel serves, if its log vouches for its index.
+
+        Raises Refused for a channel that is not as new as it was, unless `older` is taken, and for
+        a package of an `environment` without the attestation that the stack declares.
         """
-        in_use = dict(zip(self.manifest.channels, self.copy.channels, strict=True))
-        ours = Location(in_use.get(PUBLISHED, CONDA_FORGE))
-        if PUBLISHED in in_use and not ours.folder:
-            require_not_reset(ours, self.ctx.project.build / "revisions-seen.json", older)
+        served, publishers = None, self.manifest.publishers
+        ours = Location(self.in_use.get(PUBLISHED, CONDA_FORGE))
+        if PUBLISHED in self.in_use and not ours.folder:
+            seen = self.ctx.project.build / "revisions-seen.json"
+            served = require_current(ours, seen, older, publishers.get(PUBLISHED))
         if environment:
-            publishers = {in_use[channel]: who for channel, who in self.manifest.publishers.items()}
-            self.copy.require_attested(environment, publishers)
+            who = {self.in_use[channel]: publisher for channel, publisher in publishers.items()}
+            self.copy.require_attested(environment, who)
+        return served
+
+    @contextmanager
+    def locking(self, served: set[str] | None) -> Iterator[None]:
+        """Put the lock back, and raise Refused, if it now has of our channel what is not `served`.
+
+        A server may show the solver another index than the one that was checked.
+        """
+        file = self.copy.lock_file
+        before = file.read_text() if file.exists() else ""
+        yield
+        for record in lockfile.conda_packages(file) if served is not None else ():
+            sha256, ours = (record.sha256 or b"").hex(), self.in_use.get(PUBLISHED, "")
+            if is_of(record.url, ours) and sha256 not in before and sha256 not in (served or ()):
+                write_text(file, before) if before else file.unlink()
+                raise Refused(f"{record.url} was locked, and is yanked, or not in the index that "
+                              "the channel showed before. The lock is as it was")  # fmt: skip
 
     def pixi(self, command: str, *options: str) -> list[str]:
         """Return `pixi COMMAND` on the copy; nothing without pixi, or with FORGE_NO_PIXI."""
@@ -102,10 +130,13 @@ def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False
         with ctx.project.lock():
             ctx.channel.reconcile()
     chosen.write(channel)
-    chosen.require_trusted(older)
-    if words := chosen.pixi("lock"):
-        raise typer.Exit(subprocess.run(words, check=False).returncode)
-    for environment, count in chosen.copy.lock().items():
+    with chosen.locking(chosen.require_trusted(older)):
+        if words := chosen.pixi("lock"):
+            if code := subprocess.run(words, check=False).returncode:
+                raise typer.Exit(code)
+            return
+        sizes = chosen.copy.lock()
+    for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")
     out.print(f"{chosen.copy.lock_file}: written")
 

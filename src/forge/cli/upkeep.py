@@ -129,9 +129,8 @@ def check(ctx: Context, strict: Strict = False) -> None:
     with Display(out) as display:
         for result in patches.check(ctx.all_recipes, display.download):
             codes.append(worth.get(result.state, 0))
-            detail = f": {result.detail}" if result.detail else ""
-            told_of = f"{result.package}: {result.count} patches"
-            display.say(f"{told_of}: {result.state}{detail}", always=True)
+            says = f"{result.package}: {result.count} patches: {result.state}"
+            display.say(f"{says}: {result.detail}" if result.detail else says, always=True)
     raise gravest(codes)
 
 

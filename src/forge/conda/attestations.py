@@ -9,13 +9,15 @@ import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgpack
 import rattler
 import zstandard
-from rattler import RepoDataRecord
+from rattler import PackageRecord, RepoDataRecord
 
 from forge import network
 from forge.conda.index import SHARDS, parse, records
@@ -23,7 +25,8 @@ from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import require_file
 from forge.project import SUBDIRS
 
-BUNDLE = ".sigstore.json"  # beside a package: what its attestation was written to
+BUNDLE = ".sigstore.json"  # beside a package, or the log: what its attestation was written to
+LOG = "log-1-0.conda"  # what the log is called in its attestation: rattler takes packages alone
 FIELD = "attestations_sha256"  # of a record; the bundles lie at the package's URL + .sigs.SHA256
 
 
@@ -32,16 +35,31 @@ class Publisher:
     """Who may attest the packages of a channel.
 
     `identity` is the workflow in the certificate, `target` the channel in the statement.
-    `trusted_root` is a trusted_root.json; by default the public Sigstore's, fetched by TUF.
+    `trusted_root` is a trusted_root.json; by default the public Sigstore's, fetched by TUF. With
+    `log_days` the channel's log must be attested as well, and again after so many days.
     """
 
     identity: str
     target: str
     issuer: str = "https://token.actions.githubusercontent.com"
     trusted_root: str = ""
+    log_days: int = 0
 
-    def require(self, packages: Iterable[RepoDataRecord]) -> None:
-        """Raise Refused for the first that it has not attested; NotAttempted for old bindings."""
+    def require_log(self, where: str, log: bytes, bundle: bytes) -> None:
+        """Raise Refused for a log that is not attested by the bundle, or not of late."""
+        with TemporaryDirectory(prefix="forge-log-") as folder:
+            index, bundles = Path(folder, "index.json"), b"[%s]" % bundle
+            words = {"name": "log", "version": "1", "build": "0", "build_number": 0}
+            index.write_text(json.dumps(words | {"subdir": "noarch", "depends": []}))
+            record = PackageRecord.from_index_json(index, sha256=sha256(log).hexdigest())
+            url = Path(folder, LOG).as_uri()
+            entry = RepoDataRecord(record, LOG, url, url)
+            entry.attestations_sha256 = (digest := sha256(bundles)).digest()
+            Path(folder, f"{LOG}.sigs.{digest.hexdigest()}").write_bytes(bundles)
+            self.require([entry], where)
+
+    def require(self, packages: Iterable[RepoDataRecord], log: str = "") -> None:
+        """Raise Refused for the first (or the log there) not attested; NotAttempted if too old."""
         if not hasattr(rattler, "verify_attestation"):
             raise NotAttempted("attestations need py-rattler 0.28: use FORGE_NO_PIXI=1 ./forge")
         policy = rattler.VerificationPolicy.require(
@@ -59,13 +77,18 @@ class Publisher:
             try:
                 client = network.for_indexes()
                 found = await rattler.verify_attestation(package, policy, client, root)
-                target = (found.attestation and found.attestation.target_channel) or "no channel"
+                made = found.attestation
+                target = (made and made.target_channel) or "no channel"
                 if target.rstrip("/") != self.target.rstrip("/"):
                     raise ForgeError(f"attested for {target}, not for {self.target}")
+                when = (made and (made.integrated_time or made.signed_at)) or "2000-01-01T00:00Z"
+                age = datetime.now(UTC) - datetime.fromisoformat(when)
+                if log and age > timedelta(self.log_days):
+                    raise ForgeError(f"on {when:.10}, more than {self.log_days} days ago")
             except Exception as error:  # AttestationError is nowhere to be imported from
                 lines = "; ".join(line.strip() for line in str(error).splitlines())
                 raise Refused(
-                    f"{package.url} is not attested by {self.identity}: {lines}. Nothing is "
+                    f"{log or package.url} is not attested by {self.identity}: {lines}. Nothing is "
                     "installed; tell the channel's owner"
                 ) from None
 

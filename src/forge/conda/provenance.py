@@ -230,6 +230,14 @@ def verify(path: Path, known: dict[str, Any] | None, package: Package | None = N
     return verdict
 
 
+def faults(path: Path, package: Package) -> list[str]:
+    """List where a package is not what the statement beside it says, or that there is none."""
+    try:
+        return verify(path, known, package).wrong if (known := of(path)) else ["there is none"]
+    except ForgeError as error:
+        return [str(error)]
+
+
 def differences(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str
 ) -> list[str]:

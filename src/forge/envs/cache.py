@@ -5,20 +5,18 @@ rattler links what info/paths.json names wherever that leads, and takes a folder
 the right package. So each is fetched, checked and unpacked here before anything is linked.
 """
 
-import fcntl
 import shutil
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock
 from rattler import RepoDataRecord
 
 from forge.conda.location import Location
-from forge.conda.package import Package, cache_folder, require_confined
-from forge.conda.unpacking import stem, unpack
+from forge.conda.package import Package, cache_folder, require_confined, scratch, stem, unpack
 from forge.errors import Failed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
 
@@ -61,7 +59,6 @@ def offer(archive: Path) -> None:
     if archive.stat().st_size < LARGE:
         return
     with suppress(OSError, ForgeError):
-        cache_folder().mkdir(parents=True, exist_ok=True)
         _put(archive, bytes.fromhex(sha256_file(archive)), cache_folder())
 
 
@@ -70,12 +67,11 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
 
     What is valid there is never replaced: another process may be linking from it.
     """
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
+    with scratch(cache) as work:
         made = Path(work, "package")
         unpack(archive, made)
         Package(archive, made).require_safe()
-        with (cache / ".cache.lock").open("a") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)  # as rattler does
+        with FileLock(cache / ".cache.lock"):  # as rattler does
             if there := _valid(archive, sha256, cache):
                 return there
             folder = cache / stem(archive)
@@ -105,7 +101,7 @@ def _have(cache: Path, record: RepoDataRecord) -> Package:
         _require_same(source.folder / record.file_name, record)
     if there := _valid(Path(record.file_name), sha256, cache):
         return there
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".forge-") as work:
+    with scratch(cache) as work:
         archive = Path(source.folder or work, record.file_name)
         if not source.folder:
             _download(source, record, archive)

@@ -4,6 +4,7 @@
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, chain
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,16 +13,19 @@ from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatfor
 
 from forge.conda.index import fault, is_of
 from forge.errors import ForgeError
-from forge.files import require_file, write_text
+from forge.files import read_text, write_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
+DEEPEST = 50  # its parser takes minutes for thousands
 
 
 def read(path: Path) -> dict[str, rattler.Environment]:
     """Read the locked environments by name. Raises ForgeError for anything but a lock file."""
-    require_file(path)
     try:
+        brackets = (c for c in read_text(path) if c in "[]{}")
+        if max(accumulate((c in "[{") * 2 - 1 for c in brackets), default=0) > DEEPEST:
+            raise ValueError("its lists are nested too deeply")
         return dict(LockFile.from_path(path).environments())
     except Exception as error:  # for example marks of a merge
         raise ForgeError(f"{path} is not a lock file: {error!s:.300}") from None
@@ -44,6 +48,13 @@ def records(locked: rattler.Environment) -> list[RepoDataRecord]:
             )
         found.append(package.repo_data_record())
     return found
+
+
+def conda_packages(path: Path) -> list[RepoDataRecord]:
+    """List the packages of all environments that come from channels, whatever else is locked."""
+    every = (e.packages(p) or [] for e in read(path).values() for p in e.platforms())
+    binary = (p for p in chain(*every) if isinstance(p, CondaLockedBinaryPackage))
+    return [package.repo_data_record() for package in binary]
 
 
 def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) -> None:

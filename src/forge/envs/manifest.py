@@ -35,7 +35,7 @@ FEATURE = {"dependencies", "tasks"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
 TOOL = "strix-forge"  # of the tables of other programs, the one that pixi leaves to us
-PUBLISHER = {"identity", "issuer", "target", "trusted-root"}
+PUBLISHER = {"identity", "issuer", "target", "trusted-root", "log-days"}
 
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's own; it is a folder's name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -123,8 +123,10 @@ def _publishers(data: dict[str, Any], channels: list[str], folder: Path) -> dict
         keys = known(table, PUBLISHER, f"publishers.{channel:.80}")
         if channel not in channels:
             raise ForgeError(f"publishers: {channel:.80} is none of the channels")
-        if "identity" not in keys or not all(isinstance(v, str) for v in keys.values()):
-            raise ForgeError(f"publishers: {channel:.80} needs an identity, all values text")
+        texts = keys.keys() - {"log-days"}
+        days = str(keys.get("log-days", 0)).isdigit() and isinstance(keys.get("log-days", 0), int)
+        if "identity" not in keys or not days or not all(isinstance(keys[k], str) for k in texts):
+            raise ForgeError(f"publishers: {channel:.80} needs an identity; log-days is a number")
         words = {"target": channel} | {k.replace("-", "_"): v for k, v in keys.items()}
         if "trusted_root" in words:
             words["trusted_root"] = str(folder / words["trusted_root"])

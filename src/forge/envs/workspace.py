@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import rattler
-from rattler import RepoDataRecord, SourceConfig
+from rattler import GenericVirtualPackage, RepoDataRecord, SourceConfig
 from rattler.shell import ActivationVariables, activate
 
 from forge import network
@@ -22,11 +22,9 @@ from forge.conda.attestations import FIELD, Publisher
 from forge.conda.index import is_of
 from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
-from forge.envs.machine import solve
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted
-from forge.files import sha256_file, write_text
-from forge.locks import hold
+from forge.files import hold, sha256_file, write_text
 from forge.project import SUBDIRS
 
 Packages = list[RepoDataRecord]
@@ -178,3 +176,16 @@ def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
 def _one_line(error: Exception) -> str:
     lines = (line.removeprefix("Caused by: ") for line in str(error).splitlines())
     return "; ".join(lines)
+
+
+def virtual_packages() -> list[GenericVirtualPackage]:
+    """Detect glibc, GPUs and so on, as pixi does; CONDA_OVERRIDE_NAME=VERSION pretends another."""
+    overrides = rattler.VirtualPackageOverrides.from_env()  # py-rattler 0.25 detects no AMD GPUs
+    return [found.into_generic() for found in rattler.VirtualPackage.detect(overrides)]
+
+
+def solve(channels: list[str], specs: list[str], gateway: rattler.Gateway) -> list[RepoDataRecord]:
+    """Solve for this machine. Raises what the bindings raise."""
+    machine = virtual_packages()
+    asked = rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
+    return asyncio.run(asked)

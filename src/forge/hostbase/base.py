@@ -28,9 +28,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from forge.bases import Base
 from forge.conda.local import Channel
 from forge.errors import ForgeError, NotAttempted
-from forge.files import digest_tree, move_whole, read_text, sha256_file, write_text
+from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
-from forge.locks import hold
 from forge.project import Project
 from forge.recipes.recipe import packages_in
 from forge.sources.cache import PYPI_URL, Source, SourceCache

@@ -11,8 +11,6 @@ import graphlib
 import hashlib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from forge import bases
 from forge.conda.local import Channel, Output, Record
@@ -99,10 +97,6 @@ class RecipeSet:
         except graphlib.CycleError as error:
             raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
 
-    def render(self, path: Path, digest: str, number: int | None = None) -> list[dict[str, Any]]:
-        """Render the outputs of one recipe.yaml on this base; see forge.recipes.render."""
-        return render(path, self.base, digest, number)
-
     def plan(self, channel: Channel, rebuild: frozenset[str] = frozenset()) -> list[Step]:
         """Decide what each recipe would yield, and whether and why it has to be built.
 
@@ -125,7 +119,7 @@ class RecipeSet:
 
     def _outputs(self, step: Step, number: int | None = None) -> list[Output]:
         outputs = []
-        for rendered in self.render(step.recipe.path, step.digest_value, number):
+        for rendered in render(step.recipe.path, self.base, step.digest_value, number):
             data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
             package, build = data["package"], data["build"]["string"]
             outputs.append(Output(package["name"], str(package["version"]), build, subdir))

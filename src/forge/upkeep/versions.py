@@ -110,19 +110,15 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
         if row.newest and recipe.extra.get("built_with"):
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    tree = release_of(recipe, row.newest, Path(folder), progress)
+                    # no build uses it: no hash is asked for
+                    source, file, tree = sources_of(recipe)[0], Path(folder, "x"), Path(folder, "y")
+                    url = source.url.replace(recipe.version, row.newest)
+                    downloader = Downloader()
+                    downloader.download(downloader.locate(url, source.purl), file, progress)
+                    unpack(file, tree, set(recipe.extra["built_with"]))
                     yield from pairings(recipes, recipe, row.newest, tree)
             except ForgeError as error:
                 yield f"what {recipe.name} {row.newest} is built with cannot be read: {error}"
-
-
-def release_of(recipe: Recipe, release: str, folder: Path, progress: Progress) -> Path:
-    """Download what says what a release is built with. No build uses it: no hash is asked for."""
-    source, downloader = sources_of(recipe)[0], Downloader()
-    link = downloader.locate(source.url.replace(recipe.version, release), source.purl)
-    downloader.download(link, folder / "archive", progress)
-    unpack(folder / "archive", folder / "tree", set(recipe.extra["built_with"]))
-    return folder / "tree"
 
 
 def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> Iterator[str]:
