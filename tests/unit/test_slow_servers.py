@@ -20,7 +20,6 @@ from support.small_channel import workspace
 from typer.testing import CliRunner
 
 from forge import network
-from forge.channel import serving
 from forge.cli.main import app
 from forge.conda.location import Location
 from forge.errors import ForgeError, NotAttempted
@@ -89,7 +88,6 @@ def commit(tmp_path: Path, url: str) -> None:
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "a file of a channel": lambda _, url: Location(url).read("noarch/repodata.json"),
     "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
-    "how long an index is kept": lambda _, url: list(serving.kept(Location(url))),
     "a source": source,
     "pages of pip's index": page,
     "a commit": commit,
@@ -97,13 +95,7 @@ REQUESTS: dict[str, Callable[[Path, str], object]] = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_each_request_ends(
-    request_: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    if request_ == "how long an index is kept" and "slow" in request.node.name:
-        assert REQUESTS[request_](tmp_path, url), "the head of the answer has all that is asked"
-        return
+def test_each_request_ends(request_: str, url: str, tmp_path: Path) -> None:
     with pytest.raises(NotAttempted, match=r"127\.0\.0\.1") as raised:
         REQUESTS[request_](tmp_path, url)
     assert raised.value.exit_code == 3
