@@ -5,6 +5,8 @@ set -euo pipefail
 # an archive has no git history for CMake to ask
 export AOTRITON_CI_SUPPLIED_SHA1=$AOTRITON_COMMIT AOTRITON_GIT_TREESHA1=$AOTRITON_TREE
 export ROCM_PATH=$PREFIX/opt/rocm
+# newer linkers (binutils 2.47) take the version string in .comment for garbage
+export LDFLAGS="${LDFLAGS:-} -Wl,--no-gc-sections"
 # half a CPU hour of objects outlives a killed build
 # shellcheck source=recipes/checks/ccache.sh
 . checks/ccache.sh

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Asks AOTriton's own dispatch code which kernel a head dimension and a dtype lead to.
 //
-// Usage: check_dispatch core|full. Linked with the generated shim of attn_fwd and util alone.
+// Usage: check_dispatch core|full|sample. Linked with the generated shim of attn_fwd and util alone.
 #include <aotriton/_internal/util.h>
 #include <aotriton/config.h>
 
@@ -39,17 +39,19 @@ static bool expect(int head_dim, DType dtype, const char* name, int wanted) {
 
 int main(int argc, char** argv) {
   const bool core = argc > 1 && std::strcmp(argv[1], "core") == 0;
+  const bool sample = argc > 1 && std::strcmp(argv[1], "sample") == 0;
   bool good = true;
-  const int dims[][3] = {
-      // head dimension, kernel of core, kernel of full
-      {16, 64, 16}, {64, 64, 64},   {72, 96, 80},    {80, 96, 80},    {96, 96, 96},
-      {128, 128, 128}, {160, 256, 160}, {256, 256, 256}, {257, -1, 512}, {600, -1, -1},
+  const int dims[][4] = {
+      // head dimension, kernel of core, of sample, of full
+      {16, 64, 64, 16},     {64, 64, 64, 64},     {72, 96, 128, 80},   {80, 96, 128, 80},
+      {96, 96, 128, 96},    {128, 128, 128, 128}, {160, 256, -1, 160}, {256, 256, -1, 256},
+      {257, -1, -1, 512},   {600, -1, -1, -1},
   };
-  for (const auto& [dim, in_core, in_full] : dims) {
-    const int wanted = core ? in_core : in_full;
+  for (const auto& [dim, in_core, in_sample, in_full] : dims) {
+    const int wanted = core ? in_core : sample ? in_sample : in_full;
     good &= expect(dim, DType::kFloat16, "fp16", wanted);
     good &= expect(dim, DType::kBFloat16, "bf16", wanted);
-    good &= expect(dim, DType::kFloat32, "fp32", core ? -1 : wanted);
+    good &= expect(dim, DType::kFloat32, "fp32", core || sample ? -1 : wanted);
   }
   return good ? 0 : 1;
 }

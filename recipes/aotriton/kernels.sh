@@ -1,7 +1,7 @@
 # What the variant aotriton_kernels means: `upstream` is the set of `full`, compiled by AMD. Images and library both
 # read it: a kernel that only one of them knows would be missing or never used. A head dimension between two of these
-# runs padded in the next larger kernel; above the last, and in fp32, `core` refuses. The library of `sample` is that
-# of `full`: a call of what it has no kernels for fails at the launch.
+# runs padded in the next larger kernel; above the last, and in fp32, `core` and `sample` refuse. `sample` has no padded kernels: what would
+# need one fails at the launch.
 export AOTRITON_IMAGES=
 case $AOTRITON_KERNELS in
     core)
@@ -11,7 +11,8 @@ case $AOTRITON_KERNELS in
         export AOTRITON_ENABLE_FP32=1
         ;;
     sample)
-        export AOTRITON_ENABLE_FP32=1
+        # no more of the library either: all of it would be 1,955 objects, most of the CPU time
+        export AOTRITON_FLASH_BLOCK_DMODEL="64, 128" AOTRITON_ENABLE_FP32=0
         # What the package tests of aotriton and pytorch open: emulate_images.py, check_api.cc and test_with_gpu.py.
         # Head dimensions 64 and 128, not padded; no dropout, causal or not, no bias; these fields stand in another
         # order backward.

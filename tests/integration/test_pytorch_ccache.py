@@ -116,13 +116,16 @@ def aotriton_attempt(folder: Path, cache: Path) -> None:
         "PATH": os.environ["PATH"], "HOME": str(folder), "SRC_DIR": str(work), "CPU_COUNT": "2",
         "PREFIX": str(prefix), "RECIPE_DIR": str(RECIPES / "aotriton"), "GPU_ARCH": "gfx1151",
         "AOTRITON_KERNELS": "sample", "AOTRITON_COMMIT": "a" * 40, "AOTRITON_TREE": "b" * 40,
-        "FORGE_CACHE": str(cache),
+        "FORGE_CACHE": str(cache), "LDFLAGS": "-Wl,--gc-sections",
     }  # fmt: skip
     done = subprocess.run(
         ["bash", RECIPES / "aotriton" / "build_library.sh"], cwd=work, env=environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "Installing: " in done.stdout, done.stdout + done.stderr
+    # the last word counts: newer linkers would take the version string for garbage
+    linked = (work / "build" / "CMakeCache.txt").read_text()
+    assert "LINKER_FLAGS:STRING=-Wl,--gc-sections -Wl,--no-gc-sections\n" in linked
 
 
 def test_second_attempt_of_aotriton_hits(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from forge.building.jobs import run_job
 from forge.cli.context import LOCAL_FORMAT, Context
 from forge.errors import Failed, ForgeError
-from forge.processes import max_jobs
+from forge.processes import kill_leftovers, max_jobs
 from forge.recipes.recipe import prepare, sources_of
 from forge.sources.cache import SourceCache
 
@@ -26,6 +26,7 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
     ctx.select([name])
     (step,) = (one for one in ctx.recipes.plan(ctx.channel) if one.recipe.name == name)
     sources = SourceCache(ctx.project)
+    kill_leftovers(folder.parent)  # compilers of a build that was killed
     shutil.rmtree(folder, ignore_errors=True)
     for source in sources_of(step.recipe):
         sources.fetch(source, lambda *_: None)

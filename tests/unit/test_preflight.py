@@ -171,7 +171,7 @@ def test_every_recipe_has_its_figures() -> None:
     for figures in known.values():
         assert figures.keys() - {"kept"} == {"download", "disk", "memory", "cpu_hours"}
         assert figures.get("kept", 0) <= figures["disk"] + figures["download"]
-    for kernels, hours in (("core", 1.2), ("sample", 0.6), ("upstream", 0.1)):
+    for kernels, hours in (("core", 1.2), ("sample", 0.3), ("upstream", 0.1)):
         base = bases.load(project, "conda-forge", {"aotriton_kernels": [kernels]})
         assert preflight.costs(project, base)["aotriton"]["cpu_hours"] == hours
 
