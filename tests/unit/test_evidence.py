@@ -173,7 +173,7 @@ def test_no_command_contradicts_a_claim(host: dict[str, str], versions: dict[str
         ("rocm-sdk", "built", ["yes"]),
         ("rocm-sdk", "built", ["surely"]),
         ("aotriton", "built", ["by-hand"]),
-        ("aotriton", "installed", ["yes"]),
+        ("vllm", "installed", ["yes"]),
         ("aotriton", "ran", ["emulated", "evidence/2026-11-21-none.md"]),
         ("aotriton", "ran", ["emulated", "docs/emulator.md#none"]),
         ("torchcodec", "ran", ["loads", "docs/emulator.md"]),
