@@ -7,10 +7,10 @@ Its modules, imported where they are needed:
 * ``decode``: `Instruction`, named by LLVM.
 * ``encodings``: its operands and modifiers, from the fields of its bytes.
 * ``hidden``: arguments that a runtime fills in.
-* ``target``: `Target`: the GPUs that are emulated, and all numbers of them.
 * ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
 * ``llvm``: libLLVM's disassembler and assembler.
 * ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.
+* ``target``: `Target`: the GPUs that are emulated, and all numbers of them.
 """
 
-__all__ = ["bundles", "decode", "encodings", "hidden", "kernel", "llvm", "loader"]
+__all__ = ["bundles", "decode", "encodings", "hidden", "kernel", "llvm", "loader", "target"]
