@@ -313,6 +313,14 @@ def test_arguments_that_do_not_fit():
 FOUND = {
     "pending": (GOOD.replace("s_waitcnt vmcnt(0)\n", ""), "yet to write"),
     "race": (LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, v0\n" + STORE, "global memory"),
+    "stale": (
+        LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v3, 1\ns_cmp_eq_u32 s2, 0\ns_cbranch_scc0 readers\n"
+        "global_store_b32 v1, v3, s[6:7] offset:128\ns_waitcnt_vscnt null, 0x0\n"
+        "global_atomic_add_u32 v1, v3, s[6:7] offset:4\ns_endpgm\n"
+        "readers:\nglobal_load_b32 v2, v1, s[6:7] offset:4 glc\ns_waitcnt vmcnt(0)\n"
+        "v_cmp_ne_u32 vcc_lo, 0, v2\ns_cbranch_vccz readers\n"
+        "global_load_b32 v2, v1, s[6:7] offset:128\ns_waitcnt vmcnt(0)\ns_endpgm\n",
+        "no buffer_gl1_inv and buffer_gl0_inv"),
     "uninitialised": (
         LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE, "LDS is read before"),
     "lds": (
@@ -328,18 +336,20 @@ FOUND = {
 def test_each_check_can_be_off_alone(check):
     body, text = FOUND[check]
     others = frozenset(CHECKS) - {check}
+    kind = {"grid": (2,), "threads": 32, "second": "inout"} if check == "stale" else {}
     for off in (frozenset(), others):
         with pytest.raises(Trap, match=f"{check}.*{text}"):
-            execute(body, off=off)
+            execute(body, off=off, **kind)
     notes = []
-    execute(body, off=frozenset({check}), notes=notes)
+    execute(body, off=frozenset({check}), notes=notes, **kind)
     assert notes == []
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_findings_can_be_notes_with_a_place(check):
     notes = []
-    execute(FOUND[check][0], notes=notes, lenient=True)
+    kind = {"grid": (2,), "threads": 32, "second": "inout"} if check == "stale" else {}
+    execute(FOUND[check][0], notes=notes, lenient=True, **kind)
     assert {note.check for note in notes} == {check}
     assert "`" in notes[0].place and FOUND[check][1] in notes[0].message and notes[0].count >= 1
     # what cannot be executed is no finding

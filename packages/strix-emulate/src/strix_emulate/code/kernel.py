@@ -42,8 +42,8 @@ class Kernel:
     keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
     hold, in order, one per SGPR pair or single as (name, count); user_count is how many SGPRs stand
     in front of the workgroup's numbers, at least: gfx1100 has some that hold nothing (LLVM's
-    FeatureUserSGPRInit16Bug); workgroup_ids says which numbers are set;
-    target is the GPU that it was made for.
+    FeatureUserSGPRInit16Bug); workgroup_ids says which numbers are set; target is the GPU that it
+    was made for; two_units says that a workgroup is on both compute units of a processor (WGP mode).
     """
 
     name: str
@@ -70,6 +70,7 @@ class Kernel:
     image: Image | None = field(default=None, compare=False, repr=False)
     dynamic_stack: bool = False
     target: Target = DEFAULT
+    two_units: bool = True
 
     def with_stack(self, size: int) -> "Kernel":
         """Add scratch for recursion and for calls by a pointer, if the kernel has them."""

@@ -302,6 +302,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
             for x in described.get(".args", ())
         ),
         finite_16=bool(rsrc1 >> 26 & 1),
+        two_units=bool(rsrc1 >> 29 & 1),
         launch_lds=launch_lds,
         image=image,
         dynamic_stack=bool(described.get(".uses_dynamic_stack", False)),

@@ -7,6 +7,7 @@ Atomics of different waves are no race with each other: they order what comes be
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ _OPERATIONS: dict[str, tuple[Any, Any]] = {
     "cmpstore": (lambda old, x, expected: np.where(old == expected, x, old), None),
     "mskor": (lambda old, mask, x: (old & ~mask) | x, None),
 }
+#: by which locks are taken
+_LOCKS = {"swap", "cmpswap", "storexchg", "cmpstore"}
 _TWO_SOURCES = {"cmpswap", "cmpstore", "mskor"}
 _GLOBAL = {
     **dict.fromkeys(("add", "sub", "inc", "dec"), ("u32", "u64")),
@@ -111,6 +114,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     if op in _TWO_SOURCES:
         given.append(ops[2].index if space == "ds" else first + words)
     function, ufunc = _OPERATIONS[op]
+    takes = returns and op in _LOCKS
     bits = registers("v", target.index, words) if returns else 0
 
     def operand(g: Waves, register: int, inside):
@@ -129,8 +133,8 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
                 )
             places = at // size
             values = [operand(g, register, inside) for register in given]
-            _order(g, memory, at, inside, size)
             old = _apply(memory.bytes.view(dtype), places, values, function, ufunc, returns)
+            _order(g, memory, at, inside, size, takes)
             if returns:
                 result = old.view(np.uint32).reshape(-1, words).T
                 if inside is not None:
@@ -152,7 +156,9 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
             shape="atomic",
             access=addressing.access(ins, rest) | {"size": size, "words": words},
         )  # fmt: skip
-        return executes(run, form, issues=(counters[0], issued), orders=ordered)
+        return executes(
+            run, form, issues=(counters[0], issued), orders=partial(ordered, takes=takes)
+        )
 
     if space in ("global", "buffer"):
         return on(spaces.arena, locate, counters[:1])
@@ -167,17 +173,17 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     )  # fmt: skip
 
 
-def _order(g: Waves, memory, at, inside, size: int) -> None:
+def _order(g: Waves, memory, at, inside, size: int, takes: bool = False) -> None:
     """Note that atomics order what is before and after them; they are no race."""
     if not memory.checked:
         return
     marks = g.lane_array(g.tags)
-    ordered(g, memory, at, size, marks if inside is None else marks[inside])
+    ordered(g, memory, at, size, marks if inside is None else marks[inside], takes)
 
 
-def ordered(g: Waves, memory, at, size: int, marks) -> None:
-    """Note for the race checks what an atomic at these offsets orders."""
-    memory.track_atomic(at, size, marks)
+def ordered(g: Waves, memory, at, size: int, marks, takes: bool = False) -> None:
+    """Note for the race checks what an atomic at these offsets orders; takes: maybe a lock."""
+    memory.track_atomic(at, size, marks, takes)
     if memory.order is not None:
         # the waves' accesses after it are not ordered by it
         at_release(g)

@@ -134,7 +134,8 @@ def loaded_half(ins: Instruction) -> str:
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name in NO_EFFECT:
-        return executes(lambda _g: None)
+        empties = "_gl" in ins.name and ins.name.startswith("buffer") and spaces.shares
+        return _empties(ins, spaces) if empties else executes(lambda _g: None)
     if _SCALAR.match(ins.name):
         return _scalar_load(ins, spaces)
     if match := _PATTERN.match(ins.name):
@@ -147,6 +148,17 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     if ins.name in _EXCHANGES:
         return _lane_exchange(ins)
     raise Unknown("mnemonic")
+
+
+def _empties(ins: Instruction, spaces: Spaces) -> Callable:
+    """Compile BUFFER_GL0_INV and BUFFER_GL1_INV: they let loads see what others wrote."""
+    order, gl1 = spaces.arena.order, "gl1" in ins.name
+
+    def run(g: Waves):
+        if order is not None:
+            order.emptied(g.tags, gl1)
+
+    return run
 
 
 def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:

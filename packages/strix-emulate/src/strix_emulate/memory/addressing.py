@@ -28,6 +28,8 @@ class Spaces:
     #: wave-instructions so far
     clock: Callable[[], int] = lambda: 0
     target: Target = DEFAULT
+    #: whether the kernel asks for memory that other waves change
+    shares: bool = False
 
 
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}

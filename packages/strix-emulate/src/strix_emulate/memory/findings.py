@@ -7,7 +7,7 @@ from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import EmulatorError, Trap
 
 #: What may be right on hardware, or look so. All else that traps cannot be executed.
-CHECKS = ("pending", "race", "uninitialised", "barrier", "lds")
+CHECKS = ("pending", "race", "stale", "uninitialised", "barrier", "lds")
 
 
 @dataclass(frozen=True)

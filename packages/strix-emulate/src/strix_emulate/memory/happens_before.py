@@ -4,7 +4,12 @@
 An atomic that returns a value, and a load with GLC, acquire; an atomic, and a store whose value
 such a load sees, release. What a wave has still outstanding is not released (LLVM's guide, "Memory
 Model GFX10-GFX11"). Only when accesses look like a race are the events, which are kept in order,
-worked off into vector clocks. Caches are not modelled: an acquire needs no buffer_gl0_inv here.
+worked off into vector clocks.
+
+What a wave knows of is not yet what its plain loads see: they may find an older line in the caches.
+buffer_gl1_inv empties the one of several workgroups, buffer_gl0_inv that of a compute unit, in
+this order, as an acquire of agent scope has them; of its own workgroup a wave needs the second one
+only, and not even that in a kernel in CU mode, whose workgroup is on one compute unit.
 
 A tag, from high to low: workgroup + 1, barriers passed + 1, releases since, wave. The two in the
 middle are the wave's clock. See :mod:`strix_emulate.memory.arena`.
@@ -48,58 +53,99 @@ def barriers(tag):
 
 
 class Order:
-    """What each wave knows of the clocks of others, as dicts by wave (a tag without clock)."""
+    """What each wave knows of the clocks of others, as dicts by wave (a tag without clock).
+
+    one_cache: the waves of a workgroup are on one compute unit.
+    """
 
     def __init__(self):
+        self.one_cache = False
         self._events: list[tuple] = []
         self._known: dict[int, dict[int, int]] = {}
+        #: the same, less what the caches may hide: GL1, and both
+        self._behind_gl1: dict[int, dict[int, int]] = {}
+        self._fresh: dict[int, dict[int, int]] = {}
         self._released: dict[tuple[str, int], dict[int, int]] = {}
+        #: what an atomic left at a place, and which wave's it was that changed it last
+        self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
     @property
     def idle(self) -> bool:
         """Whether nothing but barriers has ordered anything so far."""
         return not (self._events or self._known)
 
-    def atomic(self, memory: str, cells, marks, written) -> None:
-        """Note atomics, in this order; marks: the tags of waves; written: of the last stores."""
-        self._note((memory, cells, marks, written, True))
+    def atomic(self, memory: str, cells, marks, written, takes=None) -> None:
+        """Note atomics, in this order; marks: the tags of waves; written: of the last stores.
+
+        takes: of swaps whose result a wave gets, as of a lock, what they left there, and whether an
+        atomic was the last to write there.
+        """
+        self._note((memory, cells, marks, written, True, takes))
 
     def acquire(self, memory: str, cells, marks, written) -> None:
         """Note loads that go past the caches."""
-        self._note((memory, cells, marks, written, False))
+        self._note((memory, cells, marks, written, False, None))
+
+    def emptied(self, marks, gl1: bool) -> None:
+        """Note that waves emptied a cache, GL1 or else GL0."""
+        if self._events or self._known:
+            self._note((_GL1 if gl1 else _GL0, None, marks, None, False, None))
 
     def barrier(self, marks) -> None:
         """Let waves that passed a barrier know what the others of their workgroup know."""
         if self._events or self._known:
-            self._note(("", None, marks, None, False))
+            self._note(("", None, marks, None, False, None))
 
     def _note(self, event: tuple) -> None:
         self._events.append(event)
         if len(self._events) >= _KEPT:
             self._work_off()
 
-    def ordered(self, old, new):
-        """Return for tags of earlier and later accesses whether something orders them."""
+    def ordered(self, old, new, seen: bool = False):
+        """Return for tags of earlier and later accesses whether something orders them.
+
+        seen: and whether a plain load that comes later sees what was stored.
+        """
         pairs, back = np.unique(np.stack([old, new]), axis=1, return_inverse=True)
-        found = [self.orders(a, b) for a, b in pairs.T.tolist()]
+        decide = self.sees if seen else self.orders
+        found = [decide(a, b) for a, b in pairs.T.tolist()]
         return np.array(found, bool)[back.ravel()]
 
     def orders(self, old: int, new: int) -> bool:
-        """Return the same for one tag and another."""
+        """Return whether something orders an access with one tag and a later one with another."""
         if self._events:
             self._work_off()
-        known = self._known.get(who(new), {})
-        if known.get(_workgroup(old), -1) > barriers(old):
-            return True
-        return old & 0xFF != SEVERAL and known.get(who(old), -1) >= old & _CLOCK
+        return _knows(self._known.get(who(new), _NOTHING), old)
+
+    def sees(self, old: int, new: int) -> bool:
+        """Return whether a plain load with the later tag sees a store with the earlier one."""
+        if self._events:
+            self._work_off()
+        if self.one_cache and old >> WORKGROUP == new >> WORKGROUP:
+            return self.orders(old, new)
+        return _knows(self._fresh.get(who(new), _NOTHING), old)
+
+    def holds(self, memory: str, cell: int, mark: int) -> bool:
+        """Return whether the wave of the tag swapped a value in there, and it still stands there.
+
+        That is a lock: the swaps of others changed nothing.
+        """
+        if self._events:
+            self._work_off()
+        return self._holders.get((memory, cell), (0, 0))[1] == who(mark)
 
     def _work_off(self) -> None:
         events, self._events = self._events, []
         merge = _Merge()
-        for memory, cells, marks, written, releases in events:
+        for memory, cells, marks, written, releases, takes in events:
             if cells is None:
-                self._meet(marks.tolist(), merge)
+                if memory:
+                    self._empty(marks.tolist(), memory == _GL1, merge)
+                else:
+                    self._meet(marks.tolist(), merge)
                 continue
+            if releases and (takes or self._holders):
+                self._hold(memory, cells.tolist(), marks.tolist(), takes)
             last: tuple = (0, 0)
             seen = kept = _NOTHING
             for cell, mark, writer in dict.fromkeys(
@@ -121,16 +167,49 @@ class Order:
                 if releases:
                     self._released[place] = kept = merge(known, merge.own(mark))
 
+    def _hold(self, memory: str, cells: list[int], marks: list[int], takes) -> None:
+        if takes is None:
+            for cell in cells:
+                self._holders.pop((memory, cell), None)
+            return
+        done = set()
+        for cell, mark, value, kept in zip(
+            cells, marks, *map(np.ndarray.tolist, takes), strict=True
+        ):
+            place = memory, cell
+            # of several lanes the first one changed it, if any did
+            if place not in done:
+                done.add(place)
+                if not kept or self._holders.get(place, (None, 0))[0] != value:
+                    self._holders[place] = value, who(mark)
+
     def _meet(self, marks: list[int], merge: "_Merge") -> None:
         groups: dict[int, list[int]] = {}
         for mark in marks:
             groups.setdefault(mark >> WORKGROUP, []).append(who(mark))
-        for waves in groups.values():
-            everything = _NOTHING
-            for wave in waves:
-                everything = merge(everything, self._known.get(wave, _NOTHING))
-            if everything:
-                self._known |= dict.fromkeys(waves, everything)
+        # the waves of a workgroup have one GL1
+        for known in (self._known, self._behind_gl1, *([self._fresh] if self.one_cache else [])):
+            for waves in groups.values():
+                everything = _NOTHING
+                for wave in waves:
+                    everything = merge(everything, known.get(wave, _NOTHING))
+                if everything:
+                    known |= dict.fromkeys(waves, everything)
+
+    def _empty(self, marks: list[int], gl1: bool, merge: "_Merge") -> None:
+        for wave in map(who, marks):
+            known = self._known.get(wave, _NOTHING)
+            if gl1:
+                self._behind_gl1[wave] = known
+            else:
+                near = merge.near(known, wave)
+                self._fresh[wave] = merge(near, self._behind_gl1.get(wave, _NOTHING))
+
+
+def _knows(known: dict[int, int], old: int) -> bool:
+    if known.get(_workgroup(old), -1) > barriers(old):
+        return True
+    return old & 0xFF != SEVERAL and known.get(who(old), -1) >= old & _CLOCK
 
 
 def _workgroup(tag: int) -> int:
@@ -139,6 +218,8 @@ def _workgroup(tag: int) -> int:
 
 
 _NOTHING: dict[int, int] = {}
+#: caches, in the place of a memory's name
+_GL0, _GL1 = "GL0", "GL1"
 
 
 class _Merge:
@@ -147,12 +228,22 @@ class _Merge:
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], tuple[dict, dict, dict]] = {}
         self._own: dict[int, dict[int, int]] = {}
+        self._near: dict[tuple[int, int], tuple[dict, dict]] = {}
 
     def own(self, mark: int) -> dict[int, int]:
         """Return what a wave with this tag did itself: its clock, and its workgroup's barriers."""
         if mark not in self._own:
             self._own[mark] = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
         return self._own[mark]
+
+    def near(self, known: dict[int, int], wave: int) -> dict[int, int]:
+        """Return what is known of the wave's own workgroup."""
+        group = wave >> WORKGROUP
+        key = id(known), group
+        if key not in self._near:
+            own = {k: v for k, v in known.items() if (-k if k < 0 else k >> WORKGROUP) == group}
+            self._near[key] = known, own
+        return self._near[key][1]
 
     def __call__(self, a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
         key = id(a), id(b)

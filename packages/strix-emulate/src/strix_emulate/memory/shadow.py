@@ -81,7 +81,7 @@ class Memory:
         self.order: Order | None = None
         #: for cells to which waves of several workgroups wrote one value: who did
         self.copies: dict[int, set[int]] = {}
-        #: whether a cell belongs to one workgroup alone, as in LDS and scratch
+        #: whether a cell belongs to one workgroup alone, as in LDS and scratch, which have no cache
         self.one_workgroup = True
         self.clear_tags()
 
@@ -145,6 +145,7 @@ class Memory:
                 if beside_atomics:
                     conflict &= before != self.swapped[cells]
             self._race(conflict, before, marks, "a write")
+            self._stale(before, marks)
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
             self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
@@ -162,16 +163,17 @@ class Memory:
             cells, marks = self._cells(at, size, marks)
             self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
 
-    def track_atomic(self, at, size: int, marks) -> None:
-        """Note an atomic of these lanes."""
+    def track_atomic(self, at, size: int, marks, takes: bool = False) -> None:
+        """Note an atomic of these lanes, after it; takes: it may be how they take a lock."""
         cells, marks = self._cells(at, size, marks)
-        before = np.take(self.written, cells)
         if self.order is not None:
-            self.order.atomic(self.name, cells, marks, before)
-        # written is what was not before: whoever waits for it reads it
-        fresh = before == 0
-        if fresh.any():
-            self.written[cells[fresh]] = self.swapped[cells[fresh]] = marks[fresh]
+            before, found = np.take(self.written, cells), None
+            if takes:
+                left = np.tile(np.take(self.views[size], at // size), len(cells) // max(1, len(at)))
+                found = left, before == np.take(self.swapped, cells)
+            self.order.atomic(self.name, cells, marks, before, found)
+        self.written[cells] = self.swapped[cells] = marks
+        self.writers[cells] = _bit(marks)
 
     def _unordered(self, old, new):
         conflict = _unordered(old, new)
@@ -186,6 +188,38 @@ class Memory:
         for i in np.flatnonzero(asked & ~found).tolist() if self.copies else ():
             found[i] = who(int(marks[i])) in self.copies.get(int(cells[i]), ())
         return found
+
+    def _released(self, cells, before, marks, asked):
+        """Return where a store is how a wave gives back the lock that it took by an atomic.
+
+        In the code it looks like any other store; by the memory model it is an atomic one, as are
+        the attempts of others to take the lock.
+        """
+        found = asked & (before == self.swapped[cells])
+        for i in np.flatnonzero(found).tolist():
+            found[i] = self.order is not None and self.order.holds(
+                self.name, int(cells[i]), int(marks[i])
+            )
+        return found
+
+    def _stale(self, before, marks) -> None:
+        """Find loads of what is known to be written, and may still be older in a cache."""
+        if self.one_workgroup or self.order is None or self.order.idle:
+            return
+        at = np.flatnonzero(_unordered(before, marks))
+        old, new = before[at], marks[at]
+        hidden = np.flatnonzero(
+            self.order.ordered(old, new) & ~self.order.ordered(old, new, seen=True)
+        )
+        if len(hidden):
+            wrote, reads = int(old[hidden[0]]), int(new[hidden[0]])
+            near = wrote >> WORKGROUP == reads >> WORKGROUP
+            self.findings.found(
+                "stale",
+                f"{_who(reads)} reads what {_who(wrote)} wrote, which something orders, but no "
+                f"{'buffer_gl0_inv' if near else 'buffer_gl1_inv and buffer_gl0_inv'} behind that "
+                "lets it see: a cache may hold what stood there before",
+            )
 
     def _recent(self, held, marks) -> bool:
         """Return, at a quick look, whether any cell's tag could be unordered with the access.
@@ -214,6 +248,7 @@ class Memory:
             self._unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
         )
         if conflict.any():
+            conflict &= ~self._released(cells, before, cell_marks, conflict)
             lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
             if self._differs(at[lanes], data[:, lanes], size):
                 self._race(conflict, before, cell_marks, "another write of another value")

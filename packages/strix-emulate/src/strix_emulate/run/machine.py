@@ -119,8 +119,11 @@ class Machine:
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
             Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
             self.code, lambda: self.executed, self.kernel.target,
+            self.program.polls,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
+        if self.arena.order is not None:
+            self.arena.order.one_cache = not self.kernel.two_units
         for memory in (self.arena, spaces.lds, spaces.scratch):
             memory.findings = self.findings or Findings(frozenset(CHECKS))
         self.session = (

@@ -87,7 +87,7 @@ class Blocks(dict[int, Block]):
 
     def __init__(self, spaces: addressing.Spaces):
         super().__init__()
-        self.gpu = spaces.target.name
+        self.gpu, self.shares = spaces.target.name, spaces.shares
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
@@ -254,6 +254,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
         ins.begins_swap,
         mode,
         home.gpu,
+        home.shares,
         (ins.address if ins.name == "s_getpc_b64" else 0),
     )
     known = _KNOWN.get(key)

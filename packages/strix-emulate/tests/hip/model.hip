@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Locks that a store gives back, and messages from one wave to another, right and wrong.
+#include "hip.h"
+#define AGENT __HIP_MEMORY_SCOPE_AGENT
+#define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
+#define KERNEL extern "C" __global__ void
+#define LANE __builtin_amdgcn_workitem_id_x()
+#define BLOCK __builtin_amdgcn_workgroup_id_x()
+// what the compiler must not move loads across; no instruction
+#define KEEP asm volatile("" ::: "memory")
+
+static __device__ void meet() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// Each wave's first lane adds 1 to *sum under the lock.
+#define LOCKED(name, scope, take)                                  \
+    static __device__ void name(int *lock, int *sum) {             \
+        if (LANE & 31) return;                                     \
+        take;                                                      \
+        *sum += 1;                                                 \
+        __hip_atomic_store(lock, 0, __ATOMIC_RELEASE, scope);      \
+    }
+#define EXCHANGED(scope) \
+    while (__hip_atomic_exchange(lock, 1, __ATOMIC_ACQUIRE, scope)) {}
+#define COMPARED(scope)                                                                        \
+    for (int free = 0; !__hip_atomic_compare_exchange_strong(lock, &free, 1, __ATOMIC_ACQUIRE, \
+                                                             __ATOMIC_RELAXED, scope);         \
+         free = 0) {}
+LOCKED(exchange_far, AGENT, EXCHANGED(AGENT))
+LOCKED(exchange_near, GROUP, EXCHANGED(GROUP))
+LOCKED(compare_far, AGENT, COMPARED(AGENT))
+LOCKED(compare_near, GROUP, COMPARED(GROUP))
+LOCKED(nothing_far, AGENT, )
+
+KERNEL exchange_agent(int *data) { exchange_far(data, data + 32); }
+KERNEL exchange_workgroup(int *data) { exchange_near(data, data + 32); }
+KERNEL compare_agent(int *data) { compare_far(data, data + 32); }
+KERNEL compare_workgroup(int *data) { compare_near(data, data + 32); }
+KERNEL no_lock(int *data) { nothing_far(data, data + 32); }
+
+template <void take(int *, int *)> static __device__ void in_lds(int *data) {
+    __shared__ int own[2];
+    if (LANE < 2) own[LANE] = 0;
+    meet();
+    take(own, own + 1);
+    meet();
+    if (!LANE) data[32] = own[1];
+}
+KERNEL exchange_lds(int *data) { in_lds<exchange_near>(data); }
+KERNEL compare_lds(int *data) { in_lds<compare_near>(data); }
+
+// Workgroup 0 stores 7, then a flag; workgroup 1 waits for the flag, loads, and says what it got.
+#define MESSAGE(name, stores, loads, scope, before)                        \
+    KERNEL name(int *data) {                                               \
+        if (LANE) return;                                                  \
+        if (!BLOCK) {                                                      \
+            data[64] = 7;                                                  \
+            __hip_atomic_store(data, 1, stores, scope);                    \
+            return;                                                        \
+        }                                                                  \
+        before;                                                            \
+        while (!__hip_atomic_load(data, loads, scope)) {}                  \
+        KEEP;                                                              \
+        data[32] = data[64];                                               \
+    }
+MESSAGE(right, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, AGENT, )
+MESSAGE(no_acquire, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, )
+MESSAGE(relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT, )
+MESSAGE(small_scope, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, GROUP, )
+// a word of the line that the message is in
+MESSAGE(old_line, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, data[33] = data[65]; KEEP)
+
+KERNEL lds_beside_atomics(int *data) {
+    __shared__ int count;
+    if (!LANE) count = 0;
+    meet();
+    __hip_atomic_fetch_add(&count, 1, __ATOMIC_RELAXED, GROUP);
+    KEEP;
+    data[64 + LANE] = count;
+}

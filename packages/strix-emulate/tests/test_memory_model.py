@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Locks, and what the caches of a GPU may hide: programs of clang's, by LLVM's memory model."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from device_support import HIP_PROGRAMS, device_code
+from strix_emulate import Buffer, Kernel, Options, Trap, launch
+from strix_emulate.code import loader
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory) -> dict[str, Kernel]:
+    return _kernels(tmp_path_factory.mktemp("model"))
+
+
+@cache
+def _kernels(folder) -> dict[str, Kernel]:
+    made = device_code(HIP_PROGRAMS / "model.hip", folder / "model.hsaco")
+    return loader.parse_module(made.read_bytes(), "model").kernels
+
+
+def run(kernel: Kernel, groups: int, threads: int, **options):
+    """Returns word 32 of 256, and what was found."""
+    data = np.zeros(256, np.int32)
+    done = launch(kernel, (groups,), [Buffer(data)], threads=threads,
+                  options=Options(budget=200_000, **options))  # fmt: skip
+    return data[32], done.notes
+
+
+LOCKS = {
+    "exchange_agent": (5, 64), "compare_agent": (5, 64), "exchange_workgroup": (1, 128),
+    "compare_workgroup": (1, 128), "exchange_lds": (1, 128), "compare_lds": (1, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_that_a_store_gives_back_is_no_race(kernels, name) -> None:
+    groups, threads = LOCKS[name]
+    assert run(kernels[name], groups, threads) == (groups * threads // 32, [])
+
+
+def test_without_the_lock_it_is_one(kernels) -> None:
+    with pytest.raises(Trap, match="race"):
+        run(kernels["no_lock"], 5, 64)
+
+
+def test_a_message_that_is_acquired_is_right(kernels) -> None:
+    assert run(kernels["right"], 2, 32) == (7, [])
+
+
+@pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line"])
+def test_what_a_cache_may_hide_is_found(kernels, name) -> None:
+    with pytest.raises(Trap, match=r"global_load_b32 .*stale.*no buffer_gl1_inv and buffer_gl0"):
+        run(kernels[name], 2, 32)
+    got, notes = run(kernels[name], 2, 32, lenient=True)
+    assert got == 7 and [note.check for note in notes] == ["stale"]
+
+
+def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:
+    with pytest.raises(Trap, match=r"ds_load_b32.*race: LDS"):
+        run(kernels["lds_beside_atomics"], 1, 64)
+    assert run(kernels["lds_beside_atomics"], 1, 32) == (0, [])
