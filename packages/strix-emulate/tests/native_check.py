@@ -15,9 +15,10 @@ import selftest
 from strix_emulate.arithmetic import operations, subdword
 from strix_emulate.code.decode import EXEC
 from strix_emulate.code.kernel import Kernel
+from strix_emulate.instructions.steps import Step
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.native import library as native
-from strix_emulate.native.runs import Session, Step
+from strix_emulate.native.runs import Session, encoded
 from strix_emulate.run import program
 
 WAVES = 3
@@ -185,7 +186,7 @@ def compare(
     blocks = program.compile_blocks(code, kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):
         name = step.instruction.name
-        ops = step.ops(session.compiled)
+        ops = encoded(step, session.compiled)
         if ops is False:
             report.numpy_only.add(name)
             continue

@@ -23,7 +23,7 @@ class DisassemblerError(EmulatorError):
 class Trap(EmulatorError):
     """A kernel did something that the machine forbids or this emulator does not support.
 
-    kind, one word: unknown, bounds, pending, race, uninitialised, wmma, barrier, abort,
+    kind, one word: unknown, bounds, pending, race, stale, uninitialised, wmma, barrier, abort,
     budget, readonly, lds. The machine adds where it happened, and a hint at what is not supported.
     position: which of an access's active lanes it was, where that is known.
     """

@@ -43,7 +43,7 @@ class Kernel:
     hold, in order, one per SGPR pair or single as (name, count); user_count is how many SGPRs stand
     in front of the workgroup's numbers, at least: gfx1100 has some that hold nothing (LLVM's
     FeatureUserSGPRInit16Bug); workgroup_ids says which numbers are set; target is the GPU that it
-    was made for; two_units says that a workgroup is on both compute units of a processor (WGP mode).
+    was made for; two_units: a workgroup is on both compute units of a processor (WGP mode).
     """
 
     name: str

@@ -6,7 +6,6 @@ the wait counters in which waves come to a run.
 """
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -14,85 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strix_emulate.code.decode import Instruction, Unknown
+from strix_emulate.code.decode import Unknown
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.forms import Executable
+from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
-
-
-@dataclass
-class Known:
-    """Of an instruction: bits of the registers it touches; target: those of a load's own.
-
-    ops: what C executes; None until it is worked out, False if C cannot.
-    """
-
-    reads: int
-    target: int
-    counter: int
-    executable: Executable
-    ops: list | Literal[False] | None = None
-
-
-class Step:
-    """One instruction of a kernel; home: its blocks, which know the memories of the launch."""
-
-    def __init__(
-        self, instruction: Instruction, known: Known, make: Callable[[Spaces], Callable], home
-    ):
-        self.instruction, self.known, self._make, self._home = instruction, known, make, home
-
-    @property
-    def run(self) -> Callable:
-        """numpy's function on Waves; made when a launch needs it."""
-        run = self._home.made.get(self)
-        if run is None:
-            run = self._home.made[self] = self._make(self._home.spaces)
-        return run
-
-    def execute(self, g: Waves, checks: Findings | None) -> None:
-        """Execute it by numpy. A trap knows the instruction."""
-        try:
-            if checks:
-                checks.at = self.instruction
-                self.check(g, checks)
-            elif g.queues.state is not waits.NOTHING:
-                g.queues = waits.Queues()
-            self.run(g)
-        except Trap as trap:
-            trap.instruction = trap.instruction or self.instruction
-            raise
-
-    def check(self, g, checks: Findings) -> None:
-        """Find a wait that it needs and that is not there."""
-        known = self.known
-        pending = g.queues.state.pending
-        if pending and pending & (known.reads | known.target) and checks.on("pending"):
-            waits.check(g, known.reads, known.target, known.counter, checks)
-
-    def issue(self, g, touches: Any = ()) -> None:
-        """Apply what it does to the wait counters, without touching memory."""
-        issued = self.known.executable.issues
-        if issued is not None:
-            waits.issue(g, *issued, touches)
-        elif self.known.executable.waits:
-            self.run(g)
-
-    def ops(self, library: native.Library) -> list | Literal[False]:
-        """Return what C executes; False if it cannot."""
-        known = self.known
-        if known.ops is None:
-            try:
-                forms = known.executable.forms
-                known.ops = False if forms is None else native.encode_step(forms, library.functions)
-            except Unknown:
-                known.ops = False
-        return known.ops
 
 
 class Session:
@@ -325,6 +254,18 @@ class Run:
             ]
 
 
+def encoded(step: Step, library: native.Library) -> list | Literal[False]:
+    """Return what C executes of a step; False if it cannot."""
+    known = step.known
+    if known.ops is None:
+        try:
+            forms = known.executable.forms
+            known.ops = False if forms is None else native.encode_step(forms, library.functions)
+        except Unknown:
+            known.ops = False
+    return known.ops
+
+
 def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
     """Return the steps of a block, with runs of those that C knows in their place."""
     if session is None:
@@ -340,7 +281,7 @@ def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
         waiting.clear()
 
     for step in steps:
-        ops = step.ops(session.compiled)
+        ops = encoded(step, session.compiled)
         if ops is False or any(op.highest >= session.registers for op in ops):
             close()
             found.append(step)

@@ -12,8 +12,9 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import crosslane, salu, valu, vmem
 from strix_emulate.instructions.forms import executable, executes
+from strix_emulate.instructions.steps import Known, Step
 from strix_emulate.memory import addressing, waits
-from strix_emulate.native.runs import Known, Run, Session, Step
+from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
 #: Hints, and waits for hazards that do not exist on a machine without timing.

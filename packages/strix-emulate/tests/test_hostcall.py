@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""printf of kernels: packets as the device libraries fill them, and what is none."""
+
+import struct
+
+import numpy as np
+import pytest
+from strix_emulate.device import hostcall
+from strix_emulate.device.hostcall import END, START, Hostcalls
+from strix_emulate.errors import Trap
+
+#: of a packet: 64-bit words of the buffer's head, of a header, and of payloads, by device libraries
+HEADERS, PAYLOADS, READY = (START + 4096) // 8, (START + 8192) // 8, START // 8 + 4
+FIRST, LAST, ERROR = 1, 2, 1
+
+
+class Buffer:
+    """What waves and the server share; asks: a packet of one wave, answers by lane."""
+
+    def __init__(self):
+        self.words = np.zeros(END // 8, np.uint64)
+        self.calls = Hostcalls(self.words)
+
+    def ask(self, lanes: dict[int, tuple], index: int = 1, service: int = 2) -> dict[int, int]:
+        """Serves a packet with these lanes: flags, number of a message and up to 7 words each."""
+        header = self.words[HEADERS + 3 * index :][:3]
+        header[:] = [0, sum(1 << lane for lane in lanes), 1 << 32 | service]
+        slots = {}
+        for lane, (flags, number, words) in lanes.items():
+            slots[lane] = self.words[PAYLOADS + 512 * index + 8 * lane :][:8]
+            slots[lane][: 1 + len(words)] = [flags | len(words) << 5 | number << 8, *words]
+        self.words[READY] = index | 64
+        self.calls.serve()
+        assert header[2] == service and self.words[READY] == 0
+        return {lane: int(slot[0]) for lane, slot in slots.items()}
+
+
+def words(text: bytes) -> list[int]:
+    """A text with its end, filled up to 8 bytes."""
+    raw = text + b"\0" * (8 - len(text) % 8)
+    return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
+
+
+def double(value: float) -> int:
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+def test_a_message_comes_in_parts_beside_another() -> None:
+    buffer = Buffer()
+    long, short = b"one %s and %5.2f of %d%%\n", b"%c%-*u|\n"
+    parts = [0, *words(long)]
+    begun = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
+    numbers = {lane: answer >> 8 for lane, answer in begun.items()}
+    assert sorted(numbers.values()) == [0, 1]
+    buffer.ask({0: (0, numbers[0], parts[3:])})
+    # the end of the second comes first
+    done = buffer.ask({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
+    assert done == {7: len("x21  |\n")} and buffer.calls.text == b"x21  |\n"
+    buffer.ask({0: (0, numbers[0], words(b"a text of many bytes"))})
+    buffer.ask({0: (LAST, numbers[0], [double(2.5), 9])})
+    assert buffer.calls.text == b"x21  |\none a text of many bytes and  2.50 of 9%\n"
+    # numbers are free again
+    assert buffer.ask({3: (FIRST, 5, [0])})[3] >> 8 == 0
+
+
+def test_a_message_to_standard_error(capfdbinary) -> None:
+    buffer = Buffer()
+    buffer.ask({0: (FIRST | LAST, 0, [ERROR, *words(b"failed")])})
+    assert buffer.calls.text == b"" and capfdbinary.readouterr().err == b"failed"
+
+
+@pytest.mark.parametrize("flags", [0, LAST])
+def test_a_part_of_no_message_is_refused(flags: int) -> None:
+    buffer = Buffer()
+    with pytest.raises(Trap, match="goes on with what it did not begin"):
+        buffer.ask({0: (flags, 3, [1])})
+
+
+def test_another_service_is_refused() -> None:
+    with pytest.raises(Trap, match=r"service 3 of the host \(2 is printf\)"):
+        Buffer().ask({0: (FIRST, 0, [0])}, service=3)
+
+
+def test_n_writes_nothing() -> None:
+    assert hostcall._formatted(struct.pack("<2Q", *words(b"a%nb%d"), 7)[:8] + bytes(8) + b"\7") == (
+        b"ab7"
+    )
