@@ -90,7 +90,7 @@ def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
     """Mark plain loads with which a loop of compare-and-swaps begins: it compares what they give.
 
     LLVM expands an atomic that has no instruction into such a loop. If the load gives an old value,
-    the swap fails, and gives the next one.
+    the swap fails, and gives the next one. Moves may lie between.
     """
     marked = list(instructions)
     for place, swap in enumerate(instructions):
@@ -103,17 +103,33 @@ def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
         )
         for before in range(place - 1, max(place - _LOOP, 0) - 1, -1):
             load = instructions[before]
-            if any(_registers(op) & expected for part in load.pair or (load,)
-                   for op in part.operands[:1]):  # fmt: skip
-                if _FIRST.match(load.name) and _registers(load.operands[0]) == expected:
-                    marked[before] = replace(load, begins_swap=not polls(load))
+            if _FIRST.match(load.name) and _registers(load.operands[0]) == expected:
+                marked[before] = replace(load, begins_swap=not polls(load))
+                break
+            expected = _moved(load, expected)
+            if not expected:
                 break
     return marked
+
+
+def _moved(ins: Instruction, registers: int) -> int:
+    """Return where the value of registers was before an instruction; 0: it made another one."""
+    found = registers
+    for part in ins.pair or (ins,):
+        written = _registers(part.operands[0]) & registers if part.operands else 0
+        if not written:
+            continue
+        source = part.operands[-1]
+        if not _MOVE.match(part.name) or part.modifiers or source.kind != "v":
+            return 0
+        found = found & ~written | _registers(source)
+    return found
 
 
 #: Instructions in front of a compare-and-swap among which its first load is looked for.
 _LOOP = 64
 _SWAP = re.compile(r"(global|flat|buffer)_atomic_cmpswap_b(32|64)$")
+_MOVE = re.compile(r"v_(dual_)?mov_b32$")
 _FIRST = re.compile(r"(global|flat|buffer)_load_b(32|64)$")
 
 
