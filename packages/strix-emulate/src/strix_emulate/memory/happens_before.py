@@ -125,6 +125,10 @@ class Order:
             return self.orders(old, new)
         return _knows(self._fresh.get(who(new), _NOTHING), old)
 
+    def told(self, old: int, new: int) -> int:
+        """Return for C 0 where nothing orders them, 2 where a cache may hide it, and else 1."""
+        return int(self.orders(old, new)) and 2 - int(self.sees(old, new))
+
     def holds(self, memory: str, cell: int, mark: int) -> bool:
         """Return whether the wave of the tag swapped a value in there, and it still stands there.
 

@@ -63,7 +63,7 @@ typedef struct {
   int64_t n, halves;  // waves, and how often a wave has 32 lanes: 1 or 2
   const int64_t *tags;
   int64_t exec_changed, ordered;   // ordered: whether atomics ordered anything
-  int (*order)(int64_t, int64_t);  // Python's: whether they ordered accesses with these tags
+  int (*order)(int64_t, int64_t);  // Python's Order.told: what they did to accesses with these tags
   int64_t asked[2], answer;        // the last time
   uint32_t *masks;                 // of each lane: all ones if it is active
   uint64_t *spare[8];              // one for each lane

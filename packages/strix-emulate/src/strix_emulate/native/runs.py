@@ -49,7 +49,7 @@ class Session:
         self._order: Any = spaces.arena.order
         self._known: Any = None
         if self._order is not None:
-            self._asked = native.ORDER(self._order.sees)
+            self._asked = native.ORDER(self._order.told)
             state.order = ctypes.cast(self._asked, ctypes.c_void_p).value
         self._ranges = spaces.arena.ranges()
         arena.ranges, arena.range_count = self._ranges.ctypes.data, len(self._ranges)

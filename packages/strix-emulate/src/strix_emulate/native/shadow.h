@@ -8,7 +8,7 @@ static inline int64_t unordered(int64_t old, int64_t new) {
 }
 
 // Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
-// for some of several waves decides which tags are left.
+// for some of several waves decides which tags are left, or as a cache may hide what is ordered.
 static int may_swap(State *w, int64_t old, int64_t new) {
   if (!unordered(old, new)) return 0;
   if (!w->ordered) return 1;
@@ -16,7 +16,7 @@ static int may_swap(State *w, int64_t old, int64_t new) {
     w->answer = w->order(old, new);
     w->asked[0] = old, w->asked[1] = new;
   }
-  return !w->answer ? 1 : w->n > 1 ? 2 : 0;
+  return !w->answer ? 1 : w->answer == 2 || w->n > 1 ? 2 : 0;
 }
 
 static inline int64_t cells(const Memory *m, int size) {
