@@ -18,10 +18,11 @@ import pytest
 import torch
 from models import CONFIGS
 from strix_validate.attention import flash
+from strix_validate.layers.table import Attention
 from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled.deferred import DeferredCall
-from strix_validate.precompiled.vllm_calls import LAYERS, Attention, AttentionCall
+from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
@@ -229,8 +230,8 @@ def first_flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -
                 (3000, 0),
                 *([(4096, 256)] * flash_calls.has_aiter()),
             ):
-                cache = {"capacity": capacity, "length": 1000, "page": page}
-                yield made(partial(flash_calls.cached, **cache, **more))
+                cache = {"capacity": capacity, "lengths": (1000,), "page": page, "batch": 1}
+                yield made(partial(flash.kv_cache, queries=1, new=1, **cache, **more))
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +307,6 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
 
 #: Of a model in the table that config.json describes under another name.
 SAME = {
-    "Qwen3-8B": ["Llama-3.1-8B"],
-    "Gemma-4-31B": ["Gemma-4-31B", Attention(32, 16, 256, window=1024)],
-    "Mistral-Small": ["Llama-3.1-8B"],
-    "Phi-4": [Attention(40, 10, 128)],
-    "gpt-oss-20b": ["gpt-oss", "gpt-oss, windows"],
     "Qwen2.5-VL-7B": ["Qwen2.5-7B"],
 }
 

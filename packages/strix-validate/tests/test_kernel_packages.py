@@ -9,10 +9,9 @@ import pytest
 import torch
 from strix_validate import cli
 from strix_validate.doctor import kernel_lists
+from strix_validate.layers.table import Attention, Latent, Linear
 from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
-from strix_validate.precompiled.vllm_calls import Attention
-from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.modes import CallAnswer, CallAnswers
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts
@@ -194,6 +193,11 @@ def test_no_model(tmp_path: Path, config: str) -> None:
     assert told.exit_code == 2 and "Traceback" not in told.output
 
 
+def test_a_model_of_mla_has_no_other_attention_to_warm_up() -> None:
+    found = warm.read_model(Path(__file__).parent / "configs" / "DeepSeek-V2-Lite.json")
+    assert (found.attention, found.latent) == ([], [Latent(16, 512, 64)])
+
+
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistral's first call with flash-attn compiled its window's kernels."""
     monkeypatch.setattr(warm.packages, "has", lambda name: True)
@@ -202,7 +206,7 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
     for window, expected in ((4096, 3), (None, 1)):
         file.write_text(json.dumps({**LLAMA, "sliding_window": window}))
         calls = warm.calls(file, None)["flash-attn"]
-        for function in ("fixed", "varlen", "cached"):
+        for function in ("fixed", "varlen", "kv_cache"):
             own = [call.build.keywords for call in calls if call.name.startswith(function)]
             assert len({options.get("window", (-1, -1)) for options in own}) == expected
 

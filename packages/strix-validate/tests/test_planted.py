@@ -100,6 +100,8 @@ FAULTS = {
     "masks ignored at head dim 128": {"masks_below": 128},
     "key/value head of a neighbour in decoding": {"neighbour_of_one": True},
     "scale off by 2 % at head dim 128, not causal": {"full_128": 1.02},
+    "keys behind the 256th left out in decoding": {"most_keys_of_one": 256},
+    "dropout of causal calls not scaled": {"causal_keep": False},
     **{
         f"inference: {name}": {"inference": tuple(fault.items())}
         for name, fault in {
@@ -122,6 +124,8 @@ CLAIMED = {
     "masks ignored at head dim 128": "bool-mask-d128",
     "key/value head of a neighbour in decoding": "decode-gqa",
     "scale off by 2 % at head dim 128, not causal": "d128-full",
+    "keys behind the 256th left out in decoding": "cache-one",
+    "dropout of causal calls not scaled": "dropout",
     "causal sees one key more": "causal",
     "causal sees one key less": "causal",
     "causal in the other corner": "cross-causal",
@@ -227,7 +231,8 @@ def route(kernel: tiled.Kernel):
                 if tile:
                     places = torch.arange(chances.shape[axis]) % tile
                     chances = chances.index_select(axis, places)
-            keep = (chances >= dropout_p) / (1 - dropout_p if kernel.keep_scale else 1)
+            scaled = kernel.keep_scale and (kernel.causal_keep or not is_causal)
+            keep = (chances >= dropout_p) / (1 - dropout_p if scaled else 1)
             options["keep"] = (keep[0], keep[int(kernel.keep_again)])
         chosen = kernel if torch.is_grad_enabled() else replace(kernel, **dict(kernel.inference))
         return Attention.apply(chosen, options, q, k, v, attn_mask)

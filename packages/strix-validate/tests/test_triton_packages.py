@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from strix_validate.checks import Check, RunOptions, State
+from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import reference
 from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated
@@ -214,7 +214,7 @@ def test_what_8_bits_cost(causal, head_dim):
 @pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
-    """At quick, by the one check that is named for it: TRITON_FAULTS=1, some minutes for all."""
+    """By the one check that is named for it: TRITON_FAULTS=1, some minutes for all."""
     file, text, becomes, case = FAULTS[fault]
     package = file.partition("/")[0]
     if not (found := importlib.util.find_spec(package)):
@@ -225,6 +225,7 @@ def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
     assert text in source
     (tmp_path / file).write_text(source.replace(text, becomes))
     monkeypatch.syspath_prepend(tmp_path)
-    (check,) = run(["attention"], RunOptions(device="cpu"), [f"attention/{case}"]).checks
+    options = RunOptions(device="cpu", size=Size.FULL)
+    (check,) = run(["attention"], options, [f"attention/{case}"]).checks
     assert check.state is State.FAILED, check
     assert "wrong: " in check.reason

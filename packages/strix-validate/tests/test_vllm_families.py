@@ -18,7 +18,7 @@ from strix_validate.runner import run
 from strix_validate.tiers import attention
 from strix_validate.triton.cases import make
 from strix_validate.vllm import sampling, vllm_checks
-from vllm_faults import ATTENTION, FAULTS
+from vllm_faults import ATTENTION, FAULTS, LAYOUT
 
 CHECK = Check("x", "", "")
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
@@ -83,6 +83,7 @@ SPOILT = {
     "a weight of the neighbour": ("awq", "weights", lambda x: x.roll(1, 1)),
     "a group's scale": ("awq", "out", lambda x: x * 1.02),
     "zero points off by one": ("w4a16-zeros", "out", lambda x: x + x.mean()),
+    "a code off by one": ("w4a16-packed", "out", lambda x: x + x.mean()),
     "rows past the last tile": ("w4a16", "out", _put(-1, 0.0)),
     "a block's scale": ("fp8-blocks", "out", lambda x: x * 1.02),
     "another adapter": ("lora", "shrunk", lambda x: x.roll(1, 1)),
@@ -101,7 +102,8 @@ def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     # slow, or of kernels that others plant faults in
     slow = {"gdn-prefill", "gumbel", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
-    assert set(CASES) == {check for *_, check in FAULTS.values()} | untested
+    planted = {check for *_, check in (FAULTS | LAYOUT).values()} & set(CASES)
+    assert set(CASES) == planted | untested
 
 
 def test_draws_that_follow_another_distribution_are_beyond():
@@ -121,10 +123,10 @@ def test_slow_checks_are_left_to_full():
 
 
 @needs_vllm
-@pytest.mark.parametrize("fault", FAULTS | ATTENTION)
+@pytest.mark.parametrize("fault", FAULTS | ATTENTION | LAYOUT)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
     """Each by the check that is there for it."""
-    file, old, new, check = (FAULTS | ATTENTION)[fault]
+    file, old, new, check = (FAULTS | ATTENTION | LAYOUT)[fault]
     shutil.copytree(SOURCE / "vllm", tmp_path / "vllm", ignore=shutil.ignore_patterns("*.json"))
     text = (tmp_path / file).read_text()
     assert old in text

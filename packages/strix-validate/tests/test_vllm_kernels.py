@@ -21,6 +21,7 @@ from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import Case, make
+from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
@@ -78,25 +79,43 @@ def test_wrong_numbers_are_caught(name):
 
 SPOILT = {
     "NaN of an unused slot": ("prefill", "out", lambda out: out * float("nan")),
-    "one element": ("decode-gqa7", "out", lambda out: out.index_fill(0, torch.tensor(0), 0.5)),
-    "another group's keys": ("prefill-gqa7", "out", lambda out: out.roll(7, 1)),
+    "one element": (
+        "layer-Qwen2.5-7B-decode-fp8",
+        "out",
+        lambda out: out.index_fill(0, torch.tensor(0), 0.5),
+    ),
+    "another group's keys": ("layer-Qwen2.5-0.5B-prefill", "out", lambda out: out.roll(7, 1)),
     "every token the one before": ("model", "logprobs", lambda out: out.roll(1, 0)),
     "the last of 24 tokens": (
         "model-experts",
         "logprobs",
         lambda out: out.index_fill(0, torch.tensor(23), -4.5),
     ),
-    "the next slot": ("reshape-and-cache", "key_cache", lambda cache: cache.roll(1, 1)),
+    "the next slot": ("reshape-and-cache", "cache", lambda cache: cache.roll(1, 2)),
+    "a row of a graph's padding": ("decode", "rest", lambda rest: rest * 0),
+    "NaN of a key that is outside the window": ("decode-window", "out", lambda x: x * torch.nan),
     "another expert": ("moe", "out", lambda out: out.roll(1, 1)),
     "another token's norm": ("rms-norm", "out", lambda out: out.roll(1, 0)),
     "keys behind the 2048th": ("decode-2100", "out", lambda out: out * 1.01),
-    "the group of four": ("prefill-gqa3", "out", lambda out: out[:, [0, 1, 2, 2, 4, 5]]),
-    "the group of four in decoding": ("decode-gqa3", "out", lambda out: out[:, [0, 1, 2, 2, 4, 5]]),
+    "the group of four": (
+        "layer-Phi-4-mini-window-prefill",
+        "out",
+        lambda out: out[:, [0, 1, 2, 2, 4, 5]],
+    ),
+    "the group of four in decoding": (
+        "layer-Granite-3.1-3B-A800M-decode-fp8",
+        "out",
+        lambda out: out[:, [0, 1, 2, 2, 4, 5]],
+    ),
     "the fifth sequence": ("decode-batch6", "out", lambda out: out[[0, 1, 2, 3, 3, 5]]),
     "a block's sequence": ("prefill-batch6", "out", lambda out: out.roll(3, 0)),
-    "lanes behind the 128th": ("prefill-d256", "out", lambda out: out.roll(128, -1)),
+    "lanes behind the 128th": (
+        "layer-Gemma-3-1B-window-prefill",
+        "out",
+        lambda out: out.roll(128, -1),
+    ),
     "a tile of the widest head": (
-        "decode-d512",
+        "layer-Gemma-4-31B-decode-fp8",
         "out",
         lambda out: out.index_fill(-1, torch.arange(256, 512), 0),
     ),
@@ -127,8 +146,8 @@ def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
         case = vllm_checks.COMPUTED[name]
         call, expected = make("seed", case)
         with monkeypatch.context() as patch:
-            swapped = dict(zip("vk", vllm_kernels.FP8_SCALES.values(), strict=True))
-            patch.setattr(vllm_kernels, "FP8_SCALES", {n: swapped[n] for n in "kv"})
+            swapped = dict(zip("vk", vllm_attention.FP8_SCALES.values(), strict=True))
+            patch.setattr(vllm_attention, "FP8_SCALES", {n: swapped[n] for n in "kv"})
             _, wrong = make("seed", case)
         found = answer(wrong(torch.float16))
         assert attention.judge_kernels(CHECK, call, expected, found).state is State.FAILED

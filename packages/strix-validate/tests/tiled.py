@@ -86,6 +86,8 @@ class Kernel:
     first_of_sum: bool = False  # a gradient of strides 0 is read once
     masks_below: int = 1 << 30  # of a head dim from which on masks are ignored
     neighbour_of_one: bool = False  # neighbour_head, where there is one query
+    causal_keep: bool = True  # keep_scale of causal calls
+    most_keys_of_one: int = 1 << 30  # keys behind it are left out, where there is one query
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
@@ -153,6 +155,8 @@ class Kernel:
         if self.neighbour_of_one and q.shape[2] == 1:
             wrong = replace(self, neighbour_head=True, neighbour_of_one=False)
             return wrong(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
+        if k.shape[2] > self.most_keys_of_one and q.shape[2] == 1:
+            k, v = (x[:, :, : self.most_keys_of_one] for x in (k, v))
         dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5

@@ -130,6 +130,36 @@ FAULTS = {
         "            b_Aqk10 = tl.dot(b_q1, b_kgt, b_Aqk10)",
         "fla-kda",
     ),
+    "sageattention: sm_scale ignored": (
+        "sageattention/quant_per_block.py",
+        "    if sm_scale is None:\n        sm_scale = head_dim**-0.5",
+        "    if True:\n        sm_scale = head_dim**-0.5",
+        "sage-scale",
+    ),
+    "sageattention: as many keys as queries": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "        qo_len, kv_len,\n",
+        "        qo_len, qo_len,\n",
+        "sage-cross",
+    ),
+    "sageattention: heads of values for tokens": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "stride_h_v, stride_seq_v = v.stride(0), v.stride(2), v.stride(1)",
+        "stride_h_v, stride_seq_v = v.stride(0), v.stride(1), v.stride(2)",
+        "sage-nhd",
+    ),
+    "liger_kernel: words behind the 32,768th left out": (
+        "liger_kernel/ops/cross_entropy.py",
+        "\n    for i in range(0, n_cols, BLOCK_SIZE):",
+        "\n    for i in range(0, min(n_cols, BLOCK_SIZE), BLOCK_SIZE):",
+        "liger-loss-words",
+    ),
+    "liger_kernel: the last rows of many left out": (
+        "liger_kernel/ops/rms_norm.py",
+        "_block_rms_norm_forward_kernel[(triton.cdiv(n_rows, BLOCK_ROW),)]",
+        "_block_rms_norm_forward_kernel[(n_rows // BLOCK_ROW,)]",
+        "liger-rms-norm-rows",
+    ),
     "sageattention: patch 0001 left out": (
         "sageattention/attn_qk_int8_per_block.py",
         "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",

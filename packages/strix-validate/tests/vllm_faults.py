@@ -146,6 +146,85 @@ _LANES = ("tl.where(offs_d < HEAD_SIZE, 1, 0)", "tl.where(offs_d < min(HEAD_SIZE
 _SLOPE = ("alibi_slopes_ptr + query_offset_1, mask", "alibi_slopes_ptr + query_offset_1 * 0, mask")
 _KEYS_SCALE = ("V_load, Q, v_scale, KV", "V_load, Q, k_scale, KV")
 _SINK = ("sink_ptr + query_offset_1,", "sink_ptr + query_offset_1 * 0,")
+_KV_HEADS = "(num_query_heads // num_queries_per_kv)"
+#: Strides of contiguous tensors, where the server's are slices and interleaved; and what only
+#: batches of several tiles, several heads of keys, or a few queries show.
+LAYOUT = {
+    "queries taken as contiguous": (
+        _UNIFIED, "query_offset_0[:, None] * query_stride_0",
+        "query_offset_0[:, None] * (num_query_heads * HEAD_SIZE)", "prefill",
+    ),
+    "queries taken as contiguous in decoding": (
+        _UNIFIED, "query_offset_0[:, None] * query_stride_0",
+        "query_offset_0[:, None] * (num_query_heads * HEAD_SIZE)", "decode",
+    ),
+    "blocks of keys taken as contiguous": (
+        _UNIFIED, "physical_block_idx[None, :] * stride_k_cache_0",
+        f"physical_block_idx[None, :] * (BLOCK_SIZE * HEAD_SIZE * {_KV_HEADS})", "prefill",
+    ),
+    "slots of values taken as contiguous": (
+        _UNIFIED, "(seq_offset % BLOCK_SIZE)[:, None] * stride_v_cache_1",
+        f"(seq_offset % BLOCK_SIZE)[:, None] * (HEAD_SIZE * {_KV_HEADS})", "mixed",
+    ),
+    "heads of values taken as contiguous": (
+        _UNIFIED, "kv_head_idx * stride_v_cache_2", "kv_head_idx * HEAD_SIZE", "mixed",
+    ),
+    "new values taken as contiguous": (
+        _WRITER, "        value_stride=value_stride,", "        value_stride=n,",
+        "reshape-and-cache",
+    ),
+    "slots written as contiguous": (
+        _WRITER, "    page_stride = key_cache.stride()[1]",
+        "    page_stride = num_heads * head_size", "reshape-and-cache",
+    ),
+    "NaN outside the window": (
+        _UNIFIED, "V = tl.where(sw_mask_v, V, 0.0)", "V = V * 1.0", "prefill-window",
+    ),
+    "NaN outside the window in decoding": (
+        _UNIFIED, "V = tl.where(sw_mask_v, V, 0.0)", "V = V * 1.0", "decode-window",
+    ),
+    "a few queries that see the first one's keys": (
+        _UNIFIED, "query_abs_pos = context_len + query_pos[:, None]",
+        "query_abs_pos = context_len + query_pos[:, None] * (0 if IS_3D else 1)", "verify",
+    ),
+    "cache offsets in 32 bits": (
+        _UNIFIED,
+        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)",
+        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        )"
+        ".to(tl.int64) % ((1 << 31) // (BLOCK_SIZE * HEAD_SIZE * 4))",
+        "far",
+    ),
+    "keys of the neighbour for a head of values": (
+        f"{_FLA}/fused_recurrent.py", "i_h = i_hv // (HV // H)", "i_h = i_hv % H", "gdn-decode",
+    ),
+    "keys of the neighbour in chunks": (
+        f"{_FLA}/chunk_delta_h.py", "i_h // (H // Hg)", "i_h % Hg", "gdn-prefill",
+    ),
+    "a last chunk that is full": (
+        f"{_FLA}/chunk_delta_h.py", "        NT = tl.cdiv(T, BT)",
+        "        NT = tl.cdiv(T, BT) - (1 if T % BT == 0 else 0)", "gdn-prefill",
+    ),
+    "AWQ's first tile of tokens": (
+        f"{_LAYERS}/quantization/awq_triton.py", "offsets_am = pid_m * BLOCK_SIZE_M + tl",
+        "offsets_am = pid_m * 0 + tl", "awq",
+    ),
+    "W4A16's first tile of tokens": (
+        _HYBRID, "offs_m = pid_m * BLOCK_M + tl", "offs_m = pid_m * 0 + tl", "w4a16",
+    ),
+    "codes of 4 bits off by one in 16 bits": (_HYBRID, "0x64006400", "0x64006401", "w4a16-packed"),
+    "FP8's first tile of tokens": (
+        f"{_LAYERS}/quantization/utils/fp8_utils.py",
+        "offs_am = (pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M",
+        "offs_am = tl.arange(0, BLOCK_SIZE_M) % M", "fp8-blocks",
+    ),
+    "tokens that are not sorted, of the first expert": (
+        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "moe-one-token",
+    ),
+    "a last group of tiles counted whole": (
+        _MOE, "group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)",
+        "group_size_m = GROUP_SIZE_M", "moe-swizzle",
+    ),
+}  # fmt: skip
 #: In the paged attention, the cache's writer, rope, norm and experts, and in whole models.
 ATTENTION = {
     "a key of the future": (_HELPERS, *_BEYOND, "prefill"),
@@ -179,10 +258,10 @@ ATTENTION = {
     ),
     "keys' scale for values": (_UNIFIED, *_KEYS_SCALE, "prefill-fp8-kv"),
     "keys' scale for values in decoding": (_UNIFIED, *_KEYS_SCALE, "decode-fp8-kv"),
-    "a group of 3 as 2": (_UNIFIED, *_GROUP, "prefill-gqa3"),
-    "a group of 3 as 2 in decoding": (_UNIFIED, *_GROUP, "decode-gqa3"),
-    "a group of 7 as 6": (_UNIFIED, *_GROUP, "prefill-gqa7"),
-    "a group of 7 as 6 in decoding": (_UNIFIED, *_GROUP, "decode-gqa7"),
+    "a group of 3 as 2": (_UNIFIED, *_GROUP, "layer-Phi-4-mini-window-prefill"),
+    "a group of 3 as 2 in decoding": (_UNIFIED, *_GROUP, "layer-Granite-3.1-3B-A800M-decode-fp8"),
+    "a group of 7 as 6": (_UNIFIED, *_GROUP, "layer-Qwen2.5-0.5B-prefill"),
+    "a group of 7 as 6 in decoding": (_UNIFIED, *_GROUP, "layer-Qwen2.5-7B-decode-fp8"),
     "blocks in 15 bits": (
         _UNIFIED,
         "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)",
@@ -192,10 +271,10 @@ ATTENTION = {
     ),
     "four sequences": (_HELPERS, *_FOURTH, "prefill-batch6"),
     "four sequences in decoding": (_HELPERS, *_FOURTH, "decode-batch6"),
-    "128 lanes of 256": (_UNIFIED, *_LANES, "prefill-d256"),
-    "128 lanes of 256 in decoding": (_UNIFIED, *_LANES, "decode-d256"),
-    "128 lanes of 512": (_UNIFIED, *_LANES, "prefill-d512"),
-    "128 lanes of 512 in decoding": (_UNIFIED, *_LANES, "decode-d512"),
+    "128 lanes of 256": (_UNIFIED, *_LANES, "layer-Gemma-3-1B-window-prefill"),
+    "128 lanes of 256 in decoding": (_UNIFIED, *_LANES, "layer-Gemma-2-9B-decode-fp8"),
+    "128 lanes of 512": (_UNIFIED, *_LANES, "layer-Gemma-4-31B-prefill"),
+    "128 lanes of 512 in decoding": (_UNIFIED, *_LANES, "layer-Gemma-4-31B-decode-fp8"),
     "2048 keys": (
         _HELPERS, "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, tile_end)",
         "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, min(tile_end, 2048 // TILE_SIZE))",
@@ -209,8 +288,8 @@ ATTENTION = {
         "decode-d80-block1056",
     ),
     "lanes of padding": (
-        _UNIFIED, "mask=dim_mask[:, None] & tile_mask[None, :],", "mask=tile_mask[None, :],",
-        "prefill-d96",
+        _UNIFIED, "tl.where(offs_d < HEAD_SIZE, 1, 0)", "tl.where(offs_d < HEAD_SIZE_PADDED, 1, 0)",
+        "layer-Phi-3-mini-decode",
     ),
     "slopes of the first head": (_UNIFIED, *_SLOPE, "prefill-alibi"),
     "slopes of the first head in decoding": (_UNIFIED, *_SLOPE, "decode-alibi"),

@@ -4,6 +4,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import torch
@@ -202,42 +203,105 @@ LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
 
 def dropout(route: sdpa.Route, options: RunOptions) -> dict:
     """Dropout keeps the stated share of weights and scales them up, another choice in each call,
-    sequence, head, query and key, and the gradients follow the same choice. aiter 0.1.20.post1 has
-    a constant seed: the same positions in every layer and step
+    sequence, head, query and key, and the gradients follow the same choice, causal as well. aiter
+    0.1.20.post1 has a constant seed: the same positions in every layer and step
     (patches/amd-aiter/0003-refuse-dropout.patch)"""
-    p, n = 0.2, 256
-    # equal scores and v = 1: the output is the weights themselves
-    q = torch.zeros(2, 4, n, n, dtype=HALF, device=options.device)
-    k = _randn(2, 4, n, n, device=options.device, seed=1)
-    v = torch.eye(n, dtype=HALF, device=options.device).expand(2, 4, n, n).contiguous()
-    leaves = [x.requires_grad_() for x in (q, k, v)]
     torch.manual_seed(seed_of("dropout"))
-    out = route(*leaves, dropout_p=p)
+    found: dict = {}
+    for n, causal in ((256, False), (96, True)):
+        found |= _dropped(route, n, causal, options.device)
+    return found
+
+
+def _dropped(route: sdpa.Route, n: int, causal: bool, device: str, p: float = 0.2) -> dict:
+    """Check dropout in calls of n queries and keys."""
+    # equal scores and v = 1: the output is the weights themselves
+    q = torch.zeros(2, 4, n, n, dtype=HALF, device=device)
+    k = _randn(2, 4, n, n, device=device, seed=1)
+    v = torch.eye(n, dtype=HALF, device=device).expand(2, 4, n, n).contiguous()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    call = partial(route, *leaves, dropout_p=p, is_causal=causal)
+    out = call()
     kept = out != 0
+    seen = torch.ones(n, n, dtype=torch.bool, device=device)
+    seen = seen.tril() if causal else seen
     keep = kept.double()
-    share, expected = keep.mean().item(), 1 - p
-    spread = (p * (1 - p) / keep.numel()) ** 0.5
+    share, expected = keep[..., seen].mean().item(), 1 - p
+    spread = (p * (1 - p) / keep[..., seen].numel()) ** 0.5
     require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
-    value = out[out != 0].double() * n * expected
+    value = (out.double() * seen.sum(-1, keepdim=True) * expected)[kept]
     require((value - 1).abs().max() < 2e-3, "kept weights are not scaled by 1 / (1 - p)")
-    for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
+    for axis, name in enumerate(("sequences", "heads", "queries", "keys") * (not causal)):
         for apart in (1 << i for i in range(8) if 1 << i < kept.shape[axis]):
             first, second = kept.narrow(axis, 0, apart), kept.narrow(axis, apart, apart)
             # by chance two of three are alike; a pattern of the tile repeats whole
             alike = (first == second).count_nonzero().item() / first.numel()
             require(alike < 0.8, f"{name} {apart} apart drop the same weights")
-    grad_out = _randn(*out.shape, device=options.device, seed=2)
+    grad_out = _randn(*out.shape, device=device, seed=2)
     grads = torch.autograd.grad(out, leaves, grad_out)
     actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
-    again = route(*leaves, dropout_p=p)
-    require(not torch.equal(again != 0, out != 0), "two calls drop the same weights")
+    require(not torch.equal(call() != 0, out != 0), "two calls drop the same weights")
 
     def right(dtype: reference.Precision) -> dict[str, Tensor]:
-        return reference.attention(q, k, v, grad_out, keep=keep / expected, dtype=dtype)
+        corner: reference.Causal = "top-left" if causal else None
+        return reference.attention(
+            q, k, v, grad_out, keep=keep / expected, causal=corner, dtype=dtype
+        )
 
     found = comparison.compare(ANY, actual, right, HALF)
-    require(found.state is State.PASSED, found.reason)
-    return {**found.measured, "kept": share}
+    require(found.state is State.PASSED, f"{found.reason}{', causal' * causal}")
+    kind = "causal_" * causal
+    return {f"{kind}{name}": x for name, x in found.measured.items()} | {f"{kind}kept": share}
+
+
+def nested(route: sdpa.Route, options: RunOptions) -> dict | Result:
+    """Sequences of several lengths in one nested tensor, q, k and v of one product: keys of a
+    neighbour, or offsets of the padded length."""
+    if options.device == "cpu":
+        raise CannotRun("only a GPU has fused attention of nested tensors")
+    lengths = (70, 1, 133)
+    rows = [_randn(n, 3 * 4 * 64, device=options.device, seed=n) for n in lengths]
+    whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in whole.chunk(3, -1))
+    out = route(q, k, v, is_causal=True).transpose(1, 2).values()
+    whole_rows = [row.view(-1, 3, 4, 64) for row in rows]
+
+    def right(dtype: reference.Precision) -> dict[str, Tensor]:
+        parts = [[x.transpose(0, 1)[None] for x in row.unbind(1)] for row in whole_rows]
+        found = [
+            reference.attention(q, k, v, q, causal="top-left", dtype=dtype)["out"]
+            for q, k, v in parts
+        ]
+        return {"out": torch.cat([x[0].transpose(0, 1) for x in found])}
+
+    return comparison.compare(ANY, {"out": out}, right, HALF)
+
+
+def captured(route: Watched, options: RunOptions) -> dict | Result:
+    """A captured graph computes with what its inputs hold when it is replayed: arguments of the
+    captured call, or memory of its scratch, that another call has taken:
+    https://github.com/vllm-project/vllm/issues/32180"""
+    if options.device == "cpu":
+        raise CannotRun("only a GPU captures graphs")
+    shape = SdpaShape("captured", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = Problem(shape, HALF, options.device)
+    *tensors, _ = problem.inputs
+    inputs = [torch.zeros_like(x) for x in tensors]
+    route(*inputs, is_causal=True)  # a refusal shows without a graph already
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        route.unwatched(*inputs, is_causal=True)
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph), torch.no_grad():
+        out = route.unwatched(*inputs, is_causal=True)
+    for mine, x in zip(inputs, tensors, strict=True):
+        mine.copy_(x)
+    graph.replay()
+    found = {"out": out.clone()}
+    return comparison.compare(
+        ANY, found, lambda dtype: {"out": problem.expected(dtype)["out"]}, HALF
+    )
 
 
 def compiled(route: Watched, options: RunOptions) -> dict | Result:
@@ -269,4 +333,6 @@ BODIES: dict[str, Body] = {
     "lse": lse,
     "dropout": dropout,
     "compiled": compiled,
+    "nested": nested,
+    "captured": captured,
 }

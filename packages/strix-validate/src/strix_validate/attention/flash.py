@@ -89,27 +89,10 @@ def backend() -> str:
 
 
 def fixed(
-    randn,
-    *,
-    batch=1,
-    heads=2,
-    kv_heads=2,
-    seqlen_q=70,
-    seqlen_k=70,
-    head_dim=64,
-    causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    strided=False,
-    dropout=0.0,
-    repeats=1,
-    lse=False,
-    sink=None,
-    scale=None,
-    alibi="",
-    pack="",
-    infers=False,
-):
+    randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, causal=False,
+    window=(-1, -1), softcap=0.0, strided=False, dropout=0.0, repeats=1, lse=False, sink=None,
+    scale=None, alibi="", pack="", infers=False,
+):  # fmt: skip
     """Build a call of flash_attn_func with random tensors; see :func:`dense`.
 
     strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
@@ -134,22 +117,9 @@ def fixed(
 
 
 def dense(
-    q,
-    k,
-    v,
-    grad_out,
-    *,
-    causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    dropout=0.0,
-    repeats=1,
-    lse=False,
-    scale=None,
-    alibi=None,
-    pack="",
-    infers=False,
-):
+    q, k, v, grad_out, *, causal=False, window=(-1, -1), softcap=0.0, dropout=0.0, repeats=1,
+    lse=False, scale=None, alibi=None, pack="", infers=False,
+):  # fmt: skip
     """Build a call of flash_attn_func with these tensors; lse and scale: see reference.attention.
 
     alibi: slopes, (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
@@ -191,19 +161,9 @@ def dense(
 
 
 def varlen(
-    randn,
-    *,
-    lengths_q=(37, 64, 10),
-    lengths_k=(64, 64, 50),
-    head_dim=64,
-    causal=True,
-    window=(-1, -1),
-    lse=False,
-    heads=4,
-    kv_heads=2,
-    scale=None,
-    pack="",
-):
+    randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), head_dim=64, causal=True,
+    window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="",
+):  # fmt: skip
     """Build a call of flash_attn_varlen_func with random tensors; see :func:`packed`."""
     q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
     k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
@@ -295,70 +255,58 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tenso
 
 def kv_cache(
     randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
-    rotary="", scale=None,
+    rotary="", scale=None, queries=4, heads=4, kv_heads=2, head_dim=64, capacity=100, batch=4,
+    window=(-1, -1),
 ):  # fmt: skip
-    """Build a call of flash_attn_with_kvcache: four causal queries for each of two sequences.
+    """Build a call of flash_attn_with_kvcache: a few causal queries for each sequence.
 
     Args:
         new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);
         leftpad: entries to leave out in front; page: size of a page of a paged cache; stale: the
         cache holds NaN behind each sequence; lengths: entries in the cache before the call;
-        rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned.
+        rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned; batch: rows of
+        the cache; capacity: entries of each, by default no multiple of a block of keys.
     """
-    capacity = 100  # no multiple of a block of keys
-    q = randn(2, 4, 4, 64)
-    k_cache, v_cache = randn(4, capacity, 2, 64), randn(4, capacity, 2, 64)
-    k, v = randn(2, new, 2, 64), randn(2, new, 2, 64)
-    own_rows = list(rows or (0, 1))
-    angles, turned_q, new_k = {}, q, k
+    count, shape = len(lengths), (kv_heads, head_dim)
+    q = randn(count, queries, heads, head_dim)
+    k_cache, v_cache = (randn(batch, capacity, *shape) for _ in "kv")
+    k, v = (randn(count, new, *shape) for _ in "kv")
+    own_rows = list(rows or range(count))
+    angles: dict[str, Tensor] = {}
+    turned_q, new_k = q, k
     if rotary:
-        angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
-        angles = {f"rotary_{n}": getattr(angle, n)().to(q.dtype) for n in ("cos", "sin")}
-        pairs = rotary == "neighbours"
-
-        def turn(x, start):
-            own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
-            return _rotated(x.double(), *own, interleaved=pairs).to(x.dtype)
-
-        turned_q, new_k = (
-            torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in (q, k)
-        )
+        angles, (turned_q, new_k) = _turned((q, k), lengths, capacity, rotary)
     filled_k, filled_v = k_cache[own_rows], v_cache[own_rows]
     for i, length in enumerate(lengths):
         filled_k[i, length : length + new], filled_v[i, length : length + new] = new_k[i], v[i]
         if stale:
             k_cache[own_rows[i], length:] = v_cache[own_rows[i], length:] = float("nan")
     if rows is None:
-        k_cache, v_cache = k_cache[:2], v_cache[:2]
-    tensors = {
-        "q": q,
-        "k_cache": k_cache.clone(),
-        "v_cache": v_cache.clone(),
-        "cache_seqlens": torch.tensor(lengths, dtype=torch.int32),
-    }
+        k_cache, v_cache = k_cache[:count], v_cache[:count]
+    tensors = {"q": q, "k_cache": k_cache.clone(), "v_cache": v_cache.clone()}
+    tensors["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
     if new:
         tensors |= {"k": k, "v": v}
-    if rows:
-        tensors["cache_batch_idx"] = torch.tensor(rows, dtype=torch.int32)
-    if leftpad:
-        tensors["cache_leftpad"] = torch.tensor(leftpad, dtype=torch.int32)
+    for name, value in (("cache_batch_idx", rows), ("cache_leftpad", leftpad)):
+        if value:
+            tensors[name] = torch.tensor(value, dtype=torch.int32)
     if page:
-        pages = capacity // page
-        order = torch.arange(2 * pages).flip(0)
+        order = torch.arange(count * (capacity // page)).flip(0)
         for name in ("k_cache", "v_cache"):
-            tensors[name] = tensors[name].view(2 * pages, page, 2, 64)[order].contiguous()
-        tensors["block_table"] = order.view(2, pages).int()
+            tensors[name] = tensors[name].view(-1, page, *shape)[order].contiguous()
+        tensors["block_table"] = order.view(count, -1).int()
     options = {"causal": True} | ({"rotary_interleaved": rotary == "neighbours"} if rotary else {})
     options |= {"softmax_scale": scale} if scale is not None else {}
+    options |= {"window_size": window} if window != (-1, -1) else {}
     call = FlashCall("flash_attn_with_kvcache", tensors | angles, options)
 
     def expected(dtype):
         outs = []
         for i, length in enumerate(lengths):
-            used = slice((leftpad or (0, 0))[i], length + new)
+            used = slice((leftpad or [0] * count)[i], length + new)
             keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
             part = turned_q[i : i + 1]
-            masks = {"causal": "bottom-right", "scale": scale}
+            masks = {"causal": "bottom-right", "scale": scale, "window": window}
             outs.append(_attend(part, keys, values, part, dtype=dtype, **masks)["out"])
         found = {"out": torch.cat(outs), "cache_seqlens": tensors["cache_seqlens"].clone()}
         if new and not page and not stale:
@@ -368,6 +316,22 @@ def kv_cache(
         return found
 
     return call, expected
+
+
+def _turned(
+    both: tuple[Tensor, Tensor], lengths: tuple[int, ...], capacity: int, rotary: str
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return angles of each entry of a cache, and what is turned by those behind each sequence."""
+    angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
+    angles = {f"rotary_{n}": getattr(angle, n)().to(both[0].dtype) for n in ("cos", "sin")}
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
+        return _rotated(x.double(), *own, interleaved=rotary == "neighbours").to(x.dtype)
+
+    return angles, [
+        torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in both
+    ]
 
 
 def _attend(q, k, v, grad_out, *, dtype, **options) -> dict[str, Tensor]:

@@ -83,145 +83,65 @@ _SPECS = (
     _Spec("mqa-lse", partial(flash.fixed, causal=True, heads=4, kv_heads=1, lse=True), _LSE),
     _Spec("batch", partial(flash.fixed, causal=True, batch=2, heads=4), _BATCH),
     _Spec("blocks", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, **_LONG), _BATCH),
-    _Spec(
-        "sink-key",
-        partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, sink="key", **_LONG),
-        reference.WHY_SINK,
-        half_only=True,
-    ),
-    _Spec(
-        "sink-query",
-        partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, sink="query", **_LONG),
-        reference.WHY_SINK,
-        half_only=True,
-    ),
-    _Spec(
-        "scale",
-        partial(flash.fixed, causal=True, scale=0.3, seqlen_q=40, seqlen_k=40, infers=True),
-        "1 / sqrt(head_dim) instead of softmax_scale, in forward or backward",
-        half_only=True,
-    ),
-    *(
-        _Spec(
-            f"alibi-{kind}",
-            partial(flash.fixed, batch=2, seqlen_q=40, seqlen_k=70, alibi=kind, causal=True),
-            "slopes ignored, of another head or sequence, or with the wrong sign (MPT, Bloom)",
-            _REFUSED,
-            half_only=True,
-        )
-        for kind in ("heads", "batch")
-    ),
-    *(
-        _Spec(
-            f"packed-{pack}",
-            partial(flash.fixed, seqlen_q=40, seqlen_k=40, pack=pack, head_dim=32),
-            "k and v of one tensor swapped, or read with the strides of three",
-            half_only=True,
-        )
-        for pack in ("kv", "qkv")
-    ),
-    _Spec(
-        "window-blocks",
-        partial(
-            flash.fixed,
-            heads=1,
-            kv_heads=1,
-            head_dim=32,
-            causal=True,
-            window=(150, 0),
-            seqlen_q=330,
-            seqlen_k=330,
-        ),
-        "a window of several blocks whose last ones are left out: " + _SDIST_WINDOW_BUG,
-        _REFUSED,
-        half_only=True,
-    ),
-    _Spec(
-        "batch-6",
-        partial(flash.fixed, batch=6, heads=1, kv_heads=1, seqlen_q=20, seqlen_k=20, head_dim=32),
-        "sequences behind the fourth left out",
-        half_only=True,
-    ),
-    *(
-        _Spec(
-            f"length-{length}",
-            partial(
-                flash.fixed,
-                heads=1,
-                kv_heads=1,
-                head_dim=32,
-                causal=causal,
-                infers=True,
-                seqlen_q=length,
-                seqlen_k=length,
-            ),
-            "a block of one query or key left out, or its padding counted",
-            half_only=True,
-            size=size,
-        )
-        for length, causal, size in (
-            (129, False, Size.QUICK),
-            (257, True, Size.FULL),
-            (1025, True, Size.FULL),
-        )
-    ),
-    _Spec(
-        "d256-causal",
-        partial(
-            flash.fixed, heads=1, kv_heads=1, causal=True, head_dim=256, seqlen_q=70, seqlen_k=90
-        ),
-        "the mask of the largest head dim's tiles, which are smaller",
-        half_only=True,
-    ),
+    _Spec("sink-key", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, sink="key", **_LONG),
+        reference.WHY_SINK, half_only=True),
+    _Spec("sink-query", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, sink="query",
+        **_LONG), reference.WHY_SINK, half_only=True),
+    _Spec("scale", partial(flash.fixed, causal=True, scale=0.3, seqlen_q=40, seqlen_k=40,
+        infers=True), "1 / sqrt(head_dim) instead of softmax_scale, in forward or backward",
+        half_only=True),
+    *(_Spec(f"alibi-{kind}", partial(flash.fixed, batch=2, seqlen_q=40, seqlen_k=70, alibi=kind,
+        causal=True),
+        "slopes ignored, of another head or sequence, or with the wrong sign (MPT, Bloom)",
+        _REFUSED, half_only=True) for kind in ("heads", "batch")),
+    *(_Spec(f"packed-{pack}", partial(flash.fixed, seqlen_q=40, seqlen_k=40, pack=pack,
+        head_dim=32), "k and v of one tensor swapped, or read with the strides of three",
+        half_only=True) for pack in ("kv", "qkv")),
+    _Spec("window-blocks", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, causal=True,
+        window=(150, 0), seqlen_q=330, seqlen_k=330),
+        "a window of several blocks whose last ones are left out: " + _SDIST_WINDOW_BUG, _REFUSED,
+        half_only=True),
+    _Spec("batch-6", partial(flash.fixed, batch=6, heads=1, kv_heads=1, seqlen_q=20, seqlen_k=20,
+        head_dim=32), "sequences behind the fourth left out", half_only=True),
+    *(_Spec(f"length-{length}", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32,
+        causal=causal, infers=True, seqlen_q=length, seqlen_k=length),
+        "a block of one query or key left out, or its padding counted", half_only=True,
+        size=size) for length, causal, size in ((129, False, Size.QUICK), (257, True, Size.FULL),
+        (1025, True, Size.FULL))),
+    _Spec("d256-causal", partial(flash.fixed, heads=1, kv_heads=1, causal=True, head_dim=256,
+        seqlen_q=70, seqlen_k=90), "the mask of the largest head dim's tiles, which are smaller",
+        half_only=True),
     _Spec("d32", partial(flash.fixed, head_dim=32), "tile sizes of the smallest usual head dim"),
     _Spec("d72", partial(flash.fixed, head_dim=72), _PADDED),
     _Spec("d80", partial(flash.fixed, head_dim=80), "padding of head dim 80 to 128 leaks (ViT)"),
     _Spec("d96", partial(flash.fixed, head_dim=96, causal=True), _PADDED),
-    _Spec(
-        "d128", partial(flash.fixed, head_dim=128, causal=True), "wrong tile sizes of head dim 128"
-    ),
+    _Spec("d128", partial(flash.fixed, head_dim=128, causal=True),
+        "wrong tile sizes of head dim 128"),
     _Spec("d160", partial(flash.fixed, head_dim=160), _PADDED),
     _Spec("d192", partial(flash.fixed, head_dim=192, causal=True), _PADDED),
     _Spec("d256", partial(flash.fixed, head_dim=256), "LDS of the largest head dim"),
     _Spec("d512", partial(flash.fixed, head_dim=512), _D512, _TOO_WIDE),
-    _Spec(
-        "strided",
-        partial(flash.fixed, causal=True, strided=True),
-        "the sdist 2.8.3 kernels read the output's gradient with the strides of the output",
-    ),
+    _Spec("strided", partial(flash.fixed, causal=True, strided=True),
+        "the sdist 2.8.3 kernels read the output's gradient with the strides of the output"),
     _Spec("window", partial(flash.fixed, causal=True, window=(16, 0)), _SDIST_WINDOW_BUG, _REFUSED),
     _Spec("window-both", partial(flash.fixed, window=(16, 8)), _SDIST_WINDOW_BUG, _REFUSED),
     _Spec("softcap", partial(flash.fixed, softcap=1.0), _SDIST_WINDOW_BUG, _REFUSED),
-    _Spec(
-        "dropout",
-        partial(flash.fixed, dropout=0.2, repeats=2),
+    _Spec("dropout", partial(flash.fixed, dropout=0.2, repeats=2),
         "dropout with a constant seed: the same positions in every layer and step (sdist 2.8.3, "
-        "aiter 0.1.20.post1)",
-        _REFUSED,
-    ),
-    _Spec(
-        "deterministic",
-        partial(flash.fixed, causal=True, head_dim=80, repeats=3),
-        "a race, or memory read that nothing wrote: https://github.com/ROCm/aotriton/issues/183",
-    ),
-    _Spec(
-        "deterministic-100",
-        partial(flash.fixed, causal=True, head_dim=80, seqlen_q=513, seqlen_k=513, repeats=100),
+        "aiter 0.1.20.post1)", _REFUSED),
+    _Spec("deterministic", partial(flash.fixed, causal=True, head_dim=80, repeats=3),
+        "a race, or memory read that nothing wrote: https://github.com/ROCm/aotriton/issues/183"),
+    _Spec("deterministic-100", partial(flash.fixed, causal=True, head_dim=80, seqlen_q=513,
+        seqlen_k=513, repeats=100),
         "a race that shows in few of many calls: https://github.com/ROCm/aotriton/issues/183",
-        size=Size.FULL,
-    ),
-    _Spec(
-        "n4096-d72",
-        partial(flash.fixed, head_dim=72, seqlen_q=4096, seqlen_k=4096),
+        size=Size.FULL),
+    _Spec("n4096-d72", partial(flash.fixed, head_dim=72, seqlen_q=4096, seqlen_k=4096),
         "NaN from 4096 keys at head dim 72: https://github.com/ROCm/aotriton/issues/54",
-        size=Size.FULL,
-    ),
+        size=Size.FULL),
     _Spec("varlen", partial(flash.varlen), "one sequence's keys seen by another"),
-    _Spec(
-        "varlen-short",
-        partial(flash.varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129), lse=True),
-        "sequences of one token beside long ones: keys of a neighbour in the last block",
-    ),
+    _Spec("varlen-short", partial(flash.varlen, lengths_q=(1, 7, 65, 1), lengths_k=(1, 64, 65, 129),
+        lse=True),
+        "sequences of one token beside long ones: keys of a neighbour in the last block"),
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
     *(
         # the slowest of all, in any dtype alike; emulated has them too
@@ -238,70 +158,33 @@ _SPECS = (
             ("-d72", {"head_dim": 72}, Size.FULL),
         )
     ),
-    *(
-        _Spec(
-            f"varlen-packed-{pack}",
-            partial(
-                flash.varlen,
-                lengths_q=(7, 33),
-                lengths_k=(7, 33),
-                heads=2,
-                kv_heads=2,
-                head_dim=32,
-                pack=pack,
-                scale=0.25,
-            ),
-            "k and v of one tensor swapped, or softmax_scale ignored",
-            half_only=True,
-        )
-        for pack in ("kv", "qkv")
-    ),
-    _Spec(
-        "varlen-65600",
-        partial(
-            flash.varlen, lengths_q=(65600, 5), lengths_k=(1, 5), heads=1, kv_heads=1, head_dim=32
-        ),
-        "offsets of tokens in 16 bits, or a dimension of the grid of 65535",
-        half_only=True,
-        size=Size.FULL,
-    ),
+    *(_Spec(f"varlen-packed-{pack}", partial(flash.varlen, lengths_q=(7, 33), lengths_k=(7, 33),
+        heads=2, kv_heads=2, head_dim=32, pack=pack, scale=0.25),
+        "k and v of one tensor swapped, or softmax_scale ignored",
+        half_only=True) for pack in ("kv", "qkv")),
+    _Spec("varlen-65600", partial(flash.varlen, lengths_q=(65600, 5), lengths_k=(1, 5), heads=1,
+        kv_heads=1, head_dim=32),
+        "offsets of tokens in 16 bits, or a dimension of the grid of 65535", half_only=True,
+        size=Size.FULL),
     _Spec("varlen-window", partial(flash.varlen, window=(16, 0)), _SDIST_WINDOW_BUG, _REFUSED),
     _Spec("cache", partial(flash.kv_cache), _CACHE),
-    _Spec(
-        "cache-scale",
-        partial(flash.kv_cache, scale=0.3),
-        "1 / sqrt(head_dim) instead of softmax_scale",
-        half_only=True,
-    ),
-    *(
-        _Spec(
-            f"cache-rotary-{kind}",
-            partial(flash.kv_cache, rotary=kind),
-            "angles that begin at 0 instead of the cache's length, neighbours for halves, or the "
-            "lanes behind the turned ones lost",
-            half_only=True,
-        )
-        for kind in ("neighbours", "halves")
-    ),
+    _Spec("cache-scale", partial(flash.kv_cache, scale=0.3),
+        "1 / sqrt(head_dim) instead of softmax_scale", half_only=True),
+    *(_Spec(f"cache-rotary-{kind}", partial(flash.kv_cache, rotary=kind),
+        "angles that begin at 0 instead of the cache's length, neighbours for halves, or the "
+        "lanes behind the turned ones lost", half_only=True) for kind in ("neighbours", "halves")),
+    *(_Spec(f"cache-one-gqa{group}", partial(flash.kv_cache, queries=1, new=1, lengths=(200, 290),
+        capacity=300, batch=2, heads=group * kv_heads, kv_heads=kv_heads, head_dim=head_dim),
+        "decoding: a part of a longer cache left out or merged wrongly, or a neighbour's keys",
+        half_only=True) for group, kv_heads, head_dim in ((3, 2, 64), (4, 2, 128), (8, 1, 64))),
     _Spec("cache-rows", partial(flash.kv_cache, rows=(3, 1)), _CACHE),
-    _Spec(
-        "cache-stale",
-        partial(flash.kv_cache, new=0, stale=True, lengths=(50, 98)),
-        "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)",
-    ),
-    _Spec(
-        "cache-pages",
-        partial(flash.kv_cache, page=20),
-        "a block_table that is ignored (sdist 2.8.3)",
-        _REFUSED,
-    ),
-    _Spec(
-        "cache-leftpad",
-        partial(flash.kv_cache, new=0, leftpad=(5, 9)),
-        "a cache_leftpad that is ignored (sdist 2.8.3, aiter 0.1.20.post1)",
-        _REFUSED,
-    ),
-)
+    _Spec("cache-stale", partial(flash.kv_cache, new=0, stale=True, lengths=(50, 98)),
+        "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)"),
+    _Spec("cache-pages", partial(flash.kv_cache, page=20),
+        "a block_table that is ignored (sdist 2.8.3)", _REFUSED),
+    _Spec("cache-leftpad", partial(flash.kv_cache, new=0, leftpad=(5, 9)),
+        "a cache_leftpad that is ignored (sdist 2.8.3, aiter 0.1.20.post1)", _REFUSED),
+)  # fmt: skip
 
 
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:

@@ -24,23 +24,6 @@ _ALL = (-1, -1)
 _CAPACITIES = tuple(64 << n for n in range(10))
 
 
-def cached(
-    randn, *, heads, kv_heads, head_dim, capacity, length, queries=1, new=1, page=0,
-    window=(-1, -1), scale=None,
-) -> tuple[flash.FlashCall, None]:  # fmt: skip
-    """Build a call of flash_attn_with_kvcache for one sequence. page: tokens of one, 0 is none."""
-    shape = (capacity // page, page) if page else (1, capacity)
-    caches = {name: randn(*shape, kv_heads, head_dim) for name in ("k_cache", "v_cache")}
-    tensors = {"q": randn(1, queries, heads, head_dim), **caches}
-    tensors["cache_seqlens"] = torch.full((1,), length, dtype=torch.int32)
-    if new:
-        tensors |= {name: randn(1, new, kv_heads, head_dim) for name in "kv"}
-    if page:
-        tensors["block_table"] = torch.arange(shape[0], dtype=torch.int32)[None]
-    options = {"causal": True, "window_size": window, "softmax_scale": scale}
-    return flash.FlashCall("flash_attn_with_kvcache", tensors, options), None
-
-
 def has_aiter() -> bool:
     """Return whether flash-attn has aiter's kernels, which know windows and pages."""
     try:
@@ -61,6 +44,7 @@ def flash_calls(
     windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
     them. capacities: of the caches to decode from, in tokens.
     """
+    decode = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
     windows = (_ALL, (70, 70), (70, -1)) if windowed and has_aiter() else (_ALL,)
     capacities = tuple(capacities)
     for size, dtype in product(head_dims, dtypes):
@@ -71,29 +55,23 @@ def flash_calls(
             yield plan(flash.varlen, lengths_q=(_ODD, 3), lengths_k=(_ODD, 3), **mask)
         plan = partial(_plan, dtype=dtype)
         for heads, new, window in product((2, 4), (0, 1), windows):
-            shape: dict = {
-                "heads": heads,
-                "kv_heads": 2,
-                "head_dim": size,
-                "length": 40,
-                "new": new,
-            }
-            yield plan(cached, capacity=_ODD, window=window, **shape)
+            shape: dict = {"heads": heads, "kv_heads": 2, "head_dim": size, "new": new}
+            yield plan(decode, capacity=_ODD, window=window, **shape)
             if has_aiter():
-                yield plan(cached, capacity=512, page=256, window=window, **shape)
+                yield plan(decode, capacity=512, page=256, window=window, **shape)
         for capacity in capacities:
             # numbers of parts that are powers of two, and such that are none: few and many
-            shape = {"kv_heads": 1, "head_dim": size, "length": 40}
-            yield plan(cached, heads=1, capacity=capacity, **shape)
-            yield plan(cached, heads=1, capacity=capacity * 3 // 4, **shape)
-            yield plan(cached, heads=5, capacity=capacity, **shape)
+            shape = {"kv_heads": 1, "head_dim": size, "new": 1}
+            yield plan(decode, heads=1, capacity=capacity, **shape)
+            yield plan(decode, heads=1, capacity=capacity * 3 // 4, **shape)
+            yield plan(decode, heads=5, capacity=capacity, **shape)
 
 
 def _plan(
     build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options
 ) -> DeferredCall:
     said = " ".join(f"{name}={value}" for name, value in options.items())
-    name = f"{build.__name__} {said} {str(dtype).removeprefix('torch.')}"
+    name = f"{getattr(build, 'func', build).__name__} {said} {str(dtype).removeprefix('torch.')}"
     return DeferredCall(name, partial(build, **options), dtype, gradients)
 
 
@@ -103,10 +81,5 @@ _HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
     "sample": partial(flash_calls, (128,), (BF16,), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
-    "full": partial(
-        flash_calls,
-        _HEAD_DIMS,
-        trained=_HEAD_DIMS,
-        windowed=True,
-    ),
+    "full": partial(flash_calls, _HEAD_DIMS, trained=_HEAD_DIMS, windowed=True),
 }

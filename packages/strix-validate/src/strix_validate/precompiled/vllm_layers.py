@@ -1,57 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's linear attention and sampling as its server launches them.
+"""vLLM's linear and latent attention, and sampling, as its server launches them.
 
 Their kernels are compiled for a model's heads and for its vocabulary. Of linear attention each
 candidate of an autotuner is called, because which one wins only the GPU can say.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
 
+from strix_validate.layers.table import MODELS, Latent, Linear
 from strix_validate.precompiled.deferred import DeferredCall
-from strix_validate.vllm import linear_attention, sampling
+from strix_validate.vllm import linear_attention, mla, sampling
+
+#: Layers, and sizes of vocabularies, by a model of the table that has them.
+LINEAR = {model: layer for model, row in MODELS.items() for layer in row.recurrent()}
+VOCABULARIES = {model: row.words for model, row in MODELS.items()}
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A layer of gated delta rule: heads of keys and of values, lanes of each, convolved tokens."""
-
-    heads: int
-    value_heads: int
-    size: int = 128
-    width: int = 4
-
-
-#: Layers of common models, by a model that has them.
-LINEAR = {
-    "Qwen3-Next-80B-A3B": Linear(16, 32),  # Qwen3.5-35B-A3B
-    "Qwen3.6-27B": Linear(16, 48),  # Qwen3.5-27B
-}
-#: Sizes of vocabularies, by a model that has one.
-VOCABULARIES = {
-    "Llama-3.1-8B": 128256,
-    "Llama-4-Scout": 202048,
-    "Qwen3-8B": 151936,
-    "Qwen2.5-VL-7B": 152064,
-    "Qwen3.6-27B": 248320,
-    "gpt-oss-20b": 201088,
-    "Gemma-2-9B": 256000,
-    "Gemma-3-4B": 262208,
-    "Gemma-4-31B": 262144,
-    "Mistral-7B": 32000,
-    "Mistral-7B-v0.3": 32768,
-    "Mistral-Small": 131072,
-    "Phi-4": 100352,
-    "Phi-4-mini": 200064,  # MiniMax-M2
-    "GLM-4.5-Air": 151552,
-    "Seed-OSS-36B": 155136,
-    "Whisper-large-v3": 51866,
-}
+def latent_calls(
+    source: Path, layers: Iterable[Latent], dtypes: Iterable[torch.dtype]
+) -> Iterator[DeferredCall]:
+    """Yield decoding by these layers of MLA."""
+    for layer, dtype, n in product(layers, dtypes, (1, 2, 16)):
+        shape: dict = {"heads": layer.heads, "rank": layer.rank, "rope": layer.rope}
+        yield _planned(partial(mla.latent, keys=(300,) * n, **shape), dtype, source)
 
 
 def linear_calls(

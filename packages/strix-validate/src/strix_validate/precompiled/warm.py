@@ -15,19 +15,16 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from strix_validate.checks import CannotRun, is_named
+from strix_validate.layers.table import Attention, Experts, Latent, Linear
 from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.precompiled.package_calls import SHIPPING
-from strix_validate.precompiled.vllm_calls import Attention
-from strix_validate.precompiled.vllm_layers import Linear
 from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
-from strix_validate.vllm.experts import Experts, experts_calls
+from strix_validate.vllm.experts import experts_calls
 
 #: What transformers assumes where gemma-3-4b's own file is silent.
-_DEFAULTS = {
-    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-}
+_DEFAULTS = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}}
 #: Heads of a layer, and numbers of a head: more is no model.
 _MOST = 4096
 
@@ -60,7 +57,9 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
         layer = Attention(
             heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
         )
-        layers = []
+        layers: list[Attention] = []
+        if text.get("kv_lora_rank"):  # MLA has kernels of its own: see latent_of
+            window, kinds = 1, ()
         if not window or set(kinds) - {"sliding_attention"}:
             layers.append(_global(text, layer))
         if window and "sliding_attention" in kinds:
@@ -111,6 +110,24 @@ def _linear(text: dict) -> Linear | None:
     if not 2 <= width <= 4:  # what vLLM's convolution has
         raise ValueError(f"a convolution of {width} tokens")
     return Linear(heads, values, sizes.pop(), width)
+
+
+def latent_of(config: dict) -> list[Latent]:
+    """Return a model's layer of MLA.
+
+    Raises:
+        NoAttention: a number is missing or none.
+    """
+    try:
+        text = config.get("text_config", config)
+        if not (rank := int(text.get("kv_lora_rank") or 0)):
+            return []
+        heads, rope = int(text["num_attention_heads"]), int(text["qk_rope_head_dim"])
+        if not (0 < heads <= _MOST and 0 < rank <= _MOST and 0 < rope <= _MOST):
+            raise ValueError(f"{heads} heads of MLA, of {rank} and {rope} numbers")
+        return [Latent(heads, rank, rope)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoAttention(f"no MLA can be read from it: {error!r:.200}") from error
 
 
 def others_of(config: dict) -> tuple[list[Linear], list[int]]:
@@ -170,6 +187,7 @@ class ModelLayers:
     attention: list[Attention]
     experts: list[Experts]
     linear: list[Linear]
+    latent: list[Latent]
     vocabularies: list[int]
     dtype: torch.dtype
 
@@ -183,7 +201,9 @@ def read_model(file: Path) -> ModelLayers:
     if not isinstance(config, dict):
         raise NoAttention(f"{file}: not a config.json")
     layers, dtype = layers_of(config)
-    return ModelLayers(layers, experts_of(config), *others_of(config), dtype)
+    linear, vocabularies = others_of(config)
+    latent = latent_of(config)
+    return ModelLayers(layers, experts_of(config), linear, latent, vocabularies, dtype)
 
 
 def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
@@ -218,6 +238,7 @@ def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
     yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
     yield from experts_calls(source, model.experts, [model.dtype])
     yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])
+    yield from vllm_layers.latent_calls(source, model.latent, [model.dtype])
     yield from vllm_layers.sampling_calls(source, model.vocabularies)
 
 

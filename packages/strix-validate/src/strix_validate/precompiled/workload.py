@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from strix_validate.attention import flash
+from strix_validate.layers.table import PICTURES
 from strix_validate.precompiled import vllm_layers
 from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
-from strix_validate.precompiled.flash_calls import cached
 from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton.call import Call
@@ -56,7 +56,8 @@ def flash_workload() -> Iterator[tuple[str, Call]]:
             packed = partial(
                 flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), head_dim=shape.head_dim
             )
-            decode = partial(cached, capacity=_CAPACITY, length=n, **heads)
+            cache: dict = {"capacity": _CAPACITY, "lengths": (n - 1,), "batch": 1}
+            decode = partial(flash.kv_cache, queries=1, new=1, **cache, **heads)
             for kind, build, gradients in (
                 ("forward", fixed, False),
                 ("backward", fixed, True),
@@ -114,7 +115,7 @@ def package_workload() -> Iterator[tuple[str, Call]]:
     for size, n in product((1024, 2560, 4096), (5, 34)):
         loss = partial(liger.loss, tokens=n, size=size, words=liger.WORDS)
         yield _planned("liger", f"loss-{size}", loss)
-    for model, (heads, head_dim) in sage.MODELS.items():
+    for model, (heads, head_dim) in PICTURES.items():
         for n in (999, 1024, 4096):
             build = partial(sage.attention, heads=heads, kv_heads=heads, head_dim=head_dim)
             yield _planned(f"sage-{model}", "attention", partial(build, lengths=(n,)))

@@ -22,20 +22,9 @@ from types import ModuleType
 from strix_validate.checks import CannotRun, Check, CheckFailed, Result, RunOptions, State
 
 __all__ = [
-    "GROUPS",
-    "TIERS",
-    "attention",
-    "backend",
-    "bench",
-    "doctor",
-    "emulated",
-    "isolated",
-    "kernels",
-    "libraries",
-    "load",
-    "run_each",
-    "serve",
-]
+    "GROUPS", "TIERS", "attention", "backend", "bench", "doctor", "emulated", "isolated",
+    "kernels", "libraries", "load", "run_each", "serve",
+]  # fmt: skip
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: What the ids of a tier's checks begin with, where that is not the tier's name alone.

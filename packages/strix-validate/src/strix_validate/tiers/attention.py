@@ -45,8 +45,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     if check.id.startswith("sdpa/") and check.id not in behaviour.bodies():
         return options.size.holds(sdpa.size_of(check))
     if check.id.startswith("attention/vllm-"):
-        return options.size.holds(vllm_checks.size_of(check))
-    return True
+        return vllm_checks.applies(check, options)
+    return package_checks.applies(check, options.size)
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:

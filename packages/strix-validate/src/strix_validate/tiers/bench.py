@@ -22,7 +22,7 @@ from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, St
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
-from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.vllm_call import VllmCall
 
@@ -285,7 +285,7 @@ class TimedCall:
 
 def _time_vllm(work: Work, options: RunOptions) -> Timing:
     lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
-    call, _ = vllm_kernels.paged_attention(
+    call, _ = vllm_attention.paged_attention(
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
         kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What Triton's interpreter lacks of a compiled kernel's language. Changes the whole process."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,8 +15,13 @@ _LIBDEVICE: dict[str, Callable] = {
 }
 
 
+#: The one instruction that kernels here write themselves (vLLM's weights of 4 bits, in fp16).
+_AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
+
+
 def complete() -> None:
-    """Give the interpreter numbers and counters that are tensors, and functions of libdevice."""
+    """Give the interpreter numbers and counters that are tensors, libdevice, and an instruction."""
+    from triton import language
     from triton.language import float32, tensor
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
@@ -41,6 +47,15 @@ def complete() -> None:
         numbers = range(*map(int, limits))
         return map(convert, numbers) if any(isinstance(x, tensor) for x in limits) else numbers
 
+    def instruction(asm: str, constraints: str, args: list, dtype: Any, **_: Any) -> Any:
+        if not (found := _AND_OR.fullmatch(asm)):
+            raise NotImplementedError(f"not interpreted: {asm}")
+        x, mask = (arg.handle.data.astype(numpy.uint32) for arg in args)
+        data = (x & mask) | numpy.uint32(int(found[1], 16))
+        kind = language.block_type(dtype, args[0].shape)
+        return tensor(interpreter.TensorHandle(data, dtype), kind)
+
+    language.inline_asm_elementwise = instruction
     interpreter._implicit_cvt = converted
     interpreter.range = counted
     for name, function in _LIBDEVICE.items():

@@ -196,25 +196,21 @@ COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
-    "gdn-decode": Case(
-        partial(attention, decode=True, lengths=(3, 1), state=True, normal=True), _DECODE
-    ),
+    "gdn-decode": Case(partial(attention, decode=True, lengths=(3, 1), state=True, normal=True),
+        _DECODE),
     "kda": Case(partial(attention, rule="kda", lengths=(70,)), _CHUNK),
-    "kda-decode": Case(
-        partial(attention, rule="kda", decode=True, lengths=(3, 1), state=True, normal=True),
-        _DECODE,
-    ),
+    "kda-decode": Case(partial(attention, rule="kda", decode=True, lengths=(3, 1), state=True,
+        normal=True), _DECODE),
     "gla": Case(partial(attention, rule="gla", lengths=(70,)), _CHUNK),
     "gla-state": Case(partial(attention, rule="gla", lengths=(20,), state=True), _STATE),
-}
+}  # fmt: skip
 EMULATED = {
     "gdn": Case(partial(attention, lengths=(70,), heads=1), _CHUNK, BF16),
-    "gdn-decode": Case(
-        partial(attention, decode=True, lengths=(2,), heads=1, state=True), _DECODE, BF16
-    ),
+    "gdn-decode": Case(partial(attention, decode=True, lengths=(2, ), heads=1, state=True), _DECODE,
+        BF16),
     "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1), _CHUNK, BF16),
     "gla": Case(partial(attention, rule="gla", lengths=(70,), heads=1), _CHUNK, BF16),
-}
+}  # fmt: skip
 
 _BOTH = (False, True)
 

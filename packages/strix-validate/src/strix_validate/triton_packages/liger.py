@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strix_validate.checks import Size
+from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
@@ -198,6 +200,9 @@ def loss(
     ), expected
 
 
+#: A vocabulary: all beyond 32,768 tokens have one kernel. So have numbers of a token up to a power
+#: of two; how many labels count is a kind of its own where 16 divides it.
+WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 _TAIL = "the last block, which is not full, counted as full"
 _GEMMA = "Gemma's 1 + weight, or its rounding, left out"
@@ -210,13 +215,12 @@ BF16 = torch.bfloat16
 
 COMPILED = {
     "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
-    "rms-norm-gemma": Case(
-        partial(rms_norm, columns=3584, offset=1.0, casting="gemma"), _COMPILES, BF16
-    ),
+    "rms-norm-gemma": Case(partial(rms_norm, columns=3584, offset=1.0, casting="gemma"), _COMPILES,
+        BF16),
     "rope": Case(partial(rope, heads=32, kv_heads=8, head_dim=128), _COMPILES, BF16),
     "swiglu": Case(partial(swiglu, columns=14336), _COMPILES, BF16),
     "loss": Case(partial(loss, tokens=4, size=256, words=32000), _COMPILES, BF16),
-}
+}  # fmt: skip
 COMPUTED = {
     "rms-norm": Case(rms_norm, _TAIL),
     "rms-norm-eps": Case(partial(rms_norm, eps=0.5), _EPS),
@@ -228,7 +232,11 @@ COMPUTED = {
     "loss": Case(loss, _LABELS),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
-}
+    "loss-words": Case(partial(loss, tokens=3, size=32, words=40000, ignored=1),
+        "words behind the 32,768th, which are a second block, left out"),
+    "rms-norm-rows": Case(partial(rms_norm, rows=(1 << 15) + 3, columns=32),
+        "the kernel of 32,768 rows and more", size=Size.FULL),
+}  # fmt: skip
 #: Of sizes that leave no thread without an element of its own. Otherwise Triton has threads repeat
 #: those of others, and they read what these have overwritten: nobody uses it, but it is a race.
 EMULATED = {
@@ -239,25 +247,16 @@ EMULATED = {
     "loss": Case(partial(loss, tokens=5, size=1024, words=1000), _LABELS, BF16),
 }
 
-#: Of a model: numbers of a token, of its inner layer, heads, heads of keys, numbers of each.
-MODELS = {
-    "Llama-3.1-8B": (4096, 14336, 32, 8, 128),
-    "Llama-3.2-1B": (2048, 8192, 32, 8, 64),
-    "Llama-3.2-3B": (3072, 8192, 24, 8, 128),
-    "Mistral-7B": (4096, 14336, 32, 8, 128),
-    "Phi-4": (5120, 17920, 40, 10, 128),
-    "Qwen2.5-7B": (3584, 18944, 28, 4, 128),
-    "Qwen3-0.6B": (1024, 3072, 16, 8, 128),
-    "Qwen3-4B": (2560, 9728, 32, 8, 128),
-    "Qwen3-8B": (4096, 12288, 32, 8, 128),
-    "Qwen3-14B": (5120, 17408, 40, 8, 128),
+#: By kind of norm, of its models: numbers of a token, of its inner layer, heads, of keys, of each.
+_TRAINED = {
+    kind: {
+        name: (x.hidden, x.inner, x.heads, x.kv_heads, x.head_dim)
+        for name, x in layers.MODELS.items()
+        if x.liger == kind
+    }
+    for kind in ("llama", "gemma")
 }
-#: The same of models that scale by 1 + weight.
-GEMMAS = {
-    "Gemma-2-9B": (3584, 14336, 16, 8, 256),
-    "Gemma-3-4B": (2560, 10240, 8, 4, 256),
-    "Gemma-3-12B": (3840, 15360, 16, 8, 256),
-}
+MODELS = _TRAINED["llama"]
 
 
 def _model(
@@ -274,9 +273,6 @@ def _model(
     return [(shape, BF16) for shape in shapes]
 
 
-#: A vocabulary: all beyond 32,768 tokens have one kernel. So have numbers of a token up to a power
-#: of two; how many labels count is a kind of its own where 16 divides it.
-WORDS = 32784
 _LOSSES = [
     (partial(loss, tokens=n, size=size, words=WORDS), BF16)
     for size in (1024, 1040, 2064, 4112)
@@ -285,9 +281,6 @@ _LOSSES = [
 _GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
 SHIPPED: dict[str, list[Shipped]] = {
     "sample": [*_model(*MODELS["Llama-3.1-8B"]), *_LOSSES[4:6]],
-    "full": [
-        *_LOSSES,
-        *(call for shape in MODELS.values() for call in _model(*shape)),
-        *(call for shape in GEMMAS.values() for call in _model(*shape, **_GEMMA_NORM)),
-    ],
-}
+    "full": [*_LOSSES, *(call for shape in MODELS.values() for call in _model(*shape)),
+        *(call for shape in _TRAINED["gemma"].values() for call in _model(*shape, **_GEMMA_NORM))],
+}  # fmt: skip

@@ -9,7 +9,7 @@ gfx1151 code. A new package is a new module, named here and in skips.toml.
 from collections.abc import Iterator
 from types import ModuleType
 
-from strix_validate.checks import CannotRun, Check, Result, RunOptions
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
@@ -31,6 +31,12 @@ def _cases(tier: str, package: ModuleType) -> dict[Check, tuple[str, Case]]:
 def checks(tier: str) -> list[Check]:
     """List the tier's checks, TIER/PACKAGE-NAME."""
     return [check for package in PACKAGES for check in _cases(tier, package)]
+
+
+def applies(check: Check, size: Size) -> bool:
+    """Return False for a check of the tier attention of another size."""
+    cases = (_cases("attention", package).get(check) for package in PACKAGES)
+    return all(case is None or size.holds(case[1].size) for case in cases)
 
 
 def run(

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from strix_validate.layers.table import PICTURES
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.cases import Case, Expected, Randn
@@ -22,10 +23,11 @@ QUERIES, KEYS = 128, 64
 _LOG2_E = 1.44269504
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> dict[str, Tensor]:
     from sageattention import sageattn
 
-    return {"out": sageattn(q, k, v, is_causal=causal), "keys": k}
+    out = sageattn(q, k, v, is_causal=causal, **options)
+    return {"out": out, "keys": k}
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *, longest: int, causal: bool) -> dict:
@@ -56,7 +58,7 @@ def _rounded(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
 
 
 def _settle(
-    x: Tensor, lengths: tuple[int, ...], rows: int, mean: Callable[[Tensor], Tensor]
+    x: Tensor, lengths: tuple[int, ...], rows: int, mean: Callable[[Tensor], Tensor], scale=1.0
 ) -> None:
     """Move elements away from the middle between two codes, in place.
 
@@ -72,7 +74,7 @@ def _settle(
         for part in x.split(lengths):
             smooth = (part - mean(part)).transpose(0, 1).float()
             for codes, own in zip(
-                (c for c, _ in _codes(smooth, rows)), part.split(rows), strict=True
+                (c for c, _ in _codes(smooth, rows, scale)), part.split(rows), strict=True
             ):
                 middle = ((codes % 1 - 0.5).abs() < 1e-3).transpose(0, 1)
                 own[middle] *= 1 + 2**-7
@@ -80,24 +82,29 @@ def _settle(
 
 
 def attention(
-    randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False
-) -> tuple[PackageCall, Expected]:
+    randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False,
+    lengths_k=(), layout="HND", scale=None,
+) -> tuple[PackageCall, Expected]:  # fmt: skip
     """Build a call of attention over sequences that are as long as each other, or packed.
 
     Args:
         lengths: tokens of each sequence; of a batch that is not packed, all the same.
+        lengths_k: of keys, where they are others. layout: NHD has tokens before heads.
+        scale: sm_scale, None is 1 / sqrt(head_dim).
     """
-    q, k, v = (randn(sum(lengths), n, head_dim) for n in (heads, kv_heads, kv_heads))
-    _settle(q, lengths, QUERIES, torch.zeros_like)
-    _settle(k, lengths, KEYS, lambda part: (k if packed else part).mean(0, keepdim=True))
+    lengths_k = lengths_k or lengths
+    q = randn(sum(lengths), heads, head_dim)
+    k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in "kv")
+    factor = (head_dim**-0.5 if scale is None else scale) * _LOG2_E
+    _settle(q, lengths, QUERIES, torch.zeros_like, factor)
+    _settle(k, lengths_k, KEYS, lambda part: (k if packed else part).mean(0, keepdim=True))
     mean = k.float().mean(0, keepdim=True) if packed else None
 
     def one(dtype: Precision, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute one sequence's attention; q, k, v: (tokens, heads, head_dim) each."""
         own = k.mean(0, keepdim=True) if mean is None else mean.to(k.dtype)
         smooth = (k - own).transpose(0, 1).float()
-        scale = head_dim**-0.5 * _LOG2_E
-        scores = _rounded(q.transpose(0, 1).float(), QUERIES, scale)
+        scores = _rounded(q.transpose(0, 1).float(), QUERIES, factor)
         keys = _rounded(smooth, KEYS).repeat_interleave(heads // kv_heads, 0)
         scores = scores @ keys.transpose(1, 2) / _LOG2_E
         if causal:
@@ -115,13 +122,14 @@ def attention(
         return stored(out.to(weights), exact).transpose(0, 1)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        sequences = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        sequences = zip(q.split(lengths), *(x.split(lengths_k) for x in (k, v)), strict=True)
         found = [one(dtype, *x) for x in sequences]
-        out = torch.cat(found) if packed else torch.stack(found).transpose(1, 2)
+        out = torch.cat(found) if packed else torch.stack(found)
+        out = out if packed or layout == "NHD" else out.transpose(1, 2)
         # its means are taken from a copy
         return {"out": out, "keys": tensors["k"].double()}
 
-    options = {"causal": causal}
+    options: dict = {"causal": causal}
     if packed:
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         tensors = {"q": q, "k": k, "v": v, "ends": ends}
@@ -130,9 +138,11 @@ def attention(
         )
         return call, expected
     tensors = {
-        name: x.unflatten(0, (len(lengths), -1)).transpose(1, 2).contiguous()
-        for name, x in (("q", q), ("k", k), ("v", v))
+        name: x.unflatten(0, (len(lengths), -1)) for name, x in (("q", q), ("k", k), ("v", v))
     }
+    if layout == "HND":
+        tensors = {name: x.transpose(1, 2).contiguous() for name, x in tensors.items()}
+    options |= {"tensor_layout": layout, "sm_scale": scale}
     return PackageCall(PACKAGE, _attend, tensors, options, products=1), expected
 
 
@@ -155,6 +165,10 @@ COMPUTED = {
     "edge": Case(attention, _EDGE),
     "causal": Case(partial(attention, lengths=(200,), causal=True), _MASK),
     "d96": Case(partial(attention, head_dim=96, lengths=(70,), causal=True), _MASK),
+    "d128": Case(partial(attention, head_dim=128, lengths=(70,)), "tiles of diffusion's head dim"),
+    "cross": Case(partial(attention, lengths=(70,), lengths_k=(140,)), "queries' length for keys'"),
+    "nhd": Case(partial(attention, layout="NHD"), "heads and tokens in the other order"),
+    "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) instead of sm_scale"),
     "packed": Case(partial(attention, lengths=(100, 40), packed=True, causal=True), _PACKED),
     "packed-edge": Case(partial(attention, lengths=(100, 40), packed=True), _EDGE),
 }
@@ -163,16 +177,6 @@ EMULATED = {
     "causal": Case(partial(attention, lengths=(70,), heads=1, kv_heads=1, causal=True), _MASK),
 }
 
-#: Heads of diffusion models, and numbers of each. Both are compiled in.
-MODELS = {
-    "FLUX.1": (24, 128),  # HunyuanVideo, Qwen-Image
-    "Wan2.1-1.3B": (12, 128),
-    "Wan2.1-14B": (40, 128),
-    "SDXL": (10, 64),
-    "SDXL, inner": (20, 64),
-    "SD3.5-medium": (24, 64),
-    "SD3.5-large": (38, 64),
-}
 #: Tokens for which each kind of number of blocks comes, of queries and of keys: one, 16, others.
 _TOKENS = (64, 100, 128, 200, 256, 1000, 1024, 2000, 2048)
 
@@ -187,7 +191,7 @@ SHIPPED: dict[str, list[Shipped]] = {
         (shape, dtype)
         for dtype in (BF16, torch.float16)
         for shape in (
-            *(_shape(*model, n) for model in MODELS.values() for n in (200, 256)),
+            *(_shape(*model, n) for model in PICTURES.values() for n in (200, 256)),
             *(_shape(2, size, n) for size in (64, 128) for n in _TOKENS),
         )
     ],

@@ -3,13 +3,15 @@
 
 Its modules, imported where they are needed:
 
+* ``attention``: attention over a paged cache, and the cache's writer: functions that build a call.
 * ``experts``: `ExpertsCall`: a fused mixture of experts as vLLM's server launches it.
-* ``kernels``: paged attention, RMS norm, rope and experts: functions that build a call.
+* ``kernels``: RMS norm, rope and experts: functions that build a call.
 * ``linear_attention``: gated delta rule, convolution and norm: functions that build a call, and
   cases.
 * ``lora``: adapters: a function that builds a call, and cases.
 * ``mla``: latent attention: functions that build a call, and cases.
 * ``model``: a tiny model of these kernels, decoded token by token.
+* ``model_layers``: the table's layers as calls of attention, and which of them are quick.
 * ``mxfp4``: gpt-oss's experts in MXFP4.
 * ``quantized``: products with quantized weights: functions that build a call, and cases.
 * ``sampling``: a step's choice of tokens: functions that build a call, and cases.
@@ -19,16 +21,6 @@ Its modules, imported where they are needed:
 """
 
 __all__ = [
-    "experts",
-    "kernels",
-    "linear_attention",
-    "lora",
-    "mla",
-    "model",
-    "mxfp4",
-    "quantized",
-    "sampling",
-    "source",
-    "vllm_call",
-    "vllm_checks",
-]
+    "attention", "experts", "kernels", "linear_attention", "lora", "mla", "model",
+    "model_layers", "mxfp4", "quantized", "sampling", "source", "vllm_call", "vllm_checks",
+]  # fmt: skip

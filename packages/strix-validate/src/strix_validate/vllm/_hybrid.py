@@ -13,8 +13,8 @@ from strix_validate.numerics import reference
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm import linear_attention
 
-#: One head of keys for two of values, each of 64 numbers.
-HEADS, VALUE_HEADS, SIZE, WIDTH = 1, 2, 64, 4
+#: Two heads of keys for four of values, each of 64 numbers.
+HEADS, VALUE_HEADS, SIZE, WIDTH = 2, 4, 64, 4
 _PARTS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
 _CHANNELS = sum(_PARTS)
 #: What one product gives: convolved channels, the gate of the output, two numbers for each head.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strix_validate.layers.table import MODELS, Experts
 from strix_validate.vllm import source as vllm_source
 
 _MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
@@ -26,36 +27,11 @@ _TOKENS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Experts:
-    """A layer. hidden: columns of a token; inner: of an expert; group: of int4 weights, 0 is none.
-
-    zeros: the weights have zero points, as AWQ's do. block: rows and columns of FP8 weights that
-    share a scale, 0 is none. first: the router weights what experts read, not what they answer.
-    """
-
-    experts: int
-    top_k: int
-    hidden: int
-    inner: int
-    group: int = 0
-    zeros: bool = False
-    block: int = 0
-    first: bool = False
-
-
-#: Layers of common models, by a model that has them.
+#: Layers of the table of models, by a model that has them and the format of its weights.
 LAYERS = {
-    "Qwen3-30B-A3B": Experts(128, 8, 2048, 768),
-    "Qwen3-30B-A3B, GPTQ": Experts(128, 8, 2048, 768, group=128),
-    "Qwen3-30B-A3B, AWQ": Experts(128, 8, 2048, 768, group=128, zeros=True),
-    "Qwen3-30B-A3B, FP8": Experts(128, 8, 2048, 768, block=128),
-    "Qwen3-235B-A22B": Experts(128, 8, 4096, 1536),
-    "Qwen3-Next-80B-A3B": Experts(512, 10, 2048, 512),
-    "Qwen3-Next-80B-A3B, AWQ": Experts(512, 10, 2048, 512, group=128, zeros=True),
-    "GLM-4.5-Air": Experts(128, 8, 4096, 1408),
-    "Llama-4-Scout": Experts(16, 1, 5120, 8192, first=True),
-    "MiniMax-M2": Experts(256, 8, 3072, 1536, block=128),
+    ", ".join(filter(None, (model, kind))): layer
+    for model, row in MODELS.items()
+    for kind, layer in row.mixture().items()
 }
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches of vLLM's Triton kernels through vLLM's own functions, and what they must return."""
+"""vLLM's norm, rope and experts through vLLM's own functions, and what they must return."""
 
 import importlib
-import sys
-from itertools import accumulate
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,194 +13,11 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.attention import FP8
 from strix_validate.vllm.vllm_call import VllmCall
 
-_ATTENTION, _CACHE, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
-#: Segments into which vLLM splits the keys of a decode (3d) launch.
-SEGMENTS = 16
-FP8 = torch.float8_e4m3fn
+_, _, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 _BLOCK = 128  # of FP8 weights that share a scale, both ways
-#: Of keys and of values: one for both would hide that they are swapped.
-FP8_SCALES = {"k": 0.5, "v": 0.125}
-
-
-def paged_attention(
-    randn: Randn,
-    *,
-    lengths: tuple[tuple[int, int], ...],
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 128,
-    block: int = 16,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: bool = False,
-    fp8: bool = False,
-    scale: float | None = None,
-    alibi: bool = False,
-    gain: float = 1.0,
-    first_block: int = 2,
-    causal: bool = True,
-) -> tuple[VllmCall, Expected]:
-    """Build a call of unified_attention: attention over a paged cache.
-
-    Everything in the cache that belongs to no sequence is NaN, as are the scratch tensors.
-
-    Args:
-        lengths: (queries, keys) of each sequence. With one query each, keys are split: 3d.
-        window: keys that a query sees, its own included; 0 is all.
-        fp8: keys and values are stored as fp8 e4m3 with a scale each.
-        scale: None is 1 / sqrt(head_dim). gain: q times this. first_block: the least in use.
-    """
-    queries, keys = zip(*lengths, strict=True)
-    q = randn(sum(queries), heads, head_dim) * gain
-    blocks = [-(-n // block) for n in keys]
-    k, v = (
-        torch.full((sum(blocks) + first_block, block, kv_heads, head_dim), float("nan"))
-        for _ in "kv"
-    )
-    k, v = k.to(q.dtype), v.to(q.dtype)
-    # vLLM's tables are wider than needed, and 0 there
-    table = torch.zeros(len(lengths), max(blocks) + 2, dtype=torch.int32)
-    order = iter(range(sum(blocks) + first_block - 1, first_block - 1, -1))  # not in sequence
-    kept = []
-    for i, n in enumerate(keys):
-        own = torch.tensor([next(order) for _ in range(blocks[i])], dtype=torch.int32)
-        table[i, : blocks[i]] = own
-        kept.append((randn(n, kv_heads, head_dim), randn(n, kv_heads, head_dim)))
-        for cache, values in zip((k, v), kept[-1], strict=True):
-            padded = torch.full((blocks[i] * block, *cache.shape[2:]), float("nan")).to(cache.dtype)
-            padded[:n] = values
-            cache[own.long()] = padded.view(blocks[i], block, *cache.shape[2:])
-    tensors = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": torch.tensor([0, *accumulate(queries)], dtype=torch.int32),
-        "seqused_k": torch.tensor(keys, dtype=torch.int32),
-        "block_table": table,
-    }
-    if sinks:
-        tensors["sinks"] = randn(heads).float()
-    if alibi:
-        tensors["alibi_slopes"] = torch.exp2(-torch.arange(1.0, heads + 1))
-    if fp8:
-        scales = FP8_SCALES.values()
-        kept = [
-            tuple(x.to(FP8).to(q.dtype) * s for x, s in zip(pair, scales, strict=True))
-            for pair in kept
-        ]
-    options = {
-        "max_seqlen_q": max(queries),
-        "max_seqlen_k": max(keys),
-        "window_size": (window - 1, 0) if window else (-1, -1),
-        "softcap": softcap,
-        "fp8": fp8,
-        "softmax_scale": head_dim**-0.5 if scale is None else scale,
-        "causal": causal,
-    }
-
-    def expected(dtype: Precision) -> dict[str, Tensor]:
-        parts = []
-        for part, pair in zip(q.split(queries), kept, strict=True):
-            # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
-            rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
-            bias = None
-            if alibi:
-                own = torch.arange(len(part))[:, None] + len(pair[0]) - len(part)
-                behind = own - torch.arange(len(pair[0]))
-                bias = -tensors["alibi_slopes"][:, None, None].double() * behind
-            found = reference.attention(
-                *rows,
-                causal="bottom-right" if causal else None,
-                attn_mask=bias,
-                scale=scale,
-                window=(window - 1, 0) if window else (-1, -1),
-                softcap=softcap,
-                sinks=tensors.get("sinks"),
-                dtype=dtype,
-            )
-            parts.append(found["out"][0].transpose(0, 1))
-        return {"out": torch.cat(parts)}
-
-    return VllmCall(_unified_attention, tensors, options, products=1), expected
-
-
-def _unified_attention(tensors: dict[str, Tensor], fp8: bool, **options) -> dict[str, Tensor]:
-    module = importlib.import_module(_ATTENTION)
-    modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
-    q, scales = tensors["q"], dict.fromkeys("kv")
-    if fp8:  # only here: tensors of fp8 cannot be pickled
-        tensors |= {name: tensors[name].to(FP8) for name in "kv"}
-        scales = {n: torch.tensor([value], device=q.device) for n, value in FP8_SCALES.items()}
-    out = torch.full_like(q, float("nan"))
-    if options["max_seqlen_q"] == 1:
-        shape = (*q.shape[:2], SEGMENTS)
-        padded = 1 << (q.shape[2] - 1).bit_length()
-        # the launcher's condition for 3d is met by any threshold of this size
-        options |= {"seq_threshold_3D": 128, "num_par_softmax_segments": SEGMENTS}
-        for name, size in (("output", (*shape, padded)), ("max", shape), ("expsum", shape)):
-            options[f"softmax_segm_{name}"] = q.new_full(size, float("nan"), dtype=torch.float32)
-    module.unified_attention(
-        **tensors,
-        out=out,
-        q_descale=None,
-        k_descale=scales["k"],
-        v_descale=scales["v"],
-        kv_quant_mode=modes.FP8_PER_TENSOR if fp8 else modes.NONE,
-        **options,
-    )
-    return {"out": out}
-
-
-def store_keys(
-    randn: Randn, *, tokens=7, heads=2, head_dim=128, block=16, fp8=False, exact=False
-) -> tuple[VllmCall, Expected]:
-    """Build a call of triton_reshape_and_cache_flash: new keys and values go to their slots,
-    padding to none.
-
-    fp8: divided by a scale each, and stored as e4m3. exact: of values that this does not round, as
-    Triton's interpreter loses the carry into the exponent: 7.9 becomes 4.
-    """
-    new = {name: randn(tokens, heads, head_dim) for name in ("key", "value")}
-    if exact:
-        new = {n: (x.to(FP8).float() * FP8_SCALES[n[0]]).to(x.dtype) for n, x in new.items()}
-    caches = {f"{name}_cache": randn(4, block, heads, head_dim) for name in new}
-    slots = torch.arange(tokens) * 5 % (4 * block)
-    slots[tokens // 2] = -1
-    if fp8:
-        caches = {name: cache.to(FP8).to(cache.dtype) for name, cache in caches.items()}
-    call = VllmCall(_reshape_and_cache, new | caches | {"slot_mapping": slots}, {"fp8": fp8})
-
-    def expected(dtype: Precision) -> dict[str, Tensor]:
-        found = {}
-        for name, cache in caches.items():
-            after, rows = cache.clone(), new[name[:-6]][slots >= 0]
-            if fp8:
-                rows = (rows.float() / FP8_SCALES[name[0]]).to(FP8).to(rows.dtype)
-            after.view(-1, heads, head_dim)[slots[slots >= 0]] = rows
-            found[name] = after.double()
-        return found
-
-    return call, expected
-
-
-def _reshape_and_cache(tensors: dict[str, Tensor], fp8: bool) -> dict[str, Tensor]:
-    kind, scales, names = (
-        tensors["key"].dtype,
-        dict.fromkeys("kv", 1.0),
-        ("key_cache", "value_cache"),
-    )
-    if fp8:  # only here: tensors of fp8 cannot be pickled
-        tensors |= {name: tensors[name].to(FP8) for name in names}
-        scales = FP8_SCALES
-    places = {
-        f"{n}_scale": torch.tensor([x], device=tensors["key"].device) for n, x in scales.items()
-    }
-    importlib.import_module(_CACHE).triton_reshape_and_cache_flash(
-        **tensors, kv_cache_dtype="fp8" if fp8 else "auto", **places
-    )
-    return {name: tensors[name].to(kind) for name in names}
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
@@ -282,18 +99,21 @@ def _rope(tensors: dict[str, Tensor], **options) -> dict[str, Tensor]:
 
 def moe(
     randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
-    bias=False, routed=True,
+    bias=False, routed=True, swizzle=0,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
     experts.
 
     bits: 16, 8 for FP8 in blocks as :func:`quantized.fp8_blocks`, or 4 for int4 weights in groups
     of 32 with a scale each, and with zeros a zero point.
-    bias: of each expert's rows, in 16 bits. routed: the router's weights are applied.
+    bias: of each expert's rows, in 16 bits. routed: the router's weights are applied. swizzle:
+    tiles of tokens that share a tile of weights, 0 is what vLLM chooses. Where experts are many for
+    the tokens, as they are for one, these are not sorted.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
-    chosen = torch.stack([torch.arange(tokens) % experts, (torch.arange(tokens) + 1) % experts], 1)
+    own = torch.arange(tokens)
+    chosen = torch.stack([own % experts, (own + 1) % experts], 1).int()
     tensors = {"x": x, "experts": chosen[:, :top_k], "routed": randn(tokens, top_k).float()}
     if bits == 4:
         codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
@@ -339,10 +159,13 @@ def moe(
             shares, more = shares.abs(), more.abs()
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    return VllmCall(_moe, tensors, {"bits": bits, "routed": routed}, products=1), expected
+    options = {"bits": bits, "routed": routed, "swizzle": swizzle}
+    return VllmCall(_moe, tensors, options, products=1), expected
 
 
-def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str, Tensor]:
+def _moe(
+    tensors: dict[str, Tensor], bits: int, routed: bool = True, swizzle: int = 0
+) -> dict[str, Tensor]:
     module = importlib.import_module(_MOE)
     x, chosen = tensors["x"], tensors["experts"]
     weights = tensors["codes" if bits == 4 else "weights"]
@@ -352,21 +175,14 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
     config = module.get_default_config(tokens, experts, rows, x.shape[1], top_k, kind, block)
     if bits == 8:  # only here: tensors of fp8 cannot be pickled
         x, weights = x.to(FP8), weights.to(FP8)
-    # as moe_align_block_size, which is HIP code: sorted by expert, each filled to whole blocks
-    size = config["BLOCK_SIZE_M"]
-    ids, owners = [], []
-    for expert in range(experts):
-        own = (chosen.flatten() == expert).nonzero().flatten().tolist()
-        own += [chosen.numel()] * (-len(own) % size)
-        ids += own
-        owners += [expert] * (len(own) // size)
-    place = {"dtype": torch.int32, "device": x.device}
+    config |= {"GROUP_SIZE_M": swizzle} if swizzle else {}
+    ids, owners, filled = _assigned(module, chosen, config, experts, kind, block)
     dtype = tensors["x"].dtype
     out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
         "A": x, "B": weights, "C": out, "topk_weights": tensors["routed"],
-        "sorted_token_ids": torch.tensor(ids, **place), "expert_ids": torch.tensor(owners, **place),
-        "num_tokens_post_padded": torch.tensor([len(ids)], **place), "mul_routed_weight": routed,
+        "sorted_token_ids": ids, "expert_ids": owners, "num_tokens_post_padded": filled,
+        "mul_routed_weight": routed,
         "top_k": top_k, "config": config, "use_int8_w8a16": False, "use_int4_w4a16": bits == 4,
         "compute_type": getattr(module.tl, str(dtype).removeprefix("torch.")),
         "B_scale": tensors.get("scales"), "block_shape": block,
@@ -379,6 +195,29 @@ def _moe(tensors: dict[str, Tensor], bits: int, routed: bool = True) -> dict[str
             per_channel_quant=False, B_bias=tensors.get("bias"),
         )  # fmt: skip
     return {"out": out}
+
+
+def _assigned(
+    module: Any, chosen: Tensor, config: dict, experts: int, kind: str | None, block: list | None
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return whose rows of tokens each tile has, and its expert: vLLM's choice, sorted here."""
+    place = {"dtype": torch.int32, "device": chosen.device}
+
+    def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        # as moe_align_block_size, which is HIP code: by expert, each filled to whole tiles
+        ids, owners = [], []
+        for expert in range(experts):
+            own = (chosen.flatten() == expert).nonzero().flatten().tolist()
+            own += [chosen.numel()] * (-len(own) % size)
+            ids += own
+            owners += [expert] * (len(own) // size)
+        return tuple(torch.tensor(x, **place) for x in (ids, owners, [len(ids)]))
+
+    with patch.object(module, "moe_align_block_size", align):
+        return module._prepare_expert_assignment(
+            chosen.contiguous(), config, *chosen.shape, experts, None, block_shape=block,
+            use_int4_w4a16=kind == "int4_w4a16",
+        )  # fmt: skip
 
 
 def mxfp4(

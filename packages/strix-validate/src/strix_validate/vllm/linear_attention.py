@@ -146,7 +146,7 @@ def follow(
 
 
 def delta_rule(
-    randn: Randn, *, lengths: tuple[int, ...], heads=1, value_heads=2, size=64, kernel="chunks"
+    randn: Randn, *, lengths: tuple[int, ...], heads=2, value_heads=4, size=64, kernel="chunks"
 ) -> tuple[VllmCall, Expected]:
     """Build a call of layers of Qwen3-Next behind their convolution.
 
@@ -248,12 +248,15 @@ def run_gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 _CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"
-_CHUNKS = "a chunk's state handed on wrongly, or a sequence that begins with another one's"
+_CHUNKS = (
+    "a chunk's state handed on wrongly, a last chunk that is full, another sequence's state, or a "
+    "neighbour's keys (Qwen3-Next has 16 heads of keys for 32)"
+)
 _RECURRENT = "a gate left out, or a state that is read and not written"
 _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
-    "gdn-prefill": Case(partial(delta_rule, lengths=(3, 70)), _CHUNKS),
+    "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66)), _CHUNKS),
     "gdn-decode": Case(partial(_STEPS, kernel="one"), _RECURRENT, torch.float32),
     "gdn-mixed": Case(partial(_STEPS, kernel="several"), _RECURRENT, torch.float32, Size.FULL),
     "gated-norm": Case(gated_norm, "the gate before the norm, or left out"),

@@ -133,5 +133,5 @@ COMPILED = {
         partial(latent, keys=(300, 70), heads=128),
         "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has",
         torch.bfloat16,
-    ),
+    )
 }

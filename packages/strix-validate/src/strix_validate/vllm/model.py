@@ -5,7 +5,6 @@ Norms, rope, the cache's writer, attention, linear attention and experts are vLL
 a server's step; the other matrix products are torch's.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.functional import silu
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import _hybrid, kernels, source
+from strix_validate.vllm import _hybrid, attention, kernels
 from strix_validate.vllm.vllm_call import VllmCall
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
@@ -38,7 +37,8 @@ def decoding(
     tensors = {"embedding": randn(VOCABULARY, HIDDEN), "head": randn(VOCABULARY, HIDDEN) / 6}
     for i in range(LAYERS):
         tensors[f"qkv{i}"] = randn(sum(_CUTS), HIDDEN) / HIDDEN**0.5
-        tensors[f"out{i}"] = randn(HIDDEN, HIDDEN) / HIDDEN**0.5
+        width = _hybrid.VALUE_HEADS * _hybrid.SIZE if i < linear else HIDDEN
+        tensors[f"out{i}"] = randn(HIDDEN, width) / width**0.5
         tensors[f"router{i}"] = randn(max(experts, 1), HIDDEN) / HIDDEN**0.5
         tensors[f"up{i}"] = randn(max(experts, 1), 2 * inner, HIDDEN) / HIDDEN**0.5
         tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
@@ -137,7 +137,7 @@ def _decode(
     caches: list[Any] = [
         _hybrid.empty(place)
         if i < linear
-        else [torch.full((4, block, KV_HEADS, SIZE), float("nan"), **place) for _ in "kv"]
+        else torch.full((4, KV_HEADS, block, 2 * SIZE), float("nan"), **place)
         for i in range(LAYERS)
     ]
     found = [_step(tensors, caches, 0, PROMPT, window, experts, linear)[-1:]]
@@ -152,7 +152,6 @@ def _step(
 ) -> Tensor:  # fmt: skip
     """Compute the log probabilities after the tokens from begin to end."""
     device = tensors["head"].device
-    writer = importlib.import_module(source.KERNELS[1])
     tokens = tensors["tokens"][begin:end]
     # not in order: blocks 3, 0, 2, 1
     table = torch.tensor([[3, 0, 2, 1]], dtype=torch.int32, device=device)
@@ -164,32 +163,27 @@ def _step(
         "mrope_section": sections, "head_size": SIZE, "rotary_dim": SIZE,
         "mrope_interleaved": False, "is_neox_style": True,
     }  # fmt: skip
-    one = torch.ones(1, device=device)
+    layer = attention.Attention(HEADS, KV_HEADS, SIZE, window)
 
     def norm(x: Tensor, weight: str) -> Tensor:
         return kernels._rms_norm({"input": x, "weight": tensors[weight]}, _EPS)["out"]
 
     def attended(i: int, normed: Tensor) -> Tensor:
-        keys, values = caches[i]
-        q, k, v = (normed @ tensors[f"qkv{i}"].T).split(_CUTS, -1)
-        parts = {"q": q.contiguous(), "k": k.contiguous(), "cos": cos, "sin": sin}
-        q, k = kernels._rope(parts, **turn).values()
-        shape = (len(normed), KV_HEADS, SIZE)
-        writer.triton_reshape_and_cache_flash(
-            k.view(shape), v.contiguous().view(shape), keys, values, slots, "auto", one, one
-        )
-        paged = {
-            "q": q.view(len(normed), HEADS, SIZE),
-            "k": keys,
-            "v": values,
-            "cu_seqlens_q": torch.tensor([0, len(normed)], dtype=torch.int32, device=device),
-            "seqused_k": torch.tensor([end], dtype=torch.int32, device=device),
-            "block_table": table,
-        }
-        return kernels._unified_attention(
-            paged, False, max_seqlen_q=len(normed), max_seqlen_k=end, softcap=0, causal=True,
-            window_size=(window - 1, 0) if window else (-1, -1), softmax_scale=SIZE**-0.5,
-        )["out"].view(len(normed), HIDDEN)  # fmt: skip
+        rows = (normed @ tensors[f"qkv{i}"].T).view(len(normed), -1, SIZE)
+        q, k, v = rows.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        parts = {"q": q.flatten(1), "k": k.flatten(1), "cos": cos, "sin": sin}
+        both = kernels._rope(parts, **turn)
+        q, k = (both[name].view(len(normed), -1, SIZE) for name in "qk")
+        # as the server has them: slices of one tensor
+        rows = torch.cat([q, k, v], 1)
+        q, k, v = rows.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        halves = attention.halves(caches[i])
+        attention.store(k, v, halves, slots)
+        starts = torch.tensor([0, len(normed)], dtype=torch.int32, device=device)
+        keys = torch.tensor([end], dtype=torch.int32, device=device)
+        return attention.attend(
+            q, halves, layer, starts=starts, keys=keys, table=table, queries=len(normed), most=end
+        ).view(len(normed), HIDDEN)
 
     x = tensors["embedding"][tokens]
     for i, cache in enumerate(caches):

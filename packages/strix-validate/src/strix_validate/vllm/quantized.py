@@ -138,13 +138,23 @@ def _fp8_blocks(tensors: dict[str, Tensor], block: int) -> dict[str, Tensor]:
 
 _AWQ = "nibbles in the wrong order, or a zero point or scale of the wrong group (AWQ)"
 _HYBRID_WHY = "a scale of the wrong group, or the shuffle of the nibbles undone wrongly (GPTQ)"
+_PACKED = "codes of 4 bits that packed instructions turn into the wrong numbers (GPTQ in 16 bits)"
 BLOCKS = "a block's scale left out or of the wrong block (Qwen3-FP8, DeepSeek)"
 COMPUTED = {
-    "awq": Case(partial(awq, size=128, rows=40), _AWQ),
-    # of 16 bits without zero points, the kernel has instructions that are not interpreted
-    "w4a16": Case(partial(w4a16, rows=40, size=128), _HYBRID_WHY, torch.float32),
+    # of more tokens than a tile has
+    "awq": Case(partial(awq, tokens=40, size=128, rows=40), _AWQ),
+    "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _HYBRID_WHY, torch.float32),
+    # of 16 bits without zero points the kernel has an instruction of gfx1151
+    "w4a16-packed": Case(partial(w4a16, rows=40, size=128), _PACKED),
     "w4a16-zeros": Case(partial(w4a16, rows=40, size=128, zeros=True), _HYBRID_WHY, size=Size.FULL),
-    "fp8-blocks": Case(partial(fp8_blocks, tokens=3), BLOCKS),
+    "fp8-blocks": Case(partial(fp8_blocks, tokens=70, size=256), BLOCKS),
+}
+EMULATED = {
+    # executed alone: two weights of 4 bits become numbers of 16 in one instruction of gfx1151
+    f"w4a16-{str(dtype).removeprefix('torch.')}": Case(
+        partial(w4a16, rows=32, size=64, tokens=6), _PACKED, dtype
+    )
+    for dtype in (torch.float16, torch.bfloat16)
 }
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
 MINUTES = "a tile whose conversions from FP8 compile for minutes"
@@ -152,5 +162,6 @@ _WIDE: dict = {"tokens": 64, "size": 512, "rows": 512}
 COMPILED = {
     "awq": Case(partial(awq, group=128, **_WIDE), _COMPILES),
     "w4a16": Case(partial(w4a16, group=128, **_WIDE), _COMPILES, torch.bfloat16),
+    "w4a16-float16": Case(partial(w4a16, group=128, **_WIDE), _COMPILES),
     "fp8-blocks": Case(partial(fp8_blocks, tokens=3, size=512), MINUTES, torch.bfloat16),
 }

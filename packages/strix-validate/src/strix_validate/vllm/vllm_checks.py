@@ -10,24 +10,16 @@ import torch
 from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
-from strix_validate.vllm import linear_attention, lora, mla, quantized, sampling
+from strix_validate.vllm import linear_attention, lora, mla, model_layers, quantized, sampling
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
-from strix_validate.vllm.kernels import (
-    moe,
-    mxfp4,
-    paged_attention,
-    rms_norm,
-    rope,
-    store_keys,
-)
+from strix_validate.vllm.attention import paged_attention, store_keys
+from strix_validate.vllm.kernels import moe, mxfp4, rms_norm, rope
 from strix_validate.vllm.vllm_call import VllmCall
 
 _BF16 = torch.bfloat16
 #: Each has a table of cases for the tier attention, and some have one for the tier kernels.
 FAMILIES = (sampling, mla, linear_attention, quantized, lora)
-_PREFILL = ((128, 128),)
-_DECODE = ((1, 300), (1, 70))
 _COMPILES = (
     "a kernel or a Triton that no longer compiles for gfx1151, uses no matrix unit, or needs more "
     "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
@@ -40,53 +32,32 @@ _GENERATION = (
 )
 
 
-def _shapes(lengths) -> dict[str, Case]:
-    """Build cases of models' attention layers, with the sizes of their heads."""
-    models: dict[str, dict] = {
-        "d64-sinks": {"head_dim": 64, "heads": 64, "kv_heads": 8, "sinks": True},  # gpt-oss
-        "d128": {"heads": 32, "kv_heads": 8},  # Llama, Qwen3
-        "d128-gqa7": {"heads": 28, "kv_heads": 4},  # Qwen2
-        "d128-window-softcap": {"heads": 32, "kv_heads": 16, "window": 1024, "softcap": 50.0},
-        "d128-fp8-kv": {"heads": 32, "kv_heads": 8, "fp8": True},
-        "d256-block1056": {"head_dim": 256, "heads": 16, "kv_heads": 2, "block": 1056},  # Qwen3.6
-        "d512": {"head_dim": 512, "heads": 32, "kv_heads": 4},  # Gemma 4
-    }
-    return {
-        name: Case(partial(paged_attention, lengths=lengths, **shape), _COMPILES + _SPILLS, _BF16)
-        for name, shape in models.items()
-    }
-
-
 #: The launches that are compiled only.
 COMPILED = {
-    **{f"prefill-{name}": case for name, case in _shapes(_PREFILL).items()},
-    **{f"decode-{name}": case for name, case in _shapes(_DECODE).items()},
+    **model_layers.compiled(_COMPILES + _SPILLS),
     "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
     "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, _BF16),
     "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, _BF16),
     "rope-adjacent": Case(partial(rope, heads=32, kv_heads=8, head_dim=64, neox=False), _COMPILES),
     "moe-prefill": Case(partial(moe, tokens=1024, rows=256, columns=256), _COMPILES, _BF16),
     "moe-decode": Case(partial(moe, rows=256, columns=256), _COMPILES, _BF16),
-    "moe-int4-prefill": Case(
-        partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES, _BF16
-    ),
+    "moe-int4-prefill": Case(partial(moe, tokens=64, rows=256, columns=256, bits=4), _COMPILES,
+        _BF16),
     "moe-int4-decode": Case(partial(moe, tokens=2, rows=256, columns=256, bits=4), _COMPILES),
-    "moe-fp8-prefill": Case(
-        partial(moe, tokens=99, rows=256, columns=256, bits=8), quantized.MINUTES, _BF16
-    ),
+    "moe-fp8-prefill": Case(partial(moe, tokens=99, rows=256, columns=256, bits=8),
+        quantized.MINUTES, _BF16),
     # gpt-oss-20b has 32 experts of 2880 by 2880
     "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, _BF16),
     "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, _BF16),
     **mla.COMPILED,
     **quantized.COMPILED,
-}
+}  # fmt: skip
 
 _MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"
 _SPLIT = "segments of a split decode that are merged wrongly, or never written and still read"
 _WINDOW = "a sliding window off by one: https://github.com/vllm-project/vllm/issues/28989"
 _SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
 _CAP = "tanh's softcap that overflows or is left out (Gemma)"
-_PAD = "padding of the head dim to a power of two that leaks into the result"
 _PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
 _GROUP = "a query head that reads another group's keys, where groups are no power of two"
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
@@ -103,27 +74,26 @@ _MODEL = (
 _INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
 
 
-def _attend(why: str, *lengths: tuple[int, int], dtype=torch.float16, **shape) -> Case:
-    return Case(partial(paged_attention, lengths=lengths, **shape), why, dtype)
+def _attend(
+    why: str, *lengths: tuple[int, int], dtype=torch.float16, size=Size.QUICK, **shape
+) -> Case:
+    return Case(partial(paged_attention, lengths=lengths, **shape), why, dtype, size)
 
 
 #: Computed in Triton's interpreter, or on a GPU.
 COMPUTED = {
     "prefill": _attend(_MASK, (37, 37), (5, 80), heads=8),
     "decode": _attend(_SPLIT, (1, 37), (1, 200), heads=8),
-    "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1)),
-    "prefill-window": _attend(_WINDOW, (70, 70), window=16),
+    # two heads of keys would have a slot's stride in either layout
+    "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1), heads=6, kv_heads=3),
+    "prefill-window": _attend(_WINDOW, (40, 70), window=16),
     "decode-window": _attend(_WINDOW, (1, 200), window=16),
     "prefill-softcap": _attend(_CAP, (70, 70), softcap=3.0),
     "decode-softcap": _attend(_CAP, (1, 70), softcap=3.0),
     "prefill-sinks": _attend(_SINKS, (50, 70), heads=8, kv_heads=1, head_dim=64, sinks=True),
     "decode-sinks": _attend(
-        _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True
-    ),
-    "prefill-d96": _attend(_PAD, (40, 40), head_dim=96),
+        _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True),
     "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
-    "prefill-gqa7": _attend(_GROUP, (40, 40), heads=14),
-    "decode-gqa7": _attend(_GROUP, (1, 40), heads=14),
     "prefill-fp8-kv": _attend(_FP8, (40, 60), fp8=True),
     "prefill-scale": _attend(_SCALE, (40, 40), scale=0.3, head_dim=64),
     "decode-scale": _attend(_SCALE, (1, 70), scale=0.3, head_dim=64),
@@ -132,37 +102,22 @@ COMPUTED = {
     "decode-fp8-kv": _attend(_FP8, (1, 70), fp8=True),
     "prefill-window-600": _attend(_FAR, (20, 700), window=600, head_dim=64, heads=2, kv_heads=1),
     "decode-2100": _attend(_FAR, (1, 2100), head_dim=64, heads=2, kv_heads=1),
-    "prefill-gqa3": _attend(_GROUP, (40, 40), heads=6, head_dim=64),
-    "decode-gqa3": _attend(_GROUP, (1, 40), heads=6, head_dim=64),
-    "decode-batch6": _attend(
-        "sequences behind the fourth left out", *((1, 9 + 7 * i) for i in range(6)), head_dim=64
-    ),
-    "prefill-batch6": _attend(
-        "the sequence of a block of queries searched wrongly",
-        *((3, 9 + 7 * i) for i in range(6)),
-        head_dim=64,
-    ),
-    "prefill-d256": _attend(_WIDE, (20, 40), head_dim=256, heads=2, kv_heads=1),
-    "decode-d256": _attend(_WIDE, (1, 40), head_dim=256, heads=2, kv_heads=1),
-    "prefill-d512": _attend(_WIDE, (20, 40), head_dim=512, heads=2, kv_heads=1),
-    "decode-d512": _attend(_WIDE, (1, 40), head_dim=512, heads=2, kv_heads=1),
+    "decode-batch6": _attend("sequences behind the fourth left out", *((1,
+        9 + 7 * i) for i in range(6)), head_dim=64),
+    "prefill-batch6": _attend("the sequence of a block of queries searched wrongly",
+        *((9 - i, 9 + 7 * i) for i in range(6)), head_dim=64),
+    "verify": _attend(
+        "split keys of a few queries, as speculative decoding has: a causal mask per segment",
+        (4, 70), (8, 200), (1, 9), head_dim=64),
     "prefill-softcap-large": _attend(_CAP, (20, 40), softcap=3.0, gain=100.0, head_dim=64),
-    "prefill-block-33000": _attend(
-        "ids of blocks in 16 bits, or offsets in 32",
-        (20, 40),
-        head_dim=64,
-        heads=2,
-        kv_heads=1,
-        first_block=33000,
-    ),
+    "prefill-block-33000": _attend("ids of blocks in 16 bits", (20, 40), head_dim=64, heads=2,
+        kv_heads=1, first_block=33000),
     "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
     "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "another eps than the model's"),
     "rope-partial": Case(partial(rope, rotary=64), "lanes turned that are not to be (GLM, Phi)"),
     "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
-    "moe-ragged": Case(
-        partial(moe, tokens=4, rows=32, columns=104),
-        "the last tile of columns counted whole (GLM-4.5-Air: 1408)",
-    ),
+    "moe-ragged": Case(partial(moe, tokens=4, rows=32, columns=104),
+        "the last tile of columns counted whole (GLM-4.5-Air: 1408)"),
     "moe-unrouted": Case(partial(moe, routed=False), "the router's weights applied twice"),
     "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
     "moe-int4-zeros": Case(partial(moe, bits=4, zeros=True), "zero points of the wrong row (AWQ)"),
@@ -170,22 +125,31 @@ COMPUTED = {
     "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
     "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
     "moe": Case(moe, _EXPERT),
+    "moe-one-token": Case(partial(moe, tokens=1, experts=8, rows=32),
+        "decoding, whose tokens are not sorted"),
+    "moe-swizzle": Case(partial(moe, tokens=40, rows=160, columns=64, swizzle=3),
+        "tiles of tokens that share weights, of which the last are fewer"),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
     "moe-fp8": Case(partial(moe, tokens=3, rows=160, columns=256, bits=8), quantized.BLOCKS),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
+    "far": _attend("offsets in 32 bits: a cache of more than 2^31 numbers", (9, 40), head_dim=64,
+        far=True, size=Size.FULL),
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
+    **model_layers.cases(),
     **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
     # dear, and each one's kernels have quick checks of their own
-    **{
-        name: Case(build, _MODEL, size=Size.FULL)
-        for name, build in (
-            ("model", vllm_model.decoding),
-            ("model-window", partial(vllm_model.decoding, window=8)),
-            ("model-experts", partial(vllm_model.decoding, experts=4)),
-            ("model-hybrid", partial(vllm_model.decoding, linear=1)),
-        )
-    },
+    **{name: Case(build, _MODEL, size=Size.FULL) for name, build in (("model", vllm_model.decoding),
+        ("model-window", partial(vllm_model.decoding, window=8)), ("model-experts",
+        partial(vllm_model.decoding, experts=4)), ("model-hybrid", partial(vllm_model.decoding,
+        linear=1)))},
+}  # fmt: skip
+
+#: The same in what models are stored in, which Triton's interpreter multiplies wrongly.
+ON_GPU = {
+    f"{name}-bfloat16": replace(case, dtype=_BF16)
+    for name, case in COMPUTED.items()
+    if case.dtype is torch.float16 and name != "awq"  # vLLM has AWQ's kernel in fp16 alone
 }
 
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
@@ -210,9 +174,10 @@ EMULATED = {
     "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
     "top-k-top-p": COMPUTED["top-k-top-p"],
+    **quantized.EMULATED,
 }
 
-_TIERS = {"kernels": COMPILED, "attention": COMPUTED, "emulated": EMULATED}
+_TIERS = {"kernels": COMPILED, "attention": COMPUTED | ON_GPU, "emulated": EMULATED}
 
 
 def checks(tier: str) -> list[Check]:
@@ -223,10 +188,14 @@ def checks(tier: str) -> list[Check]:
     ]
 
 
-def size_of(check: Check) -> Size:
-    """Return from which size on one of the tier attention runs."""
-    case = COMPUTED.get(check.id.removeprefix("attention/vllm-"))
-    return case.size if case else Size.QUICK
+def applies(check: Check, options: RunOptions) -> bool:
+    """Return False for a check of the tier attention of another size or kind of device."""
+    name, on_gpu = check.id.removeprefix("attention/vllm-"), options.device == "cuda"
+    if name in ON_GPU and not on_gpu:
+        return False
+    if "-packed" in name and on_gpu and not torch.version.hip:
+        return False  # it has an instruction of gfx1151
+    return options.size.holds(_TIERS["attention"][name].size)
 
 
 def run(

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The models of models.toml, each with the layers that it has."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A layer. window: keys that a query sees, 0 is all; block: tokens of a block of the cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    block: int = 16
+    causal: bool = True
+
+    @property
+    def group(self) -> int:
+        """Query heads of a head of keys."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer. hidden: columns of a token; inner: of an expert; group: of int4 weights, 0 is none.
+
+    zeros: the weights have zero points, as AWQ's do. block: rows and columns of FP8 weights that
+    share a scale, 0 is none. first: the router weights what experts read, not what they answer.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    group: int = 0
+    zeros: bool = False
+    block: int = 0
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A layer of gated delta rule: heads of keys and of values, lanes of each, convolved tokens."""
+
+    heads: int
+    value_heads: int
+    size: int = 128
+    width: int = 4
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A layer of MLA: heads of queries, lanes of the latent vector, and of rope behind them."""
+
+    heads: int
+    rank: int
+    rope: int
+
+
+#: Of weights of experts, by a name that their publishers use.
+_FORMATS: dict[str, dict] = {
+    "": {},
+    "GPTQ": {"group": 128},
+    "AWQ": {"group": 128, "zeros": True},
+    "FP8": {"block": 128},
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of the table; see models.toml."""
+
+    hidden: int
+    heads: int
+    words: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    inner: int = 0
+    window: int = 0
+    windows: int = 0
+    wide: tuple[int, int, int] = (0, 0, 0)
+    softcap: float = 0.0
+    sinks: bool = False
+    block: int = 16
+    across: bool = False
+    experts: tuple[int, int, int] = (0, 0, 0)
+    formats: tuple[str, ...] = ()
+    first: bool = False
+    linear: tuple[int, int] = (0, 0)
+    latent: tuple[int, int] = (0, 0)
+    liger: str = ""
+
+    def attention(self) -> list[Attention]:
+        """Return the kinds of attention layers with a cache of keys and values."""
+        if not self.kv_heads:
+            return []
+        layer = Attention(
+            self.heads, self.kv_heads, self.head_dim, self.window, self.softcap, self.sinks,
+            self.block,
+        )  # fmt: skip
+        if not self.windows:
+            return [layer, *([replace(layer, causal=False)] if self.across else [])]
+        kv_heads, head_dim, block = self.wide
+        wide = replace(layer, kv_heads=kv_heads, head_dim=head_dim, block=block)
+        return [wide if kv_heads else layer, replace(layer, window=self.windows)]
+
+    def mixture(self) -> dict[str, Experts]:
+        """Return the layer of experts by the format of its weights, "" is the model's own."""
+        if not self.experts[0]:
+            return {}
+        count, top_k, inner = self.experts
+        layer = Experts(count, top_k, self.hidden, inner, first=self.first)
+        if self.formats == ("FP8 alone",):
+            return {"": replace(layer, **_FORMATS["FP8"])}
+        return {name: replace(layer, **_FORMATS[name]) for name in ("", *self.formats)}
+
+    def recurrent(self) -> list[Linear]:
+        """Return the layer of linear attention."""
+        return [Linear(*self.linear)] if self.linear[0] else []
+
+    def compressed(self) -> list[Latent]:
+        """Return the layer of latent attention."""
+        return [Latent(self.heads, *self.latent)] if self.latent[0] else []
+
+
+def _model(row: dict[str, Any]) -> Model:
+    values: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in row.items()
+    }
+    return Model(**values)
+
+
+def _read() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
+    text = (files("strix_validate.layers") / "models.toml").read_text()
+    found = tomllib.loads(text)
+    models = {name: _model(row) for name, row in found["text"].items()}
+    return models, {name: (x["heads"], x["head_dim"]) for name, x in found["pictures"].items()}
+
+
+#: Text models; and of diffusion models heads and lanes of each. By a model that has them.
+MODELS, PICTURES = _read()
