@@ -65,8 +65,7 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
 
 def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
     """Convert wheels to packages in `subdir`, the largest first, one per core at a time."""
-    todo = [Conversion(**wheel) for wheel in wheels]
-    todo.sort(key=lambda conversion: Path(conversion.file).stat().st_size, reverse=True)
+    todo = sorted((Conversion(**wheel) for wheel in wheels), key=Conversion.size, reverse=True)
     with ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), initializer=end_with_parent) as pool:
         for made in pool.map(make, todo, [Path(subdir)] * len(todo)):
             print(made.name, flush=True)

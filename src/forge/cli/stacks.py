@@ -96,10 +96,7 @@ class Stack:
 
     @contextmanager
     def locking(self, served: set[str] | None) -> Iterator[None]:
-        """Put the lock back, and raise Refused, if it now has of our channel what is not `served`.
-
-        A server may show the solver another index than the one that was checked.
-        """
+        """Put the lock back, and raise Refused, if it now has of ours what is not `served`."""
         file = self.copy.lock_file
         before = file.read_text() if file.exists() else ""
         yield

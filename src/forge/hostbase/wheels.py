@@ -65,6 +65,10 @@ class Conversion:
         """The name of the package file."""
         return f"{self.name}-{self.version}-{self.build}.conda"
 
+    def size(self) -> int:
+        """Return the size of the wheel, in bytes."""
+        return Path(self.file).stat().st_size
+
     def make(self, subdir: Path) -> Path:
         """Make the package in `subdir`; returns its file."""
         with tempfile.TemporaryDirectory() as scratch:
