@@ -2,7 +2,7 @@
 """A small conda-forge for tests, on loopback: it solves, builds, installs and runs for real.
 
 Its packages are this machine's: the host base's (Python, the compilers, torch and the wheels that
-recipes and stacks need), the wheels of requirements.txt (what the root workspace needs), and
+recipes and stacks need), the wheels of requirements*.txt (what the root workspace needs), and
 packages of one text file for what PyPI lacks. None carries the mark of the host base, as none of
 conda-forge's does; inside they are the same. Clients find it as people behind a mirror find theirs:
 through `[mirrors]` in the configuration of a home folder.
@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from forge.files import sha256_file
 from forge.hostbase import wheels
 from forge.sources.cache import PYPI_URL, Source
 
+LISTS = [CHECKOUT / name for name in ("requirements.txt", "requirements-dev.txt")]
 HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
 PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
 RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
@@ -108,7 +110,7 @@ def _packages() -> dict[str, dict[str, Any]]:
     """The index of all packages in build/conda-forge; made once."""
     made_of = PACKAGES.parent / "made-of.json"
     base = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
-    made_by = [sha256_file(path) for path in (Path(__file__), CHECKOUT / "requirements.txt")]
+    made_by = [sha256_file(path) for path in (Path(__file__), *LISTS)]
     inputs = [wheels.CODE, *made_by, sys.version, [*base]]
     if not made_of.exists() or json.loads(made_of.read_text()) != inputs:
         PACKAGES.mkdir(parents=True, exist_ok=True)
@@ -187,11 +189,11 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
 
 
 def _convert(scratch: Path) -> Iterator[Path]:
-    """The wheels that pip installs from requirements.txt, by the host base's own code."""
+    """The wheels that pip installs for the driver and its tests, by the host base's own code."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
     subprocess.run(
         [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "-d", scratch / "wheels",
-         "-r", CHECKOUT / "requirements.txt"],
+         *chain(*(("-r", path) for path in LISTS))],
         check=True,
     )  # fmt: skip
     found: dict[str, wheels.Wheel] = {}

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from forge.cli.main import app
 
 COMMANDS = get_command(app).commands
+LISTS = ("requirements.txt", "requirements-dev.txt")
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *CHECKOUT.glob("docs/*.md")]
 PAGES += [*CHECKOUT.glob("stacks/*/README.md"), *CHECKOUT.glob("packages/*/README.md")]
 MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
@@ -74,7 +75,7 @@ def empty(tmp_path: Path) -> Path:
     """A checkout in which no environment was made yet."""
     folder = tmp_path / "checkout"
     folder.mkdir()
-    for name in ("forge", "pixi.toml", "pyproject.toml", "requirements.txt"):
+    for name in ("forge", "pixi.toml", "pyproject.toml", *LISTS):
         shutil.copy(CHECKOUT / name, folder)
     return folder
 
@@ -160,6 +161,31 @@ def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
     done = launch(["plan"], unserved, empty)
     first, last = done.stderr.splitlines()
     assert done.returncode == 3 and "(once)" in first and "reaches no package index" in last
+
+
+# Makes environments that have it for their Python, and writes down what is installed into them.
+PYTHON = """\
+#!/bin/sh
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip") for last; do :; done; echo "${last##*/}" >>"$INSTALLED" ;;
+esac
+"""
+
+
+def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -> None:
+    """A build installs no linter; what lints comes beside it, once."""
+    python, installed = tmp_path / "python", tmp_path / "installed"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "FORGE_PYTHON_BIN": str(python),
+        "INSTALLED": str(installed),
+    }
+    for command, lists in (("plan", 1), ("build-all", 1), ("lint", 2), ("test", 2), ("plan", 2)):
+        assert launch([command], environment, empty).returncode == 0
+        assert installed.read_text().split() == [*LISTS[:lists]]
 
 
 def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
@@ -249,7 +275,8 @@ def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
 def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
     """Its reason is not a missing package of Python. A file stands in for missing permission."""
     shutil.copy(CHECKOUT / "forge", tmp_path)
-    (tmp_path / "requirements.txt").touch()
+    for name in LISTS:
+        (tmp_path / name).touch()
     (tmp_path / "build").write_text("in the way")
     environment = os.environ | {"FORGE_NO_PIXI": "1", "FORGE_PYTHON_BIN": sys.executable}
     done = subprocess.run(

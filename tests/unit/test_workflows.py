@@ -61,7 +61,7 @@ BAD = {
 def lint(tool: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """Run one of LINTERS from this environment; skips the test where it belongs to another."""
     program = shutil.which(tool, path=str(Path(sys.executable).parent))
-    assert program, f"requirements.txt brings {tool}, and it is not here"
+    assert program, f"requirements-dev.txt brings {tool}, and it is not here"
     command = [program, *LINTERS[tool], *map(str, paths)]
     return subprocess.run(command, cwd=CHECKOUT, text=True, capture_output=True, check=False)
 
