@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rattler import Version
+
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = """
 :root {
@@ -25,13 +27,16 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: auto; pad
 h1, h2 { line-height: 1.2 } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem }
 th, td { border-bottom: 1px solid var(--line) }
-td { overflow-wrap: break-word } pre { background: var(--soft); padding: .8rem; overflow-x: auto }
-.wide { overflow-x: auto } .yanked { text-decoration: line-through } small { opacity: .75 }
+td { overflow-wrap: break-word } td.short { white-space: nowrap }
+a { color: light-dark(#0550ae, #7ab7ff) } small { opacity: .75 }
+pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
+.wide { overflow-x: auto } .yanked { text-decoration: line-through } tr:has(.yanked) { opacity: .6 }
 @media (max-width: 40rem) {
-  thead { display: none } td { display: block; border: 0; padding: .1rem 0 }
-  td { overflow-wrap: anywhere }
+  thead { display: none } td, td.short { display: block; border: 0; padding: .1rem 0 }
+  td, td.short { overflow-wrap: anywhere; white-space: normal }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line) }
-  td::before { content: attr(data-label) " "; opacity: .6 }
+  td::before { content: attr(data-label) ": "; opacity: .6 }
+  td:first-child { font-weight: bold } td:first-child::before { content: none }
 }
 """.strip()
 WORDS = {
@@ -40,6 +45,14 @@ WORDS = {
     "emulated": "executed under emulation",
     "interpreted": "run in Triton's interpreter", "loads": "loads",
 }  # fmt: skip
+SHORT = {"size", "GPU", "Python", "attested", "revision", "time"}
+
+
+class Newest(Version):
+    """A version of conda's, the newest of which sorts first."""
+
+    def __lt__(self, other: Version) -> bool:
+        return super().__gt__(other)
 
 
 def size(count: int) -> str:
@@ -51,18 +64,17 @@ def size(count: int) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Make a table; cells are HTML already."""
+    """Make a table; cells are HTML already, those of columns in SHORT are never broken."""
     labels = list(head)
-    lines = ["".join(f"<th>{escape(label)}</th>" for label in labels)]
-    body = (
-        "".join(
-            f'<td data-label="{escape(label)}">{cell}</td>'
+    first = "".join(f"<th>{escape(label)}</th>" for label in labels)
+    rest = ""
+    for row in rows:
+        cells = (
+            f'<td data-label="{escape(label)}"{" class=short" * (label in SHORT)}>{cell}</td>'
             for label, cell in zip(labels, row, strict=True)
         )
-        for row in rows
-    )
-    rest = "".join(f"<tr>{line}</tr>\n" for line in body)
-    return f'<div class="wide"><table><thead><tr>{lines[0]}</tr></thead>\n{rest}</table></div>'
+        rest += f"<tr>{''.join(cells)}</tr>\n"
+    return f'<div class="wide"><table><thead><tr>{first}</tr></thead>\n{rest}</table></div>'
 
 
 def recipes() -> dict[str, str]:
@@ -75,30 +87,31 @@ def recipes() -> dict[str, str]:
     return found
 
 
-def proven(name: str) -> str:
-    """What evidence/packages.toml says of a package, with the pages that show it."""
+def proven(record: dict[str, Any]) -> str:
+    """What evidence/packages.toml says of a package, with the pages that show it; a line each."""
+    name = record["name"]
     claims = tomllib.loads((ROOT / "evidence/packages.toml").read_text())
     said = claims.get(recipes().get(name, name))
-    if not said:
-        return "no evidence"
-    words = []
-    for column in ("built", "ran"):
+    words = [] if said else ["no evidence"]
+    for column in ("built", "ran") if said else ():
         word, *pages = [said[column]] if isinstance(said[column], str) else said[column]
         if word != "no":
-            text = escape(WORDS[word])
-            words.append(f"{text} <small>({escape(pages[0])})</small>" if pages else text)
-    return ", ".join([*words, ran_on_gpu(name)])
+            shown = "".join(f" <small>{escape(Path(page).stem)}</small>" for page in pages)
+            words.append(escape(WORDS[word]) + shown)
+    return "<br>".join([*words, ran_on_gpu(record["sha256"])])
 
 
-def ran_on_gpu(name: str) -> str:
-    """Name the records of runs on gfx1151 that list a package."""
+def ran_on_gpu(sha256: str) -> str:
+    """Name the runs on gfx1151 that had this very file installed, and what their checks said."""
     found = []
     for path in sorted((ROOT / "evidence").glob("*.json")):
-        record = json.loads(path.read_text())
-        listed = json.dumps(record.get("packages", ""))
-        if record.get("subject") == "packages" and f'"{name}' in listed:
-            found.append(path.stem)
-    return ", ".join(found) or "not run on gfx1151"
+        run = json.loads(path.read_text())
+        hashes = {package["sha256"] for package in run.get("packages", ())}
+        if run.get("subject") == "packages" and sha256 in hashes:
+            counts = ", ".join(f"{run['summary'][key]} {key}" for key in ("passed", "failed"))
+            text = f"checked on gfx1151: {counts}"
+            found.append(f"{escape(text)} <small>{escape(path.stem)}</small>")
+    return "<br>".join(found) or "not run on gfx1151"
 
 
 def python_of(record: dict[str, Any]) -> str:
@@ -111,11 +124,16 @@ def python_of(record: dict[str, Any]) -> str:
 
 def gpu_of(record: dict[str, Any]) -> str:
     """Name the GPU that a record states: in its name, build string or constraint."""
-    names = re.findall(r"gfx\d{3,4}\w?", f"{record['name']} {record['build']}")
+    names = re.findall(r"gfx[0-9a-f]{3,4}(?![0-9a-z])", f"{record['name']} {record['build']}")
     for spec in record.get("constrains", []):
         if match := re.fullmatch(r"__amdgpu_arch ==(\d+)\.(\d+)\.(\w+)", spec):
             names.append(f"gfx{match[1]}{match[2]}{match[3]}")
-    return names[0] if names else "none stated"
+    return names[0] if names else "not bound"
+
+
+def age(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Sort newest versions first, then builds by number and date."""
+    return Newest(record["version"]), -record["build_number"], -record.get("timestamp", 0)
 
 
 class Published:
@@ -136,13 +154,9 @@ class Published:
             self.yanked = (self.yanked | {*entry["yanked"]}) - {*entry["restored"]}
 
     def newest(self) -> dict[str, dict[str, Any]]:
-        """By name, the record that was built last and not yanked."""
-        found: dict[str, dict[str, Any]] = {}
-        order = sorted(self.records.items(), key=lambda item: item[1].get("timestamp", 0))
-        for file, record in order:
-            if file not in self.yanked:
-                found[record["name"]] = record
-        return found
+        """By name, the record of the newest version that is not yanked."""
+        order = sorted(self.records.items(), key=lambda item: age(item[1]), reverse=True)
+        return {record["name"]: record for file, record in order if file not in self.yanked}
 
 
 def stacks(published: Published) -> Iterator[list[str]]:
@@ -160,7 +174,7 @@ def packages(published: Published) -> Iterator[list[str]]:
     """Yield a row for each file, newest builds of a name first."""
     by_name = sorted(
         published.records.items(),
-        key=lambda item: (item[1]["name"], -item[1].get("timestamp", 0), item[0]),
+        key=lambda item: (item[1]["name"], *age(item[1]), item[0]),
     )
     for file, record in by_name:
         title = f'<a href="{escape(file)}">{escape(record["name"])}</a>'
@@ -169,7 +183,7 @@ def packages(published: Published) -> Iterator[list[str]]:
         attested = "yes" if record.get("attestations_sha256") else "no"
         build = f"{escape(record['version'])}<br><small>{escape(record['build'])}</small>"
         yield [title, build, size(record["size"]), gpu_of(record), python_of(record),
-               proven(record["name"]), attested]  # fmt: skip
+               proven(record), attested]  # fmt: skip
 
 
 def revisions(published: Published) -> Iterator[list[str]]:
@@ -223,4 +237,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"docs/channel_page.py: no page of {sys.argv[1]}: {type(error).__name__}: {error}")

@@ -59,6 +59,10 @@ def test_commands(project: MiniProject, tmp_path: Path) -> None:
     page.write_text('import sys\nopen(sys.argv[1] + "/index.html", "a").write("line\\n")\n')
     project.forge("publish", "--to", str(target))
     assert len((target / "index.html").read_text().splitlines()) == 1
+    page.write_text('raise SystemExit("no page, because")\n')
+    failed = project.forge("publish", "--to", str(target), code=1).stderr
+    assert "no page, because" in failed and f"{target} is published, but its page is not" in failed
+    page.unlink()
 
     refused = CliRunner().invoke(publishing.app, ["publish", "--to", "https://prefix.dev/demo"])
     assert isinstance(refused.exception, ForgeError) and "is not a directory" in str(

@@ -6,9 +6,11 @@ from __future__ import annotations
 import html
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,17 @@ def write(target: Path) -> None:
     subprocess.run([sys.executable, CHECKOUT / "docs/channel_page.py", target], check=True)
 
 
+def brightness(picture: Path) -> int:
+    """The first pixel's first channel, 0 to 255, of a PNG of 8 bits: no filter changes it."""
+    data, packed, at = picture.read_bytes(), b"", 8
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + length]
+        at += length + 12
+    return zlib.decompress(packed)[1]
+
+
 def test_figures_are_the_indexs(target: Path) -> None:
     text = (target / "index.html").read_text()
     index = json.loads((target / "noarch/repodata_from_packages.json").read_text())
@@ -57,7 +70,7 @@ def test_figures_are_the_indexs(target: Path) -> None:
 def test_nothing_is_from_elsewhere(target: Path) -> None:
     text = (target / "index.html").read_text()
     assert "<script" not in text and not re.search(r"(src|href)=.?https?:", text)
-    assert "prefers" in text or "light-dark(" in text
+    assert "color-scheme: light dark" in text
 
 
 def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
@@ -70,10 +83,71 @@ def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
     assert "<script" not in text and "&lt;script&gt;1" in text
 
 
+def test_a_page_that_cannot_be_made_is_one_line(target: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(target, copy)
+    (copy / "revisions/log.json").write_text("[{}]")
+    before = (copy / "index.html").read_bytes()
+    done = subprocess.run(
+        [sys.executable, CHECKOUT / "docs/channel_page.py", copy],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == f"docs/channel_page.py: no page of {copy}: KeyError: 'yanked'\n"
+    assert (copy / "index.html").read_bytes() == before
+
+
+def test_newest_is_by_version_and_not_by_date() -> None:
+    """1.10 was built before 1.9, as a fix of the older series is."""
+    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
+    builds = [("1.9", 0, 9), ("1.10", 0, 1), ("1.10", 1, 2)]
+    records = [
+        {"version": version, "build_number": number, "timestamp": time}
+        for version, number, time in builds
+    ]
+    order = sorted(records, key=page["age"])
+    assert [(r["version"], r["build_number"]) for r in order] == [
+        ("1.10", 1),
+        ("1.10", 0),
+        ("1.9", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "constrains", "gpu"),
+    [
+        ("rocm1000_gfx1151_py312h0_0", [], "gfx1151"),
+        ("rocm_gfx90a_h0_0", [], "gfx90a"),
+        ("py312h0_0", ["__amdgpu_arch ==11.5.1"], "gfx1151"),
+        ("py312h0_0", ["numpy <3"], "not bound"),
+    ],
+)
+def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
+    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
+    assert page["gpu_of"]({"name": "a", "build": build, "constrains": constrains}) == gpu
+
+
+def test_a_run_on_the_gpu_proves_the_file_that_it_had(tmp_path: Path) -> None:
+    """It proved all of whose names the record had a beginning: triton, and so triton-packages."""
+    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
+    record = {
+        "subject": "packages",
+        "packages": [{"name": "triton", "sha256": "a" * 64}],
+        "summary": {"passed": 7, "failed": 1},
+    }
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
+    page["ran_on_gpu"].__globals__["ROOT"] = tmp_path
+    said = page["ran_on_gpu"]("a" * 64)
+    assert said.startswith("checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151")
+    assert page["ran_on_gpu"]("b" * 64) == "not run on gfx1151"
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH: the page is not looked at")
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits(target: Path, tmp_path: Path, width: int) -> None:
-    """In Chromium: nothing is wider than the screen, and the picture is not one colour."""
+def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    """In Chromium nothing is wider than the screen, and the corner has the scheme's colour."""
     page = html.escape((target / "index.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
     frame.write_text(
@@ -81,7 +155,10 @@ def test_it_fits(target: Path, tmp_path: Path, width: int) -> None:
         "f.onload = () => { const d = f.contentDocument.documentElement;"
         "r.textContent = `${d.scrollWidth} ${d.clientWidth}` }</script>"
     )
-    flags = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    flags = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+        f"--blink-settings=preferredColorScheme={('dark', 'light').index(scheme)}",
+    ]  # fmt: skip
     dom = subprocess.run(
         [*flags, "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()],
         capture_output=True, text=True, check=True, timeout=120,
@@ -92,4 +169,4 @@ def test_it_fits(target: Path, tmp_path: Path, width: int) -> None:
     size = f"--window-size={width},1200"
     shot = [*flags, size, f"--screenshot={picture}", (target / "index.html").as_uri()]
     subprocess.run(shot, capture_output=True, check=True, timeout=120)
-    assert picture.stat().st_size > 10_000
+    assert (brightness(picture) < 64) == (scheme == "dark"), brightness(picture)

@@ -14,7 +14,7 @@ from forge.channel import StaticChannel
 from forge.cli.context import Context, command, gravest, out
 from forge.conda import provenance
 from forge.conda.location import Location
-from forge.errors import ForgeError
+from forge.errors import Failed, ForgeError
 
 app = typer.Typer()
 channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
@@ -31,8 +31,7 @@ Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
 @command(app)
 def publish(ctx: Context, to: To) -> None:
     """Publish all packages of the channel, or none."""
-    folder = Location(to).folder
-    if not folder:
+    if not (folder := Location(to).folder):
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
     with ctx.project.lock():
         revision = StaticChannel(folder).publish(ctx.channel)
@@ -40,10 +39,11 @@ def publish(ctx: Context, to: To) -> None:
 
 
 def told(ctx: Context, folder: Path, revision: object) -> None:
-    """Print what was published, and write the page of the channel."""
+    """Print what was published, and write the page of the channel. Raises Failed without it."""
     out.print(f"{folder}: {revision or 'nothing new'}")
-    if (page := ctx.project.root / "docs/channel_page.py").exists():
-        subprocess.run([sys.executable, page, folder], check=False)
+    page = ctx.project.root / "docs/channel_page.py"
+    if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
+        raise Failed(f"{folder} is published, but its page is not: mend that, and publish again")
 
 
 @command(channel_app, "yank")
