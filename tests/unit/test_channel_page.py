@@ -77,7 +77,7 @@ def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(target, copy)
     for path in copy.glob("noarch/repodata*.json"):
-        path.write_text(path.read_text().replace('"version":"1.0"', '"version":"<script>1"'))
+        path.write_text(path.read_text().replace('"build":"', '"build":"<script>1'))
     write(copy)
     text = (copy / "index.html").read_text()
     assert "<script" not in text and "&lt;script&gt;1" in text
