@@ -113,11 +113,12 @@ class Night:
     def wait_for_step(self) -> None:
         """Wait for the step of a night that was killed: it ends on its own, but not at once."""
         with self.steps.open("w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                print("night: waits until the step of a killed night has ended", flush=True)
-                fcntl.flock(held, fcntl.LOCK_EX)
+            for _ in range(60):  # what it left running beyond that, the driver ends
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except OSError:
+                    time.sleep(1)
 
     def step(
         self, name: str, words: list[str], made_of: str,

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """docs/night.py with the real driver: five recipes, two stacks, a conda-forge on loopback.
 
-Stand-ins are the recipes, the validator and conda-forge, which has one package. It is killed at
-ten fixed points: before the n-th command or rename of the script, or in the middle of a package's
-script, of its test, or of the validator.
+Stand-ins are the recipes and conda-forge, which has one package.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -168,57 +164,6 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     asyncio.run(index_fs(web, write_zst=True, write_shards=False))
     with served(web, Noting) as url:
         yield Owner(tmp_path, url, requests)
-
-
-# git, plan, git, sources, note, build, note, publish, note, verify, note; then lock, note, install,
-# note, validate and note of each stack; git, archive. What is done before is left out.
-KILLS = {
-    "before plan": 2,
-    "before the note of sources": 5,
-    "before build": 6,
-    "in alpha's build script": 0,
-    "in beta's test": 0,
-    "before the note of build": 5,
-    "before publish": 6,
-    "before the note of publish": 7,
-    "before verify": 8,
-    "before one is installed": 10,
-    "in one's validation": 0,
-    "before the archive": 11,
-}
-
-
-def test_a_night_that_is_killed_ten_times(owner: Owner) -> None:
-    """It ends with the archive; a package that fails costs what needs it, and no more."""
-    said = ""
-    for when, before in KILLS.items():
-        killed = owner.night(before)
-        said += killed.stdout
-        assert killed.returncode == -signal.SIGKILL, f"{when}: {killed.stdout}{killed.stderr}"
-        if (state := owner.to / "state.json").exists():
-            json.loads(state.read_text())  # never half written
-        assert not (owner.to / "night.tar.gz").exists()
-    done = owner.night()
-    assert done.returncode == 1, done.stdout + done.stderr
-    files = owner.archived()
-    page = files["night/README.md"]
-    assert "**Published (3)**: alpha 1.0, beta 1.0, strix-validate 1.0\n" in page
-    assert "**Not built**: broken (failed), lost (not attempted)\n" in page
-    assert "**Checks, one**: 7 passed, 0 failed, 1 skipped\n" in page and "two**" not in page
-    failed = re.findall(r"(?m)^\| (\S+) \| failed", page)
-    assert failed == ["build", "lock-two"], page
-    assert {"night/build-logs/broken.log", "night/evidence/one/record.json"} <= {*files}
-    assert len([name for name in files if name.endswith(".provenance.json")]) == 3
-    assert len([*owner.marks.glob("*.done")]) == 3, "not every script was killed"
-    assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "a source was fetched twice"
-    assert re.search(r"== build: about [\d.]+ hours left", said)
-
-    (owner.root / "recipes/broken/mended").touch()
-    done = owner.night()
-    assert done.returncode == 0, done.stdout + done.stderr
-    page = owner.archived()["night/README.md"]
-    assert "**Published (5)**" in page and "**Not built**: nothing" in page
-    assert page.count("7 passed") == 2 and "failed (" not in page
 
 
 @pytest.mark.parametrize("lacks", ["conda-forge", "disk", "memory", "GPU"])

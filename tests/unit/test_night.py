@@ -64,6 +64,22 @@ if words[0] == "run":
 """
 
 
+# `python -c KILLED N SCRIPT WORDS`
+KILLED = """
+import os, runpy, signal, sys
+left = int(sys.argv[1])
+def hook(event, _):
+    global left
+    if event in ("os.rename", "subprocess.Popen"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 class Owner:
     """A machine with a GPU, the script, and a driver that only pretends."""
 
@@ -266,6 +282,20 @@ def test_old_kernel(owner: Owner) -> None:
 def test_kernel_and_gpu_are_the_doctors() -> None:
     text = (CHECKOUT / "docs/night.py").read_text()
     assert f"\nKERNEL = {hardware._KERNEL}\n" in text
+
+
+def test_ten_kills(owner: Owner) -> None:
+    """SIGKILL before the n-th command or rename of the script: it ends with the archive."""
+    for before in (1, 2, 3, 4, 5, 6, 5, 6, 7, 8):
+        words = [sys.executable, "-c", KILLED, str(before), *owner.words()[1:]]
+        killed = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert killed.returncode == -9, killed.stdout + killed.stderr
+        if (owner.to / "state.json").exists():
+            json.loads((owner.to / "state.json").read_text())  # never half written
+        assert not (owner.to / "night.tar.gz").exists()
+    assert owner.night().returncode == 0
+    page = owner.archived()["night/README.md"]
+    assert page.count("7 passed, 0 failed") == 2 and "failed (" not in page
 
 
 def test_two_nights_at_once(owner: Owner) -> None:
