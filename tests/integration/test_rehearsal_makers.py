@@ -239,6 +239,15 @@ def test_device_code_for_the_files_that_are_named(
         assert line == f"-x hip -c hip/{name}.hip {end}"
 
 
+def test_no_option_for_llvm_is_taken_for_an_output(place: checkout.Place, tmp_path: Path) -> None:
+    """ccache reads the word after -mllvm as an option of its own, -openmp-opt-disable as -o."""
+    place.overlay(thin=True)
+    launcher = place.root / thin_torch.FOLDER / "thin.sh"
+    command = [launcher, "echo", "-mllvm", "-openmp-opt-disable", "-o", "a.o", "-c", "a.cpp"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout == "-mllvm=-openmp-opt-disable -o a.o -c a.cpp\n"
+
+
 def test_a_precompiled_header_is_known_by_its_headers(
     place: checkout.Place, tmp_path: Path
 ) -> None:

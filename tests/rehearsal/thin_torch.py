@@ -52,6 +52,18 @@ LAUNCHER = """\
 #!/usr/bin/env bash
 # The launcher of the compilers, for `ccache COMPILER ... -c FILE`.
 set -euo pipefail
+words=()
+while (($#)); do
+    # torch passes -mllvm -openmp-opt-disable to clang, and ccache takes that for -o
+    if [[ $1 == -mllvm ]]; then
+        shift
+        words+=("-mllvm=$1")
+    else
+        words+=("$1")
+    fi
+    shift
+done
+set -- "${words[@]}"
 name=${!#}
 name=${name##*/}
 case " $* " in
