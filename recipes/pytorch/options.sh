@@ -48,6 +48,10 @@ options=(
     EIGEN3_INCLUDE_DIR="$PREFIX/include/eigen3"
     # complex dot products by the interface that every BLAS returns in the same way
     BLAS_USE_CBLAS_DOT=ON
+    # A kernel for the CPU is compiled from a generated file, which includes the source by its path. With
+    # the folder of this build in it, ccache finds none of these objects, the costliest of torch_cpu, in
+    # another folder.
+    USE_RELATIVE_PATHS=ON
     CMAKE_C_COMPILER_LAUNCHER=ccache
     CMAKE_CXX_COMPILER_LAUNCHER=ccache
     CMAKE_HIP_COMPILER_LAUNCHER=ccache

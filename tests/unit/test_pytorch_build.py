@@ -160,7 +160,7 @@ def test_build(build: Build) -> None:
     given = set(re.findall(r"\[(.*?)\]", configure))
     assert {
         "-DUSE_ROCM=ON", "-DUSE_CUDA=OFF", "-DUSE_FLASH_ATTENTION=ON", "-DUSE_MSLK=OFF",
-        "-DCMAKE_HIP_COMPILER_LAUNCHER=ccache", "-DA=1",
+        "-DCMAKE_HIP_COMPILER_LAUNCHER=ccache", "-DUSE_RELATIVE_PATHS=ON", "-DA=1",
         "-DEIGEN3_FOUND=ON", f"-DEIGEN3_INCLUDE_DIR={build.prefix}/include/eigen3",
         f"-DPython_EXECUTABLE={build.environment['PYTHON']}",
         f"-DCMAKE_FIND_ROOT_PATH=SRC;{build.prefix};/sysroot",
