@@ -3,7 +3,8 @@
 
 Nothing else names a GPU or holds a number of one; hip/build.py writes the device's properties from
 here, so only the standard library is imported. Sources: LLVM 22's AMDGPU.td and GCNSubtarget
-(registers, waves, LDS), its guide (ELF flags, S_WAITCNT), clr's and amdkfd's sources (properties).
+(registers, waves, LDS), its guide (ELF flags, S_WAITCNT), AMD's GPU specifications
+(processors, L2); names, clocks and buses of gfx1150 and gfx1100 are those of one product of each.
 """
 
 from dataclasses import dataclass
