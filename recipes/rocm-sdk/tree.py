@@ -47,6 +47,8 @@ LEFTOVER = re.compile(
     rf"{START}/(?:__w|home|root|github|therock|workspace|build|usr/(?:local|include|lib\d*))/{REST}*"
 )
 COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
+# what a CMake target's file checks for, and calls fatal
+TARGET_FILES = re.compile(r"list\(APPEND _cmake_import_check_files_for_\S+ ([^)]*)\)")
 TEXT = 1 << 20  # bytes; what is larger is no text that anybody wrote
 SYSDEPS = "lib/rocm_sysdeps/lib"
 # where AMD's libraries look for the C++ runtime, and have to find conda's
@@ -248,6 +250,26 @@ def outside(tree: Path) -> list[str]:
     return lines
 
 
+def unmet_targets(tree: Path) -> list[str]:
+    """A line for each file of a CMake target that is not in the tree.
+
+    find_package then fails in whatever is compiled with the SDK. A warning: AMD's own archive may
+    come with such a target in a package that nothing here looks for.
+    """
+    lines = []
+    for name, path in files_below(tree).items():
+        if path.suffix != ".cmake" or path.is_symlink():
+            continue
+        for files in TARGET_FILES.findall(path.read_text(errors="replace")):
+            named = re.findall(r'"\$\{_IMPORT_PREFIX\}/([^"]+)"', files)
+            lines += [
+                f"{name} names {file}, which is not in the tree: find_package fails"
+                for file in sorted({*named})
+                if not (tree / file).exists()
+            ]
+    return lines
+
+
 def require_loadable(files: dict[str, Path]) -> list[str]:
     """Finds needed libraries that neither the packages nor conda's C++ runtime have.
 
@@ -317,7 +339,7 @@ def stage(source: Path, prefix: Path, commit: str) -> None:
     gone = prune(tree)
     changed = mend_paths(tree)
     check_contents(tree)
-    warnings = require_loadable(files_below(tree)) + outside(tree)
+    warnings = require_loadable(files_below(tree)) + outside(tree) + unmet_targets(tree)
     link_runtime(tree, prefix)
     names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
     (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))

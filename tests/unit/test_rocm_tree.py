@@ -80,6 +80,19 @@ def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
     assert lines == ["bin/scan names /usr/lib/llvm-22/bin/clang, which is not in the prefix"]
 
 
+def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
+    """find_package calls it fatal, in the build that uses the SDK: said when it is staged."""
+    (tmp_path / "lib/cmake/x").mkdir(parents=True)
+    (tmp_path / "lib/libx.so.1").touch()
+    check = "list(APPEND _cmake_import_check_files_for_roc::x "
+    (tmp_path / "lib/cmake/x/x-targets-none.cmake").write_text(
+        f'{check}"${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
+        f'{check}"${{_IMPORT_PREFIX}}/lib/libx.a" "${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
+    )
+    (line,) = tree.unmet_targets(tmp_path)
+    assert line.startswith("lib/cmake/x/x-targets-none.cmake names lib/libx.a, which is not in")
+
+
 def test_miopens_databases_are_for_all_users(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
