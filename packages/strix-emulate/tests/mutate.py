@@ -96,8 +96,8 @@ def _watched() -> Iterator[set[int]]:
             retired.add(at)
         wait(g, counter, allowed)
 
-    def compiled(ins):
-        run = compile_wait(ins)
+    def compiled(ins, target):
+        run = compile_wait(ins, target)
 
         def located(g):
             nonlocal at

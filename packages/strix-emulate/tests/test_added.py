@@ -233,6 +233,7 @@ s_waitcnt vmcnt(0)
 v_readfirstlane_b32 s8, v2
 s_cmp_eq_u32 s8, 0
 s_cbranch_scc1 poll
+buffer_gl1_inv
 buffer_gl0_inv
 global_load_b32 v3, v1, s[6:7] offset:4
 s_waitcnt vmcnt(0)

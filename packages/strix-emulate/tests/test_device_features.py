@@ -169,6 +169,7 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
     image = device_code(HIP_PROGRAMS / "ockl.hip", folder / "ockl.hsaco", *linked)
     done = on(folder, host_program(HIP_PROGRAMS / "ockl.hip", image, folder, "ockl"))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "stale: wave 0 of workgroup" in done.stderr
     # workgroups come in any order
     assert sorted(done.stdout.splitlines()[1:4]) == [
         "0 of kernel:   0.00, a,     0, 100%",

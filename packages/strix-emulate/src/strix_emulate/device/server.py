@@ -31,6 +31,9 @@ from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Program, decode_kernel
 from strix_emulate.statistics import occupancy
 
+# ROCm's grid.sync(), which is compiled into its caller, empties the caches before its barrier and
+# not behind it: a trap would end every program that waits for its grid.
+_NOTED = frozenset({"stale"})
 #: Offsets of what a launch needs, and the most bytes of arguments.
 _PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, 1 << 16
 
@@ -192,7 +195,8 @@ class Server:
                     Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
                 )
             options = replace(options, batch=self.target.resident, cores=1, cooperative=True)
-        options = replace(options, lenient=function.module.lenient)
+        noted = frozenset() if self.strict else _NOTED
+        options = replace(options, lenient=function.module.lenient, noted=noted)
         program = function.program
         hostcalls = Hostcalls(self.pool.views[8])
         pointers = {"hidden_hostcall_buffer": hostcalls.address}

@@ -23,12 +23,17 @@ class Note:
 class Findings:
     """What becomes of the findings of a launch.
 
-    off: checks that are not made; lenient: findings are noted and the launch goes on. at: the
-    instruction that is executed.
+    off: checks that are not made; lenient: findings are noted and the launch goes on; noted: those
+    of these checks are. at: the instruction that is executed.
     """
 
-    def __init__(self, off: frozenset[str] = frozenset(), lenient: bool = False) -> None:
-        self.off, self.lenient = off, lenient
+    def __init__(
+        self,
+        off: frozenset[str] = frozenset(),
+        lenient: bool = False,
+        noted: frozenset[str] = frozenset(),
+    ) -> None:
+        self.off, self.lenient, self.noted = off, lenient, noted
         self.at: Instruction | None = None
         self._notes: dict[tuple[str, str], Note] = {}
 
@@ -40,7 +45,7 @@ class Findings:
         """Raise Trap, unless the check is off or the launch goes on."""
         if check in self.off:
             return
-        if not self.lenient:
+        if not self.lenient and check not in self.noted:
             raise Trap(check, message)
         place = f"{self.at.address:#x} `{self.at.text}`" if self.at else "start"
         known = self._notes.get((check, place))

@@ -44,7 +44,8 @@ class Options:
     """How a launch is run.
 
     checks: find races, missing waits and reads of what nothing wrote; off: those that are not made
-    (:data:`findings.CHECKS`); lenient: what they find is noted, and the launch goes on.
+    (:data:`findings.CHECKS`); lenient: what they find is noted, and the launch goes on; noted:
+    so is what these find.
     batch: waves at a time, at most, but at least one workgroup; by default 128, or for C, if no
     wave waits for others, 32, whose registers its caches hold. lockstep: waves at the same
     instruction are one operation; or, the naive way, each wave runs alone. budget:
@@ -64,6 +65,7 @@ class Options:
     cores: int = 1
     off: frozenset[str] = frozenset()
     lenient: bool = False
+    noted: frozenset[str] = frozenset()
     cooperative: bool = False
 
 
@@ -99,7 +101,8 @@ class Machine:
         self.where: Instruction | None = None
         #: what the host does while waves wait for it
         self.service: Callable[[], None] | None = None
-        self.findings = Findings(options.off, options.lenient) if options.checks else None
+        told = options.off, options.lenient, options.noted
+        self.findings = Findings(*told) if options.checks else None
 
     def run(self, kernarg: int, grid: tuple[int, ...], block: tuple[int, ...]) -> Outcome:
         """Execute all workgroups. Raise Trap, with the place in its message."""
@@ -181,7 +184,7 @@ class Machine:
         def execute(share: list[int]) -> parallel.Answer:
             if self.findings:
                 # what one finds is noted by one core, in order
-                self.findings.lenient = False
+                self.findings.lenient, self.findings.noted = False, frozenset()
             entered = {start: block.entered for start, block in blocks.items()}
             for start in share:
                 batch(start, min(start + size, total))
