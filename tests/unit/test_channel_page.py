@@ -86,7 +86,7 @@ def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_made_is_one_line(target: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(target, copy)
-    (copy / "revisions/log.json").write_text("[{}]")
+    (copy / "revisions/log.json").write_text('{"revisions": [{}]}')
     before = (copy / "index.html").read_bytes()
     done = subprocess.run(
         [sys.executable, CHECKOUT / "docs/channel_page.py", copy],

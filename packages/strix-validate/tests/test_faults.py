@@ -154,8 +154,10 @@ def nan_for_masked(q, k, v, attn_mask=None, **options):
     return (s.masked_fill(~attn_mask, float("-inf")).softmax(-1) @ v).to(q.dtype)
 
 
-def dropped(q, k, v, dropout_p, seed=None, scaled=True, again=True, shared=False):
+def dropped(q, k, v, dropout_p, is_causal=False, seed=None, scaled=True, again=True, shared=False):
     s, v = scores(q, k, v)
+    if is_causal:
+        s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), -torch.inf)
     weights = s.softmax(-1)
     generator = torch.Generator().manual_seed(seed) if seed is not None else None
     shape = (1, *weights.shape[1:]) if shared else weights.shape
