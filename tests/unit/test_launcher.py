@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -189,14 +190,16 @@ def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -
 
 
 def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
-    child = subprocess.Popen(
-        [empty / "forge", "plan"], env=unserved, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    while not [*empty.glob("build/venv-*/pyvenv.cfg")] and child.poll() is None:
-        time.sleep(0.01)
-    os.killpg(child.pid, signal.SIGINT)
-    said = child.communicate()[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # pip waits for its answer
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        child = subprocess.Popen(
+            [empty / "forge", "plan"], env=unserved | {"PIP_INDEX_URL": index}, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        while not [*empty.glob("build/venv-*/pyvenv.cfg")] and child.poll() is None:
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGINT)
+        said = child.communicate()[1]
     assert child.returncode == 130 and "Traceback" not in said and "interrupted" in said, said
 
 

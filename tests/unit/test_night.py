@@ -281,7 +281,7 @@ def test_old_kernel(owner: Owner) -> None:
 
 def test_kernel_and_gpu_are_the_doctors() -> None:
     text = (CHECKOUT / "docs/night.py").read_text()
-    assert f"\nKERNEL = {hardware._KERNEL}\n" in text
+    assert f"\nKERNEL = {hardware.KERNEL}\n" in text
 
 
 def test_ten_kills(owner: Owner) -> None:

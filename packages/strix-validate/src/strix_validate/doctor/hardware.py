@@ -14,7 +14,7 @@ from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, 
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
 #: The first kernels with the fixes for KFD's queue and memory limits.
-_KERNEL = (6, 18, 4)
+KERNEL = (6, 18, 4)
 _KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
 _KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
 _BAD_FIRMWARE = "20251125"
@@ -135,7 +135,7 @@ def kernel(tree: Tree) -> Result:
         is_oem = release.endswith("-oem")
         needed: tuple[int, ...] = _KERNEL_UBUNTU_24_OEM if is_oem else _KERNEL_UBUNTU_24_HWE
     else:
-        needed = _KERNEL
+        needed = KERNEL
     if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
         return error(f"{release} is older than {least}", fix, release=name)
