@@ -137,6 +137,7 @@ def test_build_all_asks_a_terminal_before_it_starts(
 
 
 def test_on_the_host_base_nothing_is_asked(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 40, 24)
     monkeypatch.setattr(
         "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     )
