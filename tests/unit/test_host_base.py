@@ -334,7 +334,7 @@ def wait_until(true: Callable[[], object]) -> None:
 def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Signals) -> None:
     """No process and no part of a package is left; the next one makes what is missing."""
     subdir, output = tmp_path / "linux-64", tmp_path / "out"
-    long = write_wheel(tmp_path, "long", {"long.py": "x = [1, 2, 3]\n" * 400_000})
+    long = write_wheel(tmp_path, "long", {"long.py": "x = [1, 2, 3]\n" * 1_600_000})
     made = [
         asdict(Conversion(str(file), name, "1.0", "0", [], None, ""))
         for name, file in (("long", long), ("short", write_wheel(tmp_path, "short", {"a.py": ""})))
