@@ -157,7 +157,7 @@ def test_blocks_are_decoded_as_by_gguf(name):
     """By ours, which is written from the definition, and theirs, of random bytes: no difference."""
     quants = pytest.importorskip("gguf.quants", reason="gguf is not installed")
     generator, kind = torch.Generator().manual_seed(1), gguf.TYPES[name]
-    blocks = gguf._blocks(lambda *shape: torch.randn(shape, generator=generator), name, 16)
+    blocks = gguf.blocks_of(lambda *shape: torch.randn(shape, generator=generator), name, 16)
     scales, codes, offsets = kind.parts(blocks)
     theirs = quants.dequantize(blocks, quants.GGMLQuantizationType(kind.number))
     assert (theirs.reshape(16, -1) == scales * codes + offsets).all()

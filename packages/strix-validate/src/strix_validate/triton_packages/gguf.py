@@ -73,7 +73,7 @@ def _multiply(
     return {name: value.as_subclass(Tensor) for name, value in found.items()}
 
 
-def _blocks(randn: Randn, name: str, count: int) -> np.ndarray:
+def blocks_of(randn: Randn, name: str, count: int) -> np.ndarray:
     """Make blocks of random bytes, with scales that keep the weights near 1."""
     kind = TYPES[name]
     random = randn(count, kind.size + 1).double().abs().numpy() * 1e4
@@ -109,7 +109,7 @@ def product(
         size: of a token's vector. rows: of the answer's vector.
     """
     kind, x = TYPES[name], randn(tokens, size)
-    made = [_blocks(randn, name, rows * size // kind.weights) for _ in range(1 + EXPERTS)]
+    made = [blocks_of(randn, name, rows * size // kind.weights) for _ in range(1 + EXPERTS)]
     chosen = torch.stack([torch.arange(EACH) + i for i in range(tokens)]) % EXPERTS
     packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in made]
     tensors = {"x": x, "packed": packed[0], "experts": torch.stack(packed[1:]), "chosen": chosen}
