@@ -69,8 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with LOCK:
             server.busy += 1
-            server.count += 1
-            self.turn, busy = server.count, server.busy
+            busy = server.busy
         try:
             if fault == "limit" and busy > 16:
                 self.send_error(503, "too many requests")
@@ -83,19 +82,23 @@ class Handler(BaseHTTPRequestHandler):
                 self.whole({"choices": [self.scored(prompt)]})
             else:
                 time.sleep(server.delay)
-                self.complete(body, self.mixed(prompt, busy), prompt)
+                self.complete(body, self.mixed(prompt, body["max_tokens"]), prompt)
         finally:
             with LOCK:
                 server.busy -= 1
 
-    def mixed(self, prompt, busy):
+    def mixed(self, prompt, number):
         """What is answered instead of the prompt."""
         server, fault = self.server, self.server.fault
         with LOCK:
             before, server.prompt = server.prompt, prompt
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
-        if fault == "swapped" and busy > 1 and self.turn % 40 == 0 and before:
-            return before
+        # Of the numbered prompts, which come 32 at a time. Whether two are here at once is the
+        # scheduler's choice and must not decide what is answered.
+        if fault == "swapped" and WORDS[prompt[0]].isdigit() and number > 1:
+            with LOCK:
+                server.numbered += 1
+                return before if server.numbered % 40 == 0 else prompt
         if fault == "leak" and len(prompt) > 64:
             return shared
         if fault == "short-window" and len(prompt) > 4096:
@@ -220,5 +223,5 @@ class Server(ThreadingHTTPServer):
     def __init__(self, fault="", style="", delay=0.0, context=40_960):
         super().__init__(("127.0.0.1", 0), Handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
-        self.busy = self.count = 0
+        self.busy = self.numbered = 0
         self.prompt, self.cache, self.left = [], {}, False
