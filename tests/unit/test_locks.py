@@ -173,6 +173,7 @@ def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
             "channels is not a list of names",
         ),
         pytest.param(f"version = {'9' * 5000}", "is not TOML", id="a long integer"),
+        pytest.param(f"version = {'[' * 300 + ']' * 300}", "is not TOML", id="a deep list"),
         ('[dependencies]\nrich = ">=1,<"', "rich = '>=1,<' is not a valid requirement"),
     ],
 )
@@ -186,20 +187,53 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: st
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("quoted", ['"https://a.invalid/x"', "'https://a.invalid/x'"])
-def test_a_channel_is_replaced_however_it_is_quoted(tmp_path: Path, quoted: str) -> None:
-    file = tmp_path / "pixi.toml"
-    file.write_text(f"[workspace]\nchannels = [{quoted}, 'conda-forge']\n")
-    for other in ("file:///b", "/home/jürgen/channel", "/a\\1"):
-        text = Manifest.load(file).localized({"https://a.invalid/x": other}, set())
-        assert tomllib.loads(text)["workspace"]["channels"] == [other, "conda-forge"]
+OURS = "https://a.invalid/x"
+FORMS = {
+    "basic": f'[workspace]\nchannels = ["{OURS}", "conda-forge"]',
+    "literal": f"[workspace]\nchannels = ['{OURS}', 'conda-forge']",
+    "escaped": '[workspace]\nchannels = ["https://a.invalid/\\u0078", "conda-forge"]',
+    "lines": f'[workspace]\nchannels = ["""\n{OURS}""",  # ours\n "conda-forge",\n]',
+    "dotted": f'workspace.channels = ["{OURS}", "conda-forge"]',
+    "inline": f'workspace = {{ channels = ["{OURS}", "conda-forge"] }}',
+}
 
 
-def test_a_channel_that_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("other", ["file:///b", "/home/jürgen/channel", "/a\\1"])
+def test_a_channel_is_replaced_however_it_is_written(tmp_path: Path, form: str, other: str) -> None:
     file = tmp_path / "pixi.toml"
-    file.write_text('[workspace]\nchannels = ["https://a.invalid/\\u0078"]\n')
-    with pytest.raises(ForgeError, match="plain strings"):
-        Manifest.load(file).localized({"https://a.invalid/x": "file:///b"}, set())
+    file.write_text(FORMS[form])
+    text = Manifest.load(file).localized({OURS: other}, set())
+    assert tomllib.loads(text)["workspace"] == {"channels": [other, "conda-forge"]}
+
+
+def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_text(
+        f"{FORMS['basic']}\nconda-pypi-map.'{OURS}'.mapping-mode = 'replace'\n"
+        f"[tool.strix-forge.publishers.'{OURS}']\nidentity = '{OURS}'\n"
+    )
+    file.write_text(Manifest.load(file).localized({OURS: "file:///b"}, set()))
+    names = tomllib.loads(file.read_text())["workspace"]["conda-pypi-map"]
+    assert names == {"file:///b": {"mapping-mode": "replace"}}
+    assert Manifest.load(file).publishers["file:///b"].identity == OURS
+
+
+def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
+    """By their keys, not by their lines: tasks, dates and texts may have the same names."""
+    file = tmp_path / "pixi.toml"
+    file.write_text(
+        '[workspace]\nchannels = []\ndescription = """\nalpha = 1\npython = 2\n"""\n'
+        "[pypi-exclude-newer]\nalpha = '1970-01-01'\n[tasks]\nalpha = 'true'\n"
+        "[dependencies]\n'alpha' = '*'\nbeta = '*'\n\"python\" = '>=3.11'\n"
+        "[feature.more]\ndependencies.python = '*'\ndependencies.alpha = '*'\n[feature.none]\n"
+    )
+    before = tomllib.loads(file.read_text())
+    after = tomllib.loads(Manifest.load(file).localized({}, {"alpha", "never"}, "3.13.*"))
+    assert after.pop("dependencies") == {"beta": "*", "python": "3.13.*"}
+    needs = {name: table["dependencies"] for name, table in after.pop("feature").items()}
+    assert needs == {"more": {"python": "3.13.*"}, "none": {}}
+    assert after == {key: before[key] for key in ("workspace", "pypi-exclude-newer", "tasks")}
 
 
 def test_requirements_of_features_add_up(tmp_path: Path) -> None:

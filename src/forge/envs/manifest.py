@@ -5,7 +5,6 @@ pixi knows more. A key that would change what is solved or installed, and that i
 refused by its name.
 """
 
-import json
 import re
 import tomllib
 from collections.abc import Container, Mapping, Set
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from rattler import MatchSpec
 
 from forge.conda.attestations import Publisher
@@ -55,6 +55,7 @@ class Manifest:
         """Read a manifest. Raises ForgeError when it is not one that is solved here as by pixi."""
         try:
             data = known(tomllib.loads(read_text(path)), TOP, "top level")
+            tomli_w.dumps(data)  # nested so deeply that it cannot be written for this machine
             workspace = known(data.get("workspace"), WORKSPACE, "workspace")
             known(data.get("pypi-dependencies", {}), {"torch"}, "pypi-dependencies")  # is pytorch
             if workspace.get("channel-priority", "strict") != "strict":
@@ -74,16 +75,16 @@ class Manifest:
 
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
-        text = read_text(self.path)
-        chosen = [instead.get(channel, channel) for channel in self.channels]
-        for old, new in zip(self.channels, chosen, strict=True):
-            text = text.replace(f"'{old}'", f'"{old}"').replace(f'"{old}"', json.dumps(new))
-        if tomllib.loads(text)["workspace"]["channels"] != chosen:
-            raise ForgeError(f"{self.path}: write the channels as plain strings, without escapes")
-        if python:
-            text = re.sub(r"(?m)^python = .*", f"python = {json.dumps(python)}", text)
-        lines = text.splitlines(keepends=True)
-        return "".join(line for line in lines if line.partition("=")[0].strip() not in without)
+        data = tomllib.loads(read_text(self.path))
+        workspace, ours = data["workspace"], data.get("tool", {}).get(TOOL, {})
+        workspace["channels"] = [instead.get(channel, channel) for channel in self.channels]
+        for table, key in ((workspace, "conda-pypi-map"), (ours, "publishers")):
+            if isinstance(by_channel := table.get(key), dict):
+                table[key] = {instead.get(name, name): value for name, value in by_channel.items()}
+        for table in (data, *data.get("feature", {}).values()):
+            kept = [(k, v) for k, v in table.get("dependencies", {}).items() if k not in without]
+            table["dependencies"] = {k: (k == "python" and python) or v for k, v in kept}
+        return tomli_w.dumps(data)
 
 
 def _environments(data: dict[str, Any]) -> dict[str, list[str]]:

@@ -174,8 +174,7 @@ def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
 
 
 def _one_line(error: Exception) -> str:
-    lines = (line.removeprefix("Caused by: ") for line in str(error).splitlines())
-    return "; ".join(lines)
+    return "; ".join(line.removeprefix("Caused by: ") for line in str(error).splitlines())
 
 
 def virtual_packages() -> list[GenericVirtualPackage]:
