@@ -220,23 +220,59 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
 def test_device_code_for_the_files_that_are_named(
     place: checkout.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are compiled for the host, with the code object that the compiler made once."""
+    """torch's others are not compiled: each is an object with the code object made once."""
     place.overlay(thin=True)
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1151")
     compiler = tmp_path / "clang++"
     compiler.write_text('#!/bin/sh\necho "$@" >> said\nfor last; do :; done\ntouch "$last"\n')
     compiler.chmod(0o755)
     launcher = place.root / thin_torch.FOLDER / "thin.sh"
-    for name in ("hip/Copy.hip", "hip/TensorTopK.hip", "hip/CopyMore.hip"):
-        command = [launcher, "env", compiler, "-x", "hip", "-c", name]
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        subprocess.run(command, cwd=tmp_path, check=True)
-    named, empty, other, more = (tmp_path / "said").read_text().splitlines()
-    assert named == "-x hip -c hip/Copy.hip"
+    (tmp_path / "hip").mkdir()
+    for folder, name in (
+        ("torch_hip.dir", "Copy"), ("torch_hip.dir", "TensorTopK"), ("torch_hip.dir", "CopyMore"),
+        ("gloo_hip.dir", "cuda"),
+    ):  # fmt: skip
+        command = [launcher, "env", compiler, "-o", f"{folder}/{name}.o", "-x", "hip", "-c"]
+        subprocess.run([*command, f"hip/{name}.hip"], cwd=tmp_path, check=True)
+    named, empty, other, more, gloo = (tmp_path / "said").read_text().splitlines()
+    assert named == "-o torch_hip.dir/Copy.o -x hip -c hip/Copy.hip"
+    assert gloo == "-o gloo_hip.dir/cuda.o -x hip -c hip/cuda.hip"
     assert "--offload-arch=gfx1151 --offload-device-only" in empty
     for name, line in (("TensorTopK", other), ("CopyMore", more)):
-        end = "--offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
-        assert line == f"-x hip -c hip/{name}.hip {end}"
+        assert f"-MF torch_hip.dir/{name}.o.d -o torch_hip.dir/{name}.o -c " in line
+        assert "-fcuda-include-gpubinary -Xclang empty.hipfb" in line and "hip/" not in line
+    assert len({line.split("-DABSENT=")[1].split()[0] for line in (other, more)}) == 2
+
+
+MISSING = """\
+#include <cstring>
+#include <stdexcept>
+namespace at { struct Kernel { virtual ~Kernel(); int run(); }; int f(); }
+extern "C" int call() {
+  try { return at::f(); }
+  catch (const std::exception& e) { return std::strstr(e.what(), "left out") ? 7 : 8; }
+}
+extern "C" void* table() { return new at::Kernel(); }
+"""
+
+
+@pytest.mark.parametrize(("name", "loads"), [("libtorch_hip", True), ("libtorch_cpu", False)])
+def test_what_was_left_out_of_a_thin_torch_throws(
+    name: str, loads: bool, place: checkout.Place, tmp_path: Path
+) -> None:
+    """Only in the library with kernels: another one that lacks something must not load."""
+    place.overlay(thin=True)
+    launcher, source = place.root / thin_torch.FOLDER / "thin.sh", tmp_path / "missing.cpp"
+    source.write_text(MISSING)
+    made = f"{name}.so"
+    command = [launcher, "g++", "-fPIC", "-fno-plt", "-shared", "-o", made, source.name]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    load = f"import ctypes; print(ctypes.CDLL('./{made}', 2).call())"
+    done = subprocess.run(
+        [sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout == "7\n") == loads
+    assert loads or "undefined symbol: _ZN2at" in done.stderr
 
 
 def test_no_option_for_llvm_is_taken_for_an_output(place: checkout.Place, tmp_path: Path) -> None:

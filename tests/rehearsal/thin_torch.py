@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What makes torch cheap in a rehearsal: parts switched off, and device code for a few files alone.
 
-Edits of the copy's recipes/pytorch, which the overlay prints. A HIP file that DEVICE_CODE does not
-name is compiled for the host and gets an empty code object: all that it defines is there, and a
-call of one of its kernels fails.
+Edits of the copy's recipes/pytorch, which the overlay prints. A HIP file of torch that DEVICE_CODE
+does not name becomes an object with an empty code object in it and nothing that the file defines.
+The link defines what is then missing, by a function that throws.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ OPTIONS, CHECK = f"{FOLDER}/options.sh", f"{FOLDER}/check_configuration.py"
 OFF = ["USE_FBGEMM", "USE_XNNPACK", "USE_NNPACK", "USE_PYTORCH_QNNPACK", "USE_MIMALLOC"]
 VECTORS = [f"{lang}_{unit}_FOUND" for lang in ("C", "CXX") for unit in ("AVX", "AVX2", "AVX512")]
 LAUNCH = '"$RECIPE_DIR/thin.sh;ccache"'
+LINK = '\n    CMAKE_CXX_LINKER_LAUNCHER="$RECIPE_DIR/thin.sh"'
 EDITS: Edits = [
     (OPTIONS, "USE_KINETO=ON", "USE_KINETO=OFF"),
     (OPTIONS, "USE_MKLDNN=ON", "USE_MKLDNN=OFF"),
@@ -27,7 +28,7 @@ EDITS: Edits = [
     ),
     *[
         (OPTIONS, rf"(?<=\n    CMAKE_{lang}_COMPILER_LAUNCHER=)ccache\n", f"{LAUNCH}{more}\n")
-        for lang, more in (("CXX", ""), ("HIP", "\n    " + " ".join(f"{n}=OFF" for n in VECTORS)))
+        for lang, more in (("CXX", LINK), ("HIP", "\n    " + " ".join(f"{n}=OFF" for n in VECTORS)))
     ],
     # ccache refuses precompiled headers of clang without these
     (
@@ -50,7 +51,7 @@ attention_backward mha_all_aot
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
-# The launcher of the compilers, for `ccache COMPILER ... -c FILE`.
+# The launcher of the compilers, for `ccache COMPILER ... -c FILE`, and of the linker.
 set -euo pipefail
 words=()
 while (($#)); do
@@ -66,6 +67,36 @@ done
 set -- "${words[@]}"
 name=${!#}
 name=${name##*/}
+made=$(sed -n 's/.* -o \\([^ ]*\\).*/\\1/p' <<< " $*")
+
+# An object in which the compiler registers an empty code object, and nothing else.
+without_code() {
+    local empty=empty.hipfb target="--offload-arch=$PYTORCH_ROCM_ARCH"
+    if [[ ! -e $empty ]]; then
+        "$1" -x hip "$target" --offload-device-only --gpu-bundle-output -nogpuinc -nogpulib \\
+            -c /dev/null -o "$empty.$$"
+        mv "$empty.$$" "$empty"
+    fi
+    "$1" -x hip "$target" --offload-host-only -nogpuinc -nogpulib -fPIC -O0 \\
+        -D"ABSENT=absent_$(cksum <<< "$made" | cut -d ' ' -f 1)" \\
+        -Xclang -fcuda-include-gpubinary -Xclang "$empty" \\
+        -MD -MT "$made" -MF "$made.d" -o "$made" -c "${0%/*}/absent.hip"
+}
+
+# A C++ file that defines the names of torch that the library needs and no library has.
+absent() {
+    local word='[^[:space:]]*' names
+    local name="_Z$word(2at|3c10|5torch)$word"
+    names=$(ldd -r "$made" 2>&1 |
+        sed -nE "s/^undefined symbol: ($name).*${made##*/}.*/\\1/p" | sort -u)
+    [[ $names ]] || return 0
+    echo '#include <stdexcept>'
+    echo '#define SAYS "left out of this rehearsal of torch"'
+    echo 'extern "C" { void absent() { throw std::runtime_error(SAYS); } char no_data[4096]; }'
+    sed -E 's/.*/asm(".globl &; .set &, absent");/; s/(\\.globl _ZT.*)absent"/\\1no_data"/' \\
+        <<< "$names"
+}
+
 case " $* " in
     *" -emit-pch "*)
         # Not from ccache: a precompiled header names the folder of its build, and is of no use in
@@ -74,28 +105,38 @@ case " $* " in
         "$@"
         for made; do [[ $made == *.pch ]] && break; done
         sed 's/^[^:]*://; s/\\\\$//' "$made.d" | xargs cat | sha256sum > "$made.sum"
-        exit ;;
-    *" -x hip "*) ;;
+        ;;
+    *"torch_hip.dir/"*" -x hip "*)
+        grep -qxF "${name%.*}" "${0%/*}/device_code.txt" && exec "$@"
+        without_code "$2"
+        ;;
+    *" -shared "*)
+        "$@"
+        case ${made##*/} in
+            libtorch_hip.so | libtorch_python.so) absent > "$made.absent.cpp" ;;
+            *) exit ;;
+        esac
+        [[ ! -s $made.absent.cpp ]] || "$@" "$made.absent.cpp"
+        ;;
     *) exec "$@" ;;
 esac
-if grep -qxF "${name%.*}" "${0%/*}/device_code.txt"; then
-    exec "$@"
-fi
-empty=empty.hipfb
-if [[ ! -e $empty ]]; then
-    "$2" -x hip --offload-arch="$PYTORCH_ROCM_ARCH" --offload-device-only --gpu-bundle-output \\
-        -nogpuinc -nogpulib -c /dev/null -o "$empty.$$"
-    mv "$empty.$$" "$empty"
-fi
-exec "$@" --offload-host-only -O0 -Xclang -fcuda-include-gpubinary -Xclang "$empty"
+"""
+ABSENT = """\
+// What of the HIP runtime a kernel needs that is never called.
+struct dim3 { unsigned x, y, z; };
+typedef struct ihipStream_t *hipStream_t;
+extern "C" int __hipPopCallConfiguration(dim3 *, dim3 *, unsigned long *, hipStream_t *);
+extern "C" int hipLaunchKernel(const void *, dim3, dim3, void **, unsigned long, hipStream_t);
+__attribute__((global)) void ABSENT() {}
 """
 
 
 def write(root: Path) -> str:
-    """Writes the launcher and its list to a copy of the checkout; returns what to say of them."""
+    """Writes the launcher and what it reads to a copy of the checkout; returns what to say."""
     launcher, names = root / FOLDER / "thin.sh", root / FOLDER / "device_code.txt"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
+    (root / FOLDER / "absent.hip").write_text(ABSENT)
     listed = DEVICE_CODE.split()
     names.write_text("".join(f"{name}\n" for name in listed))
     return f"overlay/{FOLDER}: device code for {len(listed)} HIP files alone ({names.name})\n"
