@@ -16,6 +16,7 @@ from rattler.package_streaming import extract
 from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, trees
 from support.project import CHECKOUT, MiniProject
 
+from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import write_index
 from forge.conda.package import Package
 from forge.recipes.render import build_recipes
@@ -338,6 +339,27 @@ def test_a_recipe_without_its_tests(place: checkout.Place, tmp_path: Path) -> No
     (package,) = place.folder.glob("untested/lone/*/*.conda")
     assert package.name.startswith("lone-1.0-") and not project.packages()
     assert "untested lone: exit 0" in (place.folder / "costs.txt").read_text()
+
+
+READS = """\
+import os, sys, tomllib, urllib.request
+mirrors = tomllib.load(open(os.path.expanduser("~/.pixi/config.toml"), "rb"))["mirrors"]
+for url in sys.argv[1:]:
+    print(urllib.request.urlopen(mirrors[url][0] + "/who").read().decode(), file=open("said", "a"))
+"""
+
+
+def test_a_user_has_both_channels_under_their_public_addresses(place: checkout.Place) -> None:
+    with pytest.raises(checkout.Refused, match="publish first"):
+        place.user(["true"])
+    (place.root / "stacks" / "one").mkdir(parents=True)
+    for folder, who in ((place.folder / "published", "ours"), (place.conda_forge, "theirs")):
+        folder.mkdir()
+        (folder / "who").write_text(who)
+    words = [sys.executable, "-c", READS, PUBLISHED, CONDA_FORGE]
+    assert place.user(words) == 0 and place.user(["false"]) == 1
+    assert (place.folder / "user" / "said").read_text() == "ours\ntheirs\n"
+    assert (place.folder / "user" / "stacks" / "one").is_dir()
 
 
 def test_another_debian_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,12 @@ def forge(context: typer.Context, folder: Folder) -> None:
     raise typer.Exit(checkout.Place.at(folder).forge(context.args))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def user(context: typer.Context, folder: Folder) -> None:
+    """Run a command as a user of what is published: `user DIR forge lock attention`, or pixi."""
+    raise typer.Exit(checkout.Place.at(folder).user(context.args))
+
+
 @app.command()
 def untested(
     folder: Folder,

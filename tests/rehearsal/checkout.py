@@ -20,9 +20,9 @@ from pathlib import Path
 from rehearsal import debian, therock, thin_torch
 from support.project import CHECKOUT
 from support.servers import Revalidating, served
-from support.stand_in import clean_environment, write_mirrors
+from support.stand_in import GPU, clean_environment, write_mirrors
 
-from forge.bases import CONDA_FORGE
+from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.files import sha256_file
 from forge.hostbase.wheels import PYTHON
 
@@ -180,6 +180,33 @@ class Place:
         if "publish" in words:
             self.refuse_elsewhere(words)
         return self._run([str(self.root / "src" / "forge"), *words], words)
+
+    def user(self, words: list[str]) -> int:
+        """Run a command of somebody with a home of their own, who has what is published.
+
+        The public channels are this rehearsal's, and the machine is said to have the GPU. `forge`
+        is the copy's driver, on the stacks in that home. Returns the exit code.
+        """
+        home, published = self.folder / "user", self.folder / "published"
+        if not published.is_dir():
+            raise Refused(f"{published} is not there: publish first, --to {published}")
+        home.mkdir(exist_ok=True)
+        if not (home / "stacks").exists():
+            shutil.copytree(self.root / "stacks", home / "stacks", symlinks=True)
+            for name in ("bases", "variants.yaml"):
+                (home / name).symlink_to(self.root / name)
+        program = [sys.executable, str(self.root / "src" / "forge")]
+        with served(self.conda_forge, Revalidating) as theirs, served(published) as own:
+            write_mirrors(home, {CONDA_FORGE: theirs, PUBLISHED: own})
+            environment = clean_environment(home) | GPU | {
+                "FORGE_ROOT": str(home), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
+                "FORGE_CHANNEL": PUBLISHED,
+            }  # fmt: skip
+            with self.noted(f"user {' '.join(words)}") as said:
+                command = [*program, *words[1:]] if words[0] == "forge" else words
+                code = subprocess.run(command, cwd=home, env=environment, check=False).returncode
+                said.append(f"exit {code}")
+        return code
 
     def untested(self, recipe: str, variants: list[str]) -> int:
         """Build one recipe alone, without its tests, below `untested`. Returns the exit code."""

@@ -18,13 +18,11 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from support.release import run
-from support.stand_in import PYTHON, clean_environment, write_mirrors
+from support.stand_in import GPU, PYTHON, clean_environment, write_mirrors
 
 # the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
 MAPPING = "https://conda-mapping.prefix.dev"
 REQUIRED = "FORGE_REQUIRE_PIXI"
-# a machine without the GPU is told that it has it; docs/stacks.md
-GPU = {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}
 
 
 def require(program: str) -> str:

@@ -219,6 +219,10 @@ def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:
         yield _repacked(made.path, folder / made.path.name, "stub_0")
 
 
+# a machine without the GPU is told that it has it; docs/stacks.md
+GPU = {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}
+
+
 def write_mirrors(home: Path, mirrors: dict[str, str]) -> None:
     """The configuration in a home folder that gives each URL another address."""
     lines = [f'"{url}" = ["{mirror}"]' for url, mirror in mirrors.items()]
