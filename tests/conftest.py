@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from forge.recipes.plan import RecipeSet
 
 # the workers share the cores, and threads of torch that wait for one spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# what a shell starts in the background ignores Ctrl-C, and so do its children
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # as the driver has it: an expected panic of the bindings prints no stack between the dots
 os.environ["RUST_BACKTRACE"] = "0"
 Tally.refusal = ForgeError

@@ -23,7 +23,7 @@ from forge.project import Project
 CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
 # Where users get our packages. The manifests of stacks/ name it, because users copy them.
 PUBLISHED = "https://repo.prefix.dev/strix-forge"
-PROBE_SECONDS = 3
+PROBE_SECONDS = 10
 # What a value of --variant brings along: for these Pythons alone the wheels' hashes are known.
 BROUGHT = {("pytorch_from", "amd-wheel"): {"python": ["3.13"]}}
 # The variant that carries the digest of a package's content; see docs/build.md.

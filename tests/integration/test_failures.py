@@ -14,10 +14,10 @@ import pytest
 from support.project import MiniProject, processes_in
 
 from forge.files import sha256_file
-
-SLOW = 'echo started > "{{mark}}"; sleep 60; mkdir -p "$PREFIX/share"; touch "$PREFIX/share/{name}"'
+from forge.processes import kill_leftovers
 
 MADE = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
+SLOW = f'echo started > "{{{{mark}}}}"; sleep infinity; {MADE}'
 
 
 def test_failing_script(project: MiniProject) -> None:
@@ -51,8 +51,8 @@ def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
 
 
 def meets(own: Path, other: Path) -> str:
-    """A line of a script that ends when the other one's has begun, or fails after a minute."""
-    return f"touch {own}; for _ in $(seq 600); do test -e {other} && break; sleep 0.1; done\n"
+    """A line of a script that ends when the other one's has begun, or after ten minutes."""
+    return f"touch {own}; for _ in $(seq 6000); do test -e {other} && break; sleep 0.1; done\n"
 
 
 def test_two_are_built_and_tested_side_by_side(project: MiniProject, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_two_are_built_and_tested_side_by_side(project: MiniProject, tmp_path: P
 
 def test_what_runs_beside_a_failure_is_finished(project: MiniProject, tmp_path: Path) -> None:
     log, mark = project.root / "build/logs/alpha.log", tmp_path / "beta"
-    fails = f"for _ in $(seq 600); do test -e {mark} && break; sleep 0.1; done\nexit 1\n"
-    waits = f"for _ in $(seq 600); do grep -q 'Script failed' {log} && break; sleep 0.1; done"
+    fails = f"for _ in $(seq 6000); do test -e {mark} && break; sleep 0.1; done\nexit 1\n"
+    waits = f"for _ in $(seq 6000); do grep -q 'Script failed' {log} && break; sleep 0.1; done"
     project.recipe("alpha", script=fails)
     project.recipe("beta", script=f"touch {mark}\n{MADE}", test=waits)
     project.recipe("gamma", run=["beta"])
@@ -177,6 +177,7 @@ def slow_build(project: MiniProject, tmp_path: Path) -> Iterator[subprocess.Pope
     yield child
     child.kill()
     child.wait()
+    kill_leftovers(project.root / "build/staging")
 
 
 def test_second_build_is_turned_away(project: MiniProject, slow_build: subprocess.Popen) -> None:
@@ -191,7 +192,7 @@ def test_killed_build_is_completed(
     project: MiniProject, slow_build: subprocess.Popen, how: signal.Signals
 ) -> None:
     slow_build.send_signal(how)
-    slow_build.wait(30)
+    slow_build.wait(600)
     if how != signal.SIGKILL:
         assert slow_build.returncode == 130
         assert "interrupted" in slow_build.stderr.read()
@@ -200,7 +201,7 @@ def test_killed_build_is_completed(
 
     for name in ("beta", "gamma"):
         script = project.root / "recipes" / name / "build.sh"
-        script.write_text(script.read_text().replace("sleep 60", ":"))
+        script.write_text(script.read_text().replace("sleep infinity", ":"))
     project.forge("build-all")
     assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta", "gamma"}
     assert processes_in(project.root) == [], "a compiler of the killed build lives on"

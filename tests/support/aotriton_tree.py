@@ -42,7 +42,7 @@ for name, dtype in itertools.product({names}, {types}):
 (build / "Bare.cluster").write_text("\\n".join(clusters) + "\\n")
 """,
     "v3python/compile.py": """\
-import argparse, importlib, json, os, sys
+import argparse, importlib, json, os, sys, time
 from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
@@ -55,6 +55,9 @@ def main():
     o = parser.parse_args()
     if o.kernel_name == os.environ.get("TEST_CRASH"):
         os._exit(9)
+    if o.kernel_name == os.environ.get("TEST_STAYS"):
+        Path(o.out).with_suffix(".stays").touch()
+        time.sleep(600)
     sys.path.insert(0, str(o.path.parent))
     kernel = getattr(importlib.import_module(o.path.stem), o.kernel_name)
     x, y, n, block = (part.strip().split(":")[0] for part in o.signature.split(","))

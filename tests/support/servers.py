@@ -30,7 +30,8 @@ class Revalidating(QuietHandler):
             self.send_error(404)
             return None
         state = path.stat()
-        tag = f'"{state.st_mtime_ns:x}-{state.st_size:x}"'
+        # the inode: a file may be replaced within a tick of the clock by one of the same size
+        tag = f'"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}"'
         known = self.headers.get("If-None-Match") == tag
         self.send_response(304 if known else 200)
         self.send_header("ETag", tag)

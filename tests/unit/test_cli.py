@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -130,13 +131,15 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     project = MiniProject(tmp_path / "project")
     for number in range(3):
         project.recipe(f"recipe{number}")
-    child = subprocess.Popen(
-        driver(CHECKOUT, "--base", "conda-forge", *line.split()),
-        env=driver_environment(project.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    closed, pipe = os.pipe()
+    os.close(closed)  # before there is anybody to write
+    done = subprocess.run(
+        driver(CHECKOUT, "--base", "conda-forge", *line.split()), text=True, check=False,
+        env=driver_environment(project.root), stdout=pipe, stderr=subprocess.PIPE,
     )  # fmt: skip
-    child.stdout.close()
-    said = child.stderr.read().decode()
-    assert child.wait() == 0
+    os.close(pipe)
+    said = done.stderr
+    assert done.returncode == 0
     assert "Error" not in said and "error" not in said and "Traceback" not in said
 
 

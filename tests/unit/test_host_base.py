@@ -197,9 +197,9 @@ def test_two_checkouts_that_share_a_host_base(
     with hold(machine.folder, "making the host base in"):
         second = threading.Thread(target=machine.make, args=(say, None, None))
         second.start()
-        assert waits.wait(10), "the second does not see the first"
+        assert waits.wait(300), "the second does not see the first"
         machine._write("base.json", packages={})
-    second.join(10)
+    second.join(300)
     assert not second.is_alive()
     assert said == [f"process {os.getpid()} is making the host base in {machine.folder}. "
                     "Waiting for it"]  # fmt: skip
@@ -325,6 +325,18 @@ run_job(Project.at(root), 2, lambda _: None, threading.Event(), job, root / "log
 """
 
 
+# A sitecustomize that keeps a conversion in its midst, however fast the machine is.
+STAYS = """
+import py_compile, time
+compile = py_compile.compile
+def stays(file, *words, **options):
+    if file.endswith("long.py"):
+        time.sleep(600)
+    return compile(file, *words, **options)
+py_compile.compile = stays
+"""
+
+
 def wait_until(true: Callable[[], object]) -> None:
     while not true():
         time.sleep(0.02)
@@ -334,17 +346,21 @@ def wait_until(true: Callable[[], object]) -> None:
 def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Signals) -> None:
     """No process and no part of a package is left; the next one makes what is missing."""
     subdir, output = tmp_path / "linux-64", tmp_path / "out"
-    long = write_wheel(tmp_path, "long", {"long.py": "x = [1, 2, 3]\n" * 1_600_000})
     made = [
         asdict(Conversion(str(file), name, "1.0", "0", [], None, ""))
-        for name, file in (("long", long), ("short", write_wheel(tmp_path, "short", {"a.py": ""})))
+        for name in ("long", "short")
+        for file in [write_wheel(tmp_path, name, {f"{name}.py": ""})]
     ]
     subdir.mkdir()
     job = {"action": "convert", "subdir": str(subdir), "output_dir": str(output), "wheels": made}
     command = [sys.executable, "-c", CONVERT, str(machine.project.root), json.dumps(job)]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "src")}
     (work := tmp_path / "work").mkdir()
-    with subprocess.Popen(command, cwd=work, env=environment, stderr=subprocess.DEVNULL) as child:
+    write_text(tmp_path / "stays/sitecustomize.py", STAYS)
+    path = f"{tmp_path / 'stays'}{os.pathsep}{environment['PYTHONPATH']}"
+    with subprocess.Popen(
+        command, cwd=work, env=environment | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
+    ) as child:
         # os.walk, since a glob fails on a folder that the conversion removes meanwhile
         wait_until(
             lambda: (
@@ -358,7 +374,6 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
         child.send_signal(how)
     wait_until(lambda: not processes_in(work))
     assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda"}
-    write_wheel(tmp_path, "long", {"long.py": ""})
     subprocess.run(command, cwd=work, env=environment, check=True)
     assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda", "long-1.0-0.conda"}
 

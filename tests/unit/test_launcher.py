@@ -192,8 +192,9 @@ def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -
 def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # pip waits for its answer
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        waits = {"PIP_INDEX_URL": index, "PIP_TIMEOUT": "600"}
         child = subprocess.Popen(
-            [empty / "forge", "plan"], env=unserved | {"PIP_INDEX_URL": index}, text=True,
+            [empty / "forge", "plan"], env=unserved | waits, text=True,
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         while not [*empty.glob("build/venv-*/pyvenv.cfg")] and child.poll() is None:

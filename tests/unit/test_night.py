@@ -32,9 +32,9 @@ if words[0] == "plan":
 if (trouble := os.environ.get("TROUBLE", "")) and words[0] == "plan":
     print(trouble)
     sys.exit(3)
-with (root / "begun").open("a") as begun:
-    begun.write(" ".join(words[:2]) + "\\n")
 print("working on", *words, flush=True)
+with (root / "begun").open("a") as begun:  # a test that waits for it may kill the night at once
+    begun.write(" ".join(words[:2]) + "\\n")
 time.sleep(float(os.environ.get("WORK", "0")))
 if os.environ.get("FAILS") in words:
     sys.exit(1)
@@ -300,7 +300,7 @@ def test_ten_kills(owner: Owner) -> None:
 
 def test_two_nights_at_once(owner: Owner) -> None:
     first = subprocess.Popen(
-        owner.words(), env=os.environ | {"WORK": "1"}, stdout=subprocess.DEVNULL
+        owner.words(), env=os.environ | {"WORK": "600"}, stdout=subprocess.DEVNULL
     )
     while not (owner.root / "begun").exists():
         time.sleep(0.01)
@@ -312,15 +312,14 @@ def test_two_nights_at_once(owner: Owner) -> None:
 
 def test_a_step_ends_with_its_night(owner: Owner) -> None:
     """A step that went on would hold the driver's lock, and the next night would fail at it."""
-    environment = os.environ | {"WORK": "60"}
+    environment = os.environ | {"WORK": "600"}
     night = subprocess.Popen(owner.words(), env=environment, stdout=subprocess.DEVNULL)
     while not (owner.root / "begun").exists():
         time.sleep(0.01)
-    time.sleep(0.2)  # it has written what it writes first: no broken pipe ends it
     (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()
     night.kill()
     night.wait()
-    for _ in range(500):
+    for _ in range(15_000):  # half of the time that it would take
         if (
             not Path(f"/proc/{child}/cmdline").exists()
             or not Path(f"/proc/{child}/cmdline").read_bytes()

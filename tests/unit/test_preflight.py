@@ -248,7 +248,7 @@ def test_what_does_not_fit_beside_another_waits_for_it(
 
     def build(step: Step, label: str) -> None:
         if step.recipe.name == "alpha":
-            together.append(begun.acquire(timeout=30 if memory == 12 else 1))
+            together.append(begun.acquire(timeout=300 if memory == 12 else 1))
         begun.release()
 
     monkeypatch.setattr(builder, "_build", build)

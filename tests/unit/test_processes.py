@@ -27,7 +27,7 @@ def test_only_processes_of_a_job_are_killed(tmp_path: Path, linked: bool) -> Non
     """A person's shell in the staging folder stays; the folder may be behind a link."""
     staging = tmp_path / "staging"
     (staging / "pkg").mkdir(parents=True)
-    sleep = ["sleep", "60"]
+    sleep = ["sleep", "infinity"]
     job = subprocess.Popen(sleep, cwd=staging / "pkg", start_new_session=True)
     shell = subprocess.Popen(sleep, cwd=staging / "pkg", start_new_session=True)
     (staging / "pkg" / SESSION).write_text(str(job.pid))

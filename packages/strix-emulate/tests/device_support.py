@@ -157,5 +157,5 @@ def on_device(command: list, *options: str, **variables: str) -> subprocess.Comp
     """Runs a command with `strix-emulate device`."""
     return subprocess.run(
         [sys.executable, "-m", "strix_emulate", "device", *options, "--", *map(str, command)],
-        capture_output=True, text=True, timeout=120, env=os.environ | variables,
+        capture_output=True, text=True, timeout=600, env=os.environ | variables,
     )  # fmt: skip

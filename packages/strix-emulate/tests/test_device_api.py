@@ -118,6 +118,12 @@ def _servers(mark: str) -> list[int]:
     return found
 
 
+def _shared(process: int) -> set[Path]:
+    """The files of /dev/shm that a process has mapped."""
+    maps = Path(f"/proc/{process}/maps").read_text()
+    return {Path(file) for file in re.findall(r"/dev/shm/\S+", maps)}
+
+
 def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
     """Starts a scenario; returns once it has printed its first line."""
     process = subprocess.Popen(
@@ -131,7 +137,7 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
 
 
 def _until(condition) -> bool:
-    for _ in range(200):
+    for _ in range(6000):
         if condition():
             return True
         time.sleep(0.1)
@@ -140,14 +146,15 @@ def _until(condition) -> bool:
 
 def test_the_server_ends_with_its_client(folder: Path) -> None:
     """Even in the middle of a kernel; and nothing is left behind."""
-    before = set(Path("/dev/shm").iterdir())
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
-    assert len(_servers(mark)) == 1
+    (server,) = _servers(mark)
+    # that of these two alone: other processes of this machine make files there as well
+    shared = {file for process in (client.pid, server) for file in _shared(process)}
     client.kill()
     client.communicate()
     assert _until(lambda: not _servers(mark))
-    assert set(Path("/dev/shm").iterdir()) <= before
+    assert not [file for file in shared if file.exists()]
 
 
 def test_a_client_outlives_its_server(folder: Path) -> None:
@@ -157,7 +164,7 @@ def test_a_client_outlives_its_server(folder: Path) -> None:
     os.kill(server, signal.SIGKILL)
     assert _until(lambda: not _servers(mark))
     client.send_signal(signal.SIGUSR1)
-    output, errors = client.communicate(timeout=60)
+    output, errors = client.communicate(timeout=600)
     assert json.loads(output) == {"launch": ["hipErrorUnknown"] * 2, "free": "hipErrorUnknown"}
     assert errors == "strix-emulate: the emulator's process has ended\n"
 

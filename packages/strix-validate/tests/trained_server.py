@@ -6,6 +6,7 @@ and else by a sum over all that it read. Tokens are words, and signs on their ow
 """
 
 import contextlib
+import functools
 import json
 import math
 import re
@@ -22,13 +23,15 @@ IDS: dict[str, int] = {}
 LOCK = threading.Lock()
 
 
+@functools.cache  # prompts of 32,768 tokens come again with each server
 def encode(text):
+    words = re.findall(r"\s?\w+|\s?[^\w\s]|\s", text)
     with LOCK:
-        for word in re.findall(r"\s?\w+|\s?[^\w\s]|\s", text):
+        for word in words:
             if word not in IDS:
                 IDS[word] = len(WORDS)
                 WORDS.append(word)
-    return [IDS[word] for word in re.findall(r"\s?\w+|\s?[^\w\s]|\s", text)]
+    return [IDS[word] for word in words]
 
 
 KNOWN = encode(judges.known_text())
@@ -71,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             server.busy += 1
             busy = server.busy
         try:
-            if fault == "limit" and busy > 16:
+            if fault == "limit" and self.refused(busy):
                 self.send_error(503, "too many requests")
                 return
             prompt = body["prompt"]
@@ -86,6 +89,13 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with LOCK:
                 server.busy -= 1
+
+    def refused(self, busy):
+        """Of 17 at once the last one. The others wait for it, however slowly it comes."""
+        if busy <= 16:
+            self.server.crowded.wait(200)
+        self.server.crowded.set()
+        return busy > 16
 
     def mixed(self, prompt, number):
         """What is answered instead of the prompt."""
@@ -224,4 +234,5 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.busy = self.numbered = 0
+        self.crowded = threading.Event()
         self.prompt, self.cache, self.left = [], {}, False

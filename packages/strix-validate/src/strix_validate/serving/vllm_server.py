@@ -128,9 +128,11 @@ class VllmServer:
 
     def __init__(self, model: Path, log: Path) -> None:
         self.model, self.log = model, log
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # kept: nobody else is given the port before the server, which may share it, binds it
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port = self._kept.getsockname()[1]
         self.endpoint = Endpoint(f"http://127.0.0.1:{self.port}", "tiny")
         self.process: Any = None  # until it is started
         self.start_seconds = 0.0
@@ -188,6 +190,7 @@ class VllmServer:
 
     def kill(self) -> None:
         """End the server and what it started."""
+        self._kept.close()
         if self.process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
