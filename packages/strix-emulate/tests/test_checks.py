@@ -208,11 +208,11 @@ s_endpgm
 def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     """Of what workgroups of earlier batches swapped as well: the swap compares what it gives,
     whichever way the address is written."""
-    kind = {"threads": 32, "size": 32, "grid": (200,), "second": "inout", "budget": 10**6}
+    kind = {"threads": 32, "size": 32, "grid": (20,), "batch": 8, "second": "inout"}
     wide = "v_add_co_u32 v5, s8, s6, v1\nv_add_co_ci_u32_e64 v6, null, s7, 0, s8\nagain:"
     other = SWAPS.replace("again:", wide).replace("v[2:3], s[6:7]", "v[2:3], off")
     for right in (SWAPS, other.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
-        assert (execute(right, native=native, **kind) == 200).all()
+        assert (execute(right, native=native, **kind) == 20).all()
     for wrong in (
         # nothing compares what it gives
         SWAPS.replace("cmpswap_b32 v4, v1, v[2:3]", "add_u32 v4, v1, v2").replace("vccnz", "vccz"),

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tier `libraries` can fail: each of its kinds catches what is planted in it, and a crash."""
 
-import os
-import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from strix_validate.checks import Check, Result, RunOptions, State
+from broken_process import CHECKS
+from strix_validate.checks import Result, RunOptions, State
 from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
 from strix_validate.runner import run
 from strix_validate.tiers import isolated, libraries, run_each
@@ -223,30 +222,6 @@ def test_modes_of_miopen_reach_its_process(monkeypatch):
     assert {"MIOPEN_FIND_MODE": "FAST"} in modes and len(modes) == len(convolution.MODES)
 
 
-HERE = "test_library_faults"
-CHECKS = [Check(f"here/{n}", "", "") for n in range(4)]
-
-
-def bodies():
-    """For the child process."""
-
-    def crash(options):
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-    def hang(options):
-        Path(os.environ["MARK"]).touch()
-        time.sleep(1000)
-
-    def fail(options):
-        raise ValueError("wrong")
-
-    functions = [
-        lambda options: {},
-        {"crash": crash, "hang": hang, "fail": fail}[os.environ["FAULT"]],
-    ]
-    return {check.id: functions[n == 1] for n, check in enumerate(CHECKS)}
-
-
 @pytest.mark.parametrize(
     ("fault", "said"), [("crash", "status -11"), ("hang", "no answer within"), ("fail", "wrong")]
 )
@@ -267,7 +242,7 @@ def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_pat
     monkeypatch.setattr(isolated.subprocess, "Popen", Impatient)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     environment = {"FAULT": fault, "MARK": str(mark)}
-    found = list(isolated.run(HERE, CHECKS, RunOptions(), environment))
+    found = list(isolated.run("broken_process", CHECKS, RunOptions(), environment))
     assert [r.check for r in found] == CHECKS
     assert [r.state for r in found] == [State.PASSED, State.FAILED, State.PASSED, State.PASSED]
     assert said in found[1].reason

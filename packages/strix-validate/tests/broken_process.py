@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks, for a child process that imports no torch, of which the second has the fault $FAULT."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from strix_validate.checks import Check
+
+CHECKS = [Check(f"here/{n}", "", "") for n in range(4)]
+
+
+def bodies():
+    """By a check's id."""
+
+    def crash(options):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hang(options):
+        Path(os.environ["MARK"]).touch()
+        time.sleep(1000)
+
+    def fail(options):
+        raise ValueError("wrong")
+
+    functions = [
+        lambda options: {},
+        {"crash": crash, "hang": hang, "fail": fail}[os.environ["FAULT"]],
+    ]
+    return {check.id: functions[n == 1] for n, check in enumerate(CHECKS)}
