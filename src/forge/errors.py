@@ -3,10 +3,11 @@
 
 import re
 
-# credentials in URLs: of rattler's store, of signed redirects, of what people write into manifests
-SECRETS = ((r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"), (r"[^\s/:'\"]+:[^\s/@]+(@|%40)(?=[\w[])", ""),
-           (r"(/|%2F)(t|%74)\1[^/\s)]+", "/t/***"), (r";\w*(token|key|auth)\w*=[^\s/)]+", ""),
-           (r"(\w:/[^\s)?#]+)[?#]\S*[^\s),.:;'\"]", r"\1"))  # fmt: skip
+# Credentials in URLs. From each character of a word to its end takes minutes: hence the limits.
+SECRETS = ((r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"),
+           (r"(?<![^\s/'\"]):*[^\s/:'\"]+:[^\s/@]{1,4000}(@|%40)(?=[\w[])", ""),
+           (r"(/|%2F)(t|%74)\1[^/\s)]+", "/t/***"), (r";\w{,40}(token|key|auth)\w*=[^\s/)]+", ""),
+           (r"(\w:/[^\s)?#]{1,4000})[?#]\S*[^\s),.:;'\"]", r"\1"))  # fmt: skip
 
 LONG = re.compile(r"(\S{300})\S{100,}")
 
@@ -22,8 +23,7 @@ def redacted(error: object) -> str:
 class ForgeError(Exception):
     """A usage or configuration error. The message says what, where and what to do.
 
-    It may be printed, logged and kept, so it has no credentials of a URL, no endless words
-    and no control characters.
+    It may be logged and kept: no credentials of a URL, endless words or control characters.
     """
 
     exit_code = 2

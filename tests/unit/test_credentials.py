@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.project import CHECKOUT
-from support.small_channel import index, package, workspace
+from support.small_channel import workspace
 from typer.testing import CliRunner
 
 from forge import network
@@ -62,16 +62,6 @@ def test_manifests(url: str, tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(f'[workspace]\nname = "a"\nchannels = ["{url}"]\nplatforms = ["linux-64"]\n')
     assert SECRET not in (said := told(lambda: Manifest.load(file))) and "pixi.toml" in said
-
-
-@pytest.fixture
-def channel(tmp_path: Path) -> Path:
-    folder = tmp_path / "channel"
-    (folder / "noarch").mkdir(parents=True)
-    package(folder, "alpha", "1.0")
-    package(folder, "beta", "1.0")
-    index(folder)
-    return folder
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))

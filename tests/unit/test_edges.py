@@ -133,9 +133,11 @@ def test_numbers_of_tests_in_a_note(tests: Any, known: int | None, tmp_path: Pat
     assert channel.tests_of(record) == known
 
 
-def test_a_message_does_not_repeat_long_names() -> None:
-    said = str(ForgeError(f"no recipe {'x' * 70_000}; there are: alpha"))
-    assert len(said) < 400 and said.startswith("no recipe xxx") and said.endswith("are: alpha")
+@pytest.mark.parametrize("part", ["x", "a:", "a:/", "'a:", ";key"])
+def test_a_message_does_not_repeat_long_names(part: str) -> None:
+    """Nor does the search for credentials take minutes of one."""
+    said = str(ForgeError(f"no recipe {part * 20_000}; there are: alpha"))
+    assert len(said) < 400 and said.startswith(f"no recipe {part}") and said.endswith("are: alpha")
 
 
 @pytest.mark.parametrize("where", ["a version", "an override", "depends"])
@@ -171,16 +173,6 @@ def test_no_tracked_file_is_ignored() -> None:
     if done.returncode:
         pytest.skip(f"not a git checkout: {done.stderr.strip()}")
     assert done.stdout == ""
-
-
-@pytest.fixture
-def channel(tmp_path: Path) -> Path:
-    folder = tmp_path / "channel"
-    (folder / "noarch").mkdir(parents=True)
-    package(folder, "alpha", "1.0")
-    package(folder, "beta", "1.0")
-    index(folder)
-    return folder
 
 
 def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:

@@ -11,7 +11,7 @@ import pytest
 from rattler import RepoDataRecord
 from support import conda_packages
 from support.conda_packages import file
-from support.small_channel import index, package, workspace
+from support.small_channel import workspace
 
 from forge.conda.package import Package, cache_folder
 from forge.envs import cache
@@ -69,13 +69,8 @@ def test_what_cannot_be_offered(made: Path, fault: str) -> None:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RepoDataRecord:
+def record(channel: Path, tmp_path: Path) -> RepoDataRecord:
     """Of one package in a channel that is a folder."""
-    channel = tmp_path / "channel"
-    (channel / "noarch").mkdir(parents=True)
-    package(channel, "alpha", "1.0")
-    package(channel, "beta", "1.0")
-    index(channel)
     app = workspace(tmp_path / "local", channel.as_uri())
     app.lock()
     return next(r for r in app.locked("default") if r.name.normalized == "alpha")
