@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from rattler_build import VariantConfig
 
 from forge import network
@@ -70,8 +70,7 @@ class Base:
 
 def unanswered() -> str:
     """Return why conda-forge cannot be asked now, or nothing."""
-    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
-    return redacted(network.unanswered(url, PROBE_SECONDS))
+    return redacted(network.unanswered(f"{CONDA_FORGE}/noarch/repodata.json.zst", PROBE_SECONDS))
 
 
 def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
@@ -135,7 +134,7 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     if pythons:  # noarch packages are built and tested with the oldest
         try:
             oldest = min((value.split(".*")[0] for value in pythons), key=Version)
-        except InvalidVersion as error:
+        except ValueError as error:
             raise ForgeError(f"--variant python: {error}; write python=3.13") from None
         overrides = {"python_min": [oldest], **overrides, "python": pythons}
     if unknown := set(replaced or {}) - set(variants):

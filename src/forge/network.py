@@ -18,7 +18,7 @@ from rattler import networking
 from rattler.package_streaming import download_to_writer
 
 from forge.errors import ForgeError
-from forge.files import read_text
+from forge.files import read_text, require_file
 from forge.project import Project
 
 AUTH_FILE = "RATTLER_AUTH_FILE"
@@ -28,7 +28,7 @@ LOWEST = 1000  # bytes a second
 def patience() -> int:
     """Return the seconds a server may take for an index, or send a file at less than LOWEST."""
     text = os.environ.get("FORGE_TIMEOUT") or "60"
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or len(text) > 9 or not int(text):
         raise ForgeError(f"FORGE_TIMEOUT={text:.40} is not a number of seconds")
     return int(text)
 
@@ -84,6 +84,7 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     mirrors = networking.MirrorMiddleware(_mirrors())  # first: it may say where credentials are
     rest = networking.AuthenticationMiddleware(), networking.OciMiddleware()
     retry = networking.RetryMiddleware(retries)
+    require_file(Path(os.environ.get(AUTH_FILE, "")))
     try:
         return networking.Client([retry, mirrors, *rest], timeout=seconds)
     except Exception as error:  # AuthenticationStorageError is nowhere to be imported from

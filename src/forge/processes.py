@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Set
+from itertools import chain
 from pathlib import Path
 
 from forge.errors import ForgeError
@@ -34,21 +35,28 @@ def kill(processes: Set[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def left_behind(job: int) -> set[int]:
+def left_behind(job: int) -> set[int] | None:
     """Find what a job waits for although its script has ended: processes that hold its output open.
 
-    They are found by the pipe that they share with the job, whatever session they are in.
+    They are found by the pipe that they share with the job, in any session. None if it has not.
     """
     holders: dict[int, set[str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
             if int(parent) == job and state != "Z":
-                return set()
+                return None
             links = {str(link.readlink()) for link in (entry / "fd").iterdir()}
             holders[int(entry.name)] = {link for link in links if link.startswith("pipe:")}
     pipes = holders.pop(job, set())
     return {process for process, held in holders.items() if held & pipes}
+
+
+def named_pipe(output: Path) -> Path | None:
+    """Find a named pipe in what a script installed: rattler-build would wait there for ever."""
+    walks = chain.from_iterable(map(os.walk, output.glob("bld/*/host_env*")))
+    files = (Path(place, name) for place, _, names in walks for name in names)
+    return next(filter(Path.is_fifo, files), None)
 
 
 def max_jobs() -> int:
@@ -57,8 +65,8 @@ def max_jobs() -> int:
     MAX_JOBS in the environment overrides it.
     """
     if jobs := os.environ.get("MAX_JOBS"):
-        if not jobs.isdigit() or int(jobs) < 1:
-            raise ForgeError(f"MAX_JOBS={jobs!r} is not a positive number")
+        if not jobs.isdecimal() or len(jobs) > 9 or int(jobs) < 1:
+            raise ForgeError(f"MAX_JOBS={jobs!r:.40} is not a positive number")
         return int(jobs)
     return max(1, min(len(os.sched_getaffinity(0)), int(memory_gib() / GIB_PER_JOB)))
 

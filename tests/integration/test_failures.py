@@ -352,6 +352,21 @@ def test_a_script_that_leaves_a_process_behind(project: MiniProject) -> None:
     assert processes_in(project.root) == []
 
 
+def test_a_named_pipe_in_a_package(project: MiniProject) -> None:
+    """rattler-build would wait for somebody to write into it."""
+    script = 'mkdir -p "$PREFIX/share"\nmkfifo "$PREFIX/share/{name}"\n'
+    project.recipe("alpha", script=script)
+    done = project.forge("build-all", code=1)
+    assert "alpha: its script made a named pipe, alpha: no package has one" in done.stdout
+    assert project.packages() == set() and processes_in(project.root) == []
+
+
+def test_a_named_pipe_for_a_log(project: MiniProject) -> None:
+    """The driver does not wait at it either."""
+    project.recipe("alpha", script=f"rm conda_build.log\nmkfifo conda_build.log\n{MADE}")
+    project.forge("build-all")
+
+
 def test_one_bad_recipe_fails_alone(project: MiniProject) -> None:
     project.recipe("alpha")
     project.recipe("beta", run=["alpha"])

@@ -221,6 +221,22 @@ def test_a_pipe_as_trusted_root_is_not_read_for_ever(tmp_path: Path) -> None:
         publisher.require([])
 
 
+@pytest.mark.parametrize("issuer", ["", "x", "http://[::1"])
+def test_an_issuer_that_is_none(issuer: str) -> None:
+    with pytest.raises(ForgeError, match="issuer.*URL"):
+        Publisher(WORKFLOW, "x", issuer).require([])
+
+
+def test_an_index_that_is_gone_when_attestations_are_asked_for(release: Release) -> None:
+    release.publish(bundle(release.alpha))
+    with served(release.public) as url:
+        user = release.user(url)
+        for index in release.public.glob("*/repodata*"):
+            index.unlink()
+        with pytest.raises(ForgeError, match=f"no attestations were asked for.*{url}"):
+            user.install()
+
+
 def test_bindings_without_attestations(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     release.publish(bundle(release.alpha))
     monkeypatch.delattr(rattler, "verify_attestation")

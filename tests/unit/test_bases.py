@@ -100,6 +100,8 @@ def test_amds_wheels_bring_the_python_that_they_are_for() -> None:
 
 def test_a_python_that_cannot_be_had() -> None:
     project = Project.at(CHECKOUT)
+    with pytest.raises(ForgeError, match="--variant python: Exceeds the limit"):
+        bases.load(project, "conda-forge", {"python": ["9" * 5000]})
     with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):
         bases.load(project, "conda-forge", {"python": ["new"]})
     with pytest.raises(ForgeError, match="host base has the Python that runs this.*FORGE_PYTHON"):

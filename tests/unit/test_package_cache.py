@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rattler import RepoDataRecord
 from support import conda_packages
 from support.conda_packages import file
+from support.project import CHECKOUT
 from support.small_channel import workspace
 
 from forge.conda.package import Package, cache_folder
@@ -41,14 +44,21 @@ def test_offered(made: Path) -> None:
 
 
 def test_what_a_killed_process_left_goes(made: Path) -> None:
-    """Not what is a minute old: another process may be at work in it."""
-    old, new = (cache_folder() / name for name in (".forge-old", ".forge-new"))
-    for left in (old / "package", new / "package"):
-        left.mkdir(parents=True)
-    yesterday = old.stat().st_mtime - 86400 - 60
-    os.utime(old, (yesterday, yesterday))
+    """At once, but not what a live one is at work in."""
+    script = "import sys; from forge.conda.package import *; made = scratch(cache_folder())"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{script}; print(made.name, flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT / "src")},
+    )  # fmt: skip
+    theirs = Path(child.stdout.readline().strip())
     Package(made).require_safe()
-    assert new.exists() and not old.exists()
+    assert theirs.is_dir()
+    child.kill()
+    child.communicate()
+    assert theirs.is_dir()
+    Package(made).require_safe()
+    assert not theirs.exists()
 
 
 def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,9 @@ def test_a_file_that_comes_fast_enough_is_not_cut(monkeypatch: pytest.MonkeyPatc
     assert "host.invalid sent 0 bytes" in [pace.behind() for _ in range(10)][-1]
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "soon", "1.5", "²", "9" * 5000], ids=lambda text: ascii(text)[:9]
+)
 def test_patience_is_a_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_TIMEOUT", text)
     with pytest.raises(ForgeError, match="FORGE_TIMEOUT"):

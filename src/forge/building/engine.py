@@ -78,8 +78,7 @@ def make(wheel: Conversion, subdir: Path) -> Path:
         cache.offer(made)
         return made
     except Exception as error:
-        name = Path(wheel.file).name
-        raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
+        raise RuntimeError(f"{Path(wheel.file).name}: {type(error).__name__}: {error}") from None
 
 
 def end_with_parent() -> None:

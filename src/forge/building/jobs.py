@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forge.errors import Failed
-from forge.processes import SESSION, kill, left_behind
+from forge.processes import SESSION, kill, left_behind, named_pipe
 from forge.project import FORGE_CACHE, Project
 
 POLL_SECONDS = 0.1
@@ -63,8 +63,10 @@ def run_job(
             if stop.wait(POLL_SECONDS):
                 raise KeyboardInterrupt
             if polls % POLLS_OF_PATIENCE == 0:
-                before, seen = seen, left_behind(child.pid)
-                kill(before & seen)
+                waited_for, before = left_behind(child.pid), seen
+                kill(before & (seen := waited_for or set()))
+                if waited_for is not None and (pipe := named_pipe(output)):
+                    raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -91,7 +93,8 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
     streams: dict[tuple[Path, int], BinaryIO] = {}
     log.touch()
     while True:
-        for file in [*output.glob("bld/*/work/conda_build.log"), output / ENGINE_LOG]:
+        logs = filter(Path.is_file, output.glob("bld/*/work/conda_build.log"))
+        for file in [*logs, output / ENGINE_LOG]:
             with contextlib.suppress(FileNotFoundError):  # its output has ended
                 opened = file.open("rb")
                 if streams.setdefault((file, os.fstat(opened.fileno()).st_ino), opened) != opened:

@@ -211,9 +211,11 @@ class StaticChannel:
             write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
         folder = self.staging / "noarch" / "patch"  # which the indexer does not look into
         folder.mkdir()
-        package = assemble_package(
-            "patch", "0", "noarch", "0", folder, files_dir=content, noarch="generic"
-        )
+        words = "patch", "0", "noarch", "0", folder
+        try:
+            package = assemble_package(*words, files_dir=content, noarch="generic")
+        except Exception as error:  # a disk that fails
+            raise Failed(f"cannot write {folder}: {error}. Publish again") from None
         return f"patch/{package.path.name}"
 
     def _switch(self, log: Log, entries: list[Revision]) -> None:

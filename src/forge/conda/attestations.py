@@ -21,7 +21,7 @@ from rattler import PackageRecord, RepoDataRecord
 
 from forge import network
 from forge.conda.index import SHARDS, parse, records
-from forge.errors import ForgeError, NotAttempted, Refused
+from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import require_file
 from forge.project import SUBDIRS
 
@@ -62,16 +62,17 @@ class Publisher:
         """Raise Refused for the first (or the log there) not attested; NotAttempted if too old."""
         if not hasattr(rattler, "verify_attestation"):
             raise NotAttempted("attestations need py-rattler 0.28: use FORGE_NO_PIXI=1 ./forge")
-        policy = rattler.VerificationPolicy.require(
-            rattler.Publisher(self.identity, rattler.Issuer(self.issuer)),
-            # rattler compares with the address in use, which may be that of a copy
-            channel_check=rattler.ChannelCheck.IGNORE,
-        )
         require_file(Path(self.trusted_root))
         try:
+            policy = rattler.VerificationPolicy.require(
+                rattler.Publisher(self.identity, rattler.Issuer(self.issuer)),
+                # rattler compares with the address in use, which may be that of a copy
+                channel_check=rattler.ChannelCheck.IGNORE,
+            )
             root = rattler.TrustedRoot.from_path(self.trusted_root) if self.trusted_root else None
         except ValueError as error:
-            raise ForgeError(f"{self.trusted_root} is no Sigstore trusted root: {error}") from None
+            where = f"issuer {self.issuer!r:.200}, trusted-root {self.trusted_root!r}"
+            raise ForgeError(f"publishers: {where}: {error}") from None
 
         async def check(package: RepoDataRecord) -> None:
             try:
@@ -86,10 +87,9 @@ class Publisher:
                 if log and age > timedelta(self.log_days):
                     raise ForgeError(f"on {when:.10}, more than {self.log_days} days ago")
             except Exception as error:  # AttestationError is nowhere to be imported from
-                lines = "; ".join(line.strip() for line in str(error).splitlines())
                 raise Refused(
-                    f"{log or package.url} is not attested by {self.identity}: {lines}. Nothing is "
-                    "installed; tell the channel's owner"
+                    f"{log or package.url} is not attested by {self.identity}: "
+                    f"{one_line(str(error))}. Nothing is installed; tell the channel's owner"
                 ) from None
 
         for package in packages:

@@ -12,7 +12,6 @@ import re
 import shutil
 import struct
 import tempfile
-import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from filelock import FileLock
 from rattler import IndexJson, PackageRecord, PathsJson
 from rattler.package_streaming import extract
 
@@ -47,13 +47,16 @@ def cache_folder() -> Path:
 
 
 def scratch(cache: Path) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder to unpack in; those that killed processes left a day ago go."""
+    """Make a folder to unpack in, locked while its process lives; what killed ones left goes."""
     cache.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):  # another process may do the same
+    with FileLock(cache / ".forge.lock"):
         for left in cache.glob(".forge-*"):
-            if time.time() - left.stat().st_mtime > 86400:
+            with suppress(OSError), FileLock(left / ".lock", timeout=0):
                 shutil.rmtree(left)
-    return tempfile.TemporaryDirectory(dir=cache, prefix=".forge-")
+        made = tempfile.TemporaryDirectory(dir=cache, prefix=".forge-")
+        lock = FileLock(Path(made.name, ".lock"), thread_local=False)
+        made.lock = lock.acquire()  # type: ignore[attr-defined]
+    return made
 
 
 def is_plain(name: str) -> bool:

@@ -23,7 +23,7 @@ from forge.conda.index import is_of
 from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
 from forge.envs.manifest import Manifest
-from forge.errors import Failed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, sha256_file, write_text
 from forge.project import SUBDIRS
 
@@ -107,7 +107,10 @@ class Workspace:
             if mine and not url.startswith("file:"):
                 names = {record.name.normalized for record in mine}
                 asked = _gateway([url]).query([url], SUBDIRS, names, recursive=False)
-                served = {record.url: record for record in chain(*asyncio.run(asked))}
+                try:
+                    served = {record.url: record for record in chain(*asyncio.run(asked))}
+                except Exception as error:
+                    raise _failure("no attestations were asked for", error, [url]) from None
                 for record in mine:
                     record.attestations_sha256 = getattr(served.get(record.url), FIELD, None)
                 publisher.require(mine)
@@ -126,7 +129,7 @@ class Workspace:
             try:
                 asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
             except Exception as error:
-                raise Failed(f"cannot install into {prefix}: {_one_line(error)}") from None
+                raise Failed(f"cannot install into {prefix}: {one_line(str(error))}") from None
             write_text(self._mark(environment), sha256_file(self.lock_file))
         return len(records)
 
@@ -166,15 +169,11 @@ def _gateway(channels: list[str]) -> rattler.Gateway:
 def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
     """Return NotAttempted for a server that does not answer, or not as it should; else Failed."""
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
-        return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {_one_line(error)}")
+        return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {one_line(str(error))}")
     if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304
         why = "a channel answers what rattler cannot read; forge channel verify says what"
         return NotAttempted(f"{what}: {why}")
     return Failed(f"{what}: {error}".strip())
-
-
-def _one_line(error: Exception) -> str:
-    return "; ".join(line.removeprefix("Caused by: ") for line in str(error).splitlines())
 
 
 def virtual_packages() -> list[GenericVirtualPackage]:

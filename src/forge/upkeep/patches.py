@@ -2,8 +2,8 @@
 """Patches apply to their sources, without fuzz."""
 
 import tempfile
+from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import ForgeError, NotAttempted
@@ -12,15 +12,8 @@ from forge.recipes.recipe import patched, patches_of, prepare, source_of
 from forge.sources.cache import SourceCache
 from forge.sources.download import Progress
 
-
-@dataclass(frozen=True)
-class Applied:
-    """The outcome for one recipe's patches: `state` is applies, fails or not attempted."""
-
-    package: str
-    count: int
-    state: str
-    detail: str
+# the outcome for one recipe's patches: `state` is applies, fails or not attempted
+Applied = namedtuple("Applied", "package count state detail")
 
 
 def check(recipes: RecipeSet, progress: Progress) -> Iterator[Applied]:

@@ -8,12 +8,12 @@ index, one of GitHub the repository's tags.
 import contextlib
 import re
 import tempfile
+from collections import namedtuple
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from rattler import MatchSpec, VersionSpec
 from rattler import Version as CondaVersion
 
@@ -26,15 +26,8 @@ from forge.sources import git
 from forge.sources.archives import unpack
 from forge.sources.download import Downloader, Progress
 
-
-@dataclass(frozen=True)
-class Row:
-    """A line of `outdated`: `state` newer, unreachable or empty; `note` where, or what is wrong."""
-
-    recipe: Recipe
-    newest: str
-    state: str
-    note: str
+# a line of `outdated`: `state` newer, unreachable or empty; `note` where, or what is wrong
+Row = namedtuple("Row", "recipe newest state note")
 
 
 def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
@@ -69,7 +62,7 @@ def releases(downloader: Downloader, recipe: Recipe) -> dict[Version, str]:
     """List every release of a recipe's upstream, and why it was yanked. Raises NotAttempted."""
     found: dict[Version, str] = {}
     for text, why in _listed(downloader, recipe):
-        with contextlib.suppress(InvalidVersion):
+        with contextlib.suppress(ValueError):
             version = Version(text)
             if not version.local:  # that is somebody's own build, in a wheel folder
                 found[version] = found.get(version, why) and why  # if all of its files were
