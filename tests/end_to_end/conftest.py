@@ -30,7 +30,7 @@ def release(conda_forge: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Packages built on the conda-forge base, published, and served."""
     root = tmp_path_factory.mktemp("release")
     with served(root, Revalidating) as url:
-        made = Release(root, conda_forge, f"{url}/published")
+        made = Release(root, conda_forge, url)
         # 5 GB of PyPI's torch, and what ours does not need
         for name in ("nvidia-*", "pytorch-*"):
             made.hold(stand_in.PACKAGES.glob(f"{name}.conda"))

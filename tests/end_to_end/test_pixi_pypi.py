@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.conda_forge import records_of_both
-from support.pixi import MAPPING, Pixi, fit, write_mapping
+from support.conda_forge import LACKS, records_of_both
+from support.pixi import Pixi, fit
 from support.project import CHECKOUT
 from support.release import copy_stack
 from support.servers import Revalidating, served
-from support.simple_index import ADDED, NEW, SimpleIndex, popular
+from support.simple_index import ADDED, NEW, REFUSED, SimpleIndex, popular
+from support.stand_in import MAPPING, write_mapping
 from support.static_channel import Source
 
 from forge.bases import CONDA_FORGE, PUBLISHED
@@ -28,6 +28,7 @@ from forge.channel.publish import StaticChannel
 pytestmark = pytest.mark.pixi
 
 NAMES = CHECKOUT / "recipes" / "pypi-names.json"
+STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
 # the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
 ORDERS = {
@@ -73,9 +74,19 @@ class User:
 
     def from_pypi(self) -> set[str]:
         lock = self.folder / "pixi.lock"
-        found = dict(FROM_PYPI.findall(lock.read_text())) if lock.exists() else {}
-        assert all(found[name] == NEW for name in found.keys() & ADDED.keys()), found
+        lines = FROM_PYPI.findall(lock.read_text()) if lock.exists() else []
+        found = {name.replace("_", "-"): version for name, version in lines}
+        assert all(found[name] == NEW for name in found.keys() & (ADDED | REFUSED).keys()), found
         return set(found)
+
+    def added(self, *names: str) -> set[str]:
+        """What of PyPI is locked after `pixi add --pypi NAMES`, which may fail."""
+        before = (self.folder / "pixi.toml").read_text()
+        said = self(f"add --pypi {' '.join(names)}", code=None)
+        if not (found := self.from_pypi()):  # what is missing is named, and nothing was changed
+            assert re.search(r"(torch|torchvision|xformers|unsloth)( |==)", said), said
+            assert (self.folder / "pixi.toml").read_text() == before
+        return found
 
 
 def table(name: str) -> str:
@@ -136,7 +147,13 @@ def channels(
 def served_to_a_user(
     folder: Path, tables: list[str]
 ) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
-    write_mapping(folder / "mapping", numpy="numpy")
+    write_mapping(
+        folder / "mapping",
+        numpy="numpy",
+        accelerate="accelerate",
+        diffusers="diffusers",
+        peft="peft",
+    )
     with served(folder, Revalidating) as url:
         mirrors = {"theirs": CONDA_FORGE, "ours": PUBLISHED, "mapping": MAPPING}
         yield folder, {name: f"{url}/{path}" for path, name in mirrors.items()}, tables
@@ -146,27 +163,24 @@ def served_to_a_user(
 def test_ours_stays_or_nothing_is_locked(
     channels: tuple[Path, dict[str, str], list[str]], index: str, tmp_path: Path, order: str
 ) -> None:
-    """For each of five packages, in the same workspace."""
+    """Three packages that ours is enough for, and three for which it is not."""
     _, mirrors, tables = channels
-    start = User(Pixi(tmp_path / "home", mirrors), tmp_path / "start")
-    start.write(index, *map(table, tables))
+    user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "start")
+    user.write(index, *map(table, tables))
     before, after = ORDERS[order]
     for line in before:
-        start(line)
-    for added in ADDED:
-        user = User(start.pixi, shutil.copytree(start.folder, tmp_path / added, symlinks=True))
-        said = user(f"add --pypi {added}", code=None)
-        if user.from_pypi():
-            assert user.from_pypi() == {added} and added not in ("timm", "xformers")
-            for line in after:
-                user(line)
-                assert user.from_pypi() == {added}
-        else:  # what is missing is named, and the workspace is as it was
-            named = ("torch ", "torchvision ", "torch==", "xformers ")  # the last is hidden itself
-            assert any(name in said for name in named), said
-            manifests = [(who.folder / "pixi.toml").read_text() for who in (user, start)]
-            assert manifests[0] == manifests[1]
-            user("lock --check")
+        user(line)
+    for refused in ("timm", "xformers", "unsloth"):
+        assert user.added(refused) == set()
+        user("lock --check")
+    three = {"accelerate", "torchao", "torchmetrics"}
+    if found := user.added(*three):
+        assert found == three
+        for line in after:
+            user(line)
+            assert user.from_pypi() == three
+    else:
+        user("lock --check")
 
 
 def test_without_the_tables(tmp_path: Path, index: str) -> None:
@@ -182,8 +196,7 @@ def test_without_the_tables(tmp_path: Path, index: str) -> None:
             user("add python numpy pytorch triton")
             if first:
                 user(first)
-            user("add --pypi accelerate")
-            assert user.from_pypi() >= {"accelerate", "torch", "triton", "nvidia_cublas"}
+            assert user.added("accelerate") >= {"accelerate", "torch", "triton", "nvidia-cublas"}
 
 
 def test_ours_where_there_is_one(
@@ -197,33 +210,55 @@ def test_ours_where_there_is_one(
     assert "torch" in user("add --pypi timm", code=1)
     user("add torchvision")
     (user.folder / "pixi.lock").unlink()  # as docs/pypi.md says
-    user("add --pypi timm")
-    assert user.from_pypi() == {"timm"}
+    assert user.added("timm") == {"timm"}
 
 
-@pytest.fixture(scope="module")
-def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """With the committed records of conda-forge, and our recipes in an index without purls."""
+@pytest.fixture(scope="module", params=["own", "hosted"])
+def pixi(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pixi]:
+    """With the committed records of conda-forge, and our recipes in an index of either kind."""
     folder = records_of_both(tmp_path_factory.mktemp("records"))
-    without_purls(folder / "ours")
+    if request.param == "hosted":
+        without_purls(folder / "ours")
     for _, mirrors, _ in served_to_a_user(folder, []):
         yield Pixi(folder / "home", mirrors)
 
 
-@pytest.mark.parametrize("locked_by", ["nobody", "pixi"])
-def test_on_a_stack(pixi: Pixi, index: str, tmp_path: Path, locked_by: str) -> None:
-    """The copied folder, from a hosted channel."""
-    user = User(pixi, copy_stack("attention", tmp_path / "stacks"))
-    manifest = fit(user.folder / "pixi.toml")
-    if locked_by == "pixi":
-        user("lock")
-    # as its comment says
-    text = manifest.read_text().replace("# [pypi-dep", "[pypi-dep").replace("# torch =", "torch =")
+def copied(workspace: str, folder: Path, index: str) -> Path:
+    """A stack, or README's pixi.toml, as people copy it."""
+    if workspace == "README":
+        folder.mkdir()
+        (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "README.md").read_text())
+        (folder / "pixi.toml").write_text(text)
+    else:
+        fit(copy_stack(workspace, folder) / "pixi.toml")
+        folder /= workspace
+    manifest = folder / "pixi.toml"
+    text = manifest.read_text()
+    for name in LACKS.get(f"stacks/{workspace}", []):
+        text = re.sub(rf"(?m)^{name} = .*\n", "", text)
     manifest.write_text(f'{text}\n[pypi-options]\nindex-url = "{index}"\n')
-    said = user("add --pypi accelerate", code=None)
-    assert user.from_pypi() == {"accelerate"} or (locked_by == "pixi" and "torch" in said), said
-    assert "torch" in user("add --pypi timm", code=1)
-    assert user.from_pypi() <= {"accelerate"}
+    return folder
+
+
+@pytest.mark.parametrize("workspace", ["README", *STACKS])
+@pytest.mark.parametrize("locked", ["before", "after"])
+def test_twelve_packages(
+    pixi: Pixi, index: str, tmp_path: Path, workspace: str, locked: str
+) -> None:
+    """Ours stays, and of what can be had no old release is taken, before and after a lock."""
+    user = User(pixi, copied(workspace, tmp_path / "w", index))
+    if locked == "after":
+        user("lock")
+    # what is the same for all of them is tried with one; test_locks.py compares their tables
+    for refused in REFUSED if workspace in ("README", "attention") else ():
+        assert user.added(refused) == set()
+    found = user.added(*ADDED)
+    lock = (user.folder / "pixi.lock").read_text()
+    ours = {name for name in ADDED if re.search(rf"conda: \S+/{name}-\d", lock)}
+    assert (found | ours) - {"numpy"} == ADDED.keys()
+    assert re.search(rf"conda: {PUBLISHED}/linux-64/pytorch-2.13.0-rocm", lock)
 
 
 def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
@@ -232,21 +267,4 @@ def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
     user = User(pixi, tmp_path / "w")
     user.write(index, channels=[source.folder.as_uri()])
     user("add python numpy pytorch triton")
-    user("add --pypi accelerate")
-    assert user.from_pypi() == {"accelerate"}
-
-
-def test_the_start_of_the_readme(pixi: Pixi, index: str, tmp_path: Path) -> None:
-    """A pixi.toml without this repository: PyPI's torch cannot be locked, whatever came before."""
-    (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "README.md").read_text())
-    for name, first in (("added", None), ("locked", "lock")):
-        user = User(pixi, tmp_path / name)
-        user.folder.mkdir()
-        manifest = user.folder / "pixi.toml"
-        manifest.write_text(f'{text}\n[pypi-options]\nindex-url = "{index}"\n')
-        if first:
-            user(first)
-        for package in ADDED:
-            user(f"add --pypi {package}", code=None)
-            assert user.from_pypi() - {"numpy"} <= set(ADDED) - {"timm", "xformers"}
-        assert "torchao" in user.from_pypi()
+    assert user.added("accelerate") == {"accelerate"}

@@ -17,10 +17,11 @@ import pytest
 import rattler
 import yaml
 from support.conda_forge import records_of_both
-from support.pixi import MAPPING, Pixi, fit, require, write_mapping
+from support.pixi import Pixi, fit, require
 from support.project import CHECKOUT
 from support.release import Release, copy_stack, run
 from support.servers import Revalidating, served
+from support.stand_in import MAPPING, write_mapping
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 
@@ -94,7 +95,7 @@ def test_hadolint_has_no_finding(tmp_path: Path) -> None:
 def without_large(folder: Path) -> Path:
     """A copy of the stack without what is gigabytes, and no other case."""
     manifest = fit(copy_stack("attention", folder) / "pixi.toml")
-    large = r"(?m)^(pytorch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
+    large = r"(?m)^(pytorch|torch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
     manifest.write_text(re.sub(large, "", manifest.read_text()))
     return manifest.parent
 

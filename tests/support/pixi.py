@@ -20,8 +20,6 @@ from packaging.version import Version
 from support.release import run
 from support.stand_in import GPU, PYTHON, clean_environment, write_mirrors
 
-# the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
-MAPPING = "https://conda-mapping.prefix.dev"
 REQUIRED = "FORGE_REQUIRE_PIXI"
 
 
@@ -62,13 +60,6 @@ class Pixi:
     def data(self, *words: str | Path, cwd: Path) -> Any:
         """What `pixi WORDS` prints as JSON."""
         return json.loads(run([require("pixi"), *words], self.environment, cwd=cwd).stdout)
-
-
-def write_mapping(folder: Path, **names: str) -> None:
-    """What that service says, in a folder to serve."""
-    file = folder / "compressed-v0" / "compressed_mapping.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(names))
 
 
 def fit(manifest: Path) -> Path:

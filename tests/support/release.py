@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from support.project import CHECKOUT, copy_checkout, driver
-from support.stand_in import PYTHON, clean_environment, write_mirrors
+from support.stand_in import MAPPING, PYTHON, clean_environment, write_mapping, write_mirrors
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import HOST_BOUND
@@ -35,15 +35,16 @@ VARIANTS = Path("bases", "conda-forge", "variants.yaml")
 class Release:
     """A clone of this checkout with the recipes of RECIPES, a home folder, and what they publish.
 
-    `url` is where `root/published` is served. The home's configuration gives conda-forge and our
+    `url` is where `root` is served. The home's configuration gives conda-forge and our
     published channel addresses on this machine: nothing else has to be changed.
     """
 
     def __init__(self, root: Path, conda_forge: str, url: str) -> None:
-        self.root, self.url = root, url
+        self.root, self.url = root, f"{url}/published"
         self.checkout, self.home = root / "checkout", root / "home"
         self.published = root / "published"
-        self.mirrors = {CONDA_FORGE: conda_forge, PUBLISHED: url}
+        write_mapping(root / "mapping", pytorch="torch")
+        self.mirrors = {CONDA_FORGE: conda_forge, PUBLISHED: self.url, MAPPING: f"{url}/mapping"}
         write_mirrors(self.home, self.mirrors)
         self.checkout.mkdir()
         copy_checkout(self.checkout, packages=False)

@@ -13,14 +13,25 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from support.servers import QuietHandler
 
-# what people add to a torch, and what it requires of PyPI's (the last is for one torch alone)
+# what people add to a torch, and what it requires of PyPI's: with ours it locks
 ADDED = {
     "accelerate": ("numpy>=1.17", "torch>=2.0.0"),
-    "timm": ("torch", "torchvision"),
+    "diffusers": ("numpy",),
+    "lightning": ("torch<4.0,>=2.1.0", "torchmetrics"),
+    "peft": ("numpy", "torch>=1.13.0", "accelerate>=0.21.0"),
+    "sentence-transformers": ("torch>=1.11.0", "numpy"),
     "torchao": (),
     "torchmetrics": ("torch>=2.0.0,<3", "numpy>1.20.0"),
-    "xformers": ("numpy", "torch==2.99.0"),
+    "trl": ("accelerate>=0.1",),
 }
+# without our torchvision it does not, and the last two never: they want wheels for CUDA
+REFUSED = {
+    "timm": ("torch", "torchvision"),
+    "open-clip-torch": ("torch>=2.0", "torchvision", "timm"),
+    "xformers": ("numpy", "torch==2.99.0"),
+    "unsloth": ("torch<3,>=2.4.0", "torchvision", "xformers", "triton>=3.0.0"),
+}
+ALWAYS = ("timm", "open-clip-torch")  # wanted torchvision in every release
 NEW, OLD = "1.0", "0.0.1"
 
 
@@ -86,7 +97,7 @@ def popular(index: Path) -> None:
     add_wheel(index, "torch", "2.99.0", ("triton==3.99.0", "nvidia-cublas"))
     add_wheel(index, "torchvision", "0.28.0", ("torch==2.13.0",))
     add_wheel(index, "torchvision", "0.99.0", ("torch==2.99.0",))
-    for name, requires in ADDED.items():
-        # most are from before a package required torch; timm always wanted both
-        add_wheel(index, name, OLD, requires if name == "timm" else ())
+    for name, requires in (ADDED | REFUSED).items():
+        # most are from before a package required torch
+        add_wheel(index, name, OLD, requires if name in ALWAYS else ())
         add_wheel(index, name, NEW, requires)

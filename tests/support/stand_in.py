@@ -42,6 +42,8 @@ HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
 PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
 RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
 PYTHON = wheels.PYTHON
+# the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
+MAPPING = "https://conda-mapping.prefix.dev"
 
 # Packages of one text file, NAME VERSION: what they need. What PyPI lacks, or what has a recipe
 # that no test can build: enough to solve and install (without amd-aiter's modules flash-attn takes
@@ -228,6 +230,13 @@ def write_mirrors(home: Path, mirrors: dict[str, str]) -> None:
     lines = [f'"{url}" = ["{mirror}"]' for url, mirror in mirrors.items()]
     (home / ".pixi").mkdir(parents=True, exist_ok=True)
     (home / ".pixi" / "config.toml").write_text("\n".join(["[mirrors]", *lines, ""]))
+
+
+def write_mapping(folder: Path, **names: str) -> None:
+    """What the service MAPPING says, in a folder to serve."""
+    file = folder / "compressed-v0" / "compressed_mapping.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(names))
 
 
 def clean_environment(home: Path) -> dict[str, str]:

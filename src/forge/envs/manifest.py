@@ -22,10 +22,8 @@ from forge.files import read_text
 
 # The keys that are read, and those of pixi that say nothing about what is solved or installed here:
 # platforms are this machine's, tasks and PyPI's packages pixi's alone.
-TOP = {
-    "workspace", "dependencies", "feature", "environments", "tasks", "tool", "pypi-exclude-newer",
-    "pypi-dependencies",
-}  # fmt: skip
+TOP = {"workspace", "dependencies", "feature", "environments", "tasks", "tool",
+       "pypi-exclude-newer", "pypi-dependencies"}  # fmt: skip
 WORKSPACE = {
     "name", "channels", "channel-priority", "platforms", "requires-pixi", "version", "description",
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
@@ -76,6 +74,7 @@ class Manifest:
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
         data = tomllib.loads(read_text(self.path))
+        data.pop("pypi-dependencies", None)  # pixi would ask a server for PyPI's names
         workspace, ours = data["workspace"], data.get("tool", {}).get(TOOL, {})
         workspace["channels"] = [instead.get(channel, channel) for channel in self.channels]
         for table, key in ((workspace, "conda-pypi-map"), (ours, "publishers")):
