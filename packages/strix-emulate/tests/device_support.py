@@ -53,6 +53,7 @@ def builder() -> ModuleType:
     return module
 
 
+@cache
 def library(folder: Path) -> Path:
     """The folder with the library: the installed one, or one that is built in the folder."""
     try:

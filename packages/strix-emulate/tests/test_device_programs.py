@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_support import (
+    HIP,
     HIP_PROGRAMS,
     assembled,
     compiler,
@@ -18,7 +19,7 @@ from device_support import (
     on_device,
     run,
 )
-from strix_emulate import Buffer, Options, launch
+from strix_emulate import TARGETS, Buffer, Options, launch
 from strix_emulate.code import loader
 
 
@@ -156,3 +157,24 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
         out = np.zeros(64, np.int32)
         launch(module.kernels[name], (1,), [Buffer(out, "out")], threads=64)
         assert (out == value).all()
+
+
+@pytest.mark.parametrize("gpu", TARGETS)
+def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_path: Path) -> None:
+    source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
+    image = device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
+    program = link(folder, HIP_PROGRAMS / "module.c", name=f"module-{gpu}")
+    done = on(folder, program, image, options=["--target", gpu])
+    assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
+    other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
+    refused = on(folder, program, image, options=["--target", other])
+    assert f"made for another GPU ({gpu}), the device is a {other}" in refused.stderr
+    asks = tmp_path / "asks.c"
+    asks.write_text(
+        '#include <stdio.h>\n#include "abi.h"\nint main(void) { hipDeviceProp_t p;'
+        "hipGetDevicePropertiesR0600(&p, 0); "
+        'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
+    )
+    told = on(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), options=["--target", gpu])
+    target = TARGETS[gpu]
+    assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr

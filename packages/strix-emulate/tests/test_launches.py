@@ -2,6 +2,7 @@
 """Launches of one program after another, and those that do not end."""
 
 import io
+import itertools
 import weakref
 
 import numpy as np
@@ -63,7 +64,10 @@ def test_a_program_is_compiled_once(monkeypatch, native):
     assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
 
 
-def test_a_launch_that_hangs_is_ended_by_the_clock():
+def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):
+    """One that goes on at each look, however fast this machine is."""
+    looks = itertools.count()
+    monkeypatch.setattr("strix_emulate.run.machine.time.monotonic", lambda: next(looks) / 100)
     forever = LOAD + "again:\ns_nop 0\ns_branch again\n" + STORE
     with pytest.raises(Trap) as trap:
         execute(forever, threads=64, seconds=0.05, budget=10**12)

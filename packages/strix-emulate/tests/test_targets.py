@@ -10,17 +10,15 @@ import fixtures
 import numpy as np
 import pytest
 import strix_emulate
-from device_support import HIP, HIP_PROGRAMS, device_code, library, link, on_device
+from device_support import HIP
 from elftools.elf.elffile import ELFFile
 from strix_emulate import TARGETS, Buffer, EmulatorError, launch, statistics
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import decode
 from strix_emulate.code.target import named
 
-GPUS = pytest.mark.parametrize("gpu", TARGETS)
 
-
-@GPUS
+@pytest.mark.parametrize("gpu", TARGETS)
 def test_matrix_products_and_attention_are_right_on_each(gpu: str) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
@@ -51,29 +49,6 @@ def test_registers_bound_occupancy() -> None:
     waves = {name: statistics.occupancy(gpu, 256, 0, 256)["registers"] for name, gpu in
              TARGETS.items()}  # fmt: skip
     assert waves == {"gfx1151": 5, "gfx1150": 4, "gfx1100": 5}
-
-
-@GPUS
-def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, tmp_path: Path) -> None:
-    hip = str(library(tmp_path / "lib"))
-    source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
-    image = device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
-    program = link(tmp_path, HIP_PROGRAMS / "module.c", name="module")
-    done = on_device([program, image], "--target", gpu, STRIX_EMULATE_HIP=hip)
-    assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
-    other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
-    refused = on_device([program, image], "--target", other, STRIX_EMULATE_HIP=hip)
-    assert f"made for another GPU ({gpu}), the device is a {other}" in refused.stderr
-    asks = tmp_path / "asks.c"
-    asks.write_text(
-        '#include <stdio.h>\n#include "abi.h"\nint main(void) { hipDeviceProp_t p;'
-        "hipGetDevicePropertiesR0600(&p, 0); "
-        'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
-    )
-    told = on_device([link(tmp_path, f"-I{HIP}", asks, name="asks")], "--target", gpu,
-                     STRIX_EMULATE_HIP=hip)  # fmt: skip
-    target = TARGETS[gpu]
-    assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr
 
 
 def test_another_name_is_refused() -> None:
