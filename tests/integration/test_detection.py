@@ -78,7 +78,7 @@ def test_what_rattler_refuses(variable: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["beside-discrete", "without-gpu", "kernel-without-kfd"])
-def test_the_line_that_mends(machine: str, tmp_path: Path) -> None:
+def test_the_line_that_fixes(machine: str, tmp_path: Path) -> None:
     """What doctor prints, given to py-rattler, makes a Strix Halo machine of it."""
     from strix_validate.doctor.hardware import pixi
 

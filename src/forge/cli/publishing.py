@@ -43,7 +43,7 @@ def told(ctx: Context, folder: Path, revision: object) -> None:
     out.print(f"{folder}: {revision or 'nothing new'}")
     page = ctx.project.root / "docs/channel_page.py"
     if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
-        raise Failed(f"{folder} is published, but its page is not: mend that, and publish again")
+        raise Failed(f"{folder} is published, but its page is not: fix that, and publish again")
 
 
 @command(channel_app, "yank")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Validate the attention of PyTorch, flash-attn and vLLM, and the host, for AMD gfx1151.
+"""Validate the attention of PyTorch, flash-attn and vLLM, and the machine, for AMD gfx1151.
 
 The command `strix-validate` is the interface; `runner.run` makes a record from Python. Each folder
 is a subpackage, whose docstring names the modules that others may import. A module or a name that

@@ -52,7 +52,7 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the host."""
+    """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
 
 
 @app.command()
@@ -184,14 +184,14 @@ def doctor(
     skip: SkipOption = None,
     root: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Examine the host whose /proc, /sys and /etc are here."),
+        typer.Option(metavar="DIR", help="Examine a machine whose /proc, /sys and /etc are here."),
     ] = Path("/"),
     model_gib: Annotated[
         float,
         typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
     ] = 0,
 ) -> None:
-    """Find out what keeps this host from running on gfx1151, with the command that fixes it.
+    """Find out what keeps this machine from running on gfx1151, with the command that fixes it.
 
     Needs no torch.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this host ready for gfx1151: its hardware, kernel, packages and memory. Needs no torch.
+"""Is this machine ready for gfx1151: its hardware, kernel, packages and memory. Needs no torch.
 
 Its modules, imported where they are needed:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read a host: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
+"""Read a machine: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
 
 Whatever is missing, unreadable or malformed reads as None: the doctor never crashes on it.
 """
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """A host below root. In a copy, the environment comes from /proc/self/environ and the user's
+    """A machine below root. In a copy, the environment comes from /proc/self/environ and the user's
     groups from /proc/self/status, and no program runs."""
 
     root: Path = Path("/")

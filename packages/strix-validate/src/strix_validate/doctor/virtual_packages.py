@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The virtual packages that pixi's solver makes of a host's AMD GPUs.
+"""The virtual packages that pixi's solver makes of a machine's AMD GPUs.
 
 As rattler_virtual_packages 8.1.5 detects them (pixi 0.82, py-rattler 0.28), by the draft of
 https://github.com/conda/ceps/pull/189; conda and mamba detect none.
