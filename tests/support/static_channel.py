@@ -98,7 +98,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return answer.read()
 
 

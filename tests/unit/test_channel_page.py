@@ -161,12 +161,12 @@ def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
     ]  # fmt: skip
     dom = subprocess.run(
         [*flags, "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=600,
     ).stdout  # fmt: skip
     found = re.search(r'id="r">(\d+) (\d+)<', dom)
     assert found and int(found[1]) <= int(found[2]), found
     picture = tmp_path / "page.png"
     size = f"--window-size={width},1200"
     shot = [*flags, size, f"--screenshot={picture}", (target / "index.html").as_uri()]
-    subprocess.run(shot, capture_output=True, check=True, timeout=120)
+    subprocess.run(shot, capture_output=True, check=True, timeout=600)
     assert (brightness(picture) < 64) == (scheme == "dark"), brightness(picture)
