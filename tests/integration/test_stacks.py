@@ -76,6 +76,17 @@ def test_lock_install_run(app: MiniProject) -> None:
     assert "beta" in more.stdout
 
 
+def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> None:
+    project = MiniProject(tmp_path)
+    (project.root / "build" / "host-base").unlink()
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(MANIFEST)
+    said = project.forge("lock", "app", code=2).stderr
+    assert "error: the host base is not made yet: run forge build-all --base host" in said
+    assert not lock_of(project).exists()
+
+
 def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> None:
     """rattler-build leaves an import test's script in the cache, if the package is in there."""
     project = MiniProject(tmp_path)

@@ -54,12 +54,13 @@ class Stack:
         On the host base what was not built is left out, and named.
         """
         ctx, unbuilt = self.ctx, set[str]()
+        if ctx.hostbase and not (ctx.hostbase.folder / "noarch" / "repodata.json").exists():
+            raise ForgeError("the host base is not made yet: run forge build-all --base host")
         ours = Location(channel).url if channel else ctx.project.channel.as_uri()
         theirs = ctx.base.channel if ctx.hostbase else CONDA_FORGE
         if ctx.hostbase and not channel:
-            unbuilt = set(ctx.recipes.owner) - {record.name for record in ctx.channel.records()}
-            specs = [spec for specs in self.manifest.environments.values() for spec in specs]
-            unbuilt.intersection_update(map(package_name, specs))
+            named = {package_name(s) for many in self.manifest.environments.values() for s in many}
+            unbuilt = named & ctx.recipes.owner.keys() - {r.name for r in ctx.channel.records()}
         python = next(iter(ctx.base.overrides.get("python", ())), "")
         instead = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
         text = self.manifest.localized(instead, unbuilt, python)

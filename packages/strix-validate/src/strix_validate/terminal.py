@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from strix_validate.checks import RunOptions, Size, exit_code
@@ -97,7 +96,7 @@ def run_and_exit(
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0].replace("_", "-")
         fix = f"pixi add {'pytorch' if name == 'torch' else name}"
-        console.print(f"{escape(str(error))}: nothing could be checked; {fix}")
+        console.print(f"{name} is not installed here: nothing could be checked. In a stack: {fix}")
         raise typer.Exit(3) from error
     if evidence:
         file = evidence / evidence_name(found)

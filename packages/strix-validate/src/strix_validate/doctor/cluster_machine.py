@@ -85,7 +85,7 @@ def digest_of_packages(prefix: Path = Path(sys.prefix)) -> str:
     """
     names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
     if not names:
-        raise NotReady(f"{prefix} is no conda environment: run this in the environment `cluster`")
+        raise NotReady(f"{prefix} is not a conda environment: run it in the environment `cluster`")
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 

@@ -85,9 +85,7 @@ class Endpoint:
         found = self.ask("/v1/completions", _request(prompt, number, **more), limit)
         choice = (found.get("choices") or [{}])[0]
         if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
-            raise CannotRun(
-                "the server does not return token ids: it is no vLLM of 0.10.2 or newer"
-            )
+            raise CannotRun("the server does not return token ids, as vLLM 0.10.2 and newer do")
         logprobs = choice.get("logprobs") or {}
         return Generation(
             choice["prompt_token_ids"],
