@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Write the page of a published channel, index.html: `python docs/channel_page.py FOLDER`.
 
-`forge publish` and `forge channel yank` run it. All of the page comes from the channel's own index
-and log, from stacks/, and from evidence/packages.toml. It is one file without a script.
+`forge publish` and `forge channel yank` run it. All of the page comes from the channel's own index,
+log and statements, from stacks/, and from evidence/. It is one file without a script.
 """
 
 import json
@@ -28,10 +28,10 @@ h1, h2 { line-height: 1.2 } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem }
 th, td { border-bottom: 1px solid var(--line) }
 td { overflow-wrap: break-word } td.short { white-space: nowrap }
-a { color: light-dark(#0550ae, #7ab7ff) } small { opacity: .75 }
+a { color: light-dark(#0550ae, #7ab7ff) } small { opacity: .75; display: inline-block }
 pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
 .wide { overflow-x: auto } .yanked { text-decoration: line-through } tr:has(.yanked) { opacity: .6 }
-@media (max-width: 40rem) {
+@media (max-width: 60rem) {
   thead { display: none } td, td.short { display: block; border: 0; padding: .1rem 0 }
   td, td.short { overflow-wrap: anywhere; white-space: normal }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line) }
@@ -40,8 +40,6 @@ pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-w
 }
 """.strip()
 WORDS = {
-    "yes": "built by its recipe", "rehearsed": "built against stand-ins",
-    "by-hand": "built by hand", "partly": "built by hand, in part",
     "emulated": "executed under emulation",
     "interpreted": "run in Triton's interpreter", "loads": "loads",
 }  # fmt: skip
@@ -87,18 +85,27 @@ def recipes() -> dict[str, str]:
     return found
 
 
-def proven(record: dict[str, Any]) -> str:
-    """What evidence/packages.toml says of a package, with the pages that show it; a line each."""
+def proven(folder: Path, record: dict[str, Any]) -> str:
+    """What was done with this file, and what evidence/packages.toml says that others did; lines."""
     name = record["name"]
     claims = tomllib.loads((ROOT / "evidence/packages.toml").read_text())
-    said = claims.get(recipes().get(name, name))
-    words = [] if said else ["no evidence"]
-    for column in ("built", "ran") if said else ():
-        word, *pages = [said[column]] if isinstance(said[column], str) else said[column]
-        if word != "no":
-            shown = "".join(f" <small>{escape(Path(page).stem)}</small>" for page in pages)
-            words.append(escape(WORDS[word]) + shown)
-    return "<br>".join([*words, ran_on_gpu(record["sha256"])])
+    said = claims.get(recipes().get(name, name), {}).get("ran", "no")
+    word, *pages = [said] if isinstance(said, str) else said
+    pages = [page.partition("#")[0].removesuffix(".md") for page in pages]
+    shown = "".join(f" <small>{escape(page)}</small>" for page in pages)
+    others = f"other builds: {escape(WORDS[word])}{shown}" if word != "no" else ""
+    return "<br>".join(filter(None, [built(folder, record), ran_on_gpu(record["sha256"]), others]))
+
+
+def built(folder: Path, record: dict[str, Any]) -> str:
+    """What the statement of a package says; of those whose tests failed publish takes none."""
+    statement = f"forge/{record['name']}-{record['version']}-{record['build']}.provenance.json"
+    if not (folder / statement).is_file():
+        return "no statement of its build"
+    build = json.loads((folder / statement).read_text())["predicate"]["buildDefinition"]
+    base = escape(build["externalParameters"]["base"])
+    link = f'<a href="{escape(statement)}"><small>statement</small></a>'
+    return f"built by its recipe on {base}, tests passed {link}"
 
 
 def ran_on_gpu(sha256: str) -> str:
@@ -140,6 +147,7 @@ class Published:
     """What a channel folder says of itself."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.records: dict[str, dict[str, Any]] = {}
         self.yanked: set[str] = set()
         for path in sorted(folder.glob("*/repodata_from_packages.json")):
@@ -157,6 +165,10 @@ class Published:
         """By name, the record of the newest version that is not yanked."""
         order = sorted(self.records.items(), key=lambda item: age(item[1]), reverse=True)
         return {record["name"]: record for file, record in order if file not in self.yanked}
+
+    def present(self) -> list[dict[str, Any]]:
+        """The records that are not yanked."""
+        return [record for file, record in self.records.items() if file not in self.yanked]
 
 
 def stacks(published: Published) -> Iterator[list[str]]:
@@ -183,7 +195,7 @@ def packages(published: Published) -> Iterator[list[str]]:
         attested = "yes" if record.get("attestations_sha256") else "no"
         build = f"{escape(record['version'])}<br><small>{escape(record['build'])}</small>"
         yield [title, build, size(record["size"]), gpu_of(record), python_of(record),
-               proven(record), attested]  # fmt: skip
+               proven(published.folder, record), attested]  # fmt: skip
 
 
 def revisions(published: Published) -> Iterator[list[str]]:
@@ -197,28 +209,35 @@ def revisions(published: Published) -> Iterator[list[str]]:
         yield [str(entry["revision"]), escape(entry["time"]), "<br>".join(changes)]
 
 
+def install(published: Published, stack: dict[str, Any]) -> str:
+    """The commands that install what a stack needs of this channel, or else all of it."""
+    here = published.newest()
+    names = [name for name in stack["dependencies"] if name in here] or sorted(here)
+    init = f"pixi init mine --channel {stack['workspace']['channels'][0]} --channel conda-forge"
+    return escape(f"{init}\ncd mine\npixi add {' '.join(names)}") if names else "nothing is here"
+
+
 def page(folder: Path) -> str:
     """Make the page of the channel in `folder`."""
     published = Published(folder)
     stack = tomllib.loads((ROOT / "stacks/attention/pixi.toml").read_text())
-    url = stack["workspace"]["channels"][0]
     declared = stack.get("tool", {}).get("strix-forge", {}).get("publishers", {})
-    who = ", ".join(escape(p["identity"]) for p in declared.values()) or "nobody is declared"
-    present = len(published.records) - len(published.yanked)
-    total = size(sum(record["size"] for record in published.records.values()))
-    install = f"pixi init mine --channel {url} --channel conda-forge\n"
-    install += "cd mine\npixi add pytorch flash-attn"
+    who = ", ".join(escape(p["identity"]) for p in declared.values())
+    present = published.present()
+    attested = sum(bool(record.get("attestations_sha256")) for record in present)
+    total = size(sum(record["size"] for record in present))
     parts = [
         "<h1>strix-forge</h1>",
-        f"<p>Conda packages for AMD Strix Halo (gfx1151). {present} packages, "
-        f"{len(published.yanked)} yanked, {total}; revision {len(published.log)}.</p>",
-        f"<h2>Install</h2><pre>{escape(install)}</pre>"
+        f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(present)} packages, {total}; "
+        f"{len(published.yanked)} yanked; revision {len(published.log)}.</p>",
+        f"<h2>Install</h2><pre>{install(published, stack)}</pre>"
         "<p>Where this page lies elsewhere, its folder is the channel's address.</p>",
         "<h2>Stacks</h2>", table(["stack", "here", "missing"], stacks(published)),
         "<h2>Packages</h2>",
         table(["package", "version", "size", "GPU", "Python", "proven by", "attested"],
               packages(published)),
-        f"<p>Attested by: {who}.</p>",
+        f"<p>{attested} of {len(present)} are attested. The stacks accept attestations of "
+        f"{who or 'nobody yet'}.</p>",
         "<h2>Revisions</h2>", table(["revision", "time", "changes"], revisions(published)),
     ]  # fmt: skip
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
