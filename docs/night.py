@@ -131,6 +131,7 @@ class Night:
         print(f"== {name}: {' '.join(words)}", flush=True)
         start = time.monotonic()
         log_file = self.folder / "logs" / f"{name}.log"
+        self.steps.unlink(missing_ok=True)  # something may hold it for longer than was waited
         with log_file.open("a") as log, self.steps.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # ends with the step, for `wait_for_step`
             process = subprocess.Popen(

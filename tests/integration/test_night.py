@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """docs/night.py with the real driver: five recipes, two stacks, a conda-forge on loopback.
 
-Stand-ins are the recipes and conda-forge, which has one package.
+Stand-ins are the recipes, the validator, and conda-forge, which has one package. It is killed at
+fixed points: before the n-th command or rename of the script, or in the middle of a package's
+script, of its test, or of the validator.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,6 +22,7 @@ from pathlib import Path
 import pytest
 from rattler.index import index_fs
 from support import small_channel, stand_in
+from support.night import Machine, archived
 from support.project import CHECKOUT, MiniProject
 from support.servers import Revalidating, served
 
@@ -39,8 +44,8 @@ sys.addaudithook(hook)
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-# the first time the night ends in the middle of this, and the driver ends this
-KILL = 'if mkdir "{mark}.done" 2>/dev/null; then kill -9 $(cat "{pid}"); sleep 600; fi\n'
+# the first time the night ends in the middle of this, and that ends this
+KILL = 'if mkdir "{mark}.done" 2>/dev/null; then kill -9 $(cat "{pid}"); exec sleep 600; fi\n'
 INSTALL = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
 VALIDATOR = """\
 mkdir -p "$PREFIX/bin"
@@ -48,7 +53,7 @@ cat > "$PREFIX/bin/strix-validate" <<'END'
 #!/bin/sh
 # strix-validate run --evidence FOLDER
 test -e "$CONDA_PREFIX/share/alpha" && mkdir -p "$3" || exit 1
-%s
+. "%s"
 echo '{{"summary": {{"passed": 7, "failed": 0, "skipped": 1}}}}' > "$3/record.json"
 END
 chmod +x "$PREFIX/bin/strix-validate"
@@ -67,40 +72,25 @@ class Owner:
     """A clone with a driver, a home folder, a GPU as the kernel lists it, and what is asked for."""
 
     def __init__(self, root: Path, conda_forge: str, requests: list[str]) -> None:
-        self.root, self.requests = root / "clone", requests
+        self.machine, self.requests = Machine(root), requests
+        self.root = self.machine.clone
         self.to, self.marks = self.root / "build/night", root / "marks"
         self.home, self.pid = root / "home", root / "pid"
         self.marks.mkdir()
         self.project = MiniProject(self.root)
         (self.root / "build/sources").unlink()  # of this clone alone
-        (self.root / "docs").mkdir()
-        shutil.copy(CHECKOUT / "docs/night.py", self.root / "docs")
         shutil.copy(CHECKOUT / "LICENSE", root)
         driver = CHECKOUT / "src/forge"
         (self.root / "forge").write_text(f'#!/bin/sh\nexec {sys.executable} {driver} "$@"\n')
         (self.root / "forge").chmod(0o755)
         stand_in.write_mirrors(self.home, {CONDA_FORGE: conda_forge})
-        self.machine(root)
         self.recipes(root, conda_forge)
 
-    def machine(self, root: Path) -> None:
-        """A GPU, and a kernel that is new enough."""
-        (root / "kfd/1").mkdir(parents=True)
-        (root / "kfd/1/properties").write_text("gfx_target_version 110501\n")
-        (root / "device").touch()
-        for old, new in {
-            "(6, 18, 4)": "(1, 0, 0)",
-            "/sys/class/kfd/kfd/topology/nodes": str(root / "kfd"),
-            "/dev/kfd": str(root / "device"),
-        }.items():
-            script = self.root / "docs/night.py"
-            script.write_text(script.read_text().replace(old, new))
-
-    def killing(self, name: str) -> str:
-        """A command that kills the night once."""
+    def killing(self, name: str) -> Path:
+        """A script that kills the night once."""
         script = self.marks / name
         script.write_text(KILL.format(mark=script, pid=self.pid))
-        return f"sh {script}"
+        return script
 
     def recipes(self, root: Path, conda_forge: str) -> None:
         """alpha needs conda-forge, beta alpha; broken fails, and lost needs it."""
@@ -108,12 +98,9 @@ class Owner:
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(root / "LICENSE", "alpha/LICENSE")
         source = f"[{{url: {conda_forge}/{archive.name}, sha256: {sha256_file(archive)}}}]"
-        building = f"{self.killing('alpha-builds')}\n{INSTALL}"
+        building = f"sh {self.killing('alpha-builds')}\n{INSTALL}"
         self.add("alpha", ["lib"], script=building, source=source)
-        testing = f"[\"sh -c '{self.killing('beta-tests').strip()}'\"]"
-        self.add("beta", ["alpha"], script=INSTALL)
-        recipe = self.root / "recipes/beta/recipe.yaml"
-        recipe.write_text(recipe.read_text().replace("['test -n ok']", testing))
+        self.add("beta", ["alpha"], script=INSTALL, test=f"sh {self.killing('beta-tests')}")
         self.add("broken", [], script='test -e "$RECIPE_DIR/mended" || exit 1\n' + INSTALL)
         self.add("lost", ["broken"], script=INSTALL)
         self.add("strix-validate", [], script=VALIDATOR % self.killing("validates"))
@@ -132,20 +119,15 @@ class Owner:
         recipe.write_text(recipe.read_text().replace("license: BSD-3-Clause", licence))
 
     def night(self, killed_before: int = 0, *words: str) -> subprocess.CompletedProcess[str]:
-        script = [str(killed_before), str(self.root / "docs/night.py"), *words]
-        environment = self.project.environment | {"HOME": str(self.home)}
+        script = [str(killed_before), str(self.machine.script), *words]
         environment = stand_in.clean_environment(self.home) | {
-            "FORGE_ROOT": str(self.root), "NIGHT_PID": str(self.pid), "PATH": environment["PATH"],
+            "FORGE_ROOT": str(self.root), "NIGHT_PID": str(self.pid),
+            "PATH": self.project.environment["PATH"],
         }  # fmt: skip
         return subprocess.run(
             [sys.executable, "-c", NIGHT, *script], env=environment, text=True,
             capture_output=True, check=False,
         )  # fmt: skip
-
-    def archived(self) -> dict[str, str]:
-        with tarfile.open(self.to / "night.tar.gz") as tar:
-            files = {m.name: tar.extractfile(m) for m in tar.getmembers()}
-            return {name: file.read().decode() for name, file in files.items() if file}
 
 
 @pytest.fixture
@@ -166,6 +148,55 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
         yield Owner(tmp_path, url, requests)
 
 
+# git, plan, git, sources, note, build, note, publish, note, verify, note; then lock, note, install,
+# note, validate and note of each stack; git, archive. What is done before is left out.
+KILLS = {
+    "before plan": 2,
+    "before the note of sources": 5,
+    "in alpha's build script": 0,
+    "in beta's test": 0,
+    "before the note of build": 5,
+    "before publish": 6,
+    "before the note of publish": 7,
+    "before one is installed": 12,
+    "in one's validation": 0,
+    "before the archive": 11,
+}
+
+
+def test_a_night_that_is_killed_ten_times(owner: Owner) -> None:
+    """It ends with the archive; a package that fails costs what needs it, and no more."""
+    said = ""
+    for when, before in KILLS.items():
+        killed = owner.night(before)
+        said += killed.stdout
+        assert killed.returncode == -signal.SIGKILL, f"{when}: {killed.stdout}{killed.stderr}"
+        if (state := owner.to / "state.json").exists():
+            json.loads(state.read_text())  # never half written
+        assert not (owner.to / "night.tar.gz").exists()
+    done = owner.night()
+    assert done.returncode == 1, done.stdout + done.stderr
+    files = archived(owner.to)
+    page = files["night/README.md"]
+    assert "**Published (3)**: alpha 1.0, beta 1.0, strix-validate 1.0\n" in page
+    assert "**Not built**: broken (failed), lost (not attempted)\n" in page
+    assert "**Checks, one**: 7 passed, 0 failed, 1 skipped\n" in page and "two**" not in page
+    failed = re.findall(r"(?m)^\| (\S+) \| failed", page)
+    assert failed == ["build", "lock-two"], page
+    assert {"night/build-logs/broken.log", "night/evidence/one/record.json"} <= {*files}
+    assert len([name for name in files if name.endswith(".provenance.json")]) == 3
+    assert len([*owner.marks.glob("*.done")]) == 3, "not every script was killed"
+    assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "a source was fetched twice"
+    assert re.search(r"== build: about [\d.]+ hours left", said)
+
+    (owner.root / "recipes/broken/mended").touch()
+    done = owner.night()
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = archived(owner.to)["night/README.md"]
+    assert "**Published (5)**" in page and "**Not built**: nothing" in page
+    assert page.count("7 passed") == 2 and "failed (" not in page
+
+
 @pytest.mark.parametrize("lacks", ["conda-forge", "disk", "memory", "GPU"])
 def test_what_is_missing_is_one_line_before_anything_is_spent(owner: Owner, lacks: str) -> None:
     costs = owner.root / "recipes/costs.yaml"
@@ -176,7 +207,7 @@ def test_what_is_missing_is_one_line_before_anything_is_spent(owner: Owner, lack
     if lacks == "memory":
         costs.write_text(costs.read_text().replace("memory: 0.1", "memory: 99999"))
     if lacks == "GPU":
-        shutil.rmtree(owner.root.parent / "kfd")
+        shutil.rmtree(owner.machine.gpus)
     says = {
         "conda-forge": "whether conda-forge has all that is needed is not known: .+",
         "disk": "a build would not start: it needs 9999999.0 GiB of disk in .+; .+ GiB are free",

@@ -6,23 +6,25 @@ With the real driver, killed, it runs in tests/integration/test_night.py.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-import shutil
+import select
+import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 from strix_validate.doctor import hardware
+from support.night import Machine, archived
 from support.project import CHECKOUT
 
 STACKS = ("attention", "vllm")
 FORGE = """#!{python}
-import json, os, pathlib, sys, time
+import json, os, pathlib, signal, sys
 root = pathlib.Path(__file__).parent
 words = sys.argv[5:] if sys.argv[1] == "--base" else sys.argv[1:]
 if words[0] == "plan":
@@ -32,10 +34,11 @@ if words[0] == "plan":
 if (trouble := os.environ.get("TROUBLE", "")) and words[0] == "plan":
     print(trouble)
     sys.exit(3)
-print("working on", *words, flush=True)
-with (root / "begun").open("a") as begun:  # a test that waits for it may kill the night at once
+with (root / "begun").open("a") as begun:
     begun.write(" ".join(words[:2]) + "\\n")
-time.sleep(float(os.environ.get("WORK", "0")))
+print("working on", *words, flush=True)
+if os.environ.get("ENDLESS") in words:
+    signal.pause()
 if os.environ.get("FAILS") in words:
     sys.exit(1)
 if words[0] == "build-all":
@@ -64,51 +67,21 @@ if words[0] == "run":
 """
 
 
-# `python -c KILLED N SCRIPT WORDS`
-KILLED = """
-import os, runpy, signal, sys
-left = int(sys.argv[1])
-def hook(event, _):
-    global left
-    if event in ("os.rename", "subprocess.Popen"):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 class Owner:
     """A machine with a GPU, the script, and a driver that only pretends."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.to = folder / "clone", folder / "night"
-        (self.root / "docs").mkdir(parents=True)
+        self.machine, self.to = Machine(folder), folder / "night"
+        self.root, self.replace = self.machine.clone, self.machine.replace
         for stack in STACKS:
             (self.root / "stacks" / stack).mkdir(parents=True)
             (self.root / "stacks" / stack / "pixi.toml").touch()
-        shutil.copy(CHECKOUT / "docs/night.py", self.root / "docs")
         forge = self.root / "forge"
         forge.write_text(FORGE.format(python=sys.executable))
         forge.chmod(0o755)
-        node = folder / "kfd/1"
-        node.mkdir(parents=True)
-        node.joinpath("properties").write_text("gfx_target_version 110501\n")
-        (folder / "device").touch()
-        self.replace("(6, 18, 4)", "(1, 0, 0)")  # tests may run on an older kernel
-        self.replace("/sys/class/kfd/kfd/topology/nodes", str(folder / "kfd"))
-        self.replace("/dev/kfd", str(folder / "device"))
-
-    def replace(self, old: str, new: str) -> None:
-        """Have the script find another machine."""
-        script = self.root / "docs/night.py"
-        assert old in script.read_text()
-        script.write_text(script.read_text().replace(old, new))
 
     def words(self, *options: str) -> list[str]:
-        return [sys.executable, str(self.root / "docs/night.py"), "--to", str(self.to), *options]
+        return [sys.executable, str(self.machine.script), "--to", str(self.to), *options]
 
     def night(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         known = os.environ | environment
@@ -119,11 +92,6 @@ class Owner:
     def begun(self) -> list[str]:
         return (self.root / "begun").read_text().splitlines()
 
-    def archived(self) -> dict[str, str]:
-        with tarfile.open(self.to / "night.tar.gz") as tar:
-            files = {m.name: tar.extractfile(m) for m in tar.getmembers() if m.isfile()}
-            return {name: file.read().decode() for name, file in files.items() if file}
-
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Owner:
@@ -133,7 +101,7 @@ def owner(tmp_path: Path) -> Owner:
 def test_a_whole_night(owner: Owner) -> None:
     done = owner.night()
     assert done.returncode == 0, done.stderr
-    files = owner.archived()
+    files = archived(owner.to)
     page = files["night/README.md"]
     assert "alpha 1.0" in page and page.count("7 passed, 0 failed, 1 skipped") == 2
     assert len(page.splitlines()) < 40 and "failed (" not in page
@@ -157,10 +125,10 @@ def test_the_time_left_is_said(owner: Owner) -> None:
 def test_a_failure_does_not_end_the_night(owner: Owner) -> None:
     done = owner.night(FAILS="vllm")
     assert done.returncode == 1
-    page = owner.archived()["night/README.md"]
+    page = archived(owner.to)["night/README.md"]
     assert "| lock-vllm | failed (1): logs/lock-vllm.log" in page and page.count("7 passed") == 1
     assert owner.night().returncode == 0, "what failed is tried again"
-    assert owner.archived()["night/README.md"].count("7 passed") == 2
+    assert archived(owner.to)["night/README.md"].count("7 passed") == 2
 
 
 def test_what_a_second_night_builds_is_published_and_locked(owner: Owner) -> None:
@@ -227,7 +195,7 @@ def test_the_archive_names_no_user_and_holds_the_end_of_long_logs(owner: Owner) 
     owner.night()
     with tarfile.open(owner.to / "night.tar.gz") as tar:
         assert {(m.uname, m.gname, m.uid, m.gid) for m in tar.getmembers()} == {("", "", 0, 0)}
-    text = owner.archived()["night/build-logs/torch.log"]
+    text = archived(owner.to)["night/build-logs/torch.log"]
     assert len(text) == 2 << 20 and text.endswith("\nthe error\n")
 
 
@@ -260,13 +228,13 @@ def test_no_gpu(owner: Owner) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("night: not started: no gfx1151 GPU") and "--without-gpu" in line
     assert owner.night("--without-gpu").returncode == 0
-    page = owner.archived()["night/README.md"]
+    page = archived(owner.to)["night/README.md"]
     assert "nothing was validated" in page and "none ran on the GPU" in page
 
 
-def test_a_gpu_that_its_owner_may_not_open(owner: Owner, tmp_path: Path) -> None:
+def test_a_gpu_that_its_owner_may_not_open(owner: Owner) -> None:
     """For root every file is open: here it is not there."""
-    (tmp_path / "device").unlink()
+    owner.machine.device.unlink()
     done = owner.night()
     assert done.returncode == 3
     assert "is closed to you: join the groups render and video" in done.stderr
@@ -284,47 +252,39 @@ def test_kernel_and_gpu_are_the_doctors() -> None:
     assert f"\nKERNEL = {hardware.KERNEL}\n" in text
 
 
-def test_ten_kills(owner: Owner) -> None:
-    """SIGKILL before the n-th command or rename of the script: it ends with the archive."""
-    for before in (1, 2, 3, 4, 5, 6, 5, 6, 7, 8):
-        words = [sys.executable, "-c", KILLED, str(before), *owner.words()[1:]]
-        killed = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert killed.returncode == -9, killed.stdout + killed.stderr
-        if (owner.to / "state.json").exists():
-            json.loads((owner.to / "state.json").read_text())  # never half written
-        assert not (owner.to / "night.tar.gz").exists()
-    assert owner.night().returncode == 0
-    page = owner.archived()["night/README.md"]
-    assert page.count("7 passed, 0 failed") == 2 and "failed (" not in page
+def begin(owner: Owner) -> subprocess.Popen[str]:
+    """A night whose first step does not end; it has begun, and said so."""
+    night = subprocess.Popen(
+        owner.words(), env=os.environ | {"ENDLESS": "sources"}, stdout=subprocess.PIPE, text=True
+    )
+    assert any(line == "working on sources fetch\n" for line in night.stdout)
+    return night
 
 
 def test_two_nights_at_once(owner: Owner) -> None:
-    first = subprocess.Popen(
-        owner.words(), env=os.environ | {"WORK": "600"}, stdout=subprocess.DEVNULL
-    )
-    while not (owner.root / "begun").exists():
-        time.sleep(0.01)
-    second = owner.night()
-    first.kill()
-    first.wait()
+    with begin(owner) as first:
+        second = owner.night()
+        first.kill()
     assert second.returncode == 2 and "another one works in" in second.stderr
+
+
+def test_what_outlives_a_killed_step_does_not_hold_the_next_night(owner: Owner) -> None:
+    """A child of the validator's, say: it was waited for without an end."""
+    owner.replace("range(60)", "range(1)")
+    owner.to.mkdir()
+    with (owner.to / ".step").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert owner.night().returncode == 0
 
 
 def test_a_step_ends_with_its_night(owner: Owner) -> None:
     """A step that went on would hold the driver's lock, and the next night would fail at it."""
-    environment = os.environ | {"WORK": "600"}
-    night = subprocess.Popen(owner.words(), env=environment, stdout=subprocess.DEVNULL)
-    while not (owner.root / "begun").exists():
-        time.sleep(0.01)
-    (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()
-    night.kill()
-    night.wait()
-    for _ in range(15_000):  # half of the time that it would take
-        if (
-            not Path(f"/proc/{child}/cmdline").exists()
-            or not Path(f"/proc/{child}/cmdline").read_bytes()
-        ):
-            break
-        time.sleep(0.02)
-    else:
-        pytest.fail("the step still runs")
+    with begin(owner) as night:
+        (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()
+        step = os.pidfd_open(int(child))
+        night.kill()
+    ended, _, _ = select.select([step], [], [], 120)
+    if not ended:
+        signal.pidfd_send_signal(step, signal.SIGKILL)
+    os.close(step)
+    assert ended, "the step still ran"
