@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import triton
@@ -56,9 +55,10 @@ class OnCpu(TorchFunctionMode):
 def main(program: str) -> None:
     """Become the program."""
     torch.version.hip = "emulated"
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)
-    triton.runtime.driver.set_active(HIPDriver())
+    driver = HIPDriver()
+    driver.get_current_device = lambda: 0  # they ask a torch that is not HIP's
+    driver.get_current_stream = lambda device: 0
+    triton.runtime.driver.set_active(driver)
     HIPLauncher.__call__ = registered
     if tree := os.environ.get("VLLM_SOURCE"):
         from strix_validate.vllm import source

@@ -101,6 +101,15 @@ def test_output_modifiers_and_nan():
     ).all()
 
 
+def test_a_dot_product_of_halves_ignores_clamp():
+    """As hardware does: ROCm's device library always sets the bit."""
+    ones, minus_two = 0x3C003C00, 0xC000C000
+    g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
+    assert (g.F[2][0] == -3).all()
+    g = run("v_dot2_f32_bf16 v2, v0, v1, 1.0 clamp", v0=0x3F803F80, v1=minus_two)
+    assert (g.F[2][0] == 0).all(), "of bfloat16 nobody has seen it"
+
+
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
 def test_signalling_nan_wins_over_a_number(kind):
     """In IEEE mode; a quiet one loses (V_MAX_F32 and relatives)."""
