@@ -3,7 +3,7 @@
 
     strix-emulate device -- python upstream/emulated.py PROGRAM [ARGUMENT...]
 
-Tensors of `cuda` are the CPU's, and registered with HIP while a kernel runs; Triton's driver and its
+Tensors of `cuda` are the CPU's, and registered with HIP while a kernel runs; Triton's driver and
 launcher are its own. Where VLLM_SOURCE names a source tree of vLLM, its kernels are that tree's.
 """
 
