@@ -17,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 SEED = os.environ.get("FORGE_SEED") or "1"
@@ -28,6 +29,7 @@ STRANGE: tuple[Any, ...] = (
 # of nesting: as much as json.dumps and deepcopy take, and more than a parser of texts takes
 TREE_DEPTH, TEXT_DEPTH = 60, 20_000
 SLOWEST = 20  # CPU seconds for one mutant, whatever else runs: beyond it a reader hangs
+LARGEST = 2 << 20  # KiB of memory that one mutant may add to the most that the process had
 LONGEST = 2_000  # characters of a message; a reader must not repeat what it was given
 
 
@@ -135,6 +137,7 @@ class Tally:
         Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
         """
         start, result, message = time.process_time(), None, ""
+        before = getrusage(RUSAGE_SELF).ru_maxrss
         try:
             result = read()
         except self.refusal as error:
@@ -144,6 +147,8 @@ class Tally:
             raise
         if time.process_time() - start > SLOWEST:
             raise AssertionError(f"more than {SLOWEST} s: {self._of(what)}")
+        if getrusage(RUSAGE_SELF).ru_maxrss - before > LARGEST:
+            raise AssertionError(f"more than {LARGEST} KiB: {self._of(what)}")
         if message == "none" or len(message) > LONGEST or "Traceback" in message:
             raise AssertionError(f"a bad message, {message!r:.500}: {self._of(what)}")
         if not (message or right(result)):

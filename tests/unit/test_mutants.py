@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from types import SimpleNamespace
 
 import pytest
 from support import mutants
@@ -55,3 +56,10 @@ def test_wrong_content_and_endless_messages_are_found() -> None:
         tally.give(lambda: 1, lambda result: result == 2, "1")
     with pytest.raises(AssertionError, match="bad message"):
         tally.give(endless, bool, "x")
+
+
+def test_a_reader_that_takes_all_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = iter((0, mutants.LARGEST + 1))
+    monkeypatch.setattr(mutants, "getrusage", lambda _: SimpleNamespace(ru_maxrss=next(most)))
+    with pytest.raises(AssertionError, match="more than 2097152 KiB"):
+        Tally("any", lambda *_: None).give(lambda: 1, bool, "1")

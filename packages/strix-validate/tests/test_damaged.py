@@ -95,6 +95,10 @@ DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_s
          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936,
          "tie_word_embeddings": False, "torch_dtype": "bfloat16"}  # fmt: skip
+INDEX = {
+    "metadata": {"total_size": 16_381_470_720},
+    "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"},
+}
 PIPELINE = {"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]}
 
 
@@ -107,6 +111,35 @@ def asked(*words: str) -> str:
     if done.exit_code == 2:
         raise Refused(done.output)
     return done.output
+
+
+def test_indexes_of_weights(tmp_path: Path, record_property) -> None:
+    """They may be damaged, absurd, or larger than memory: the sizes then are the config's."""
+    tally, file = (
+        Tally("index of weights", record_property),
+        tmp_path / "model.safetensors.index.json",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    for mutant in [*mutants(INDEX, 10, 80), b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)]:
+        file.write_bytes(mutant)
+        tally.give(lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said, mutant)
+    with file.open("wb") as sparse:
+        sparse.truncate(3 << 30)
+    tally.give(lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said, "3 GiB")
+
+
+@pytest.mark.parametrize("read", [warm.read_model, lambda file: asked(str(file))])
+def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
+    """A pipe, and a file of more bytes than memory has."""
+    file = tmp_path / "config.json"
+    with file.open("wb") as sparse:
+        sparse.truncate(3 << 30)
+    with pytest.raises((Refused, warm.NoAttention), match="more than"):
+        read(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises((Refused, warm.NoAttention), match=r"regular file|not a file"):
+        read(file)
 
 
 @pytest.mark.parametrize(

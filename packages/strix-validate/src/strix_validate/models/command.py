@@ -14,14 +14,13 @@ import typer
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, memory_of
+from strix_validate.json_file import json_object
 from strix_validate.models import diffusion, model_memory, table
 from strix_validate.models.table import NoModel, Row
 from strix_validate.terminal import JsonOption, VllmOption
 
 #: What says what a model is: for vLLM, and for diffusers.
 _FILES = ("config.json", diffusion.INDEX)
-#: Bytes of a config.json; the largest known ones have some hundred thousand.
-_CONFIG_LIMIT = 1 << 24
 #: What a config whose values have other types or sizes raises, wherever it is asked.
 _STRANGE = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
 
@@ -84,14 +83,9 @@ def _read(file: Path) -> dict:
         NoModel: it is none.
     """
     try:
-        if file.stat().st_size > _CONFIG_LIMIT:
-            raise ValueError(f"it has more than {_CONFIG_LIMIT} bytes")
-        config = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise NoModel(f"{file}: {error!s:.200}") from error
-    if not isinstance(config, dict):
-        raise NoModel(f"{file}: not a config.json")
-    return config
+        return json_object(file)
+    except ValueError as error:
+        raise NoModel(str(error)) from error
 
 
 def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How much memory a model's weights take, and each token that its server keeps."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from strix_validate.json_file import json_object
 from strix_validate.models.table import EXPERTS, contents, format_of
 
 #: Bytes of a weight in a layer's matrices, with its share of a scale; 4 bits in groups of 128.
@@ -21,10 +21,10 @@ def weights_of_files(folder: Path) -> int:
     if found := sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.is_file()):
         return found
     try:
-        file = folder / "model.safetensors.index.json"
-        index = json.loads(file.read_text()) if file.is_file() else {}
-        return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        index = json_object(folder / "model.safetensors.index.json")
+        found = int(index["metadata"]["total_size"])
+        return found if 0 < found < 1 << 60 else 0
+    except (ValueError, LookupError, TypeError, OverflowError):
         return 0
 
 

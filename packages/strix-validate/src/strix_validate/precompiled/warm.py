@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile the kernels of a model before its first request, and count what a workload compiles."""
 
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from strix_validate.checks import CannotRun, is_named
+from strix_validate.json_file import json_object
 from strix_validate.layers.table import Attention, Experts, Latent, Linear
 from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
@@ -195,11 +195,9 @@ class ModelLayers:
 def read_model(file: Path) -> ModelLayers:
     """Return what a file says: layers_of, experts_of and others_of. Raise NoAttention."""
     try:
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise NoAttention(f"{file}: {error!s:.200}") from error
-    if not isinstance(config, dict):
-        raise NoAttention(f"{file}: not a config.json")
+        config = json_object(file)
+    except ValueError as error:
+        raise NoAttention(str(error)) from error
     layers, dtype = layers_of(config)
     linear, vocabularies = others_of(config)
     latent = latent_of(config)
