@@ -61,10 +61,10 @@ def trap(body: str, cores: int, **more) -> str:
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_results_and_counts_are_those_of_one_core(checks):
-    case = fixtures.attention_case(True, 127, heads=3)
+    case = fixtures.attention_case(True, 127)
     found = []
     for cores in (1, 2):
-        options = Options(checks=checks, cores=cores, batch=8)
+        options = Options(checks=checks, cores=cores, batch=1)
         outs, done = fixtures.run_attention(True, case, options=options)
         entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
         found.append(([x.tobytes() for x in outs], done.executed, entered))
