@@ -3,5 +3,5 @@
 
 A thin layer over py-rattler-build (render, build, test) and py-rattler (index, solve, lock,
 install). From the ground up: errors, files, locks, processes, project and network; conda and
-sources; bases and recipes; envs; channel; hostbase; building; upkeep; and cli on top.
+sources; bases and recipes; envs; channel; hostbase; building; versions; and cli on top.
 """

@@ -14,11 +14,11 @@ from support.patches import lint
 from support.project import CHECKOUT, MiniProject, copy_checkout
 from support.servers import served
 
+from forge import versions
 from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import every_source
 from forge.sources.download import Downloader
-from forge.upkeep import versions
 
 LINK = '<a href="../../{0}#sha256={1}">{0}</a>'
 

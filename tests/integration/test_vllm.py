@@ -16,14 +16,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from support.project import CHECKOUT, FILTER, MiniProject
 
-from forge import bases
+from forge import bases, versions
 from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import source_of
 from forge.recipes.render import render
 from forge.sources.cache import SourceCache
-from forge.upkeep import versions
 
 CHECKS = CHECKOUT / "recipes" / "vllm"
 VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"

@@ -233,7 +233,8 @@ def test_folder_as_a_url(tmp_path: Path) -> None:
 # what an index may say of a package that is not so, while the forms of the index agree
 LIES = {
     "depends": [], "constrains": ["beta <1"], "noarch": "python", "license": "GPL-3.0-only",
-    "build_number": 7, "python_site_packages_path": "lib/elsewhere",
+    "build_number": 7, "python_site_packages_path": "lib/elsewhere", "track_features": "less",
+    "timestamp": 7, "flags": ["x"], "extra_depends": {"x": ["beta <1"]}, "url": "https://x.invalid/",
 }  # fmt: skip
 
 
@@ -255,6 +256,21 @@ def test_shard_that_is_not_the_package(key: str, damaged: Path) -> None:
     shard.rename(shard.with_name(f"{digest.hex()}.msgpack.zst"))
     repack(index, lambda d: d["shards"].update(alpha=digest))
     assert any(f"noarch/{verify.SHARDS}: disagrees" in line for line in findings(damaged))
+
+
+def test_a_package_with_two_records(damaged: Path) -> None:
+    """Solvers read both tables, and take whichever suits them."""
+
+    def again(data: dict) -> None:
+        (name,) = (n for n in data["packages.conda"] if n.startswith("alpha"))
+        data["packages"] = {name: data["packages.conda"][name] | {"depends": ["beta <1"]}}
+
+    path, shard = damaged / "noarch/repodata.json", shard_of(damaged)
+    repack(shard, again)
+    assert any("damaged (shard of alpha)" in line for line in findings(damaged))
+    edit(path, again)
+    path.with_name("repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    assert any("repodata.json: missing or damaged" in line for line in findings(damaged))
 
 
 @pytest.mark.parametrize("name", ["repodata.json.bz2", "current_repodata.json"])

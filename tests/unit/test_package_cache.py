@@ -138,7 +138,7 @@ def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> N
     (folder / "info").mkdir()
     index = {"name": "a", "version": "1", "build": "0", "noarch": noarch}
     (folder / "info/index.json").write_text(json.dumps(index))
-    placed = Package(tmp_path / "a-1-0.conda", folder).placed("lib/python3.13/site-packages")
+    placed = Package(tmp_path / "a-1-0.conda", folder).places.placed("lib/python3.13/site-packages")
     moved = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
     stay = {"site-packages/a.py", "python-scripts/a", "share/a"}
     assert placed.keys() == (moved if noarch == "python" else stay)

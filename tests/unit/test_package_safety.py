@@ -90,7 +90,7 @@ def test_harmless_member(case: str, single: bool, tmp_path: Path) -> None:
     read = Package(package(tmp_path, [*GOOD, HARMLESS[case]], single=single))
     read.require_safe()
     assert read.payload.keys() == read.listed.keys() and read.held == read.listed
-    assert [path.name for path in read.folder.parent.iterdir()] == ["package"]
+    assert {path.name for path in read.folder.parent.iterdir()} == {".lock", "package"}
 
 
 LISTS: dict[str, tuple[Callable[[list[dict]], object], str]] = {

@@ -17,6 +17,7 @@ from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, TRAILERS, lint, lint_file
 from support.project import CHECKOUT, MiniProject
 
+from forge.cli.upkeep import applied
 from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
@@ -24,7 +25,6 @@ from forge.recipes.plan import RecipeSet, every_source
 from forge.recipes.recipe import sources_of
 from forge.sources import patching
 from forge.sources.cache import SourceCache
-from forge.upkeep import patches
 
 
 class Patched:
@@ -67,8 +67,8 @@ class Patched:
     def lint(self) -> str:
         return "\n".join(lint(self.recipes()))
 
-    def check(self) -> patches.Applied:
-        (found,) = patches.check(self.recipes(), lambda *_: None)
+    def check(self) -> tuple[str, str]:
+        (found,) = applied(self.recipes(), lambda *_: None)
         return found
 
 
@@ -83,7 +83,7 @@ def test_ours_are_clean(recipes: RecipeSet) -> None:
 
 def test_a_good_patch(patched: Patched) -> None:
     assert patched.lint() == ""
-    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
+    assert patched.check() == ("applies", "alpha: 1 patches: applies")
 
 
 def test_another_recipe_may_name_it(patched: Patched) -> None:
@@ -139,7 +139,7 @@ def test_named_by_none_or_twice(patched: Patched) -> None:
 def test_patches_of_a_wheel(tmp_path: Path) -> None:
     patched = Patched(tmp_path, wheel=True)
     assert patched.lint() == ""
-    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
+    assert patched.check() == ("applies", "alpha: 1 patches: applies")
     before = patched.recipes().recipes["alpha"].content
     script = recipe_checks.load("triton", "apply_patches")
     script.apply(tmp_path / "demo", GOOD)
@@ -147,15 +147,15 @@ def test_patches_of_a_wheel(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hunk at line 1 does not apply"):
         script.apply(tmp_path / "demo", GOOD)
     patched.patch.write_text(GOOD.replace("-two", "-2"))
-    assert patched.check().state == "fails"
+    assert patched.check()[0] == "fails"
     assert patched.recipes().recipes["alpha"].content != before
 
 
 def test_fuzz_is_refused(patched: Patched) -> None:
     """rattler-build would take this hunk, whose context is not quite the source's."""
     patched.patch.write_text(GOOD.replace(" one\n", " ones\n"))
-    found = patched.check()
-    assert found.state == "fails" and "0001-word.patch" in found.detail
+    state, says = patched.check()
+    assert state == "fails" and "0001-word.patch" in says
 
 
 @pytest.mark.parametrize(("first", "applies"), [("a", True), ("x", False)])
@@ -176,15 +176,14 @@ def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
     source = f"git: '{(tmp_path / 'demo').as_uri()}', rev: {commit.strip()},"
     text = patched.recipe.read_text()
     patched.recipe.write_text(re.sub(r"url: .*? sha256: \w+,", source, text))
-    assert patched.check() == patches.Applied("alpha", 1, "applies", "")
+    assert patched.check() == ("applies", "alpha: 1 patches: applies")
 
 
 def test_source_out_of_reach(patched: Patched) -> None:
     """Not counted as passed."""
     for archive in patched.cached.folder.rglob("*.tar.gz"):
         archive.unlink()
-    found = patched.check()
-    assert found.state == "not attempted"
+    assert patched.check()[0] == "not attempted"
 
 
 @pytest.mark.parametrize(
@@ -224,14 +223,14 @@ HOSTILE = {
 @pytest.mark.parametrize("how", HOSTILE)
 def test_patch_that_leaves_the_source(patched: Patched, how: str) -> None:
     patched.patch.write_text(HOSTILE[how])
-    found = patched.check()
-    assert found.state == "fails" and found.detail.startswith("0001-word.patch: it ")
+    state, says = patched.check()
+    assert state == "fails" and ": fails: 0001-word.patch: it " in says
 
 
 @pytest.mark.parametrize("text", ["", "no patch at all\n", "--- a/text\n+++ b/text\n"])
 def test_what_is_no_patch(patched: Patched, text: str) -> None:
     patched.patch.write_text(text)
-    assert patched.check().state == "fails"
+    assert patched.check()[0] == "fails"
 
 
 @pytest.mark.parametrize("link", ["text", "sub"])
@@ -264,8 +263,8 @@ def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
 
 def test_one_bad_encoding_fails_alone(patched: Patched) -> None:
     patched.patch.write_bytes(b"\xff")
-    found = patched.check()
-    assert found.state == "fails" and "is not UTF-8" in found.detail
+    state, says = patched.check()
+    assert state == "fails" and "is not UTF-8" in says
 
 
 def test_mutants(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:

@@ -1,142 +1,64 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where each byte of hostile packages lands: generated places, alone and two packages together.
+"""Where each byte of hostile packages lands (support/places.py), and who says so before it does.
 
-Our installation refuses all of them and changes nothing outside the prefix. rattler alone, which is
-pixi's installer, lets those of LET_THROUGH out; SECURITY.md and upstream/rattler say so.
+Our installation refuses all of them and changes nothing outside the prefix; `verify` and `channel
+verify` find each. rattler alone, which is pixi's installer, lets those of LET_THROUGH out;
+SECURITY.md and upstream/rattler say so. pixi itself: end_to_end/test_pixi_places.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import rattler
-from support.conda_packages import Member, file, link, package
-from support.small_channel import index, workspace
-from support.static_channel import tree
+from support.places import CASES, LET_THROUGH, Machine
+from support.static_channel import Source, findings, tree
+from typer.testing import CliRunner
 
-from forge.conda.package import OUTSIDE, landings
+from forge.channel import StaticChannel
+from forge.cli.main import app
+from forge.conda.package import OUTSIDE, Places, landings, require_confined
 from forge.errors import Failed, ForgeError, Refused
 from forge.files import write_text
 
-SITE = "lib/python3.12/site-packages"
-GHOST_FILE = "ghost-1.0-0.json"
-RECORD = f"conda-meta/{GHOST_FILE}"
-OUT = "../../../../out/victim"  # of app/.pixi/envs/default
-GHOST = {  # an installed package that the solution lacks: an installer removes its files
-    "name": "ghost", "version": "1.0", "build": "0", "build_number": 0, "subdir": "noarch",
-    "depends": [], "fn": "ghost-1.0-0.conda", "url": "https://a.invalid/noarch/ghost-1.0-0.conda",
-    "channel": "https://a.invalid/", "files": [OUT],
-    "paths_data": {"paths_version": 1, "paths": [{"_path": OUT, "path_type": "hardlink"}]},
-}  # fmt: skip
-
-
-@dataclass
-class Case:
-    """alpha has the links. The files and console scripts are beta's if `apart`, else alpha's too.
-
-    `{out}` in a link stands for the folder outside that nothing may change.
-    """
-
-    name: str
-    links: dict[str, str]
-    files: tuple[str, ...] = ()
-    scripts: tuple[str, ...] = ()
-    apart: bool = False
-
-
-def routes(top: str) -> dict[str, dict[str, str]]:
-    """The ways in which a name can lead out."""
-    up = top.count("/")
-    return {
-        "absolute": {top: "{out}"},
-        "upwards": {top: "../" * (up + 4) + "out"},  # of app/.pixi/envs/default
-        "two links": {"a/one": "{out}", top: "../" * up + "a/one"},
-    }
-
-
-def cases() -> list[Case]:
-    tops = {"bin": "bin", "share": "share", "lib": "lib"}
-    tops |= {"lib/python3.12": "site-packages", SITE: "site-packages"}
-    made = []
-    for apart in (False, True):
-        where = "two packages" if apart else "one package"
-        for top, inside in tops.items():
-            for route, links in routes(top).items():
-                name = f"{top} {route}, {where}"
-                made.append(Case(f"file {name}", links, (f"{inside}/new",), (), apart))
-        for route, links in routes("bin").items():
-            made.append(Case(f"script {route}, {where}", links, (), ("new",), apart))
-        for top in ("bin", "python-scripts"):
-            to = {f"{top}/x": "{out}/victim"}
-            made.append(Case(f"script over {top} link, {where}", to, (), ("x",), apart))
-        made.append(Case(f"record, {where}", {}, (RECORD,), (), apart))
-        made.append(
-            Case(
-                f"record by link, {where}", {"m": "conda-meta"}, ("m/ghost-1.0-0.json",), (), apart
-            )
-        )
-    for name in (
-        ".partial-installed-from", "installed-from", "history", "alpha-1-0.json", "beta-1-0.json",
-    ):  # fmt: skip
-        made.append(Case(f"link {name}", {f"conda-meta/{name}": "{out}/victim"}))
-    for name in ("conda-meta", "__clobbers__", ".trash"):
-        made.append(Case(f"link {name}", {name: "{out}"}))
-    made.append(Case("link CACHEDIR.TAG", {"CACHEDIR.TAG": "{out}/new"}))
-    made.append(Case("script over a file", {}, ("bin/x",), ("x",)))
-    return made
-
-
-CASES = {case.name: case for case in cases()}
-LET_THROUGH = {
-    "script over bin link, one package",
-    "script over python-scripts link, one package",
-    "record, one package",
-    "record, two packages",
-    "link CACHEDIR.TAG",
-}  # and others, by the order in which rattler happens to link
-
-
-class Machine:
-    """A channel of python, alpha and beta, a user's workspace, and what lies beside its prefix."""
-
-    def __init__(self, case: Case, folder: Path) -> None:
-        self.out, channel = folder / "out", folder / "channel"
-        self.out.mkdir()
-        (self.out / "victim").write_text("before")
-        links = [link(name, to.format(out=self.out)) for name, to in case.links.items()]
-        rest: list[Member] = [file(name, json.dumps(GHOST).encode()) for name in case.files]
-        scripts: tuple[list[str], list[str]] = ([], [f"{name} = a:b" for name in case.scripts])
-        self.make(channel, "alpha", links if case.apart else links + rest, scripts[case.apart - 1])
-        self.make(channel, "beta", rest if case.apart else [], scripts[not case.apart - 1])
-        python = [file("bin/python3.12")]
-        package(channel / "noarch", python, "python", dist="python-3.12-0", version="3.12")
-        index(channel)
-        self.app = workspace(folder / "app", channel.as_uri(), 'python = "*"\n')
-        self.app.lock()
-        self.cache = folder / "cache"
-
-    @staticmethod
-    def make(channel: Path, name: str, members: list[Member], points: list[str]) -> None:
-        says = {"noarch": {"type": "python", "entry_points": points}, "package_metadata_version": 1}
-        info = [file("info/link.json", json.dumps(says).encode())]
-        package(channel / "noarch", members, name, info=info, noarch="python", depends=["python"])
-
 
 @pytest.mark.parametrize("name", CASES)
-def test_installed_by_us(name: str, tmp_path: Path) -> None:
-    """Refused, or damaged in rattler's eyes; nothing beside the prefix and the cache changes."""
+def test_installed_by_us(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, or damaged in rattler's eyes; nothing beside the prefix and the cache changes.
+
+    And found before: in the files themselves, and in a channel that has them.
+    """
+    monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "own"))
     machine = Machine(CASES[name], tmp_path)
+    machine.app.lock()
     before = tree(machine.out)
     with pytest.raises(ForgeError) as error:
         machine.app.install("default", machine.cache)
     assert isinstance(error.value, Refused | Failed)
     assert "\n" not in str(error.value) and "-0.conda: " in str(error.value)
+    assert any(".conda: " in line for line in findings(machine.channel))
+    found = CliRunner().invoke(app, ["verify", *map(str, machine.files)])
+    assert found.exit_code == 1
+    said = f"{found.exception} {found.output}"
+    assert "install nothing of it" in said or "cannot be read" in said
     assert tree(machine.out) == before and not machine.app.prefix("default").exists()
+
+
+def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
+    """Each of them is fit alone; a build of the same name is not beside itself."""
+    source, files = Source(tmp_path / "channel"), tmp_path / "work/files"
+    for version in ("1.0", "2.0"):
+        files.mkdir(parents=True)
+        (files / "share").symlink_to("/usr/share")
+        source.make("alpha", version)
+    source.make("alpha", "3.0", file="share/zone")
+    StaticChannel(tmp_path / "apart").publish(source)
+    source.make("beta", file="share/zone")
+    with pytest.raises(Refused, match=r"beta-1.0.*'share/zone' leads out of the prefix"):
+        StaticChannel(tmp_path / "together").publish(source)
 
 
 def test_there_are_fifty() -> None:
@@ -150,6 +72,7 @@ def test_there_are_fifty() -> None:
 def test_installed_by_rattler_alone(name: str, tmp_path: Path) -> None:
     """What SECURITY.md says of pixi is still so; once it is not, it says too much."""
     machine = Machine(CASES[name], tmp_path)
+    machine.app.lock()
     before, prefix = tree(machine.out), machine.app.prefix("default")
     records = machine.app.locked("default")
     for _ in range(2):  # pixi repairs an environment as well
@@ -172,7 +95,20 @@ def test_installed_by_rattler_alone(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_landings(path: str, links: dict[str, list[str]], where: set[str]) -> None:
-    assert set(landings(path, links)) == where
+    assert set(landings(path, lambda at: links.get(at, []))) == where
+
+
+@pytest.mark.parametrize(("name", "fit"), [("alpha", True), ("beta", False)])
+def test_of_one_name_there_is_one(name: str, fit: bool) -> None:
+    """A script that an older build had as a file; and as many builds as there are ways to look."""
+    old = [Places(Path(f"{n}.conda"), "alpha", False, {"lib64": "lib", "bin/x": None}, [])
+           for n in range(50)]  # fmt: skip
+    new = Places(Path("new.conda"), name, True, {"lib64/y": None}, ["x"])
+    if fit:
+        require_confined([*old, new])
+    else:
+        with pytest.raises(Refused, match="in place of a packaged file"):
+            require_confined([*old, new])
 
 
 def test_a_killed_write_left_a_link(tmp_path: Path) -> None:

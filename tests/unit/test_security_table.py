@@ -23,7 +23,7 @@ def missing(cell: str, tests: dict[str, str]) -> list[str]:
     named = NAMED.findall(cell)
     lost = [
         f"{file}::{name}" for file, name in named
-        if file not in tests or not re.search(rf"(def|class) {name or 'test_'}", tests[file])
+        if file not in tests or not re.search(rf"^ *(def|class) {name}\b", tests[file], re.M)
     ]  # fmt: skip
     return lost if named else ["nothing"]
 
@@ -41,6 +41,7 @@ def test_there_are_rows() -> None:
 
 def test_what_is_not_there_is_found() -> None:
     assert missing("`test_a.py::test_x`", {"test_a.py": "def test_y"}) == ["test_a.py::test_x"]
+    assert missing("`test_a.py::test_x`", {"test_a.py": "def test_xy"}) == ["test_a.py::test_x"]
     assert missing("`test_b.py`", {"test_a.py": "def test_y"}) == ["test_b.py::"]
     assert missing("by hand", {}) == ["nothing"]
     assert missing("`test_a.py::test_y`", {"test_a.py": "def test_y"}) == []

@@ -16,13 +16,13 @@ from support.patches import GOOD, TEXT, lint
 from support.project import MiniProject
 from typer.testing import CliRunner, Result
 
+from forge import versions
 from forge.cli.main import app
 from forge.files import write_text
 from forge.project import Project
 from forge.recipes.plan import RecipeSet, every_source
 from forge.sources import download, git
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
-from forge.upkeep import versions
 
 RECIPE = """\
 # a comment that stays

@@ -120,6 +120,18 @@ def test_no_secret_and_no_more_permission_than_named() -> None:
     assert tokens == {("build", "release"), ("release", "publish")}
 
 
+def test_what_may_write_runs_what_a_hash_pins() -> None:
+    """setup-pixi takes a version alone; the one job that has it and may write is in SECURITY."""
+    found = {
+        f"{path.stem}/{name}"
+        for path in WORKFLOWS
+        for name, job in load(path)["jobs"].items()
+        if "write" in job["permissions"].values() and "setup-pixi@" in str(job.get("steps"))
+    }
+    assert found == {"release/publish"}
+    assert "The job that publishes runs it" in (CHECKOUT / "SECURITY.md").read_text()
+
+
 def starters(path: Path) -> list[dict[str, Any]]:
     """A workflow itself, or those that call it."""
     workflow = load(path)

@@ -83,9 +83,7 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE)
     In one line. Each recipe is solved for each Python; our packages are records without files that
     require what their recipe does. Raises what the bindings raise if conda-forge does not answer.
     """
-    required = itertools.chain(
-        *(specs for step in steps for specs in step.recipe.requirements.values())
-    )
+    required = itertools.chain(*(s for step in steps for s in step.recipe.requirements.values()))
     specs = {s: package_name(s) for s in required if not s.startswith("__")}
     specs = {spec: name for spec, name in sorted(specs.items()) if name not in recipes.owner}
     gateway = rattler.Gateway(client=network.for_indexes())

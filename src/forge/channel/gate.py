@@ -8,7 +8,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from forge.conda import provenance
 from forge.conda.local import HOST_BOUND, Channel, Record
-from forge.conda.package import Package
+from forge.conda.package import Package, Places, require_confined
 from forge.errors import ForgeError, Refused
 from forge.files import sha256_file
 
@@ -31,23 +31,27 @@ def admitted(
             "name another folder with --output"
         )
     named = {f"{record.subdir}/{record.file_name}": record for record in records}
+    places: list[Places] = []
     refused = [
         f"  {channel.path(record)} {reason}"
         for name, record in named.items()
-        for reason in refusals(channel, record, published(name))
+        for reason in refusals(channel, record, published(name), places)
     ]
     made = {"amdwheel_" in name for name in {*named, *also} if re.search(r"(^|/)libtorch-\d", name)}
     if len(made) > 1:
         refused.append("  libtorch as AMD compiled it (amdwheel) beside ours: a channel for each")
     if refused:
         raise Refused("\n".join(["nothing is published:", *refused]))
+    require_confined(places)
     return named
 
 
-def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[str]:
+def refusals(
+    channel: Channel, record: Record, known: str | None, places: list[Places]
+) -> Iterator[str]:
     """Yield why a package may not be published, and what to do about each reason.
 
-    `known` is the sha256 that is published under its name.
+    `known` is the sha256 that is published under its name. `places` gets where it is installed.
     """
     path = channel.path(record)
     if not path.exists() or sha256_file(path) != record.sha256:
@@ -55,7 +59,7 @@ def refusals(channel: Channel, record: Record, known: str | None) -> Iterator[st
         return
     try:
         package = Package(path)
-        package.require_safe()
+        places.append(package.require_safe())
     except ForgeError as error:
         yield f"is not fit to be installed: {error}"
         return

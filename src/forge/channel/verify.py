@@ -13,13 +13,13 @@ from forge.channel import revisions
 from forge.conda import attestations, provenance, pypi
 from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
-from forge.conda.package import INDEXED, Package
+from forge.conda.package import INDEXED, Package, Places, require_confined
 from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file, write_text
 from forge.project import SUBDIRS
 
-# What decides a solve and an installation; every form of the index has these fields.
-ESSENCE = (*INDEXED, "sha256", "md5", "size", "purls", attestations.FIELD)
+# What a record has beside what info/index.json says.
+ADDED = {"sha256", "md5", "size", "purls", attestations.FIELD, "indexed_timestamp", "run_exports"}
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Index:
     removed: set[str] = field(default_factory=set)
     findings: list[str] = field(default_factory=list)
     ours: bool = False  # it was made by `publish`
+    places: list[Places] = field(default_factory=list)  # of the packages that are not yanked
 
 
 def channel(location: Location) -> tuple[Index, list[str]]:
@@ -43,7 +44,7 @@ def channel(location: Location) -> tuple[Index, list[str]]:
 
 def read_index(location: Location) -> Index:
     """Read repodata.json of both subdirs, and check its other forms and the log against it."""
-    index, log = Index(), revisions.read(location)
+    index = Index(ours=bool((log := revisions.read(location)).revisions))
     for subdir in SUBDIRS:
         data = load(location, f"{subdir}/repodata.json")
         if not data:
@@ -55,7 +56,6 @@ def read_index(location: Location) -> Index:
             index.findings.append(f"{subdir}/repodata.json: names files elsewhere, at {where}")
         index.findings += _forms(location, subdir, data, required=bool(log.revisions))
     if log.revisions:
-        index.ours = True
         index.findings += _history(location, log, index)
     return index
 
@@ -134,6 +134,10 @@ def _files(location: Location, index: Index) -> Iterator[str]:
                 yield from _file(location, name, index, Path(scratch))
             except (ForgeError, OSError) as error:
                 yield f"{name}: {error}"
+    try:
+        require_confined(index.places)
+    except ForgeError as error:
+        yield str(error)
     files = location.folder.glob("*/*") if location.folder else ()
     packages = {f"{f.parent.name}/{f.name}" for f in files if f.name.endswith(PACKAGES)}
     for name in sorted(packages - set(index.records) - index.removed):
@@ -157,12 +161,11 @@ def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterato
     elif (sha256 := sha256_file(path)) != record["sha256"]:
         yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
     else:
-        (package := Package(path)).require_safe()
-        for key in INDEXED:  # a yanked build's requirements are the publisher's
+        index.places += [(package := Package(path)).require_safe()][name in index.removed :]
+        # a yanked build's requirements are the publisher's
+        for key in sorted({*INDEXED, *record} - ADDED - {name in index.removed and "depends"}):
             says = package.index.get(key) or None
-            if (record.get(key) or None) != says and (
-                key != "depends" or name not in index.removed
-            ):
+            if (record.get(key) or None) != says:
                 yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
         for wrong in provenance.faults(path, package) if index.ours else ():
             yield f"{name}: its provenance: {wrong}"
@@ -172,13 +175,13 @@ def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterato
             yield f"{name}: its attestations are {'missing' if bundles is None else 'damaged'}"
 
 
-def _essence(data: dict) -> tuple[dict[str, list], set[str]]:
-    """Pick the deciding fields of each record, and what is removed. In shards hashes are bytes."""
-    deciding = {
-        file: [v.hex() if isinstance(v := record.get(key), bytes) else v or 0 for key in ESSENCE]
+def _essence(data: dict) -> tuple[dict[str, dict], set[str]]:
+    """Pick what each record says, and what is removed. In shards hashes are bytes."""
+    says = {
+        file: {k: v.hex() if isinstance(v, bytes) else v for k, v in record.items() if v}
         for file, record in records(data).items()
     }
-    return deciding, set(data.get("removed", []))
+    return says, set(data.get("removed", []))
 
 
 # What each form of the index has in common with repodata.json. Before repodata patches the

@@ -14,6 +14,7 @@ from forge.channel import StaticChannel
 from forge.cli.context import Context, command, gravest, out
 from forge.conda import provenance
 from forge.conda.location import Location
+from forge.conda.package import Places, require_confined
 from forge.errors import Failed, ForgeError
 
 app = typer.Typer()
@@ -69,18 +70,22 @@ def verify_channel(ctx: Context, channel: Where) -> None:
 
 @command(app)
 def verify(ctx: Context, files: Files) -> None:
-    """Check package files against their provenance and against themselves, without a network.
+    """Check package files against their provenance, themselves and each other, without a network.
 
     Exit 1 for any difference, 3 where there is no provenance: then only the files inside a
     package are checked, against its own list.
     """
-    raise gravest([verify_one(file) for file in files])
+    places: list[Places] = []
+    codes = [verify_one(file, places) for file in files]
+    require_confined(places)
+    raise gravest(codes)
 
 
-def verify_one(file: Path) -> int:
+def verify_one(file: Path, places: list[Places]) -> int:
     """Print what was checked and every difference; returns the exit code."""
     known = provenance.of(file)
     verdict = provenance.verify(file, known)
+    places += verdict.places
     for line in verdict.wrong:
         out.print(f"{file.name}: {line}")
     says = "not as stated" if verdict.wrong else "as stated"

@@ -3,21 +3,23 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from forge import versions
 from forge.building.display import Display
 from forge.cli.context import Context, Maybe, command, err, gravest, out
-from forge.errors import ForgeError
+from forge.errors import ForgeError, NotAttempted
 from forge.processes import max_jobs
-from forge.recipes.plan import every_source
-from forge.recipes.recipe import sources_of
+from forge.recipes.plan import RecipeSet, every_source
+from forge.recipes.recipe import patched, patches_of, prepare, source_of, sources_of
 from forge.sources.cache import Source, SourceCache
-from forge.upkeep import patches, versions
+from forge.sources.download import Progress
 
 app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
@@ -127,11 +129,30 @@ def check(ctx: Context, strict: Strict = False) -> None:
     """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
     codes, worth = [], {"fails": 1, "not attempted": 3 if strict else 0}
     with Display(out) as display:
-        for result in patches.check(ctx.all_recipes, display.download):
-            codes.append(worth.get(result.state, 0))
-            says = f"{result.package}: {result.count} patches: {result.state}"
-            display.say(f"{says}: {result.detail}" if result.detail else says, always=True)
+        for state, says in applied(ctx.all_recipes, display.download):
+            codes.append(worth.get(state, 0))
+            display.say(says, always=True)
     raise gravest(codes)
+
+
+def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]:
+    """Apply each recipe's patches to its fetched source as a build does; yields state and line."""
+    cache = SourceCache(recipes.project)
+    for name, recipe in recipes.recipes.items():
+        for data in (data for data in recipe.sources if patches_of(recipe, data)):
+            state, detail = "fails", ""
+            try:
+                if "path" not in (changed := patched(recipe, data)):
+                    cache.fetch(source_of(recipe, changed), progress)
+                with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
+                    detail = prepare(recipe, data, cache, Path(folder), whole=False)
+                state = state if detail else "applies"
+            except NotAttempted as error:
+                state, detail = "not attempted", str(error)
+            except (ForgeError, OSError) as error:
+                detail = str(error)
+            says = f"{name}: {len(patches_of(recipe, data))} patches: {state}"
+            yield state, f"{says}: {detail}" if detail else says
 
 
 @command(app, context_settings=PASS_ON)

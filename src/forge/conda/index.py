@@ -37,6 +37,7 @@ def parse(name: str, raw: bytes) -> dict[str, Any]:
             all(isinstance(key, str) for table in tables for key in {**table})
             and all(isinstance(record, dict) for table in packages for record in table.values())
             and all(isinstance(digest, bytes) for digest in tables[3].values())
+            and not {*packages[0]} & {*packages[1]}  # solvers read both
             and {str} >= {type(file) for file in list(data.get("removed", []))}
         )
     except (ValueError, TypeError, AttributeError, RecursionError,

@@ -13,9 +13,11 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,12 +34,13 @@ LINKS_LIMIT = 40  # as many as Linux follows in one path
 OUTSIDE = ".."  # of a prefix
 # what an installer writes itself, through a link if a package left one there
 INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
-Links = Mapping[str, Collection[str]]  # where each leads; packages may differ in it
+PYTHON = re.compile("^lib/python[^/]+")
+Tree = defaultdict[str, list[tuple["Places", str]]]  # by place: whose, and a name or target
 INFO_LIMIT = 1 << 28  # bytes of `info`, which is kept in memory
 FILES_LIMIT = 1_000_000
 # what an index takes from info/index.json
 INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depends", "constrains",
-           "license", "python_site_packages_path")  # fmt: skip
+           "license", "python_site_packages_path", "track_features", "timestamp")  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -90,7 +93,7 @@ class Package:
             self._damaged("index.json", error)
         first, second = ([getattr(i, key, None) for key in INDEXED] for i in found)
         if list(map(str, first)) != list(map(str, second)):
-            self.refuse("info/index.json", "is there twice, with other contents")
+            _refuse(self.path, "info/index.json", "is there twice, with other contents")
         return folder
 
     @cached_property
@@ -103,14 +106,14 @@ class Package:
                 below = path.relative_to(self.folder).as_posix()
                 link = path.is_symlink()
                 if not link and not path.is_file() and not path.is_dir():
-                    self.refuse(below, "is not a file, directory or link")
+                    _refuse(self.path, below, "is not a file, directory or link")
                 if below.split("/")[0] == "info":
                     if link:
-                        self.refuse(below, "is a link")
+                        _refuse(self.path, below, "is a link")
                 elif link or path.is_file():
                     found[below] = str(path.readlink()) if link else None
             if len(found) > FILES_LIMIT:
-                self.refuse(place, f"is one of more than {FILES_LIMIT} files")
+                _refuse(self.path, place, f"is one of more than {FILES_LIMIT} files")
         return found
 
     @cached_property
@@ -127,23 +130,16 @@ class Package:
         _ = self.payload  # no links
         files = [path for path in (self.folder / "info").rglob("*") if path.is_file()]
         if sum(path.stat().st_size for path in files) > INFO_LIMIT:
-            self.refuse("info", f"has more than {INFO_LIMIT} bytes")
+            _refuse(self.path, "info", f"has more than {INFO_LIMIT} bytes")
         return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
-
-    def _read(self, name: str) -> bytes:
-        """Read a file of info. Raises KeyError without one."""
-        path = self.folder / "info" / name
-        if "info" in self.payload or not path.is_file() or path.is_symlink():
-            raise KeyError(name)
-        return path.read_bytes()
 
     def parsed(self, name: str) -> dict[str, Any]:
         """Parse info/NAME, a JSON or YAML file that holds a mapping."""
         try:
             if name.endswith(".json"):
-                data = json.loads(self._read(name))
+                data = json.loads(self.info[name])
             else:  # the C loader: a rendered recipe of hundreds of packages takes seconds otherwise
-                data = yaml.load(self._read(name), yaml.CSafeLoader)
+                data = yaml.load(self.info[name], yaml.CSafeLoader)
             if not isinstance(data, dict):
                 raise ValueError(f"it holds no mapping but {type(data).__name__}")
         except (KeyError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -162,10 +158,7 @@ class Package:
             raise Failed(f"{self.path} calls itself {says!a:.200}; was it renamed?")
         return data
 
-    @cached_property
-    def rendered(self) -> dict[str, Any]:
-        """The rendered recipe that rattler-build puts into every package."""
-        return self.parsed(RENDERED)
+    rendered = cached_property(lambda self: self.parsed(RENDERED))  # its recipe
 
     @cached_property
     def listed(self) -> dict[str, str]:
@@ -173,10 +166,9 @@ class Package:
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
+        text = self.info.get("paths.json", b"")
         try:
-            paths = PathsJson.from_str(self._read("paths.json").decode()).paths
-        except (Failed, Refused):  # of the whole package
-            raise
+            paths = PathsJson.from_str(text.decode()).paths
         except Exception as error:
             raise Failed(f"{self.path}: info/paths.json is not a list: {error!a:.200}") from None
         files = {}
@@ -189,8 +181,8 @@ class Package:
                 files[name] = "a link" if kind.softlink else (path.sha256 or b"").hex()
         return files
 
-    def require_safe(self, contents: bool = True) -> None:
-        """Raise Refused if it could write outside its prefix, or is not what it lists.
+    def require_safe(self, contents: bool = True) -> "Places":
+        """Return its places. Raises Refused if it could write outside, or is not what it lists.
 
         rattler links what info/paths.json names wherever that leads; see SECURITY.md. Without
         `contents` the files are not hashed.
@@ -198,59 +190,73 @@ class Package:
         _ = self.index
         if differs := sorted(self.payload.keys() ^ self.listed.keys()):
             which = "not in" if differs[0] in self.payload else "only in"
-            self.refuse(differs[0], f"is {which} info/paths.json")
+            _refuse(self.path, differs[0], f"is {which} info/paths.json")
         for name, link in self.payload.items():
             if (link is not None) != (self.listed[name] == "a link"):
-                self.refuse(name, "is a link, or is listed as one, but not both")
-        require_confined([self])
+                _refuse(self.path, name, "is a link, or is listed as one, but not both")
+        require_confined([self.places])
         if contents and (wrong := sorted(self.held.items() - self.listed.items())):
-            self.refuse(wrong[0][0], "has another sha256 than info/paths.json says")
-
-    def placed(self, site: str) -> dict[str, str | None]:
-        """Map where its files are linked (of every Python: at `site`) to links' targets."""
-        moved = {"site-packages": site, "python-scripts": "bin"}
-        moved = moved if self.index.get("noarch") == "python" else {}
-        parts = ((name.partition("/"), link) for name, link in self.payload.items())
-        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
-
-    def lands(self, place: str, link: str | None, links: Links) -> set[str]:
-        """Return where the bytes of a file or link may land. Raises Refused for outside a prefix.
-
-        A link may name a file of the system, if nothing is written through it.
-        """
-        folder, name = posixpath.split(place)
-        found = {posixpath.join(parent, name) for parent in landings(folder, links)}
-        reached = found if (link or "").startswith("/") else set(landings(place, links))
-        for where in sorted(found | reached):
-            if f"{where}/".startswith(f"{OUTSIDE}/"):
-                self.refuse(place, "leads out of the prefix through a link")
-            if where.split("/")[0] in INSTALLERS:
-                self.refuse(place, f"lands in {where.split('/')[0]}, which is the installer's own")
-        return found if link is not None else reached
+            _refuse(self.path, wrong[0][0], "has another sha256 than info/paths.json says")
+        return self.places
 
     @cached_property
-    def scripts(self) -> list[str]:
-        """The console scripts that an installer makes of a noarch Python package."""
-        if not (self.folder / "info" / "link.json").exists():
-            return []
-        made = self.parsed("link.json").get("noarch")
+    def places(self) -> "Places":
+        """What of it comes into a prefix, which is known after its folder went."""
+        made = self.parsed("link.json").get("noarch") if "link.json" in self.info else None
         points = made.get("entry_points") if isinstance(made, dict) else None
-        names = [str(point).partition("=")[0].strip() for point in points or ()]
-        for name in names:
+        scripts = [str(point).partition("=")[0].strip() for point in points or ()]
+        for name in scripts:
             if posixpath.basename(name) != name or name in ("", ".", ".."):
-                self.refuse(name, "is a console script, but no plain file name")
-        return names
+                _refuse(self.path, name, "is a console script, but no plain file name")
+        name, every = str(self.index["name"]), self.index.get("noarch") == "python"
+        return Places(self.path, name, every, self.payload, scripts)
 
     def _damaged(self, name: str, error: Exception) -> NoReturn:
         raise Failed(f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}") from None
 
-    def refuse(self, name: str, why: str) -> NoReturn:
-        """Raise Refused for one of its files."""
-        raise Refused(f"{self.path}: {name!a:.200} {why}: install nothing of it")
+
+def _refuse(package: Path, name: str, why: str) -> NoReturn:
+    raise Refused(f"{package}: {name!a:.200} {why}: install nothing of it")
 
 
-def require_confined(packages: Sequence[Package], python: PackageRecord | None = None) -> None:
-    """Raise Refused unless packages that are installed together stay inside their prefix.
+@dataclass(frozen=True)
+class Places:
+    """What of a package comes into a prefix: files, links and where they lead, console scripts."""
+
+    path: Path
+    name: str
+    every_python: bool
+    payload: Mapping[str, str | None]
+    scripts: Sequence[str]
+
+    def placed(self, site: str) -> dict[str, str | None]:
+        """Map where its files are linked (of every Python: at `site`) to links' targets."""
+        moved = {"site-packages": site, "python-scripts": "bin"} if self.every_python else {}
+        parts = ((name.partition("/"), link) for name, link in self.payload.items())
+        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
+
+    def beside(self, tree: Tree, place: str) -> Iterable[str]:
+        """Pick what is its own or another package's: of one name there is one in a prefix."""
+        return dict.fromkeys(w for p, w in tree.get(place, ()) if p is self or p.name != self.name)
+
+    def lands(self, place: str, link: str | None, tree: Tree) -> set[str]:
+        """Return where the bytes of a file or link may land. Raises Refused for outside a prefix.
+
+        A link may name a file of the system, if nothing is written through it.
+        """
+        links, (folder, name) = partial(self.beside, tree), posixpath.split(place)
+        found = {posixpath.join(parent, name) for parent in landings(folder, links)}
+        reached = found if (link or "").startswith("/") else set(landings(place, links))
+        for where in sorted(found | reached):
+            if f"{where}/".startswith(f"{OUTSIDE}/"):
+                _refuse(self.path, place, "leads out of the prefix through a link")
+            if (top := where.split("/")[0]) in INSTALLERS:
+                _refuse(self.path, place, f"lands in {top}, which is the installer's own")
+        return found if link is not None else reached
+
+
+def require_confined(packages: Sequence[Places], python: PackageRecord | None = None) -> None:
+    """Raise Refused unless packages stay inside their prefix, whichever are installed together.
 
     `python` is the record that places files for every Python; else any Python's links count.
     """
@@ -258,26 +264,24 @@ def require_confined(packages: Sequence[Package], python: PackageRecord | None =
     site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
     if not is_plain(site):
         raise Refused(f"python's record puts packages at {site!a:.200}, outside a prefix")
-    placed = [(package, package.placed(site)) for package in packages]
-    links: dict[str, set[str]] = {}
-    for name, link in (item for _, places in placed for item in places.items()):
-        if link is not None:
-            links.setdefault(name, set()).add(link)
-            if not python:
-                links.setdefault(re.sub("^lib/python[^/]+", "lib/python3", name), set()).add(link)
-    taken = {
-        where for package, places in placed for name, link in places.items()
-        for where in package.lands(name, link, links)
-    }  # fmt: skip
+    every = [(p, *item) for p in packages for item in p.placed(site).items()]
+    links, taken = Tree(list), Tree(list)
+    for package, name, link in every:
+        for at in {name, name if python else PYTHON.sub("lib/python3", name)} if link else ():
+            links[at].append((package, str(link)))
+    for package, name, link in every:
+        for where in package.lands(name, link, links):
+            taken[where].append((package, name))
     for package in packages:
         for script in package.scripts:
-            # rattler writes it through what is there: a hard link to a file of its cache
-            if package.lands(f"bin/{script}", None, links) & taken:
-                package.refuse(script, "is a console script in place of a packaged file")
+            for where in package.lands(f"bin/{script}", None, links):
+                # rattler writes it through what is there: a hard link to a file of its cache
+                if package.beside(taken, where):
+                    _refuse(package.path, script, "is a console script in place of a packaged file")
 
 
-def landings(path: str, links: Links) -> Iterator[str]:
-    """Yield where a path below a prefix that holds `links` may lead: in it, or below OUTSIDE."""
+def landings(path: str, links: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield where a path may lead, in a prefix or OUTSIDE; `links` says what a place links to."""
     ways = [("", path)]
     for _ in range(LINKS_LIMIT):
         if not ways:
@@ -289,8 +293,8 @@ def landings(path: str, links: Links) -> Iterator[str]:
                 done = posixpath.dirname(done) if done else OUTSIDE
             elif part not in ("", "."):
                 done = posixpath.join(done, part)
-                if done in links:
-                    for target in links[done]:
+                if targets := links(done):
+                    for target in targets:
                         start = OUTSIDE if target.startswith("/") else posixpath.dirname(done)
                         ways.append((start, f"{target}/{rest}"))
                     break

@@ -20,7 +20,7 @@ from typing import Any
 
 from packageurl import PackageURL
 
-from forge.conda.package import RENDERED, Package
+from forge.conda.package import RENDERED, Package, Places
 from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, git, sha256_file, write_text
 
@@ -195,11 +195,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass
 class Verdict:
-    """What was checked, what was not, and each difference in words (`wrong`)."""
+    """What was checked, what was not, each difference in words (`wrong`), where it is installed."""
 
     checked: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    places: list[Places] = field(default_factory=list)
 
 
 def verify(path: Path, known: dict[str, Any] | None, package: Package | None = None) -> Verdict:
@@ -211,7 +212,7 @@ def verify(path: Path, known: dict[str, Any] | None, package: Package | None = N
         found = differences(package.held, package.listed, "the package has", "info/paths.json")
         verdict.wrong += found
         if not verdict.wrong:
-            package.require_safe()
+            verdict.places.append(package.require_safe())
         if known:
             stated = _claims(known)
             base = stated["variant content_digest"].rpartition("-")[0]

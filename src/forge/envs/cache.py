@@ -47,7 +47,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         finally:  # the first that fails ends it
             pool.shutdown(cancel_futures=True)
     python = next((record for record in records if record.name.normalized == "python"), None)
-    require_confined(packages, python)
+    require_confined([package.places for package in packages], python)
 
 
 def offer(archive: Path) -> None:
