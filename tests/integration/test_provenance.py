@@ -159,14 +159,14 @@ def test_no_provenance(package: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     """Exit 3, and what was checked nevertheless; 1 for a file that differs from its own list."""
     other = tmp_path / package.name
     shutil.copy(package, other)
-    assert verify_one(other) == 3
+    assert verify_one(other, []) == 3
     said = capsys.readouterr().out
     assert "no provenance at" in said and "checked: 3 files" in said and "sha256" not in said
     repacked(package, other, lambda where, _, old: b"evil" if where == "pkg-" else old)
-    assert verify_one(other) == 1
+    assert verify_one(other, []) == 1
     assert "info/paths.json" in capsys.readouterr().out
     other.write_bytes(b"")
-    assert verify_one(other) == 1
+    assert verify_one(other, []) == 1
     assert "checked: nothing" in capsys.readouterr().out
 
 
@@ -322,7 +322,7 @@ def test_rebuilt_with_another_recipe(
     other.forge("build", "alpha")
     (built,) = other.channel.glob("*/alpha-*.conda")
     shutil.copy(provenance.beside(package)[1], provenance.beside(built)[1])
-    assert verify_one(built) == 1
+    assert verify_one(built, []) == 1
     said = capsys.readouterr().out
     for part in ("sha256: ", package.name, "recipe recipes/alpha/build.sh", "content_digest"):
         assert part in said
