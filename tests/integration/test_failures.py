@@ -102,6 +102,16 @@ def test_environment_of_a_test_that_does_not_solve(project: MiniProject) -> None
     assert "python <3" in done.stdout and "its environment (alpha ==" in done.stdout
 
 
+def test_test_packages_makes_no_base_where_nothing_was_built(tmp_path: Path) -> None:
+    """It downloaded and made the host base, and then said that there is no package."""
+    project = MiniProject(tmp_path)
+    project.recipe("alpha")
+    (project.root / "build" / "host-base").unlink()
+    done = project.forge("test-packages", "alpha", code=3)
+    assert "alpha: not in the channel; run: forge build alpha" in done.stdout + done.stderr
+    assert not (project.root / "build" / "host-base").exists()
+
+
 def test_test_packages_fails_on_a_package_that_no_longer_passes(
     project: MiniProject, tmp_path: Path
 ) -> None:

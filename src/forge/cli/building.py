@@ -18,7 +18,7 @@ from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, comm
 from forge.conda.local import Record
 from forge.errors import NotAttempted, redacted
 from forge.files import sha256_file
-from forge.recipes.plan import BUILD, SKIPPED, Step
+from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
 from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
@@ -158,8 +158,8 @@ def test_packages(ctx: Context, packages: Maybe = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
     wanted = ctx.select(packages)
     with ctx.project.lock():
-        builder = ctx.builder()
         steps = [s for s in ctx.recipes.plan(ctx.channel) if s.recipe.name in wanted]
+        builder = ctx.builder(on_base=any(step.action == UP_TO_DATE for step in steps))
         with builder.display:
             results = builder.test_packages(steps)
     report(ctx, results, wanted, lenient=packages is None and bool(ctx.hostbase))

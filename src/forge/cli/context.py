@@ -100,12 +100,12 @@ class Context:
             raise ForgeError(f"no recipe {asked}; {''.join(close)}there are: {', '.join(names)}")
         return wanted
 
-    def builder(self, package_format: str = LOCAL_FORMAT) -> Builder:
-        """Make a builder whose base exists: the host base is made now if it is not current."""
+    def builder(self, package_format: str = LOCAL_FORMAT, on_base: bool = True) -> Builder:
+        """Make a builder; `on_base` makes the host base now if it is not current."""
         if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
             raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
         builder = Builder(self.project, self.base, Display(out), package_format)
-        if self.hostbase:
+        if self.hostbase and on_base:
             with builder.display as display:
                 self.hostbase.make(display.say, display.download, builder.run_job)
         return builder
