@@ -55,6 +55,7 @@ class OnCpu(TorchFunctionMode):
 def main(program: str) -> None:
     """Become the program."""
     torch.version.hip = "emulated"
+    torch.Tensor.is_cuda = True  # some programs assert it
     driver = HIPDriver()
     driver.get_current_device = lambda: 0  # they ask a torch that is not HIP's
     driver.get_current_stream = lambda device: 0
