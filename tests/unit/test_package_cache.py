@@ -128,6 +128,27 @@ def test_what_the_bindings_raise_names_the_package(
         cache.fill(tmp_path / "cache", [record])
 
 
+def test_what_rattler_writes_after_its_error_is_left_to_the_next(
+    record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread writes on in a folder that is being removed, which then is not empty."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("rattler says no")
+
+    def is_not_empty(*_: object, **__: object) -> None:
+        raise OSError(39, "Directory not empty")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("forge.conda.package.extract", fails)
+        patched.setattr(os, "rmdir", is_not_empty)
+        with pytest.raises(Failed, match="rattler says no"):
+            cache.fill(tmp_path / "cache", [record])
+    assert [*(tmp_path / "cache").glob(".forge-*")]
+    cache.fill(tmp_path / "cache", [record])
+    assert not [*(tmp_path / "cache").glob(".forge-*")]
+
+
 @pytest.mark.parametrize("noarch", ["python", "generic", "zope"])
 def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> None:
     """By the record of the Python that they are for."""

@@ -88,7 +88,7 @@ def test_a_cluster_without_conda_or_without_ray(
     monkeypatch.setattr(cluster, "digest_of_packages", lambda: "0" * 16)
     done = CliRunner().invoke(app, ["cluster", "head"])
     assert done.exit_code == 1 and "ray is not installed" in done.output
-    with pytest.raises(cluster_machine.NotReady, match="no conda environment"):
+    with pytest.raises(cluster_machine.NotReady, match="not a conda environment"):
         cluster_machine.digest_of_packages(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_half_of_a_cluster(with_ray, monkeypatch):
     monkeypatch.setattr(cluster_machine, "raise_limit", lambda: None)
     found = examine(with_ray)["two-machines"]
     own = cluster_machine.digest_of_packages(with_ray / "home/user/env")
-    with pytest.raises(cluster_machine.NotReady, match="no conda environment"):
+    with pytest.raises(cluster_machine.NotReady, match="not a conda environment"):
         cluster_machine.digest_of_packages(with_ray)
     assert found.state is State.PASSED and found.severity is Severity.INFO
     assert found.reason == f"packages {own}, addresses thunderbolt0 10.77.0.1"

@@ -53,10 +53,10 @@ def scratch(cache: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a folder to unpack in, locked while its process lives; what killed ones left goes."""
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / ".forge.lock"):
-        for left in cache.glob(".forge-*"):
+        for left in cache.glob(".forge-*"):  # also where rattler wrote on after its error
             with suppress(OSError), FileLock(left / ".lock", timeout=0):
                 shutil.rmtree(left)
-        made = tempfile.TemporaryDirectory(dir=cache, prefix=".forge-")
+        made = tempfile.TemporaryDirectory(None, ".forge-", cache, ignore_cleanup_errors=True)
         lock = FileLock(Path(made.name, ".lock"), thread_local=False)
         made.lock = lock.acquire()  # type: ignore[attr-defined]
     return made
