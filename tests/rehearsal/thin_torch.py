@@ -86,7 +86,7 @@ without_code() {
 # A C++ file that defines the names of torch that the library needs and no library has.
 absent() {
     local word='[^[:space:]]*' names
-    local name="_Z$word(2at|3c10|5torch)$word"
+    local name="_Z$word(2at|3c10|4c10d|5torch)$word"
     names=$(ldd -r "$made" 2>&1 |
         sed -nE "s/^undefined symbol: ($name).*${made##*/}.*/\\1/p" | sort -u)
     [[ $names ]] || return 0
