@@ -43,11 +43,11 @@ EDITS: Edits = [
     ],
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
-# What the package tests and simple arithmetic call.
+# What the package tests and simple arithmetic call; every tensor is made in TensorFactories.
 DEVICE_CODE = """
-AbsKernel BinaryDivTrueKernel BinaryMulKernel CompareEQKernel Copy DistributionNormal FillKernel
-HIPScalar IndexKernel ReduceMaxValuesKernel ReduceSumProdKernel Shape UfuncCUDA_add attention
-attention_backward mha_all_aot
+AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel Copy DistributionNormal
+FillKernel HIPScalar IndexKernel RecordStream ReduceMaxValuesKernel ReduceSumProdKernel Shape
+TensorFactories UfuncCUDA_add attention attention_backward mha_all_aot
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
