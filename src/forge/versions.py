@@ -26,8 +26,7 @@ from forge.sources import git
 from forge.sources.archives import unpack
 from forge.sources.download import Downloader, Progress
 
-# a line of `outdated`: `state` newer, unreachable or empty; `note` where, or what is wrong
-Row = namedtuple("Row", "recipe newest state note")
+Row = namedtuple("Row", "recipe newest state note")  # state: newer, unreachable or empty
 
 
 def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:

@@ -99,7 +99,8 @@ class Stack:
     def locking(self, served: set[str] | None) -> Iterator[None]:
         """Put the lock back, and raise Refused, if it now has of ours what is not `served`."""
         file = self.copy.lock_file
-        before = file.read_text() if file.exists() else ""
+        if not (before := file.read_text() if file.exists() else ""):  # of a pixi that was killed
+            file.unlink(missing_ok=True)
         yield
         for record in lockfile.conda_packages(file) if served is not None else ():
             sha256, ours = (record.sha256 or b"").hex(), self.in_use.get(PUBLISHED, "")

@@ -71,8 +71,7 @@ class Publisher:
             )
             root = rattler.TrustedRoot.from_path(self.trusted_root) if self.trusted_root else None
         except ValueError as error:
-            where = f"issuer {self.issuer!r:.200}, trusted-root {self.trusted_root!r}"
-            raise ForgeError(f"publishers: {where}: {error}") from None
+            raise ForgeError(f"issuer {self.issuer!r:.99}, {self.trusted_root}: {error}") from None
 
         async def check(package: RepoDataRecord) -> None:
             try:

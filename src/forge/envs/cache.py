@@ -29,10 +29,9 @@ REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     """Have every package in the cache, and all of them together safe to link.
 
-    Raises Failed for a package that cannot be fetched or differs from its record, and Refused
-    for one that could write outside a prefix; both name its URL.
+    Raises Failed for one that cannot be fetched or is not its record's, Refused for a hostile one.
     """
-    cache.mkdir(parents=True, exist_ok=True)
+    scratch(cache).cleanup()  # what killed processes left goes, though nothing is to be unpacked
 
     def have(record: RepoDataRecord) -> Package:
         try:

@@ -78,6 +78,6 @@ def write(path: Path, channels: list[str], solved: Mapping[str, list[RepoDataRec
     with tempfile.TemporaryDirectory(prefix="forge-lock-") as folder:
         try:
             lock.to_path(Path(folder, path.name))
-            write_text(path, Path(folder, path.name).read_text())
         except Exception as error:  # a full disk
             raise ForgeError(f"cannot write {path}: {error}") from None
+        write_text(path, Path(folder, path.name).read_text())

@@ -5,6 +5,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +27,6 @@ from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, sha256_file, write_text
 from forge.project import SUBDIRS
-
-Packages = list[RepoDataRecord]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Workspace:
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
 
-    def locked(self, environment: str) -> Packages:
+    def locked(self, environment: str) -> list[RepoDataRecord]:
         """List an environment's packages. Raises ForgeError when there is no lock to believe."""
         self.require_locked()
         locked = lockfile.read(self.lock_file).get(environment)
@@ -118,14 +117,17 @@ class Workspace:
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install from the lock, checking every package; returns their number.
 
-        `packages` replaces rattler's cache. Raises ForgeError without a lock, Failed for a package
-        that differs from it or cannot be fetched, Refused if one could write outside the prefix.
+        `packages` replaces rattler's cache. An installation that did not end, whose records may be
+        damaged, is made anew. Raises ForgeError without a lock, and what cache.fill does.
         """
         records, prefix = self.locked(environment), self.prefix(environment)
         packages = packages or cache_folder()
         with hold(self.folder / ".pixi", "installing into", self.say):
+            begun = not self._mark(environment).exists()
             self._mark(environment).unlink(missing_ok=True)
             cache.fill(packages, records)
+            if begun:
+                shutil.rmtree(prefix, ignore_errors=True)
             try:
                 asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
             except Exception as error:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A build whose driver is killed, or whose disk fails, at one call: the next one completes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+from support.faults import Forks, library
+from support.project import MiniProject, processes_in
+
+# the call of the driver at which it is killed; what it reads of a log depends on the clock
+KILLS = [
+    "mkdir:1:0:/staging/beta", "open:1:0:/beta/session", "rename:1:0:/noarch/beta",
+    "open:1:0:/staging/beta/job.json", "write:1:0:/logs/beta.log", "open:1:0:/beta/whole-conda",
+    "unlink:1:0:/staging/beta/bld", "open:1:0:/_test-beta/session", "open:1:0:/forge/.partial-beta",
+    "fsync:1:0:/noarch/.partial-beta", "unlink:1:0:/staging/beta/noarch",
+    "rename:1:0:/repodata.json",
+]  # fmt: skip
+EVERY = 1 if os.environ.get("FORGE_KILLS") else 6
+FAULTS = [
+    ("rename", "EXDEV", "/noarch/beta"), ("fsync", "EIO", "/.partial-beta"),
+    ("write", "ENOSPC", "/staging/beta/job.json"), ("open", "ENOSPC", "/build/logs/beta.log"),
+]  # fmt: skip
+
+
+def built(project: MiniProject) -> dict[str, bytes]:
+    return {file.name.split("-")[0]: file.read_bytes() for file in project.channel.rglob("*.conda")}
+
+
+def begun(project: MiniProject) -> dict[str, bytes]:
+    """A project in which alpha is built, and beta is not."""
+    project.recipe("alpha")
+    project.forge("build-all")
+    project.recipe("beta", run=["alpha"])
+    return built(project)
+
+
+def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
+    assert built(project).items() >= before.items()
+    project.forge("build-all")
+    assert built(project).keys() == {"alpha", "beta"} and built(project).items() >= before.items()
+    assert "built" in project.forge("status").stdout and processes_in(project.root) == []
+    assert not [*project.channel.rglob(".partial-*"), *project.root.glob("build/staging/*")]
+
+
+@pytest.mark.parametrize("call", KILLS[::EVERY])
+def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before, made = begun(project), library(tmp_path_factory.mktemp("library"))
+    with Forks(made, project.environment) as forks:
+        done = forks("build-all", fault=call)
+    assert done.code == -signal.SIGKILL, done
+    require_completed(project, before)
+
+
+@pytest.mark.parametrize(("kind", "name", "part"), FAULTS)
+def test_a_call_that_fails(
+    kind: str, name: str, part: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before, made = begun(project), library(tmp_path_factory.mktemp("library"))
+    code = getattr(errno, name)
+    with Forks(made, project.environment) as forks:
+        done = forks("build-all", fault=f"{kind}:1:{code}:{part}")
+    assert done.code == 1 and os.strerror(code) in done.said, done
+    assert "Traceback" not in done.said and "fault of forge" not in done.said
+    require_completed(project, before)

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Fails, or kills at, one call of the C library: preloaded into Python, rattler and pixi alike.
+ *
+ * FAULT=KIND:N:ERRNO:PART, or faults_arm() in a process that runs already, picks the N-th call,
+ * from 1, of a kind whose path contains PART. KIND is a name of below, or `any`; ERRNO a number,
+ * and 0 kills the process instead, as SIGKILL does. FAULT_TRACE names a file that gets a line per
+ * call, `KIND PATH`, with which a case is chosen. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static char kind[16], part[PATH_MAX];
+static int at, code, trace = -1;
+static atomic_int seen;
+
+void faults_arm(const char *spec, const char *file) {
+    int used = 0;
+    at = 0;
+    part[0] = 0;
+    atomic_store(&seen, 0);
+    if (spec && sscanf(spec, "%15[^:]:%d:%d:%n", kind, &at, &code, &used) == 3 && used)
+        snprintf(part, sizeof part, "%s", spec + used);
+    trace = file ? open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+}
+
+__attribute__((constructor)) static void start(void) {
+    faults_arm(getenv("FAULT"), getenv("FAULT_TRACE"));
+}
+
+/* Whether this call is to fail, with errno set. PATH is below DIR where it is relative. */
+static int faulty(const char *what, int dir, const char *path) {
+    char link[32], full[2 * PATH_MAX] = "";
+    if (!(at || trace >= 0) || !path) return 0;
+    if (path[0] != '/' && dir != AT_FDCWD) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
+        if (readlink(link, full, PATH_MAX) < 0) return 0;
+        strcat(strcat(full, "/"), path);
+        path = full;
+    }
+    if (!strstr(path, part)) return 0;
+    if (trace >= 0) dprintf(trace, "%s %s\n", what, path);
+    if (!at || (strcmp(kind, "any") && strcmp(kind, what)) || atomic_fetch_add(&seen, 1) + 1 != at)
+        return 0;
+    if (!code) kill(getpid(), SIGKILL);
+    errno = code;
+    return 1;
+}
+
+static int faulty_fd(const char *what, int fd) {
+    char link[32], path[PATH_MAX] = "";
+    if (!(at || trace >= 0) || fd == trace) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, path, sizeof path - 1) > 0 && path[0] == '/' &&
+           faulty(what, AT_FDCWD, path);
+}
+
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+/* of two paths the second counts, which is what is made */
+#define ON_PATH(what, name, args, dir, path, call) \
+    int name args { return faulty(what, dir, path) ? -1 : NEXT(name) call; }
+#define ON_FD(type, what, name, args, fd, call) \
+    type name args { return faulty_fd(what, fd) ? -1 : NEXT(name) call; }
+
+ON_PATH("rename", rename, (const char *a, const char *b), AT_FDCWD, b, (a, b))
+ON_PATH("rename", renameat, (int x, const char *a, int y, const char *b), y, b, (x, a, y, b))
+ON_PATH("rename", renameat2, (int x, const char *a, int y, const char *b, unsigned f), y, b,
+        (x, a, y, b, f))
+ON_PATH("link", link, (const char *a, const char *b), AT_FDCWD, b, (a, b))
+ON_PATH("link", linkat, (int x, const char *a, int y, const char *b, int f), y, b, (x, a, y, b, f))
+ON_PATH("symlink", symlink, (const char *a, const char *b), AT_FDCWD, b, (a, b))
+ON_PATH("symlink", symlinkat, (const char *a, int y, const char *b), y, b, (a, y, b))
+ON_PATH("mkdir", mkdir, (const char *a, mode_t m), AT_FDCWD, a, (a, m))
+ON_PATH("mkdir", mkdirat, (int x, const char *a, mode_t m), x, a, (x, a, m))
+ON_PATH("unlink", unlink, (const char *a), AT_FDCWD, a, (a))
+ON_PATH("unlink", rmdir, (const char *a), AT_FDCWD, a, (a))
+ON_PATH("unlink", unlinkat, (int x, const char *a, int f), x, a, (x, a, f))
+ON_FD(int, "fsync", fsync, (int fd), fd, (fd))
+ON_FD(int, "fsync", fdatasync, (int fd), fd, (fd))
+ON_FD(int, "flock", flock, (int fd, int op), fd, (fd, op))
+ON_FD(ssize_t, "write", write, (int fd, const void *p, size_t n), fd, (fd, p, n))
+ON_FD(ssize_t, "write", sendfile, (int fd, int from, off_t *o, size_t n), fd, (fd, from, o, n))
+ON_FD(ssize_t, "write", sendfile64, (int fd, int from, off64_t *o, size_t n), fd, (fd, from, o, n))
+ON_FD(ssize_t, "write", copy_file_range,
+      (int from, off64_t *i, int fd, off64_t *o, size_t n, unsigned f), fd, (from, i, fd, o, n, f))
+
+/* only what is opened to be written counts: a library reads many files at its start */
+#define ON_OPEN(name, args, dir, path, last, call)                                   \
+    int name args {                                                                  \
+        mode_t mode = 0;                                                             \
+        if (flags & (O_CREAT | O_TMPFILE)) {                                         \
+            va_list more;                                                            \
+            va_start(more, last);                                                    \
+            mode = va_arg(more, mode_t);                                             \
+            va_end(more);                                                            \
+        }                                                                            \
+        if ((flags & O_ACCMODE) != O_RDONLY && faulty("open", dir, path)) return -1; \
+        return NEXT(name) call;                                                      \
+    }
+
+ON_OPEN(open, (const char *a, int flags, ...), AT_FDCWD, a, flags, (a, flags, mode))
+ON_OPEN(open64, (const char *a, int flags, ...), AT_FDCWD, a, flags, (a, flags, mode))
+ON_OPEN(openat, (int x, const char *a, int flags, ...), x, a, flags, (x, a, flags, mode))
+ON_OPEN(openat64, (int x, const char *a, int flags, ...), x, a, flags, (x, a, flags, mode))
