@@ -36,10 +36,7 @@ def kill(processes: Set[int]) -> None:
 
 
 def left_behind(job: int) -> set[int] | None:
-    """Find what a job waits for although its script has ended: processes that hold its output open.
-
-    They are found by the pipe that they share with the job, in any session. None if it has not.
-    """
+    """Find what holds a job's output open after its script has ended; None while that runs."""
     holders: dict[int, set[str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -68,6 +68,8 @@ class Builder:
         """
         results = {step.recipe.name: Result(step, CURRENT) for step in steps}
         todo = {name: r for name, r in results.items() if r.step.action == BUILD}
+        for name in results.keys() - todo.keys():  # what a kill after its end left
+            shutil.rmtree(self.project.staging / name, ignore_errors=True)
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}

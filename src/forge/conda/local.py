@@ -110,7 +110,7 @@ class Channel:
         not know, one killed while indexing may leave half an index, and somebody deleting a
         package leaves an entry without a file. All of it ends here.
         """
-        for partial in self.folder.glob("*/.partial-*"):
+        for partial in [*self.folder.glob("*/.partial-*"), *self.folder.glob(".tmp/*")]:
             partial.unlink()
         try:
             indexed = {self.path(record) for record in self.records()}
