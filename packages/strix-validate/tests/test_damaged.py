@@ -113,6 +113,13 @@ def asked(*words: str) -> str:
     return done.output
 
 
+def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "vllm.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    assert "vllm is not installed" in (said := asked(str(tmp_path))) and "GiB of weights" in said
+
+
 def test_indexes_of_weights(tmp_path: Path, record_property) -> None:
     """They may be damaged, absurd, or larger than memory: the sizes then are the config's."""
     tally, file = (

@@ -31,6 +31,9 @@ def examine(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(vllm_server.shutil, "which", lambda name, path: str(program))
     monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: True)
+    # left in sys.modules, it would be the vLLM of the tests that this process runs next
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    del sys.modules["vllm"]
     vllm, generate = importlib.import_module("vllm"), vllm_server.in_child
 
     def child(task, folder, *model):

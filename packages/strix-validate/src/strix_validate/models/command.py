@@ -200,13 +200,13 @@ def models(
             answered = diffusion.as_dict(pipeline)
             typer.echo(json.dumps(answered, indent=1) if as_json else _printable(said))
             return
-        source = vllm_source
-        if source or find_spec("vllm"):
-            from strix_validate.vllm import source as vllm
-
-            source = vllm.find(vllm_source)
         folder = file.parent if file.name == "config.json" else None
         try:
+            source = vllm_source
+            if source or find_spec("vllm"):
+                from strix_validate.vllm import source as vllm
+
+                source = vllm.find(vllm_source)
             found = answer(config, folder, source)
         except (CannotRun, ModuleNotFoundError) as reason:
             typer.echo(f"{reason}: the table answers", err=True)
