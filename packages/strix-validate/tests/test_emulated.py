@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from strix_emulate import DisassemblerError, find_disassembler
+from strix_emulate.code import llvm
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
 from strix_validate.tiers import emulated
@@ -109,8 +110,12 @@ def test_broken_child(answered):
     assert "gone" in found["varlen"].reason
 
 
-def test_without_a_disassembler_it_is_skipped(answered):
-    found = answered(error=CannotRun("no disassembler for gfx1151; install libLLVM 22"))
+def test_without_a_disassembler_it_is_skipped(answered, monkeypatch):
+    monkeypatch.setattr(llvm, "_found", llvm._found.__wrapped__)
+    monkeypatch.setenv(llvm.VARIABLE, "/nowhere")
+    with pytest.raises(DisassemblerError) as refused:
+        find_disassembler()
+    found = answered(error=CannotRun(str(refused.value)))
     assert {check.state for check in found.values()} == {State.SKIPPED}
     unexpected = answered(error=CannotRun("no idea"))
     assert {check.state for check in unexpected.values()} == {State.FAILED}
