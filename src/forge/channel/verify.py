@@ -161,9 +161,10 @@ def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterato
     elif (sha256 := sha256_file(path)) != record["sha256"]:
         yield f"{name}: has sha256 {sha256}, the record says {record['sha256']}"
     else:
-        index.places += [(package := Package(path)).require_safe()][name in index.removed :]
-        # a yanked build's requirements are the publisher's
-        for key in sorted({*INDEXED, *record} - ADDED - {name in index.removed and "depends"}):
+        yanked, places = name in index.removed, (package := Package(path)).require_safe()
+        index.places += [] if yanked else [places]
+        known = ADDED | {"depends"} if yanked else ADDED  # its requirements are the publisher's
+        for key in sorted({*INDEXED, *record} - known):
             says = package.index.get(key) or None
             if (record.get(key) or None) != says:
                 yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
