@@ -15,7 +15,7 @@ from pathlib import Path
 from checks.verdict import require
 
 GLIBC = re.compile(
-    r"(ld-linux-x86-64|lib(c|m|dl|pthread|rt|util|resolv|nss_\w+))(-[\d.]+)?\.so(\.\d+)?"
+    r"(ld-linux-x86-64|lib(c|m|mvec|dl|pthread|rt|util|resolv|nss_\w+))(-[\d.]+)?\.so(\.\d+)?"
 )
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.project import driver, driver_environment
+from support.project import CHECKOUT, driver, driver_environment, forge
 
 
 def emulate(stack: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,3 +34,39 @@ def test_flash_attn_executes_under_emulation(attention_stack: Path) -> None:
     (check,) = json.loads(done.stdout)["checks"]
     assert {"out", "dq", "dk", "dv"} < set(check["measured"])
     assert len(check["measured"]["kernels"]) >= 3
+
+
+# a report's program: tensors of `cuda`, and a kernel that reads as many values as it is told
+PROGRAM = """
+import sys, torch, triton, triton.language as tl
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, at < n), at < n)
+
+x = torch.arange(1, 101, dtype=torch.float32, device="cuda")
+y = torch.zeros(100, device="cuda")
+made = double[(1,)](x, y, int(sys.argv[1]), BLOCK=128)
+print(made.metadata.target.arch, "wrong:", int((y != 2 * x).sum()))
+"""
+
+
+def test_a_reports_program_runs_on_the_device(attention_stack: Path, tmp_path: Path) -> None:
+    forge("install", "attention", "-e", "emulated", root=attention_stack)
+    program, script = tmp_path / "program.py", CHECKOUT / "upstream" / "emulated.py"
+    program.write_text(PROGRAM)
+
+    def said(length: int, code: int) -> str:
+        words = ["strix-emulate", "device", "--", "python", str(script), str(program), str(length)]
+        done = subprocess.run(
+            driver(attention_stack, "run", "attention", "-e", "emulated", "--", *words),
+            env=driver_environment(attention_stack), text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "gfx1151 wrong: 0" in said(100, 0)
+    assert "gfx1151 wrong: 50" in said(50, 0)
+    # a tensor that is read past its end: the device ends the program
+    assert "trap in double" in (past := said(101, 1)) and "wrong:" not in past

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -139,9 +141,8 @@ def test_headers_apart_from_their_library(
 
 
 def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
-    """And every build string says what it is."""
-    (tmp_path / "files" / "lib").mkdir(parents=True)
-    (tmp_path / "files" / "lib" / "libx.so.1").write_text("x")
+    """And every build string says what it is; a library looks for others beside itself."""
+    library(tmp_path / "files" / "lib" / "libx.so.1", "libx.so.1")
     exports = conda_forge.weak("libx >=1,<2")
     out = conda_forge.output("libx", "1.2", "rehearsal_0", [], exports, tmp_path / "files")
     recipe = tmp_path / "recipe.yaml"
@@ -153,6 +154,8 @@ def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
     extract(made, tmp_path / "unpacked")
     found = json.loads((tmp_path / "unpacked/info/run_exports.json").read_text())
     assert found == {"weak": ["libx >=1,<2"]}
+    words = ["readelf", "-d", tmp_path / "unpacked/lib/libx.so.1"]
+    assert "[$ORIGIN/" in subprocess.check_output(words, text=True)
     for name, part in conda_forge.PARTS.items():
         assert conda_forge.MARK in part.build.format(mark=conda_forge.MARK), name
 
@@ -166,6 +169,13 @@ def test_a_compiler_behind_conda_forges_name(host: compilers.Host, tmp_path: Pat
         ["sh", script, "-dumpmachine"], capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == compilers.TRIPLE
+    # the compiler prints how it is called
+    script.write_text(re.sub("exec .*?(-22|-14)", "exec echo", script.read_text()))
+    words = ["sh", script, "-c", "a b.cc", "-fno-tree-loop-vectorize"]
+    called = subprocess.check_output(words, text=True)
+    assert "-c a b.cc" in called
+    assert (f"-idirafter {tmp_path}/../include" in called) == (host is compilers.Host.CLANG)
+    assert ("-fno-tree-loop-vectorize" in called) == (host is compilers.Host.GXX)
     assert ("-O0" in script.read_text()) == (host is compilers.Host.CLANG)
 
 
@@ -175,7 +185,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     monkeypatch.setattr(debian, "version", lambda _: "7.2.4+dfsg-1")
     place = checkout.Place.at(tmp_path / "rehearsal")
     ours = (checkout.RECIPE, checkout.BASES, checkout.VARIANTS, checkout.TORCH)
-    for name in (*ours, thin_torch.OPTIONS, thin_torch.CHECK):
+    for name in (*ours, thin_torch.OPTIONS, thin_torch.CHECK, "recipes/torchaudio/recipe.yaml"):
         (place.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, place.root / name)
     place.archive_file.write_bytes(b"x")
@@ -186,7 +196,11 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     printed = place.overlay()
     added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
     hash_of_x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
-    assert len(added) == 6 and any(hash_of_x in line for line in added)
+    assert len(added) == 9 and any(hash_of_x in line for line in added)
+    # what requires a torch for ROCm takes that of a rehearsal
+    builds = [line.split()[-1] for line in added if line.endswith(("rocm*", 'rocm*"'))]
+    made = "rehearsal_rocm100_gfx1151_py314h0_0"
+    assert len(builds) == 3 and all(fnmatch(made, build.strip('"')) for build in builds)
     assert any(line.endswith("python test_without_gpu.py 7.2.4") for line in added)
     assert any('"rehearsal_"' in line for line in added)
     with pytest.raises(checkout.Refused, match="0 times what the overlay changes"):

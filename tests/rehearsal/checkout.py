@@ -167,9 +167,17 @@ class Place:
             if times != 1:
                 raise Refused(f"{name} has {times} times what the overlay changes: {old}")
             (self.root / name).write_text(text)
-        changed = dict.fromkeys(name for name, _, _ in edits)
+        changed = dict.fromkeys([*(name for name, _, _ in edits), *self._marked_torch()])
         said = "".join(line for name in changed for line in self._difference(name))
         return said + (thin_torch.write(self.root) if thin else "")
+
+    def _marked_torch(self) -> list[str]:
+        """Let what requires `rocm*` of torch's build string take the mark before it; the files."""
+        files = [self.root / VARIANTS, *sorted(self.root.glob("recipes/*/recipe.yaml"))]
+        found = [file for file in files if "rocm*" in file.read_text()]
+        for file in found:
+            file.write_text(file.read_text().replace("rocm*", "*rocm*"))
+        return [file.relative_to(self.root).as_posix() for file in found]
 
     def _difference(self, name: str) -> list[str]:
         old, new = ((root / name).read_text().splitlines(True) for root in (CHECKOUT, self.root))

@@ -67,7 +67,12 @@ def wrapper(host: Host, gcc: str, clang: str) -> str:
         # the last -O counts, and clang knows no triple of conda's; GCC's own pragmas fill logs
         flags = f'--gcc-install-dir=/usr/lib/gcc/x86_64-linux-gnu/{GCC} "$@" -O0'
         quiet = "-Wno-unused-command-line-argument -Wno-unknown-pragmas"
-        run = f"exec /usr/bin/{clang}-22 {flags} {quiet}"
+        # clang refuses what torch.compile asks of anything called g++
+        unknown = '[ "$word" = -fno-tree-loop-vectorize ]'
+        known = f'for word do shift; {unknown} || set -- "$@" "$word"; done'
+        # and clang 22 of Debian has no omp.h, which is the environment's
+        header = '-idirafter "${0%/*}/../include"'
+        run = f"{known}\nexec /usr/bin/{clang}-22 {flags} {header} {quiet}"
     return f"""#!/bin/sh
 case $1 in
     -dumpmachine) echo {TRIPLE}; exit ;;

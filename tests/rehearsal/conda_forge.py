@@ -153,7 +153,8 @@ def output(
     """One output of a recipe that copies `files`."""
     requirements = {"run": [*needs]} | ({"run_exports": exports} if exports else {})
     copy = f'cp -a "{files}/." "$PREFIX/"'
-    linking = {"binary_relocation": False, "overlinking_behavior": "ignore"}
+    # as conda-forge's: a library finds others beside itself, and not those of this machine
+    linking = {"binary_relocation": ["lib/*.so*"], "overlinking_behavior": "ignore"}
     return {
         "package": {"name": name, "version": version},
         "build": {

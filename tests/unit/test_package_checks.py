@@ -128,10 +128,11 @@ def test_the_gpu_is_that_of_the_variant(
 def test_foreign_libraries() -> None:
     """Those outside the environment, without glibc's and without what is no library."""
     prefix = Path("/env")
-    inside, glibc = "/env/lib/libhip.so.7", "/lib/x86_64-linux-gnu/libc.so.6"
+    inside = "/env/lib/libhip.so.7"
+    glibc = [f"/lib/x86_64-linux-gnu/lib{name}" for name in ("c.so.6", "m-2.36.so", "mvec.so.1")]
     stray = "/opt/rocm/lib/libhip.so.7", "/usr/lib/libcrypt.so.1"
     text = "".join(
-        f"7f00-7f01 r-xp 00000000 00:01 1 {file}\n" for file in (inside, glibc, *stray, "/dev/kfd")
+        f"7f00-7f01 r-xp 00000000 00:01 1 {file}\n" for file in (inside, *glibc, *stray, "/dev/kfd")
     )
     found = libraries(text + "7f02-7f03 rw-p 0 0:0 0 [heap]\n")
     assert [str(file) for file in foreign(found, prefix)] == list(stray)
