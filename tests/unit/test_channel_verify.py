@@ -26,7 +26,7 @@ from forge.errors import Failed, ForgeError, redacted
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
     source = Source(root / "channel")
-    source.make("alpha", depends=["beta"])
+    source.make("alpha", depends=["beta"], exports={"weak": ["alpha >=1"]})
     source.make("beta", subdir="linux-64")
     StaticChannel(root / "out").publish(source)
     return root / "out"
@@ -143,6 +143,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda c: edit(c / "noarch/run_exports.json", lambda d: d["packages.conda"].clear()),
         "noarch/run_exports.json: disagrees",
     ),
+    "other run exports": (
+        lambda c: edit(
+            c / "noarch/run_exports.json",
+            lambda d: d["packages.conda"][ALPHA[7:]].update(run_exports={"weak": ["beta"]}),
+        ),
+        "noarch/run_exports.json: disagrees",
+    ),
     "log": (
         lambda c: (c / "revisions/log.json").write_text(
             revisions.dump(revisions.Log([revisions.Revision(1, added=[ALPHA])]))
@@ -234,7 +241,8 @@ def test_folder_as_a_url(tmp_path: Path) -> None:
 LIES = {
     "depends": [], "constrains": ["beta <1"], "noarch": "python", "license": "GPL-3.0-only",
     "build_number": 7, "python_site_packages_path": "lib/elsewhere", "track_features": "less",
-    "timestamp": 7, "flags": ["x"], "extra_depends": {"x": ["beta <1"]}, "url": "https://x.invalid/",
+    "timestamp": 7, "md5": "0" * 32, "run_exports": {}, "flags": ["x"],
+    "extra_depends": {"x": ["beta <1"]}, "url": "https://x.invalid/",
 }  # fmt: skip
 
 
@@ -245,6 +253,14 @@ def test_record_that_is_not_the_package(key: str, damaged: Path) -> None:
     edit(path, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: LIES[key]}))
     (damaged / "noarch/repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
     assert any(f"{ALPHA}: {key} is {LIES[key]}" in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("key", ["depends", "md5", "run_exports"])
+def test_record_that_says_less_than_the_package(key: str, damaged: Path) -> None:
+    path = damaged / "noarch/repodata.json"
+    edit(path, lambda d: d["packages.conda"][ALPHA.split("/")[1]].pop(key))
+    (damaged / "noarch/repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    assert any(f"{ALPHA}: {key} is None in its record" in line for line in findings(damaged))
 
 
 @pytest.mark.parametrize("key", LIES)

@@ -20,7 +20,7 @@ from rattler_build import assemble_package
 from forge.channel import gate, revisions, verify
 from forge.channel.revisions import Log, Revision
 from forge.conda import attestations, pypi
-from forge.conda.index import load
+from forge.conda.index import load, records
 from forge.conda.local import Channel, Record, write_index
 from forge.conda.location import Location
 from forge.conda.provenance import SUFFIX
@@ -74,8 +74,7 @@ class StaticChannel:
         """Raise ForgeError for a folder with content but no log: it is not a published channel."""
         if (self.folder / revisions.LOG).exists():
             return
-        files = self.folder.iterdir() if self.folder.is_dir() else ()
-        foreign = [path.name for path in files if not path.name.startswith(".")]
+        foreign = [path.name for path in self.folder.glob("[!.]*")]
         if foreign or not source:
             raise ForgeError(
                 f"{self.folder} is not a published channel: it has no {revisions.LOG}"
@@ -114,8 +113,7 @@ class StaticChannel:
 
     def _describe(self, names: pypi.Names) -> bool:
         """Write what hosts and clients read of a channel; returns whether it is new."""
-        table = json.dumps(names, indent=1, sort_keys=True) + "\n"
-        texts = {pypi.TABLE: table, HEADERS: headers()}
+        texts = {pypi.TABLE: json.dumps(names, indent=1, sort_keys=True) + "\n", HEADERS: headers()}
         new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
         for name, text in new.items():
             self._write(text, self.folder / name)
@@ -184,11 +182,8 @@ class StaticChannel:
                 )
         for subdir in SUBDIRS:
             folder = self.staging / subdir
-            records = json.loads((folder / "repodata_from_packages.json").read_bytes())
-            exports = {
-                name: {"run_exports": record.get("run_exports", {})}
-                for name, record in sorted(records["packages.conda"].items())
-            }
+            made = records(json.loads((folder / "repodata_from_packages.json").read_bytes()))
+            exports = {n: {"run_exports": r.get("run_exports", {})} for n, r in made.items()}
             info = {"subdir": subdir, "version": 1}
             text = json.dumps({"info": info, "packages": {}, "packages.conda": exports})
             self._write(text, folder / "run_exports.json", folder / "run_exports.json.zst")
@@ -198,15 +193,15 @@ class StaticChannel:
         content = self.staging / "patch"
         for subdir in SUBDIRS:
             own = {f.removeprefix(f"{subdir}/"): f for f in files if f.startswith(f"{subdir}/")}
-            records: dict[str, dict[str, list[str]]] = {}
+            patched: dict[str, dict[str, list[str]]] = {}
             for name, file in own.items():
-                records[name] = {"purls": pypi.purls(name, names)}
+                patched[name] = {"purls": pypi.purls(name, names)}
                 if file in yanked:
-                    records[name]["depends"] = [REVOKED]
+                    patched[name]["depends"] = [REVOKED]
             patch = {
                 "patch_instructions_version": 1,
                 "remove": sorted(name for name, file in own.items() if file in yanked),
-                "packages.conda": records,
+                "packages.conda": patched,
             }
             write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
         folder = self.staging / "noarch" / "patch"  # which the indexer does not look into

@@ -18,8 +18,8 @@ from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file, write_text
 from forge.project import SUBDIRS
 
-# What a record has beside what info/index.json says.
-ADDED = {"sha256", "md5", "size", "purls", attestations.FIELD, "indexed_timestamp", "run_exports"}
+# What a record has beside what its package says.
+ADDED = {"sha256", "size", "purls", attestations.FIELD, "indexed_timestamp"}
 
 
 @dataclass
@@ -38,8 +38,7 @@ def channel(location: Location) -> tuple[Index, list[str]]:
     if all(location.read(f"{subdir}/repodata.json") is None for subdir in SUBDIRS):
         raise NotAttempted(f"{location} has no repodata.json, so nothing was checked")
     index = read_index(location)
-    findings = [*index.findings, *_files(location, index)]
-    return index, [one_line(finding) for finding in findings]
+    return index, [one_line(f) for f in [*index.findings, *_files(location, index)]]
 
 
 def read_index(location: Location) -> Index:
@@ -73,7 +72,8 @@ def _forms(location: Location, subdir: str, data: dict, required: bool) -> Itera
             yield f"{name}: names files elsewhere, at {where}"
         elif form and file == SHARDS:
             yield from _shards(location, subdir, form, data)
-        elif form and view(form) != view(data):
+        # a server's repodata.json may say nothing of run_exports
+        elif form and view(form) != view(data) and (required or "run_exports" not in file):
             yield f"{name}: disagrees with repodata.json"
     for name in (f"{subdir}/repodata.json.bz2", f"{subdir}/current_repodata.json"):
         if required and location.read(name) is not None:
@@ -164,9 +164,12 @@ def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterato
         yanked, places = name in index.removed, (package := Package(path)).require_safe()
         index.places += [] if yanked else [places]
         known = ADDED | {"depends"} if yanked else ADDED  # its requirements are the publisher's
-        for key in sorted({*INDEXED, *record} - known):
-            says = package.index.get(key) or None
-            if (record.get(key) or None) != says:
+        with path.open("rb") as file:
+            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        exports = package.parsed("run_exports.json") if "run_exports.json" in package.info else {}
+        packed = package.index | (own := {"md5": md5, "run_exports": exports})
+        for key in sorted({*INDEXED, *record, *(own if index.ours else ())} - known):
+            if (record.get(key) or None) != (says := packed.get(key) or None):
                 yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
         for wrong in provenance.faults(path, package) if index.ours else ():
             yield f"{name}: its provenance: {wrong}"
@@ -190,7 +193,9 @@ def _essence(data: dict) -> tuple[dict[str, dict], set[str]]:
 FORMS: dict[str, Callable[[dict], object]] = {
     "repodata.json.zst": dict,
     "repodata_from_packages.json": lambda d: {n: r.get("sha256") for n, r in records(d).items()},
-    "run_exports.json": lambda data: records(data).keys(),
-    "run_exports.json.zst": lambda data: records(data).keys(),
+    **dict.fromkeys(
+        ("run_exports.json", "run_exports.json.zst"),
+        lambda d: {n: r.get("run_exports") or {} for n, r in records(d).items()},
+    ),
     SHARDS: _essence,
 }
