@@ -192,6 +192,11 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
     table["v_mov_b16"] = ("u16", ("u16",), lambda a: a)
     table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
+    for name, counts in (("qsad", lambda _y: True), ("mqsad", bool)):
+        table[f"v_{name}_pk_u16_u8"] = (
+            "u64", ("u64", u, "u64"), lambda a, b, c, n=counts: sum(
+                (sum(abs(x - y) for x, y in fields(a >> 8 * i & M32, b, 8) if n(y))
+                 + (c >> 16 * i) & 0xFFFF) << 16 * i for i in range(4)))  # fmt: skip
     table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: shifted(b, a & 63, 64))
     table["v_lshrrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: b >> (a & 63))
     table["v_ashrrev_i64"] = ("u64", ("u32", "u64"), lambda a, b: signed(b, 64) >> (a & 63))

@@ -15,6 +15,7 @@ from exact import (
     M64,
     NAN,
     add,
+    compared,
     encode,
     extreme,
     floor_like,
@@ -27,6 +28,7 @@ from exact import (
 
 FORMS = {"f16": F16, "f32": F32, "f64": F64}
 _HUGE = 5000
+_SIGN = 1 << 31
 
 
 def near(number, form: tuple, negative: bool = False) -> set[int]:
@@ -313,8 +315,33 @@ def zero_wins(a: int, b: int, c: int | None) -> int | set[int]:
     return multiply(a, b, F32) if c is None else fma(a, b, c, F32)
 
 
+def _cube(name: str) -> Callable:
+    """V_CUBE*, by the branches of the document's text."""
+
+    def run(x, y, z):
+        def size_at_least(a, b):
+            return compared(a & ~_SIGN, b & ~_SIGN, F32) in (0, 1)
+
+        def below_zero(a):
+            return compared(a, 0, F32) == -1
+
+        if size_at_least(z, x) and size_at_least(z, y):
+            face, low, sc, tc, ma = 4, below_zero(z), (x, x ^ _SIGN), (y ^ _SIGN,) * 2, z
+        elif size_at_least(y, x):
+            face, low, sc, tc, ma = 2, below_zero(y), (x, x), (z, z ^ _SIGN), y
+        else:
+            face, low, sc, tc, ma = 0, below_zero(x), (z ^ _SIGN, z), (y ^ _SIGN,) * 2, x
+        if name == "id":
+            return encode(Fraction(face + low), F32)
+        return {"sc": sc[low], "tc": tc[low], "ma": add(ma, ma, F32)}[name]
+
+    return run
+
+
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
+    for name in ("id", "sc", "tc", "ma"):
+        table[f"v_cube{name}_f32"] = ("f32", ("f32",) * 3, _cube(name))
     for kind, form in FORMS.items():
         for name, function in (("rcp", _reciprocal), ("rsq", _inverse_root), ("sqrt", _square_root),
                                ("exp", _exp2), ("log", _log2), ("sin", _wave(math.sin)),

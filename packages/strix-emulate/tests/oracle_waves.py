@@ -101,6 +101,24 @@ def _swap_halves(rng: random.Random) -> Case:
     return f"v_swap_b16 v{a}.{'lh'[x > 0]}, v{b}.{'lh'[y > 0]}", run
 
 
+def _masked_sums(rng: random.Random) -> Case:
+    """Four results and addends of V_MQSAD_U32_U8; bytes of the second source that are 0."""
+    a, kept = rng.randrange(2), rng.choice((0xFFFFFFFF, 0xFFFF00FF, 0x00FFFF00))
+
+    def run(V, S):
+        for i in _active(S):
+            V[3][i] &= kept
+            bytes_of = (V[a][i] | V[a + 1][i] << 32).to_bytes(8, "little")
+            reference = V[3][i].to_bytes(4, "little")
+            for k in range(4):
+                pairs = zip(bytes_of[k : k + 4], reference, strict=True)
+                total = V[4 + k][i] + sum(abs(x - y) for x, y in pairs if y)
+                V[4 + k][i] = total & 0xFFFFFFFF
+
+    text = f"v_and_b32 v3, {kept:#x}, v3\nv_mqsad_u32_u8 v[4:7], v[{a}:{a + 1}], v3, v[4:7]"
+    return text, run
+
+
 def _move_relative(name: str) -> Callable[[random.Random], Case]:
     def make(rng: random.Random) -> Case:
         d, v, low, high = rng.randrange(8), rng.randrange(8), rng.randrange(8), rng.randrange(8)
@@ -330,7 +348,8 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
     "v_writelane_b32": _writelane, "v_permlane16_b32": _permlane(False),
     "v_permlanex16_b32": _permlane(True), "v_permlane64_b32": _nothing("v_permlane64_b32 v1, v2"),
-    "v_nop": _nothing("v_nop"), "v_swap_b32": _swap, "v_swap_b16": _swap_halves,
+    "v_mqsad_u32_u8": _masked_sums, "v_nop": _nothing("v_nop"),
+    "v_swap_b32": _swap, "v_swap_b16": _swap_halves,
     **{name: _move_relative(name) for name in (
         "v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32")},
     "ds_bpermute_b32": _exchange(True), "ds_permute_b32": _exchange(False),

@@ -51,6 +51,10 @@ def cases() -> Iterator[tuple[str, str, list[int]]]:
         setting = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}"
         yield "s_setreg_imm32_b32", _DENORMAL.format(setting), [expected] * 64
         yield "s_getreg_b32", _MODE.format(setting, 4), [value] * 64
+    # as LLVM gives back what it changed for a while
+    kept = "s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)\ns_denorm_mode 0\n"
+    kept += "v_add_f32 v4, v3, v3\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s9"
+    yield "s_setreg_b32", _DENORMAL.format(kept), [6] * 64
     yield "s_round_mode", _MODE.format("s_round_mode 0", 0), [0] * 64
 
 

@@ -281,3 +281,24 @@ def test_exp_and_log_are_within_half_an_ulp():
     for register, exact in ((2, np.exp2(x.astype(float))), (3, np.log2(x.astype(float)))):
         ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(float)
         assert (np.abs(g.F[register] - exact) <= 0.501 * ulp).all()
+
+
+def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
+    """What MODE is depends on the code alone here: a register that says otherwise traps."""
+    text = "s_denorm_mode 0\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s2\nv_add_f32 v1, v0, v0"
+    g = run(text, scalars={2: 15}, v0=LANE * 0 + 3)
+    assert (g.V[1, 0] == 6).all()
+    with pytest.raises(Trap, match="sets a mode that the kernel did not begin with"):
+        run(text, scalars={2: 3}, v0=LANE * 0 + 3)
+
+
+def test_waves_say_where_they_run():
+    """HW_ID1, of which HIP's __smid() takes engine, array and processor."""
+    registers = np.zeros((4, 6, LANES), np.uint32), np.zeros((SCALARS, 6, 1), np.uint32)
+    waves = selftest.waves(*registers)
+    waves.workgroup = np.array([0, 0, 1, 2, 4, 20])
+    waves.wave = np.array([0, 5, 0, 0, 0, 0])
+    g = selftest.execute("s_getreg_b32 s1, hwreg(HW_REG_HW_ID1)", waves)
+    assert g.S[1, :, 0].tolist() == [0, 1 | 1 << 8, 1 << 16, 1 << 18, 1 << 10, 0]
+    g = selftest.execute("s_getreg_b32 s1, hwreg(HW_REG_HW_ID1, 18, 3)", waves)
+    assert g.S[1, :, 0].tolist() == [0, 0, 0, 1, 0, 0]

@@ -5,7 +5,7 @@ The mode is known when a kernel is compiled to functions: compilers set it to co
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from strix_emulate.code.kernel import Kernel
 #: bits of MODE
 _ROUND, _DENORMALS_32, _DENORMALS_16_64, _CLAMP_NAN, _IEEE, _FP16_OVFL = 0, 4, 6, 8, 9, 23
 #: numbers of hardware registers
-MODE, SHADER_CYCLES = 1, 29
+MODE, HW_ID1, SHADER_CYCLES = 1, 23, 29
 
 
 def hardware_register(op: Operand) -> tuple[int, int, int]:
@@ -26,13 +26,17 @@ def hardware_register(op: Operand) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Mode:
-    """What changes results. finite_16, FP16_OVFL: float16 overflows to the largest number."""
+    """What changes results. finite_16, FP16_OVFL: float16 overflows to the largest number.
+
+    start: what the kernel began with, as bits.
+    """
 
     denormals_32: bool = True
     denormals_16_64: bool = True
     ieee: bool = True
     clamp_nan: bool = True
     finite_16: bool = False
+    start: int = 0
 
     def keeps(self, kind: str) -> bool:
         """Return whether numbers of a kind ("f16", "f32", "f64") keep their denormals."""
@@ -50,12 +54,17 @@ class Mode:
 
 def initial(kernel: Kernel) -> Mode:
     """Return the mode that the kernel descriptor asks for."""
-    return Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan,
+    mode = Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan,
                 kernel.finite_16)  # fmt: skip
+    return replace(mode, start=mode.bits)
 
 
 def after(ins: Instruction, mode: Mode) -> Mode:
-    """Return the mode behind an instruction. Raise Unknown for modes that are not supported."""
+    """Return the mode behind an instruction. Raise Unknown for modes that are not supported.
+
+    S_SETREG_B32 is taken to give back what the kernel began with; where it is executed, it traps if
+    its register holds something else.
+    """
     if ins.name in ("s_denorm_mode", "s_round_mode"):
         first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].value) & 0xF
     elif ins.name == "s_setreg_imm32_b32":
@@ -63,12 +72,18 @@ def after(ins: Instruction, mode: Mode) -> Mode:
         if register != MODE:
             raise Unknown("a hardware register other than MODE")
         value = int(ins.operands[1].value)
+    elif ins.name == "s_setreg_b32":
+        register, first, size = hardware_register(ins.operands[1])
+        if register != MODE:
+            raise Unknown("a hardware register other than MODE")
+        value = mode.start >> first
     else:
         return mode
     mask = ((1 << size) - 1) << first
     bits = (mode.bits & ~mask) | (value << first & mask)
     kept = Mode(bits >> 4 & 3 == 3, bits >> 6 & 3 == 3, bool(bits >> _IEEE & 1),
-                bool(bits >> _CLAMP_NAN & 1), bool(bits >> _FP16_OVFL & 1))  # fmt: skip
+                bool(bits >> _CLAMP_NAN & 1), bool(bits >> _FP16_OVFL & 1),
+                mode.start)  # fmt: skip
     if (kept.bits != bits and bits >> 4 & 3 not in (0, 3)) or bits & 0xF:
         raise Unknown("a mode that rounds other than to nearest even, or flushes on one side only")
     return kept

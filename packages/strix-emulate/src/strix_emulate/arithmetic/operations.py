@@ -121,6 +121,31 @@ def _quiet_flush(function):
     )
 
 
+def _on_face(choose: Callable) -> Callable:
+    """Return an operation of V_CUBE: by which of x, y, z is the largest, z before y before x."""
+
+    def run(x, y, z):
+        a, b, c = np.abs(x), np.abs(y), np.abs(z)
+        by_x, by_y, by_z = choose(x, y, z)
+        return np.where((c >= a) & (c >= b), by_z, np.where(b >= a, by_y, by_x))
+
+    return run
+
+
+def _sign_picks(x, negative: float, positive: float):
+    return np.where(x < 0, np.float32(negative), np.float32(positive))
+
+
+#: A direction's face of a cube, where it is on it, and twice the largest coordinate.
+_CUBE = {
+    "id": _on_face(lambda x, y, z: (_sign_picks(x, 1, 0), _sign_picks(y, 3, 2),
+                                    _sign_picks(z, 5, 4))),
+    "sc": _on_face(lambda x, y, z: (np.where(x < 0, z, -z), x, np.where(z < 0, -x, x))),
+    "tc": _on_face(lambda x, y, z: (-y, np.where(y < 0, -z, z), -y)),
+    "ma": _on_face(lambda x, y, z: (x + x, y + y, z + z)),
+}  # fmt: skip
+
+
 def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     f, u, i, h = "f32", "u32", "i32", "f16"
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
@@ -154,6 +179,7 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_rsq_f16": _wide_float(lambda x: 1 / np.sqrt(x)),
     }, 1)  # fmt: skip
     add(f, {"v_div_fixup_f32": floats.div_fixup}, 3)
+    add(f, {f"v_cube{name}_f32": function for name, function in _CUBE.items()}, 3)
     table["v_ldexp_f32"] = (f, (f, i), floats.ldexp)
     table["v_ldexp_f16"] = (h, (h, "i16"), floats.ldexp)
     table["v_mul_dx9_zero_f32"] = (
@@ -389,4 +415,4 @@ MASKED = {
        for cmp in ("cmp", "cmpx") for kind in ("f16", "f32", "f64")},
     **{name: ("", (kind, kind), function, True) for name, (kind, function) in COMPARISONS.items()},
 }  # fmt: skip
-NAMES = {*TABLE, *EXTREMES, *MASKED, "v_nop", "v_swap_b32", "v_swap_b16"}
+NAMES = {*TABLE, *EXTREMES, *MASKED, "v_nop", "v_swap_b32", "v_swap_b16", "v_mqsad_u32_u8"}

@@ -74,6 +74,29 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
     return run
 
 
+def _quad_sad(masked: bool):
+    """Sum, in 16 bits each, between b and the four bytes of a from its first to its fourth on."""
+    sad, keep = _sad(8, masked=masked), np.uint64(0xFFFF)
+
+    def run(a, b, c):
+        result = np.uint64(0)
+        for i in range(4):
+            part = (np.asanyarray(a) >> np.uint64(8 * i)).astype(U32)
+            old = (np.asanyarray(c) >> np.uint64(16 * i) & keep).astype(U32)
+            total = sad(part, b, old).astype(np.uint64) & keep
+            result = result | total << np.uint64(16 * i)
+        return result
+
+    return run
+
+
+def quad_sad32(a, b, *addends):
+    """Compute V_MQSAD_U32_U8: as the masked sums of 16 bits, in 32 bits; four results."""
+    sad = _sad(8, masked=True)
+    parts = [(a >> np.uint64(8 * i)).astype(U32) for i in range(4)]
+    return [sad(part, b, c) for part, c in zip(parts, addends, strict=True)]
+
+
 def _lerp(a, b, c):
     result = U32(0)
     for i in range(4):
@@ -151,6 +174,8 @@ def _table() -> dict:
         "v_sad_u8": (u, (u, u, u), _sad(8)), "v_sad_u16": (u, (u, u, u), _sad(16)),
         "v_sad_u32": (u, (u, u, u), _sad(32)), "v_sad_hi_u8": (u, (u, u, u), _sad(8, shift=16)),
         "v_msad_u8": (u, (u, u, u), _sad(8, masked=True)), "v_lerp_u8": (u, (u, u, u), _lerp),
+        "v_qsad_pk_u16_u8": ("u64", ("u64", u, "u64"), _quad_sad(False)),
+        "v_mqsad_pk_u16_u8": ("u64", ("u64", u, "u64"), _quad_sad(True)),
         "v_cls_i32": (i, (i,), leading_signs),
         "v_cvt_pk_i16_i32": (u, (i, i), _pack(_clip(-0x8000, 0x7FFF))),
         "v_cvt_pk_u16_u32": (u, (u, u), _pack(_clip(0, 0xFFFF))),

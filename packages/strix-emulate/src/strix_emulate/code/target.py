@@ -4,7 +4,8 @@
 Nothing else names a GPU or holds a number of one; hip/build.py writes the device's properties from
 here, so only the standard library is imported. Sources: LLVM 22's AMDGPU.td and GCNSubtarget
 (registers, waves, LDS), its guide (ELF flags, S_WAITCNT), AMD's GPU specifications
-(processors, L2); names, clocks and buses of gfx1150 and gfx1100 are those of one product of each.
+(processors, engines, L2); names, clocks and buses of gfx1150 and gfx1100 are those of one product
+of each.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ class Target:
     S_WAITCNT, (first bit, bits). cycles: bits of SHADER_CYCLES. wmma: matrix instructions.
 
     Of the device that HIP sees: product; version (major, minor, stepping); processors, which HIP
-    calls multiprocessors; l2 in bytes; clocks in kHz; bus, the memory's width in bits;
-    integrated: it shares the host's memory.
+    calls multiprocessors, and the engines, of two arrays each, that they are in; l2 in bytes;
+    clocks in kHz; bus, the memory's width in bits; integrated: it shares the host's memory.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Target:
     granule: int
     product: str
     processors: int
+    engines: int
     l2: int
     clock: int
     memory_clock: int
@@ -66,11 +68,11 @@ TARGETS = {
     target.name: target
     for target in (
         Target("gfx1151", 0x4A, (11, 5, 1), 1536, 24, "AMD Radeon 8060S Graphics",
-               20, 2 << 20, 2_900_000, 1_000_000, 256, True),
+               20, 2, 2 << 20, 2_900_000, 1_000_000, 256, True),
         Target("gfx1150", 0x43, (11, 5, 0), 1024, 16, "AMD Radeon 890M Graphics",
-               8, 2 << 20, 2_900_000, 1_000_000, 128, True),
+               8, 1, 2 << 20, 2_900_000, 1_000_000, 128, True),
         Target("gfx1100", 0x41, (11, 0, 0), 1536, 24, "AMD Radeon RX 7900 XTX",
-               48, 6 << 20, 2_500_000, 1_250_000, 384, False),
+               48, 6, 6 << 20, 2_500_000, 1_250_000, 384, False),
     )
 }  # fmt: skip
 DEFAULT = next(iter(TARGETS.values()))

@@ -8,7 +8,12 @@ from typing import cast
 
 import numpy as np
 
-from strix_emulate.arithmetic.mode_register import MODE, SHADER_CYCLES, hardware_register
+from strix_emulate.arithmetic.mode_register import (
+    HW_ID1,
+    MODE,
+    SHADER_CYCLES,
+    hardware_register,
+)
 from strix_emulate.arithmetic.scalars import (
     CARRIES,
     COMPARES,
@@ -22,6 +27,7 @@ from strix_emulate.arithmetic.scalars import (
     WREXEC,
 )
 from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
+from strix_emulate.code.target import Target
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.forms import Form, executes
 from strix_emulate.memory.addressing import Spaces
@@ -123,16 +129,40 @@ def _on_waves(form: Form) -> Callable:
 
 
 def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
-    """Compile S_GETREG_B32 of MODE, and of SHADER_CYCLES: a cycle is a wave-instruction here."""
+    """Compile S_GETREG_B32 of MODE, of SHADER_CYCLES (a cycle is a wave-instruction here) and of
+    HW_ID1."""
     register, first, size = hardware_register(ins.operands[1])
-    if register not in (MODE, SHADER_CYCLES):
-        raise Unknown("a hardware register other than MODE and SHADER_CYCLES")
-    write, bits = scalar_writer(ins.operands[0]), (1 << size) - 1
-    if register == MODE:
-        return lambda g: write(g, U32(mode >> first & bits))
-    return lambda g: write(
-        g, U32((spaces.clock() & (1 << spaces.target.cycles) - 1) >> first & bits)
-    )
+    values: dict[int, Callable] = {
+        MODE: lambda _g: mode,
+        SHADER_CYCLES: lambda _g: spaces.clock() & (1 << spaces.target.cycles) - 1,
+        HW_ID1: lambda g: _place(g, spaces.target),
+    }
+    if register not in values:
+        raise Unknown("a hardware register other than MODE, HW_ID1 and SHADER_CYCLES")
+    write, value, bits = scalar_writer(ins.operands[0]), values[register], (1 << size) - 1
+    return lambda g: write(g, np.asarray(value(g) >> first & bits).astype(U32))
+
+
+def _place(g: Waves, target: Target) -> np.ndarray:
+    """Return where waves are, as HW_ID1 has it: workgroups one after the other on the processors of
+    all engines, their waves on SIMDs."""
+    processor, wave = g.workgroup % target.processors, g.wave
+    array, processor = processor % (2 * target.engines), processor // (2 * target.engines)
+    slot = wave // target.simds % target.waves
+    place = slot | wave % target.simds << 8 | processor << 10
+    return (place | (array & 1) << 16 | array >> 1 << 18)[:, None]
+
+
+def compile_setreg(ins: Instruction, start: int) -> Callable:
+    """Compile S_SETREG_B32 of MODE, which has to give back what the kernel began with."""
+    _, first, size = hardware_register(ins.operands[1])
+    read, mask = reader(ins.operands[0], "u32"), (1 << size) - 1
+
+    def run(g: Waves):
+        if ((np.asarray(read(g)) & U32(mask)) != U32(start >> first & mask)).any():
+            raise Trap("unknown", f"`{ins.text}` sets a mode that the kernel did not begin with")
+
+    return run
 
 
 def compile_message(ins: Instruction) -> Callable:

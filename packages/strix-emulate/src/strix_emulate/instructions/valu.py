@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from strix_emulate.arithmetic import floats
+from strix_emulate.arithmetic import floats, subdword
 from strix_emulate.arithmetic.mode_register import Mode, clamped, saturated
 from strix_emulate.arithmetic.operations import (
     ACCUMULATING,
@@ -37,6 +37,8 @@ def compile_vector(ins: Instruction, mode: Mode) -> Callable:
         return lambda _g: None
     if ins.name.startswith("v_swap"):
         return _swap(ins)
+    if ins.name == "v_mqsad_u32_u8":
+        return _four_sums(ins)
     form = vector_form(ins, mode)
     compute, write = _halves(form)
 
@@ -192,6 +194,26 @@ def _swap(ins: Instruction) -> Callable:
         x, y = second(g).copy(), first(g).copy()
         write(g, x)
         write_back(g, y)
+
+    return run
+
+
+def _four_sums(ins: Instruction) -> Callable:
+    """Compile V_MQSAD_U32_U8, whose addends and results are in four registers each."""
+    _allow(ins, set())
+    target, first, second, old = ins.operands
+    if old.kind != "v":
+        raise Unknown(f"operand {old} in 128 bits")
+    sources = [reader(first, "u64"), reader(second, "u32")]
+    sources += [reader(replace(old, index=old.index + i), "u32") for i in range(4)]
+    writes = [
+        vector_writer(replace(target, index=target.index + i, count=1), "u32") for i in range(4)
+    ]
+
+    def run(g):
+        results = subdword.quad_sad32(*(read(g) for read in sources))
+        for write, result in zip(writes, results, strict=True):
+            write(g, result)
 
     return run
 

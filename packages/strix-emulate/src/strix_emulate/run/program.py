@@ -28,7 +28,7 @@ NO_EFFECT = {
 _DEALLOC_VGPRS = 3
 WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
 #: They change what follows them in the code, not the state of waves.
-MODES = {"s_setreg_imm32_b32", "s_denorm_mode", "s_round_mode"}
+MODES = {"s_setreg_imm32_b32", "s_setreg_b32", "s_denorm_mode", "s_round_mode"}
 #: To where a register says: function calls. The first writes where to return to.
 CALLS = {"s_swappc_b64", "s_setpc_b64", "s_call_b64"}
 #: Of a workgroup, and of the whole grid.
@@ -319,6 +319,8 @@ def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable
         return executes(waits.compile_wait(ins, spaces.target), waits=True)
     if name in MODES:
         mode_register.after(ins, mode)
+        if name == "s_setreg_b32":
+            return salu.compile_setreg(ins, mode.start)
         return executes(lambda _g: None)
     if name == "s_getreg_b32":
         return salu.compile_getreg(ins, mode.bits, spaces)
