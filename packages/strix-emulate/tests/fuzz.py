@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Random kernels: what clang makes of them for gfx1151, executed, and what it makes for the host.
+
+usage: python fuzz.py [--seed N] [--count N]
+
+Each kernel is compiled at -O0 to -O3 and executed by numpy, and in C where that is installed. A
+kernel's number is its seed, so a difference is seen again with --seed N --count 1. Exit status: 0
+no difference, 1 some, 2 usage, 3 no compiler or disassembler.
+"""
+
+import argparse
+import ctypes
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from strix_emulate import Buffer, Kernel, Options, launch
+from strix_emulate.code import llvm, loader
+from strix_emulate.errors import DisassemblerError, Trap
+from strix_emulate.native import library as native
+
+THREADS, WORDS = 64, 4
+LEVELS = ("-O0", "-O1", "-O2", "-O3")
+#: kernels that are compiled together
+BATCH = 20
+_TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
+#: Nothing is undefined: signed sums wrap (-fwrapv), counts of shifts and divisors are bounded.
+_INTEGER = (
+    "({a} + {b})", "({a} - {b})", "({a} * {b})", "({a} & {b})", "({a} | {b})", "({a} ^ {b})",
+    "({a} << ((unsigned)({b}) & 7))", "({a} >> ((unsigned)({b}) & 7))", "({a} < {b} ? {b} : {a})",
+    "(({a}) / ((({b}) & 63) + 1))", "(({a}) % ((({b}) & 63) + 1))", "(({b}) & 1 ? {a} : ~{b})",
+)  # fmt: skip
+_FLOAT = ("({a} + {b})", "({a} - {b})", "({a} * {b})", "({a} / {b})", "({a} < {b} ? {a} : {b})",
+          "(-{a})", "__builtin_fabs({a})", "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
+_HEAD = """
+typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64;
+typedef unsigned short u16; typedef unsigned char u8; typedef float f32; typedef double f64;
+#ifdef __HIP__
+#define FUNCTION static __attribute__((device)) inline
+#define KERNEL(n) extern "C" __attribute__((global)) void kernel##n(const u32 *in, u32 *out) { \\
+    body##n(in, out, __builtin_amdgcn_workitem_id_x()); }
+#else
+#define FUNCTION static
+#define KERNEL(n) void kernel##n(const u32 *in, u32 *out) { \\
+    for (u32 i = 0; i < 64; i++) body##n(in, out, i); }
+#endif
+FUNCTION i32 whole(f64 x) { return x > -1e9 && x < 1e9 ? (i32)x : 77; }
+FUNCTION u32 bits(f64 y) {
+    f32 x = (f32)y;
+    u32 n;
+    __builtin_memcpy(&n, &x, 4);
+    return x != x ? 0x7fc00000 : n;
+}
+"""
+
+
+class Writer:
+    """Writes one kernel by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.rng = number, random.Random(number)
+        self.names: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def value(self, kind: str) -> str:
+        """Write a variable or a constant, converted to the kind."""
+        if self.rng.random() < 0.2:
+            if kind[0] == "f":
+                return f"({kind}){self.rng.choice((0.0, -0.0, 1.5, -3.25, 1e-40, 3e38, 0.1))}"
+            return f"({kind}){self.rng.choice((0, 1, 31, 255, 65535, 1 << 31, 0xDEADBEEF))}u"
+        name, own = self.rng.choice(list(self.names.items()))
+        if own[0] == "f" and kind[0] != "f":
+            return f"({kind})whole({name})"
+        return name if own == kind else f"({kind}){name}"
+
+    def expression(self, kind: str, depth: int = 2) -> str:
+        """Write a tree of operations."""
+        if depth == 0 or self.rng.random() < 0.2:
+            return self.value(kind)
+        a, b = (self.expression(kind, depth - 1) for _ in range(2))
+        form = self.rng.choice(_FLOAT if kind[0] == "f" else _INTEGER)
+        return f"({kind}){form.format(a=a, b=b)}"
+
+    def declare(self) -> None:
+        """Write a new variable."""
+        kind, name = self.rng.choice(_TYPES), f"v{len(self.names)}"
+        self.lines.append(f"{kind} {name} = {self.expression(kind)};")
+        self.names[name] = kind
+
+    def change(self) -> str:
+        """Write an assignment."""
+        name, kind = self.rng.choice(list(self.names.items()))
+        return f"{name} = {self.expression(kind)};"
+
+    def statement(self) -> None:
+        """Write an assignment, a branch, a loop, or an array that is indexed by a number."""
+        kind = self.rng.random()
+        if kind < 0.3:
+            self.lines.append(self.change())
+        elif kind < 0.55:
+            test = f"{self.expression('i32')} < {self.expression('i32')}"
+            self.lines.append(f"if ({test}) {{ {self.change()} }} else {{ {self.change()} }}")
+        elif kind < 0.8:
+            count = f"({self.value('u32')} & {self.rng.choice((1, 3, 7))})"
+            self.lines.append(
+                f"for (u32 k = 0, n = {count}; k < n; k++) {{ {self.change()} {self.change()} }}"
+            )
+        else:
+            name, size = f"array{len(self.lines)}", self.rng.choice((4, 8))
+            self.lines.append(f"u32 {name}[{size}];")
+            self.lines.append(
+                f"for (u32 k = 0; k < {size}; k++) {name}[k] = {self.expression('u32')} + k;"
+            )
+            self.lines.append(f"{name}[{self.value('u32')} & {size - 1}] = {self.value('u32')};")
+            new = f"v{len(self.names)}"
+            self.lines.append(f"u32 {new} = {name}[{self.value('u32')} & {size - 1}];")
+            self.names[new] = "u32"
+
+    def text(self) -> str:
+        """Write the whole kernel."""
+        self.lines.append("u32 v0 = in[i]; f32 v1 = (f32)(i32)in[i + 64] * 0.001f; i32 v2 = i;")
+        self.names = {"v0": "u32", "v1": "f32", "v2": "i32"}
+        for _ in range(3):
+            self.declare()
+        for _ in range(self.rng.randrange(3, 9)):
+            self.statement()
+        for word in range(WORDS):
+            name, kind = self.rng.choice(list(self.names.items()))
+            value = f"bits({name})" if kind[0] == "f" else f"(u32){name}"
+            self.lines.append(f"out[{WORDS} * i + {word}] = {value};")
+        body = "\n    ".join(self.lines)
+        head = f"FUNCTION void body{self.number}(const u32 *in, u32 *out, u32 i)"
+        return f"{head} {{\n    {body}\n}}\nKERNEL({self.number})\n"
+
+
+@dataclass
+class Difference:
+    """A kernel that gives another result than on the host, or traps."""
+
+    number: int
+    level: str
+    engine: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"kernel {self.number} {self.level} by {self.engine}: {self.message}"
+
+
+def source(numbers: range) -> str:
+    """Write a program of kernels."""
+    return _HEAD + "".join(Writer(number).text() for number in numbers)
+
+
+def _compile(clang: str, text: str, made: Path, *options: str) -> bytes:
+    command = [clang, *options, "-ffp-contract=off", "-fwrapv", "-w", "-", "-o", str(made)]
+    subprocess.run(command, input=text, text=True, check=True)
+    return made.read_bytes()
+
+
+def device_kernels(clang: str, text: str, folder: Path, level: str) -> dict[str, Kernel]:
+    """Compile for gfx1151."""
+    options = ["-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", level,
+               "--cuda-device-only", "--no-gpu-bundle-output"]  # fmt: skip
+    image = _compile(clang, text, folder / f"device{level}", *options)
+    return loader.parse_module(image, f"fuzz{level}").kernels
+
+
+def inputs(number: int) -> np.ndarray:
+    """Return what a kernel reads."""
+    draw = np.random.default_rng(number)
+    edges = np.array([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32)
+    anything = draw.integers(1 << 32, size=2 * THREADS, dtype=np.uint32)
+    return np.where(draw.random(2 * THREADS) < 0.25, draw.choice(edges, 2 * THREADS), anything)
+
+
+def differences(clang: str, numbers: range, engines: tuple[str, ...]) -> Iterator[Difference]:
+    """Compile and execute kernels, and compare them with the host's."""
+    text = source(numbers)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        _compile(clang, text, folder / "host.so", "-xc", "-O1", "-shared", "-fPIC",
+                 "-nostdlib", "-fuse-ld=lld")  # fmt: skip
+        host = ctypes.CDLL(str(folder / "host.so"))
+        expected = {}
+        for number in numbers:
+            given, wanted = inputs(number), np.zeros(WORDS * THREADS, np.uint32)
+            host[f"kernel{number}"](given.ctypes.data_as(ctypes.c_void_p),
+                                    wanted.ctypes.data_as(ctypes.c_void_p))  # fmt: skip
+            expected[number] = wanted
+        for level in LEVELS:
+            kernels = device_kernels(clang, text, folder, level)
+            for number in numbers:
+                for engine in engines:
+                    message = execute(kernels[f"kernel{number}"], number, expected[number], level,
+                                      engine)  # fmt: skip
+                    if message:
+                        yield Difference(number, level, engine, message)
+
+
+def execute(kernel: Kernel, number: int, wanted: np.ndarray, level: str, engine: str) -> str:
+    """Execute one kernel; return how it differs, or nothing."""
+    out = np.zeros(WORDS * THREADS, np.uint32)
+    # unoptimised code spills lanes that hold nothing
+    off = frozenset({"uninitialised"}) if level == "-O0" else frozenset()
+    options = Options(native=engine == "C", off=off)
+    try:
+        launch(kernel, (1,), [Buffer(inputs(number), "in"), Buffer(out, "out")], threads=THREADS,
+               options=options)  # fmt: skip
+    except Trap as trap:
+        return str(trap)
+    wrong = np.flatnonzero(out != wanted)
+    if not len(wrong):
+        return ""
+    at = int(wrong[0])
+    return (f"{len(wrong)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
+            f"{out[at]:#x}, on the host {wanted[at]:#x}")  # fmt: skip
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="number of the first kernel")
+    parser.add_argument("--count", type=int, default=100, help="how many kernels")
+    options = parser.parse_args()
+    clang = shutil.which("clang-22") or shutil.which("clang")
+    try:
+        llvm.find_disassembler()
+    except DisassemblerError as error:
+        print(error, file=sys.stderr)
+        return 3
+    if clang is None:
+        print("fuzz.py: there is no clang; install clang-22 and lld-22", file=sys.stderr)
+        return 3
+    engines = ("numpy", "C") if native.loaded() is not None else ("numpy",)
+    found = 0
+    for first in range(options.seed, options.seed + options.count, BATCH):
+        numbers = range(first, min(first + BATCH, options.seed + options.count))
+        for difference in differences(clang, numbers, engines):
+            found += 1
+            print(difference, flush=True)
+    print(f"{options.count} kernels at {', '.join(LEVELS)} by {' and '.join(engines)}: "
+          f"{found} differences")  # fmt: skip
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

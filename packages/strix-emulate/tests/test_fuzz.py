@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Random kernels of fixed numbers give on the emulator what they give on the host (see `fuzz`)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzz
+from device_support import clang
+from strix_emulate.arithmetic import operations
+from strix_emulate.native import library as native
+from strix_emulate.run import program
+
+ENGINES = ("numpy", "C") if native.loaded() is not None else ("numpy",)
+
+
+def test_kernels_agree_with_the_host() -> None:
+    assert list(map(str, fuzz.differences(clang(), range(8), ENGINES))) == []
+
+
+def test_a_number_is_always_the_same_kernel() -> None:
+    assert fuzz.source(range(3, 5)) == fuzz.source(range(3, 5)) != fuzz.source(range(4, 6))
+
+
+def test_a_fault_is_found(monkeypatch) -> None:
+    """Exclusive or that is wrong in one bit."""
+    wrong = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
+    monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong)
+    monkeypatch.setattr(program, "_KNOWN", {})
+    found = list(fuzz.differences(clang(), range(4), ("numpy",)))
+    assert found and {difference.engine for difference in found} == {"numpy"}
+    assert "on the host" in str(found[0]) and str(found[0]).startswith("kernel ")
+
+
+def test_as_a_command() -> None:
+    clang()
+    command = [sys.executable, str(Path(fuzz.__file__)), "--seed", "3", "--count", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("1 kernels at -O0, -O1, -O2, -O3 by ")
