@@ -13,7 +13,7 @@
 
 typedef enum {
     hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2, hipErrorNotInitialized = 3,
-    hipErrorInvalidConfiguration = 9, hipErrorInvalidSymbol = 13, hipErrorInvalidDeviceFunction = 98,
+    hipErrorInvalidConfiguration = 9, hipErrorInvalidPitchValue = 12, hipErrorInvalidSymbol = 13, hipErrorInvalidDeviceFunction = 98,
     hipErrorNoDevice = 100, hipErrorInvalidDevice = 101, hipErrorInvalidImage = 200,
     hipErrorInvalidContext = 201, hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400,
     hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorIllegalAddress = 700,
@@ -25,7 +25,7 @@ typedef enum {
     hipErrorStreamCaptureUnsupported = 900, hipErrorStreamCaptureInvalidated = 901,
     hipErrorStreamCaptureMerge = 902, hipErrorStreamCaptureUnmatched = 903,
     hipErrorStreamCaptureUnjoined = 904, hipErrorStreamCaptureImplicit = 906,
-    hipErrorCapturedEvent = 907, hipErrorUnknown = 999,
+    hipErrorCapturedEvent = 907, hipErrorGraphExecUpdateFailure = 910, hipErrorUnknown = 999,
 } hipError_t;
 
 typedef enum {
@@ -35,6 +35,7 @@ typedef enum {
 
 typedef enum hipMemoryType {
     hipMemoryTypeUnregistered, hipMemoryTypeHost, hipMemoryTypeDevice, hipMemoryTypeManaged,
+    hipMemoryTypeArray = 10, hipMemoryTypeUnified = 11,
 } hipMemoryType;
 
 typedef enum {
@@ -86,6 +87,7 @@ typedef enum { hipStreamCaptureModeGlobal } hipStreamCaptureMode;
 typedef enum hipGraphNodeType {
     hipGraphNodeTypeKernel, hipGraphNodeTypeMemcpy, hipGraphNodeTypeMemset, hipGraphNodeTypeHost,
     hipGraphNodeTypeGraph, hipGraphNodeTypeEmpty, hipGraphNodeTypeEventRecord = 7,
+    hipGraphNodeTypeMemAlloc = 10, hipGraphNodeTypeMemFree = 11,
 } hipGraphNodeType;
 typedef enum {
     hipMemPoolReuseFollowEventDependencies = 1, hipMemPoolReuseAllowOpportunistic = 2,
@@ -93,6 +95,15 @@ typedef enum {
     hipMemPoolAttrReservedMemCurrent = 5, hipMemPoolAttrReservedMemHigh = 6,
     hipMemPoolAttrUsedMemCurrent = 7, hipMemPoolAttrUsedMemHigh = 8,
 } hipMemPoolAttr;
+typedef enum hipGraphMemAttributeType {
+    hipGraphMemAttrUsedMemCurrent, hipGraphMemAttrUsedMemHigh, hipGraphMemAttrReservedMemCurrent,
+    hipGraphMemAttrReservedMemHigh,
+} hipGraphMemAttributeType;
+typedef enum hipGraphExecUpdateResult {
+    hipGraphExecUpdateSuccess, hipGraphExecUpdateError, hipGraphExecUpdateErrorTopologyChanged,
+    hipGraphExecUpdateErrorNodeTypeChanged, hipGraphExecUpdateErrorNotSupported = 6,
+} hipGraphExecUpdateResult;
+#define hipGraphInstantiateFlagAutoFreeOnLaunch 1
 typedef enum hipDeviceP2PAttr {
     hipDevP2PAttrAccessSupported = 1, hipDevP2PAttrNativeAtomicSupported = 2,
 } hipDeviceP2PAttr;
@@ -106,7 +117,7 @@ typedef struct hipChannelFormatDesc {
     int x, y, z, w;
     enum hipChannelFormatKind f;
 } hipChannelFormatDesc;
-typedef int hipJitOption, hipMemoryAdvise, hipFuncCache_t, hipSharedMemConfig, hipFuncAttribute;
+typedef int hipJitOption, hipLibraryOption, hipMemoryAdvise, hipFuncCache_t, hipSharedMemConfig, hipFuncAttribute;
 enum hipLimit_t { hipLimitStackSize, hipLimitMallocHeapSize = 2 };
 
 #define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
@@ -129,6 +140,8 @@ typedef struct ihipEvent_t *hipEvent_t;
 typedef struct ihipModule_t *hipModule_t;
 typedef struct ihipModuleSymbol_t *hipFunction_t;
 typedef struct ihipMemPoolHandle_t *hipMemPool_t;
+typedef struct ihipLibrary_t *hipLibrary_t;
+typedef struct ihipKernel_t *hipKernel_t;
 typedef struct ihipGraph *hipGraph_t;
 typedef struct hipGraphNode *hipGraphNode_t;
 typedef struct hipGraphExec *hipGraphExec_t;
@@ -184,6 +197,57 @@ typedef struct hipMemAllocationProp {
     void *win32HandleMetaData;
     unsigned char allocFlags[4];
 } hipMemAllocationProp;
+
+typedef struct hipMemAllocNodeParams {
+    hipMemPoolProps poolProps;
+    const hipMemAccessDesc *accessDescs;
+    size_t accessDescCount, bytesize;
+    void *dptr;
+} hipMemAllocNodeParams;
+
+typedef struct hipPitchedPtr {
+    void *ptr;
+    size_t pitch, xsize, ysize;
+} hipPitchedPtr;
+typedef struct hipExtent { size_t width, height, depth; } hipExtent;
+typedef struct hipPos { size_t x, y, z; } hipPos;
+typedef struct hipArray *hipArray_t;
+typedef struct hipMemcpy3DParms {
+    hipArray_t srcArray;
+    hipPos srcPos;
+    hipPitchedPtr srcPtr;
+    hipArray_t dstArray;
+    hipPos dstPos;
+    hipPitchedPtr dstPtr;
+    hipExtent extent;
+    hipMemcpyKind kind;
+} hipMemcpy3DParms;
+typedef struct hip_Memcpy2D {
+    size_t srcXInBytes, srcY;
+    hipMemoryType srcMemoryType;
+    const void *srcHost;
+    hipDeviceptr_t srcDevice;
+    hipArray_t srcArray;
+    size_t srcPitch, dstXInBytes, dstY;
+    hipMemoryType dstMemoryType;
+    void *dstHost;
+    hipDeviceptr_t dstDevice;
+    hipArray_t dstArray;
+    size_t dstPitch, WidthInBytes, Height;
+} hip_Memcpy2D;
+typedef struct HIP_MEMCPY3D {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    hipMemoryType srcMemoryType;
+    const void *srcHost;
+    hipDeviceptr_t srcDevice;
+    hipArray_t srcArray;
+    size_t srcPitch, srcHeight, dstXInBytes, dstY, dstZ, dstLOD;
+    hipMemoryType dstMemoryType;
+    void *dstHost;
+    hipDeviceptr_t dstDevice;
+    hipArray_t dstArray;
+    size_t dstPitch, dstHeight, WidthInBytes, Height, Depth;
+} HIP_MEMCPY3D;
 
 typedef struct hipHostNodeParams {
     hipHostFn_t fn;
@@ -267,5 +331,6 @@ typedef struct {
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *, int);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
 hipError_t hipEventRecord(hipEvent_t, hipStream_t);
+hipError_t hipSetDevice(int);
 hipError_t hipMemcpyAsync(void *, const void *, size_t, hipMemcpyKind, hipStream_t);
 #endif

@@ -28,6 +28,16 @@ size_t pool_peak(void);
 hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind);
 /* Frees the allocation that starts at the address, if it is of one of the kinds (bits). */
 hipError_t pool_free(void *address, unsigned kinds);
+/* Frees what the program allocated on a device. */
+void pool_clear(int device);
+/* Graphs' memory: reserved with KIND_GRAPH alone, it gets what is in it from an allocation to a
+   free. give_up: nothing refers to it any more; what is allocated stays, as device memory. */
+hipError_t pool_occupy(void *address);
+void pool_give_up(void *address);
+/* Bytes of allocations that have all these kinds, and of those that one memory pool has. */
+size_t pool_count(unsigned kinds);
+size_t pool_count_of(unsigned memory_pool);
+void pool_assign(void *address, unsigned memory_pool);
 /* Maps memory of the process that has the pool `path` open; removes it. */
 hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size);
 void pool_drop(void *address);
@@ -51,6 +61,8 @@ extern const struct target targets[];
 const struct target *device_target(void);
 /* Bytes of a lane's stack, for kernels that need an unknown amount. */
 size_t device_stack(void);
+/* Bytes for malloc in kernels. */
+size_t device_heap(void);
 
 /* link.c: the emulator's process. Sends a request; *reply is to be freed. A failure's message goes
    to standard error. */
@@ -91,6 +103,7 @@ struct ihipEvent_t {
     struct tail tail;
 };
 hipStream_t stream_first(void);
+void stream_drop(hipStream_t stream);
 bool stream_is_valid(hipStream_t stream);
 bool event_is_valid(hipEvent_t event);
 hipError_t event_record(hipEvent_t event);
@@ -108,6 +121,8 @@ enum work_kind {
     WORK_CALL,
     WORK_RECORD,
     WORK_GRAPH,
+    WORK_ALLOCATE,
+    WORK_FREE,
 };
 struct work {
     enum work_kind kind;
@@ -123,14 +138,19 @@ struct work {
             const void *from;
             size_t from_pitch, width, height;
             hipMemcpyKind kind;
+            size_t to_slice, from_slice, depth;
         } copy;
         /* rows of count elements of 1, 2 or 4 bytes */
         struct {
             void *to;
             size_t pitch;
             unsigned value;
-            size_t element, count, height;
+            size_t element, count, height, slice, depth;
         } fill;
+        struct {
+            void *address;
+            size_t size;
+        } memory;
         struct {
             hipHostFn_t function;
             void *data;
@@ -158,6 +178,11 @@ hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim
                        void **values, void **extra, bool cooperative);
 const char *module_name(hipFunction_t function);
 bool module_knows(hipFunction_t function);
+/* caller: an address in the library or program that asks */
+hipError_t module_open(hipModule_t *module, const void *image, const void *caller);
+hipError_t module_read(hipModule_t *module, const char *path, const void *caller);
+/* Names of its kernels, each with a zero behind it, to be freed. */
+hipError_t module_kernels(char **names, size_t *size, hipModule_t module);
 
 /* registered.c: the kernel or variable behind a symbol of the host program. */
 hipError_t registered_function(hipFunction_t *function, const void *host);
@@ -203,6 +228,11 @@ hipError_t graph_add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_
                      size_t count, struct work *work);
 void graph_drop_node(hipGraphNode_t node);
 bool work_copy(struct work *to, const struct work *from);
+/* graph_memory.c: memory of graphs, by those that refer to it */
+hipError_t region_make(void **address, size_t size);
+hipError_t region_occupy(void *address);
+bool region_use(void *address);
+void region_drop(void *address);
 void work_free(struct work *work);
 void graph_release(hipUserObject_t object, unsigned count);
 bool graph_retain(hipGraph_t graph, hipUserObject_t object, unsigned count);
@@ -215,6 +245,9 @@ hipError_t capture_record(hipEvent_t event, hipStream_t stream);
 /* Does the work, or adds it to the capture of the stream; takes over what it points to. */
 hipError_t work_submit(hipStream_t stream, struct work *work);
 hipError_t work_do(const struct work *work);
+
+/* boxes.c */
+hipError_t box_work(struct work *work, const hipMemcpy3DParms *box);
 
 /* graph_build.c */
 hipError_t graph_set_kernel(hipGraphNode_t node, const hipKernelNodeParams *params);

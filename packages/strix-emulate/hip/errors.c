@@ -39,6 +39,7 @@ static const struct {
     NAMED(hipErrorOutOfMemory, "out of memory"),
     NAMED(hipErrorNotInitialized, "initialization error"),
     NAMED(hipErrorInvalidConfiguration, "invalid configuration argument"),
+    NAMED(hipErrorInvalidPitchValue, "invalid pitch argument"),
     NAMED(hipErrorInvalidSymbol, "invalid device symbol"),
     NAMED(hipErrorInvalidDeviceFunction, "invalid device function"),
     NAMED(hipErrorNoDevice, "no ROCm-capable device is detected"),
@@ -69,6 +70,9 @@ static const struct {
           "operation would make the legacy stream depend on a capturing blocking stream"),
     NAMED(hipErrorCapturedEvent,
           "operation not permitted on an event last recorded in a capturing stream"),
+    NAMED(hipErrorGraphExecUpdateFailure,
+          "the graph update was not performed because it included changes which violated "
+          "constraints specific to instantiated graph update"),
     NAMED(hipErrorHostMemoryNotRegistered,
           "pointer does not correspond to a registered memory region"),
     NAMED(hipErrorLaunchFailure, "unspecified launch failure"),

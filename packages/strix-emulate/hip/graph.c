@@ -64,6 +64,7 @@ hipError_t graph_add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_
 bool work_copy(struct work *to, const struct work *from) {
     *to = *from;
     if (from->kind == WORK_GRAPH) return (to->graph = graph_clone(from->graph)) != NULL;
+    if (from->kind == WORK_ALLOCATE) return region_use(from->memory.address);
     if (from->kind != WORK_KERNEL) return true;
     size_t size = from->kernel.function->facts.kernarg + 1u;
     to->kernel.arguments = malloc(size);
@@ -73,6 +74,7 @@ bool work_copy(struct work *to, const struct work *from) {
 void work_free(struct work *w) {
     if (w->kind == WORK_KERNEL) free(w->kernel.arguments);
     if (w->kind == WORK_GRAPH) graph_destroy(w->graph);
+    if (w->kind == WORK_ALLOCATE) region_drop(w->memory.address);
     w->kind = WORK_NOTHING;
 }
 

@@ -46,15 +46,23 @@ API(hipGraphAddMemcpyNode1D)(hipGraphNode_t *node, hipGraph_t graph, const hipGr
                              size_t count, void *to, const void *from, size_t size,
                              hipMemcpyKind kind) {
     ENTER();
-    struct work work = {.kind = WORK_COPY, .copy = {to, 0, from, 0, size, 1, kind}};
+    struct work work = {.kind = WORK_COPY, .copy = {to, 0, from, 0, size, 1, kind, 0, 0, 1}};
     LEAVE(add(node, graph, after, count, work));
+}
+API(hipGraphAddMemcpyNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
+                           size_t count, const hipMemcpy3DParms *p) {
+    ENTER();
+    struct work work;
+    hipError_t error = box_work(&work, p);
+    LEAVE(error ? error : add(node, graph, after, count, work));
 }
 API(hipGraphAddMemsetNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                            size_t count, const hipMemsetParams *p) {
     ENTER();
     REQUIRE(p, hipErrorInvalidValue);
-    struct work work = {.kind = WORK_FILL,
-                        .fill = {p->dst, p->pitch, p->value, p->elementSize, p->width, p->height}};
+    struct work work = {
+        .kind = WORK_FILL,
+        .fill = {p->dst, p->pitch, p->value, p->elementSize, p->width, p->height, 0, 1}};
     LEAVE(add(node, graph, after, count, work));
 }
 API(hipGraphAddHostNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
@@ -86,6 +94,22 @@ API(hipGraphAddChildGraphNode)(hipGraphNode_t *node, hipGraph_t graph, const hip
     hipGraph_t copy = graph_clone(child);
     REQUIRE(copy, hipErrorOutOfMemory);
     LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_GRAPH, .graph = copy}));
+}
+/* The address is known at once; there is memory from each time that the node is done. */
+API(hipGraphAddMemAllocNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
+                             size_t count, hipMemAllocNodeParams *p) {
+    ENTER();
+    REQUIRE(p && p->bytesize && device_exists(p->poolProps.location.id), hipErrorInvalidValue);
+    hipError_t error = region_make(&p->dptr, p->bytesize);
+    REQUIRE(!error, error);
+    struct work work = {.kind = WORK_ALLOCATE, .memory = {p->dptr, p->bytesize}};
+    LEAVE(add(node, graph, after, count, work));
+}
+API(hipGraphAddMemFreeNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
+                            size_t count, void *p) {
+    ENTER();
+    REQUIRE(pool_find(p), hipErrorInvalidValue);
+    LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_FREE, .memory = {p, 0}}));
 }
 API(hipGraphAddDependencies)(hipGraph_t graph, const hipGraphNode_t *from, const hipGraphNode_t *to,
                              size_t count) {

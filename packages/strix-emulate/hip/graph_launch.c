@@ -8,6 +8,7 @@
 struct hipGraphExec {
     hipGraph_t graph;
     hipGraphNode_t *origins;
+    bool frees; /* what it allocated before, at each launch */
     hipGraphExec_t next;
 };
 static hipGraphExec_t executables;
@@ -20,7 +21,6 @@ static bool is_executable(hipGraphExec_t graph) {
 
 API(hipGraphInstantiateWithFlags)(hipGraphExec_t *made, hipGraph_t graph,
                                   unsigned long long flags) {
-    (void)flags;
     ENTER();
     REQUIRE(made && graph_is_valid(graph) && graph_sort(graph), hipErrorInvalidValue);
     hipGraphExec_t e = calloc(1, sizeof *e);
@@ -36,7 +36,8 @@ API(hipGraphInstantiateWithFlags)(hipGraphExec_t *made, hipGraph_t graph,
     for (size_t i = 0; i < graph->reference_count; i++)
         if (graph_retain(copy, graph->references[i].object, graph->references[i].count))
             graph->references[i].object->count += graph->references[i].count;
-    *e = (struct hipGraphExec){copy, origins, executables};
+    bool frees = flags & hipGraphInstantiateFlagAutoFreeOnLaunch;
+    *e = (struct hipGraphExec){copy, origins, frees, executables};
     *made = executables = e;
     LEAVE(hipSuccess);
 }
@@ -64,6 +65,9 @@ API(hipGraphLaunch)(hipGraphExec_t graph, hipStream_t stream) {
     ENTER();
     REQUIRE(is_executable(graph), hipErrorInvalidValue);
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
+    for (size_t i = 0; graph->frees && i < graph->graph->count; i++)
+        if (graph->graph->nodes[i]->work.kind == WORK_ALLOCATE)
+            pool_free(graph->graph->nodes[i]->work.memory.address, KIND_DEVICE);
     struct work work = {.kind = WORK_GRAPH, .graph = graph->graph};
     if (!capture_of(stream)) LEAVE(work_do(&work));
     work.graph = graph_clone(graph->graph);
@@ -78,4 +82,47 @@ API(hipGraphExecKernelNodeSetParams)(hipGraphExec_t graph, hipGraphNode_t node,
     for (size_t i = 0; i < graph->graph->count; i++)
         if (graph->origins[i] == node) LEAVE(graph_set_kernel(graph->graph->nodes[i], p));
     LEAVE(hipErrorInvalidValue);
+}
+
+/* Whether nodes at the same place of two graphs come after the same places. */
+static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
+    hipGraphNode_t one = a->nodes[place], other = b->nodes[place];
+    if (one->dependency_count != other->dependency_count) return false;
+    for (size_t i = 0; i < one->dependency_count; i++)
+        if (!graph_depends(other, b->nodes[graph_index(a, one->dependencies[i])])) return false;
+    return true;
+}
+
+/* Why a graph's work cannot take the place of another's, and at which node. */
+static hipGraphExecUpdateResult compare(hipGraph_t now, hipGraph_t wanted, hipGraphNode_t *wrong) {
+    if (now->count != wanted->count) return hipGraphExecUpdateErrorTopologyChanged;
+    for (size_t i = 0; i < now->count; i++) {
+        const struct work *w = &(*wrong = wanted->nodes[i])->work;
+        if (w->kind != now->nodes[i]->work.kind) return hipGraphExecUpdateErrorNodeTypeChanged;
+        if (!are_alike(now, wanted, i)) return hipGraphExecUpdateErrorTopologyChanged;
+        if ((w->kind == WORK_ALLOCATE || w->kind == WORK_FREE) &&
+            w->memory.address != now->nodes[i]->work.memory.address)
+            return hipGraphExecUpdateErrorNotSupported;
+    }
+    *wrong = NULL;
+    return hipGraphExecUpdateSuccess;
+}
+
+API(hipGraphExecUpdate)(hipGraphExec_t graph, hipGraph_t wanted, hipGraphNode_t *wrong,
+                        hipGraphExecUpdateResult *result) {
+    ENTER();
+    REQUIRE(is_executable(graph) && graph_is_valid(wanted) && wrong && result && graph_sort(wanted),
+            hipErrorInvalidValue);
+    *wrong = NULL;
+    *result = compare(graph->graph, wanted, wrong);
+    REQUIRE(*result == hipGraphExecUpdateSuccess, hipErrorGraphExecUpdateFailure);
+    hipGraph_t copy = graph_clone(wanted);
+    REQUIRE(copy, hipErrorOutOfMemory);
+    for (size_t i = 0; i < copy->count; i++) {
+        struct work old = graph->graph->nodes[i]->work;
+        graph->graph->nodes[i]->work = copy->nodes[i]->work;
+        copy->nodes[i]->work = old;
+    }
+    graph_destroy(copy);
+    LEAVE(hipSuccess);
 }

@@ -96,7 +96,8 @@ API(hipGraphNodeGetType)(hipGraphNode_t node, hipGraphNodeType *type) {
         [WORK_NOTHING] = hipGraphNodeTypeEmpty, [WORK_KERNEL] = hipGraphNodeTypeKernel,
         [WORK_COPY] = hipGraphNodeTypeMemcpy,   [WORK_FILL] = hipGraphNodeTypeMemset,
         [WORK_CALL] = hipGraphNodeTypeHost,     [WORK_RECORD] = hipGraphNodeTypeEventRecord,
-        [WORK_GRAPH] = hipGraphNodeTypeGraph};
+        [WORK_GRAPH] = hipGraphNodeTypeGraph,   [WORK_ALLOCATE] = hipGraphNodeTypeMemAlloc,
+        [WORK_FREE] = hipGraphNodeTypeMemFree};
     ENTER();
     REQUIRE(type && graph_of(node), hipErrorInvalidValue);
     *type = types[node->work.kind];
@@ -129,7 +130,8 @@ API(hipGraphChildGraphNodeGetGraph)(hipGraphNode_t node, hipGraph_t *graph) {
 
 /* A picture in the language of Graphviz. */
 API(hipGraphDebugDotPrint)(hipGraph_t graph, const char *path, unsigned flags) {
-    static const char *const names[] = {"nothing", "", "copy", "fill", "call", "event", "graph"};
+    static const char *const names[] = {"nothing", "",      "copy",       "fill", "call",
+                                        "event",   "graph", "allocation", "free"};
     (void)flags;
     ENTER();
     REQUIRE(path && graph_is_valid(graph), hipErrorInvalidValue);

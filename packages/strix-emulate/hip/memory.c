@@ -34,6 +34,12 @@ API(hipMallocPitch)(void **p, size_t *pitch, size_t width, size_t height) {
     return allocate(p, *pitch * height, KIND_DEVICE);
 }
 
+API(hipMemAllocPitch)(hipDeviceptr_t *p, size_t *pitch, size_t width, size_t height,
+                      unsigned element) {
+    (void)element;
+    return hipMallocPitch(p, pitch, width, height);
+}
+
 static hipError_t release(void *p, unsigned kinds) {
     ENTER();
     LEAVE(p ? pool_free(p, kinds) : hipSuccess);
@@ -49,10 +55,9 @@ static hipError_t copy(void *to, size_t to_pitch, const void *from, size_t from_
     ENTER();
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
     if (!width || !height) LEAVE(hipSuccess);
-    REQUIRE(to && from && (height == 1 || (width <= to_pitch && width <= from_pitch)),
-            hipErrorInvalidValue);
+    REQUIRE(to && from, hipErrorInvalidValue);
     struct work work = {.kind = WORK_COPY,
-                        .copy = {to, to_pitch, from, from_pitch, width, height, kind}};
+                        .copy = {to, to_pitch, from, from_pitch, width, height, kind, 0, 0, 1}};
     LEAVE(work_submit(stream, &work));
 }
 
@@ -95,6 +100,8 @@ API(hipMemcpyPeer)(void *to, int to_device, const void *from, int from_device, s
 }
 API(hipMemcpy2DAsync)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, hipMemcpyKind kind, hipStream_t s) {
+    if (height && (width > to_pitch || width > from_pitch))
+        return device_enter(), device_leave(hipErrorInvalidPitchValue);
     return copy(to, to_pitch, from, from_pitch, width, height, kind, s);
 }
 API(hipMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
@@ -108,7 +115,8 @@ static hipError_t fill(void *to, size_t pitch, unsigned value, size_t element, s
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
     if (!count || !height) LEAVE(hipSuccess);
     REQUIRE(count <= SIZE_MAX / element, hipErrorInvalidValue);
-    struct work work = {.kind = WORK_FILL, .fill = {to, pitch, value, element, count, height}};
+    struct work work = {.kind = WORK_FILL,
+                        .fill = {to, pitch, value, element, count, height, 0, 1}};
     LEAVE(work_submit(stream, &work));
 }
 
@@ -142,6 +150,25 @@ API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height)
     return hipMemset2DAsync(to, pitch, value, width, height, NULL);
 }
 
+/* Memory and streams of the current device go; code stays, with its variables. */
+API(hipDeviceReset)(void) {
+    ENTER();
+    for (hipStream_t next, s = stream_first(); s; s = next) {
+        next = s->next;
+        if (s->device == device_current()) stream_drop(s);
+    }
+    pool_clear(device_current());
+    LEAVE(hipSuccess);
+}
+API(hipDevicePrimaryCtxReset)(hipDevice_t device) {
+    ANSWER(device_exists(device), hipErrorInvalidDevice);
+    int before = device_current();
+    hipSetDevice(device);
+    hipError_t error = hipDeviceReset();
+    hipSetDevice(before);
+    return error;
+}
+
 API(hipMemGetInfo)(size_t *available, size_t *all) {
     ENTER();
     REQUIRE(available && all, hipErrorInvalidValue);
@@ -153,7 +180,7 @@ API(hipMemGetInfo)(size_t *available, size_t *all) {
 static hipMemoryType type_of(const struct pool_entry *entry) {
     if (!entry) return hipMemoryTypeUnregistered;
     return entry->kind & (KIND_HOST | KIND_REGISTERED) ? hipMemoryTypeHost
-           : entry->kind == KIND_MANAGED               ? hipMemoryTypeManaged
+           : entry->kind & KIND_MANAGED                ? hipMemoryTypeManaged
                                                        : hipMemoryTypeDevice;
 }
 
@@ -167,7 +194,7 @@ API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
     if (entry) {
         attributes->devicePointer = (void *)p;
         attributes->hostPointer = type_of(entry) != hipMemoryTypeDevice ? (void *)p : NULL;
-        attributes->isManaged = entry->kind == KIND_MANAGED;
+        attributes->isManaged = (entry->kind & KIND_MANAGED) != 0;
     } else {
         attributes->device = -2; /* as HIP names the device of memory that it does not know */
     }
@@ -182,7 +209,7 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
     case HIP_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = type_of(entry); break;
     case HIP_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case HIP_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = p; break;
-    case HIP_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = entry->kind == KIND_MANAGED; break;
+    case HIP_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = entry->kind & KIND_MANAGED; break;
     case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)entry->device; break;
     case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR: pool_range(p, data, NULL); break;
     case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: pool_range(p, NULL, data); break;

@@ -1,28 +1,49 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Memory pools: names for the device's one memory. */
+/* Memory pools: names for the device's one memory, and what was allocated by each of them. Nothing
+   is kept in them: what is freed is the device's at once, whatever the threshold. */
 #include "device.h"
 #include <stdlib.h>
 
+#define DEVICES 16
+/* number: as the table of allocations has it; reuse, threshold: what was set last */
 struct ihipMemPoolHandle_t {
     int device;
+    unsigned number;
+    int reuse[3];
+    uint64_t threshold, high;
     hipMemPool_t next;
 };
-static struct ihipMemPoolHandle_t defaults[16];
-static hipMemPool_t pools;
+static struct ihipMemPoolHandle_t defaults[DEVICES];
+static hipMemPool_t pools, current[DEVICES];
+static unsigned made_so_far = DEVICES;
 
 static bool pool_is_valid(hipMemPool_t pool) {
-    if (pool >= defaults && pool < defaults + 16) return true;
+    if (pool >= defaults && pool < defaults + DEVICES) return true;
     hipMemPool_t p = pools;
     while (p && p != pool) p = p->next;
     return pool && p;
 }
 
+static struct ihipMemPoolHandle_t fresh(int device, unsigned number) {
+    return (struct ihipMemPoolHandle_t){.device = device, .number = number, .reuse = {1, 1, 1}};
+}
+
+static hipMemPool_t default_of(int device) {
+    if (!defaults[device].number) defaults[device] = fresh(device, 1 + (unsigned)device);
+    return defaults + device;
+}
+
+static hipMemPool_t current_of(int device) {
+    return current[device] ? current[device] : default_of(device);
+}
+
 API(hipMemPoolCreate)(hipMemPool_t *pool, const hipMemPoolProps *p) {
     ENTER();
     REQUIRE(pool && p && device_exists(p->location.id), hipErrorInvalidValue);
-    hipMemPool_t made = malloc(sizeof *made);
+    hipMemPool_t made = made_so_far < UINT16_MAX ? malloc(sizeof *made) : NULL;
     REQUIRE(made, hipErrorOutOfMemory);
-    *made = (struct ihipMemPoolHandle_t){p->location.id, pools};
+    *made = fresh(p->location.id, ++made_so_far);
+    made->next = pools;
     *pool = pools = made;
     LEAVE(hipSuccess);
 }
@@ -32,6 +53,8 @@ API(hipMemPoolDestroy)(hipMemPool_t pool) {
     while (*at && *at != pool) at = &(*at)->next;
     REQUIRE(pool && *at, hipErrorInvalidValue);
     *at = pool->next;
+    for (int i = 0; i < DEVICES; i++)
+        if (current[i] == pool) current[i] = NULL;
     free(pool);
     LEAVE(hipSuccess);
 }
@@ -50,46 +73,94 @@ API(hipMemPoolGetAccess)(hipMemAccessFlags *flags, hipMemPool_t pool, hipMemLoca
 API(hipDeviceGetDefaultMemPool)(hipMemPool_t *pool, int device) {
     ENTER();
     REQUIRE(pool && device_exists(device), hipErrorInvalidValue);
-    *pool = defaults + device;
+    *pool = default_of(device);
     LEAVE(hipSuccess);
 }
 API(hipDeviceGetMemPool)(hipMemPool_t *pool, int device) {
-    return hipDeviceGetDefaultMemPool(pool, device);
+    ENTER();
+    REQUIRE(pool && device_exists(device), hipErrorInvalidValue);
+    *pool = current_of(device);
+    LEAVE(hipSuccess);
+}
+API(hipDeviceSetMemPool)(int device, hipMemPool_t pool) {
+    ENTER();
+    REQUIRE(device_exists(device), hipErrorInvalidDevice);
+    REQUIRE(pool_is_valid(pool) && pool->device == device, hipErrorInvalidValue);
+    current[device] = pool;
+    LEAVE(hipSuccess);
+}
+
+/* In a captured stream, an allocation is a node of the graph. */
+static hipError_t allocate(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
+    if (capture_of(stream)) {
+        hipError_t error = region_make(p, size);
+        if (error) return error;
+        struct work work = {.kind = WORK_ALLOCATE, .memory = {*p, size}};
+        return work_submit(stream, &work);
+    }
+    hipError_t error = pool_allocate(p, size, KIND_DEVICE);
+    if (error) return error;
+    pool_assign(*p, pool->number);
+    size_t now = pool_count_of(pool->number);
+    pool->high = now > pool->high ? now : pool->high;
+    return hipSuccess;
 }
 API(hipMallocAsync)(void **p, size_t size, hipStream_t stream) {
     ENTER();
     REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
-    if (capture_of(stream)) LEAVE(device_lacks("an allocation in a captured stream"));
-    LEAVE(pool_allocate(p, size, KIND_DEVICE));
+    LEAVE(allocate(p, size, current_of(device_current()), stream));
 }
 API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
-    if (!pool_is_valid(pool)) return device_enter(), device_leave(hipErrorInvalidValue);
-    return hipMallocAsync(p, size, stream);
+    ENTER();
+    REQUIRE(p && pool_is_valid(pool) && stream_is_valid(stream), hipErrorInvalidValue);
+    LEAVE(allocate(p, size, pool, stream));
 }
 API(hipFreeAsync)(void *p, hipStream_t stream) {
     ENTER();
     REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
-    if (capture_of(stream)) LEAVE(device_lacks("freeing in a captured stream"));
-    LEAVE(pool_free(p, KIND_DEVICE));
+    if (!capture_of(stream)) LEAVE(pool_free(p, KIND_DEVICE));
+    REQUIRE(pool_find(p), hipErrorInvalidValue);
+    struct work work = {.kind = WORK_FREE, .memory = {p, 0}};
+    LEAVE(work_submit(stream, &work));
 }
+
 API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
     switch ((int)attribute) {
     case hipMemPoolReuseFollowEventDependencies:
     case hipMemPoolReuseAllowOpportunistic:
-    case hipMemPoolReuseAllowInternalDependencies: *(int *)value = 1; break;
-    case hipMemPoolAttrReleaseThreshold: *(uint64_t *)value = 0; break;
+    case hipMemPoolReuseAllowInternalDependencies:
+        *(int *)value = pool->reuse[attribute - hipMemPoolReuseFollowEventDependencies];
+        break;
+    case hipMemPoolAttrReleaseThreshold: *(uint64_t *)value = pool->threshold; break;
     case hipMemPoolAttrReservedMemCurrent:
-    case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_used(); break;
+    case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_count_of(pool->number); break;
     case hipMemPoolAttrReservedMemHigh:
-    case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool_peak(); break;
+    case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->high; break;
     default: LEAVE(device_lacks("attribute %d of memory pools", (int)attribute));
     }
     LEAVE(hipSuccess);
 }
-HINT(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
-    return (void)pool, (void)attribute, (void)value, hipSuccess;
+/* Of what is counted, the highest alone can be set: to what it is now. */
+API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
+    ENTER();
+    REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
+    switch ((int)attribute) {
+    case hipMemPoolReuseFollowEventDependencies:
+    case hipMemPoolReuseAllowOpportunistic:
+    case hipMemPoolReuseAllowInternalDependencies:
+        pool->reuse[attribute - hipMemPoolReuseFollowEventDependencies] = *(int *)value;
+        break;
+    case hipMemPoolAttrReleaseThreshold: pool->threshold = *(uint64_t *)value; break;
+    case hipMemPoolAttrReservedMemHigh:
+    case hipMemPoolAttrUsedMemHigh:
+        REQUIRE(!*(uint64_t *)value, hipErrorInvalidValue);
+        pool->high = pool_count_of(pool->number);
+        break;
+    default: LEAVE(hipErrorInvalidValue);
+    }
+    LEAVE(hipSuccess);
 }
 HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) {
     return (void)pool, (void)size, hipSuccess;

@@ -151,6 +151,13 @@ hipError_t module_symbol(void **address, size_t *size, hipModule_t module, const
     return hipSuccess;
 }
 
+hipError_t module_kernels(char **names, size_t *size, hipModule_t module) {
+    if (!is_loaded(module)) return hipErrorInvalidHandle;
+    struct module_request which = {module->number, 0};
+    struct part part = {&which, sizeof which};
+    return link_request(OP_KERNELS, &part, 1, (void **)names, size);
+}
+
 const char *module_name(hipFunction_t function) {
     return module_knows(function) ? function->name : "";
 }
@@ -159,8 +166,8 @@ hipError_t module_work(struct work *work, hipFunction_t function, dim3 grid, dim
                        void **values, void **extra, bool cooperative) {
     const struct function_reply *facts = &function->facts;
     struct launch_request launch = {
-        facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, (uint32_t)lds,
-        cooperative,     (uint32_t)device_stack()};
+        facts->function, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z},     (uint32_t)lds,
+        cooperative,     (uint32_t)device_stack(), (uint32_t)(device_heap() / 4096)};
     *work = (struct work){.kind = WORK_NOTHING};
     if (lds > UINT32_MAX || !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z)
         return hipErrorInvalidConfiguration;
@@ -196,6 +203,9 @@ static hipError_t load(hipModule_t *module, const void *image, size_t size, cons
     REQUIRE(size, hipErrorInvalidImage);
     LEAVE(module_load(module, image, size, caller));
 }
+hipError_t module_open(hipModule_t *module, const void *image, const void *caller) {
+    return load(module, image, 0, caller);
+}
 
 #define CALLER __builtin_return_address(0)
 API(hipModuleLoadData)(hipModule_t *module, const void *image) {
@@ -209,7 +219,7 @@ API(hipModuleLoadDataEx)(hipModule_t *module, const void *image, unsigned count,
 API(hipModuleLoadFatBinary)(hipModule_t *module, const void *image) {
     return load(module, image, 0, CALLER);
 }
-API(hipModuleLoad)(hipModule_t *module, const char *path) {
+hipError_t module_read(hipModule_t *module, const char *path, const void *caller) {
     FILE *file = path ? fopen(path, "rb") : NULL;
     if (!file) return device_enter(), device_leave(hipErrorFileNotFound);
     char *bytes = NULL;
@@ -224,9 +234,12 @@ API(hipModuleLoad)(hipModule_t *module, const char *path) {
         size += n;
     }
     fclose(file);
-    hipError_t error = load(module, bytes, size, CALLER);
+    hipError_t error = load(module, bytes, size, caller);
     free(bytes);
     return error;
+}
+API(hipModuleLoad)(hipModule_t *module, const char *path) {
+    return module_read(module, path, CALLER);
 }
 API(hipModuleUnload)(hipModule_t module) {
     ENTER();

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Device memory: one file in memory that client and server map. Addresses of allocations are valid
-   on the host, too. A table in its first bytes says what is allocated: the client writes it, the
-   server reads it. */
+   on the host, too. A table in its first bytes says what is allocated. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>
@@ -69,13 +68,51 @@ hipError_t pool_map(void) {
     return hipSuccess;
 }
 
+static size_t round_up(size_t value) { return (value + PAGE - 1) / PAGE * PAGE; }
+
+/* What was freed last is not given out again for a while, so that a kernel that still uses it is
+   caught: up to so many bytes and ranges, and not where memory is short. */
+#define KEPT_BYTES (64ull << 20)
+#define KEPT_RANGES 256
+static struct pool_view kept[KEPT_RANGES]; /* a ring, the oldest first */
+static size_t kept_first, kept_count, kept_bytes;
+
+static void keep(uint64_t offset, size_t size) {
+    if (kept_count == KEPT_RANGES) kept_bytes -= kept[kept_first].size, kept_count--, kept_first++;
+    kept_first %= KEPT_RANGES;
+    kept[(kept_first + kept_count++) % KEPT_RANGES] =
+        (struct pool_view){.offset = offset, .size = size};
+    for (kept_bytes += size; kept_bytes > KEPT_BYTES; kept_count--) {
+        kept_bytes -= kept[kept_first].size;
+        kept_first = (kept_first + 1) % KEPT_RANGES;
+    }
+}
+
+/* Where so many bytes fit; 0: nowhere. */
+static uint64_t fit(size_t size) {
+    const struct pool_header *table = header();
+    uint64_t start = POOL_HEAP, at = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (; at < table->count && table->entries[at].offset < start + size + PAGE; at++)
+            start = round_up(table->entries[at].offset + table->entries[at].size) + PAGE;
+        for (size_t i = 0; i < kept_count; i++) {
+            const struct pool_view *old = kept + (kept_first + i) % KEPT_RANGES;
+            if (start >= old->offset + old->size || start + size + PAGE <= old->offset) continue;
+            start = round_up(old->offset + old->size) + PAGE;
+            moved = true;
+        }
+    }
+    return start + size + PAGE <= total ? start : 0;
+}
+
 static bool insert(uint64_t offset, size_t size, enum pool_kind kind) {
     struct pool_header *table = header();
     if (table->count >= POOL_ENTRIES) return false;
     uint64_t at = table->count++;
     for (; at && table->entries[at - 1].offset > offset; at--)
         table->entries[at] = table->entries[at - 1];
-    table->entries[at] = (struct pool_entry){offset, size, kind, (uint32_t)device_current()};
+    table->entries[at] = (struct pool_entry){offset, size, kind, (uint16_t)device_current(), 0};
     return true;
 }
 
@@ -87,25 +124,24 @@ static void take_out(const struct pool_entry *entry) {
             (table->count - at) * sizeof *table->entries);
 }
 
-static size_t round_up(size_t value) { return (value + PAGE - 1) / PAGE * PAGE; }
+static void poison(char *start, size_t size) {
+    if (size > POISON_LIMIT) return;
+    for (uint32_t *p = (uint32_t *)start; p < (uint32_t *)(start + size / 4 * 4); p++) *p = POISON;
+}
 
 hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind) {
     *address = NULL;
     if (!size) return hipSuccess;
     hipError_t error = pool_map();
     if (error) return error;
-    struct pool_header *table = header();
     if (size > total) return hipErrorOutOfMemory;
-    uint64_t start = POOL_HEAP, at = 0;
-    for (; at < table->count && table->entries[at].offset < start + size + PAGE; at++)
-        start = round_up(table->entries[at].offset + table->entries[at].size) + PAGE;
-    if (start + size + PAGE > total || !insert(start, size, kind)) return hipErrorOutOfMemory;
+    uint64_t start = fit(size);
+    if (!start) kept_count = kept_bytes = 0, start = fit(size);
+    if (!start || !insert(start, size, kind)) return hipErrorOutOfMemory;
     used += size;
     peak = used > peak ? used : peak;
     *address = base + start;
-    if (!(kind & (KIND_IMAGE | KIND_REGISTERED)) && size <= POISON_LIMIT)
-        for (uint32_t *p = *address; p < (uint32_t *)(base + start + size / 4 * 4); p++)
-            *p = POISON;
+    if (!(kind & (KIND_IMAGE | KIND_REGISTERED | KIND_GRAPH))) poison(base + start, size);
     return hipSuccess;
 }
 
@@ -142,17 +178,71 @@ bool pool_holds(const void *address, size_t size) {
     if (!pool_is_device(address)) return address != NULL;
     if (!in_pool(address)) return view_holds(address, size);
     const struct pool_entry *entry = pool_find(address);
-    return entry && size <= entry->offset + entry->size - (size_t)((const char *)address - base);
+    if (!entry || entry->kind == KIND_GRAPH) return false;
+    return size <= entry->offset + entry->size - (size_t)((const char *)address - base);
+}
+
+/* The allocation that starts at the address. */
+static struct pool_entry *starting(const void *address) {
+    struct pool_entry *entry = in_pool(address) ? (struct pool_entry *)pool_find(address) : NULL;
+    return entry && base + entry->offset == address ? entry : NULL;
+}
+
+static void drop(const struct pool_entry *entry) {
+    madvise(base + entry->offset, round_up(entry->size), MADV_REMOVE);
+    used -= entry->size;
+    keep(entry->offset, entry->size);
+    take_out(entry);
 }
 
 hipError_t pool_free(void *address, unsigned kinds) {
-    const struct pool_entry *entry = in_pool(address) ? pool_find(address) : NULL;
-    if (!entry || base + entry->offset != address || !(entry->kind & kinds))
-        return hipErrorInvalidValue;
+    struct pool_entry *entry = starting(address);
+    if (!entry || !(entry->kind & kinds)) return hipErrorInvalidValue;
+    if (!(entry->kind & KIND_GRAPH)) return drop(entry), hipSuccess;
     madvise(address, round_up(entry->size), MADV_REMOVE);
-    used -= entry->size;
-    take_out(entry);
+    entry->kind = KIND_GRAPH;
     return hipSuccess;
+}
+
+void pool_clear(int device) {
+    const unsigned kept = KIND_IMAGE | KIND_PHYSICAL | KIND_REGISTERED | KIND_FOREIGN | KIND_GRAPH;
+    for (uint64_t i = base ? header()->count : 0; i--;) {
+        const struct pool_entry *entry = header()->entries + i;
+        if (entry->device == device && !(entry->kind & kept)) drop(entry);
+    }
+}
+
+hipError_t pool_occupy(void *address) {
+    struct pool_entry *entry = starting(address);
+    if (!entry || entry->kind != KIND_GRAPH) return hipErrorInvalidValue;
+    entry->kind |= KIND_DEVICE;
+    poison(address, entry->size);
+    return hipSuccess;
+}
+
+void pool_give_up(void *address) {
+    struct pool_entry *entry = starting(address);
+    if (entry->kind == KIND_GRAPH) drop(entry);
+    else entry->kind = KIND_DEVICE;
+}
+
+size_t pool_count(unsigned kinds) {
+    size_t found = 0;
+    for (uint64_t i = base ? header()->count : 0; i--;)
+        if ((header()->entries[i].kind & kinds) == kinds) found += header()->entries[i].size;
+    return found;
+}
+
+size_t pool_count_of(unsigned memory_pool) {
+    size_t found = 0;
+    for (uint64_t i = base ? header()->count : 0; i--;)
+        if (header()->entries[i].memory_pool == memory_pool) found += header()->entries[i].size;
+    return found;
+}
+
+void pool_assign(void *address, unsigned memory_pool) {
+    struct pool_entry *entry = starting(address);
+    if (entry) entry->memory_pool = (uint16_t)memory_pool;
 }
 
 /* An allocation of another process's pool, behind our own; places are not used again. */

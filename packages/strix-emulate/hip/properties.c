@@ -147,6 +147,7 @@ API(hipDeviceGetByPCIBusId)(int *device, const char *text) {
 /* As in clr: at most what a wave's scratch can have; the heap's first size is 8 MiB. */
 static size_t stack = 1024, heap = 8 << 20;
 size_t device_stack(void) { return stack; }
+size_t device_heap(void) { return heap; }
 
 API(hipDeviceGetLimit)(size_t *value, enum hipLimit_t limit) {
     ANSWER(value, hipErrorInvalidValue);

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 3
+#define PROTOCOL_VERSION 4
 /* Where the pool is in the client's address space: device addresses. */
 #define POOL_BASE 0x200000000000ull
 /* The pool: header and table, what a launch needs (arguments, packet), then allocations. */
@@ -15,7 +15,8 @@
 #define POOL_ENTRIES ((POOL_LAUNCH - 64) / sizeof(struct pool_entry))
 
 /* PHYSICAL and REGISTERED are reached through views alone: memory that
-   hipMemCreate made, and the host's. FOREIGN is another process's. */
+   hipMemCreate made, and the host's. FOREIGN is another process's. GRAPH is a graph's, and nobody's
+   unless it is DEVICE as well. */
 enum pool_kind {
     KIND_DEVICE = 1,
     KIND_HOST = 2,
@@ -24,6 +25,7 @@ enum pool_kind {
     KIND_PHYSICAL = 16,
     KIND_REGISTERED = 32,
     KIND_FOREIGN = 64,
+    KIND_GRAPH = 128,
 };
 /* Behind the pool: what processes map of other processes' pools. */
 #define POOL_ROOM (1ull << 40)
@@ -33,17 +35,28 @@ struct pool_view {
     uint64_t address, size, offset;
     uint32_t access, unused;
 };
-/* offset and size in bytes; the table is sorted by offset */
+/* offset and size in bytes; the table is sorted by offset. The client writes it, and the server for
+   the heap of kernels, while the client waits. */
 struct pool_entry {
     uint64_t offset, size;
-    uint32_t kind, device;
+    uint32_t kind;
+    uint16_t device, memory_pool;
 };
 struct pool_header {
     uint64_t size, count, views, unused[5];
     struct pool_entry entries[];
 };
 
-enum operation { OP_LOAD = 1, OP_PLACE, OP_UNLOAD, OP_FUNCTION, OP_SYMBOL, OP_LAUNCH, OP_IMPORT };
+enum operation {
+    OP_LOAD = 1,
+    OP_PLACE,
+    OP_UNLOAD,
+    OP_FUNCTION,
+    OP_SYMBOL,
+    OP_LAUNCH,
+    OP_IMPORT,
+    OP_KERNELS,
+};
 struct request {
     uint32_t operation, unused;
     uint64_t size;
@@ -70,7 +83,7 @@ struct place_request {
     uint32_t module, unused;
     uint64_t offset;
 };
-/* OP_UNLOAD; OP_FUNCTION and OP_SYMBOL, with a name behind it */
+/* OP_UNLOAD, OP_KERNELS; OP_FUNCTION and OP_SYMBOL, with a name behind it */
 struct module_request {
     uint32_t module, unused;
 };
@@ -88,7 +101,7 @@ struct symbol_reply {
 struct import_request {
     uint64_t offset, size, from;
 };
-/* the arguments' bytes follow */
+/* the arguments' bytes follow; heap: of kernels that call malloc, in pages of 4096 bytes */
 struct launch_request {
-    uint32_t function, grid[3], block[3], lds, cooperative, stack;
+    uint32_t function, grid[3], block[3], lds, cooperative, stack, heap;
 };

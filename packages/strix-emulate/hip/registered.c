@@ -127,7 +127,7 @@ API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initia
                                       size_t size, unsigned alignment) {
     (void)alignment;
     device_enter();
-    if (!pool_allocate(pointer, size, KIND_MANAGED)) {
+    if (!pool_allocate(pointer, size, KIND_MANAGED | KIND_IMAGE)) {
         memcpy(*pointer, initial, size);
         add(binary, pointer, name, *pointer);
     }

@@ -7,6 +7,10 @@
 #include <string.h>
 #include <time.h>
 
+/* priorities */
+#define LEAST 1
+#define GREATEST (-1)
+
 static hipStream_t streams;
 static hipEvent_t events;
 static unsigned long long numbers = 2;
@@ -47,6 +51,8 @@ API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priori
     REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
     hipStream_t made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
+    /* what lies outside of the range is its end, as in clr's hip_stream.cpp */
+    priority = priority < GREATEST ? GREATEST : priority > LEAST ? LEAST : priority;
     *made = (struct ihipStream_t){flags, priority,  numbers++,       streams,
                                   NULL,  {NULL, 0}, device_current()};
     *stream = streams = made;
@@ -61,14 +67,17 @@ API(hipExtStreamCreateWithCUMask)(hipStream_t *stream, uint32_t count, const uin
     if (!count || !mask) return device_answer(hipErrorInvalidValue);
     return hipStreamCreateWithPriority(stream, 0, 0);
 }
-API(hipStreamDestroy)(hipStream_t stream) {
-    ENTER();
+void stream_drop(hipStream_t stream) {
     hipStream_t *at = &streams;
-    while (*at && *at != stream) at = &(*at)->next;
-    REQUIRE(stream && *at, hipErrorInvalidHandle);
+    while (*at != stream) at = &(*at)->next;
     capture_spoil(stream->capture);
     *at = stream->next;
     free(stream->tail.nodes), free(stream);
+}
+API(hipStreamDestroy)(hipStream_t stream) {
+    ENTER();
+    REQUIRE(is_ours(stream) && stream_is_valid(stream), hipErrorInvalidHandle);
+    stream_drop(stream);
     LEAVE(hipSuccess);
 }
 API(hipStreamSynchronize)(hipStream_t stream) {
@@ -116,8 +125,8 @@ API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *da
     return hipSuccess;
 }
 API(hipDeviceGetStreamPriorityRange)(int *least, int *greatest) {
-    if (least) *least = 1;
-    if (greatest) *greatest = -1;
+    if (least) *least = LEAST;
+    if (greatest) *greatest = GREATEST;
     return hipSuccess;
 }
 

@@ -15,9 +15,11 @@ static hipError_t copy_rows(const struct work *w) {
     if ((to_device && !pool_is_device(w->copy.to)) ||
         (from_device && !pool_is_device(w->copy.from)))
         return hipErrorInvalidValue;
-    for (size_t row = 0; row < w->copy.height; row++) {
-        char *target = (char *)w->copy.to + row * w->copy.to_pitch;
-        const char *source = (const char *)w->copy.from + row * w->copy.from_pitch;
+    for (size_t i = 0; i < w->copy.height * w->copy.depth; i++) {
+        size_t row = i % w->copy.height, slice = i / w->copy.height;
+        char *target = (char *)w->copy.to + row * w->copy.to_pitch + slice * w->copy.to_slice;
+        const char *source =
+            (const char *)w->copy.from + row * w->copy.from_pitch + slice * w->copy.from_slice;
         if (!pool_holds(target, w->copy.width) || !pool_holds(source, w->copy.width))
             return hipErrorInvalidValue;
         memmove(target, source, w->copy.width);
@@ -27,8 +29,9 @@ static hipError_t copy_rows(const struct work *w) {
 
 static hipError_t fill_rows(const struct work *w) {
     size_t element = w->fill.element, count = w->fill.count;
-    for (size_t row = 0; row < w->fill.height; row++) {
-        char *target = (char *)w->fill.to + row * w->fill.pitch;
+    for (size_t row = 0; row < w->fill.height * w->fill.depth; row++) {
+        char *target = (char *)w->fill.to + row % w->fill.height * w->fill.pitch +
+                       row / w->fill.height * w->fill.slice;
         if (!pool_is_device(target) || !pool_holds(target, count * element))
             return hipErrorInvalidValue;
         if (element == 1) memset(target, (int)w->fill.value, count);
@@ -73,6 +76,8 @@ hipError_t work_do(const struct work *w) {
             if (error) return error;
         }
         break;
+    case WORK_ALLOCATE: return region_occupy(w->memory.address);
+    case WORK_FREE: return pool_free(w->memory.address, KIND_DEVICE);
     case WORK_NOTHING: break;
     }
     return hipSuccess;

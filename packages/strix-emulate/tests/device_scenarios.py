@@ -66,6 +66,9 @@ def memory() -> dict:
     found["free again"] = call("hipFree", p)
     found["free nothing"] = call("hipFree", None)
     found["use after free"] = call("hipMemset", p, 0, c_size_t(4))
+    other = allocate(1000)
+    found["another place"] = other.value != p.value
+    hip.hipFree(other)
     free, total = c_size_t(), c_size_t()
     assert hip.hipMemGetInfo(byref(free), byref(total)) == 0
     found["all free"] = free.value == total.value
@@ -78,6 +81,11 @@ def memory() -> dict:
     for pointer in many[::2] + many[1::2]:
         assert hip.hipFree(pointer) == 0
     found["first again"] = allocate(100).value == min(x.value for x in many)
+    # all of the memory but some pages, twice: what was freed is given out where there is no other
+    most = c_size_t(total.value - (4 << 20))
+    for _ in range(2):
+        assert call("hipMalloc", byref(p), most) == "hipSuccess"
+        assert hip.hipFree(p) == 0
     return found
 
 

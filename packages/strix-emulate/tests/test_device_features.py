@@ -80,6 +80,19 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
     assert (off.stdout, off.stderr.count("not checked: race")) == ("hipSuccess\n", 1)
 
 
+def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
+    """rocPRIM's kernels are in the program; so is the same code outside of its namespace."""
+    source, text = folder / "headers.hip", (HIP_PROGRAMS / "race.hip").read_text()
+    text = text.replace('"hip.h"', f'"{HIP_PROGRAMS / "hip.h"}"')
+    text = text.replace("__global__", "namespace rocprim {\n__global__")
+    text = text.replace("t ^ 32];\n}", "t ^ 32];\n}\n}\nusing rocprim::exchange;")
+    source.write_text(text + "int main() { return race(); }\n")
+    program = host_program(source, device_code(source, folder / "headers.hsaco"), folder, "headers")
+    noted, strict = on(folder, program), on(folder, program, options=["--strict"])
+    assert (noted.stdout, strict.stdout) == ("hipSuccess\n", "hipErrorIllegalAddress\n")
+    assert noted.stderr.count("noted in _ZN7rocprim8exchangeEPi at 0x") == 1
+
+
 def test_captured_streams_and_graphs(folder: Path) -> None:
     done = on(folder, hip_program("graph", folder))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,6 +104,29 @@ def test_captured_streams_and_graphs(folder: Path) -> None:
         "not joined: hipErrorStreamCaptureUnjoined",
         "no capture: hipErrorIllegalState",
     ]
+
+
+def test_boxes_libraries_pools_and_a_reset(folder: Path) -> None:
+    program = hip_program("served", folder)
+    done = on(folder, program, folder / "served.hsaco")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "pitch: hipErrorInvalidPitchValue, hipErrorInvalidPitchValue",
+        "library: add, again; not there: hipErrorNotFound",
+        "reset: hipErrorInvalidHandle, hipErrorInvalidValue",
+    ]
+
+
+def test_graphs_are_updated_and_allocate(folder: Path) -> None:
+    done = on(folder, hip_program("graph_memory", folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "more nodes: hipErrorGraphExecUpdateFailure 2",
+        "another kind: hipErrorGraphExecUpdateFailure 3",
+        "before the launch: hipErrorInvalidValue", "not freed: hipErrorInvalidValue",
+        "behind its free: hipErrorIllegalAddress",
+    ]  # fmt: skip
+    assert "do not lie in an allocation" in done.stderr
 
 
 def test_pinned_host_memory_and_virtual_memory(folder: Path) -> None:
@@ -150,6 +186,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         ("clocks", ""),
         ("managed", ""),
         ("grid", "not cooperative: hipErrorIllegalAddress\n"),
+        ("freed", "freed: hipErrorIllegalAddress\n"),
         ("abort", "aborted: hipErrorLaunchFailure\n"),
         ("heap", "heap: hipErrorIllegalAddress\n"),
     ):
@@ -157,6 +194,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
         said[what] = done.stderr
     assert "scratch offset" in said["stack"]
+    assert "do not lie in an allocation" in said["freed"]
     assert "grid.sync() in a launch that is not cooperative" in said["grid"]
     assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
     assert "the kernel has an argument for what is not there: malloc" in said["heap"]
@@ -176,6 +214,8 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
         "100 of kernel:  50.00, c,   640, 100%",
         "50 of kernel:  25.00, b,   320, 100%",
     ]
-    assert done.stdout.splitlines()[4:] == ["after", "hipErrorLaunchFailure"]
+    assert done.stdout.splitlines()[4:] == [
+        "after", "heap: some are null", "hipErrorLaunchFailure",
+    ]  # fmt: skip
     assert "ockl.hip: Assertion `x != 5' failed.\n" in done.stderr
     assert "abort: the kernel called abort(), or an assertion in it failed" in done.stderr

@@ -54,7 +54,7 @@ class Client:
         """Writes the table of allocations."""
         number = len(entries) if count is None else count
         self.pool[:16] = np.frombuffer(struct.pack("<2Q", SIZE, number), np.uint8)
-        rows = np.array([(*entry, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
+        rows = np.array([(*entry, 0, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
         self.pool[protocol.HEADER : protocol.HEADER + len(rows)] = rows
 
     def load(self) -> int:
@@ -110,7 +110,7 @@ def client():
 
 
 def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"") -> bytes:
-    return protocol.LAUNCHED.pack(function, *grid, *block, lds, 0, 0) + arguments
+    return protocol.LAUNCHED.pack(function, *grid, *block, lds, 0, 0, 0) + arguments
 
 
 def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
@@ -157,6 +157,7 @@ BROKEN = {
     "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(99, 0) + b"\xff\xfe"),
     "place what is not there": (Operation.PLACE, protocol.PLACE.pack(9, 0, 1 << 63)),
     "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(98, 0)),
+    "kernels of no module": (Operation.KERNELS, protocol.MODULE.pack(97, 0)),
     "no such kernel": (Operation.LAUNCH, launch(1234)),
 }
 

@@ -27,9 +27,8 @@ def test_a_fault_is_found(monkeypatch) -> None:
     wrong = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
     monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong)
     monkeypatch.setattr(program, "_KNOWN", {})
-    found = list(fuzz.differences(clang(), range(4), ("numpy",)))
-    assert found and {difference.engine for difference in found} == {"numpy"}
-    assert "on the host" in str(found[0]) and str(found[0]).startswith("kernel ")
+    found = list(map(str, fuzz.differences(clang(), range(4), ("numpy",))))
+    assert any("by numpy" in text and "on the host" in text for text in found), found
 
 
 def test_as_a_command() -> None:

@@ -77,11 +77,48 @@ def test_a_part_of_no_message_is_refused(flags: int) -> None:
 
 
 def test_another_service_is_refused() -> None:
-    with pytest.raises(Trap, match=r"service 3 of the host \(2 is printf\)"):
-        Buffer().ask({0: (FIRST, 0, [0])}, service=3)
+    with pytest.raises(Trap, match=r"service 4 of the host \(2 is printf, 3 malloc\)"):
+        Buffer().ask({0: (FIRST, 0, [0])}, service=4)
 
 
 def test_n_writes_nothing() -> None:
     assert hostcall._formatted(struct.pack("<2Q", *words(b"a%nb%d"), 7)[:8] + bytes(8) + b"\7") == (
         b"ab7"
     )
+
+
+MIB = 1 << 20
+
+
+def test_malloc_asks_for_pieces_and_gives_them_back() -> None:
+    heap = hostcall.Heap(4 * MIB, 5 * MIB)
+    assert [heap.take(5000), heap.take(2 * MIB), heap.take(4096)] == [
+        4 * MIB, 6 * MIB, 4 * MIB + 8192,
+    ]  # fmt: skip
+    assert heap.take(2 * MIB) == 0 and heap.take(2**64 - 1) == 0
+    for address in (4 * MIB, 4 * MIB + 8192, 6 * MIB):
+        heap.give_back(address)
+    assert heap.take(5 * MIB) == 4 * MIB
+    with pytest.raises(Trap, match=r"free\(0x600000\) in a kernel, of what malloc did not give"):
+        heap.give_back(6 * MIB)
+
+
+def test_lanes_ask_for_memory_and_free_it() -> None:
+    buffer = Buffer()
+    buffer.calls = Hostcalls(buffer.words, hostcall.Heap(4 * MIB, 4 * MIB))
+    header = buffer.words[HEADERS + 3 :][:3]
+    slots = [buffer.words[PAYLOADS + 512 + 8 * lane :][:2] for lane in (0, 2)]
+
+    def ask(*words: tuple[int, int]) -> list[int]:
+        header[:] = [0, 0b101, 1 << 32 | 3]
+        for slot, pair in zip(slots, words, strict=True):
+            slot[:] = pair
+        buffer.words[READY] = 1 | 64
+        buffer.calls.serve()
+        return [int(slot[0]) for slot in slots]
+
+    assert ask((0, 2 * MIB), (0, 2 * MIB)) == [4 * MIB, 6 * MIB]
+    assert ask((4 * MIB, 0), (0, 4096)) == [0, 4 * MIB]
+    # without a heap, as null
+    buffer.calls = Hostcalls(buffer.words)
+    assert ask((0, 100), (0, 100)) == [0, 0]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of a device: a stack for recursion and for functions behind pointers, clocks, barriers
-// of the whole grid, managed variables, an end by abort(), a heap. The argument says which; exits 0 if it is right.
+// of the whole grid, managed variables, an end by abort(), memory that was freed, a heap that does not fit. The argument says which; exits 0 if it is right.
 #include "hip.h"
 #include <string.h>
 
@@ -97,6 +97,11 @@ int main(int, char **names) {
             if (out[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, out[i]), 1;
         grid<<<groups, 64>>>(data, got, groups);
         printf("not cooperative: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else if (!strcmp(what, "freed")) {
+        CHECK(hipFree(got));
+        CHECK(hipMalloc((void **)&data, sizeof out));
+        check<<<1, 32>>>(got);
+        printf("freed: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     } else if (!strcmp(what, "managed")) {
         shared_by_both[1] = 20;
         add_one<<<1, 4>>>();
@@ -110,6 +115,7 @@ int main(int, char **names) {
         check<<<1, 32>>>(data);
         printf("aborted: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     } else {
+        CHECK(hipDeviceSetLimit(2, (size_t)1 << 40));
         heap<<<1, 1>>>(got);
         printf("heap: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     }

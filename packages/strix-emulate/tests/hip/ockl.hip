@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels do through the device libraries (ockl.bc): print, say what they assert, wait for the whole
-// grid.
+// grid, allocate.
 #include "hip.h"
 
 // What ROCm's small libraries beside it say of the target.
@@ -13,6 +13,8 @@ extern "C" {
 hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 __device__ int printf(const char *, ...);
 __device__ void __ockl_grid_sync();
+__device__ unsigned long __ockl_dm_alloc(unsigned long);
+__device__ void __ockl_dm_dealloc(unsigned long);
 __device__ unsigned long __ockl_fprintf_stderr_begin();
 __device__ unsigned long __ockl_fprintf_append_string_n(unsigned long, const char *, unsigned long,
                                                         unsigned);
@@ -43,6 +45,40 @@ __global__ void grid(int *data, int *out, int groups) {
     }
 }
 
+/* What one launch allocates, small and large, another reads and frees. */
+__global__ void allocate(int **out, int size) {
+    int t = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+    int *here = (int *)__ockl_dm_alloc(size * 4);
+    out[t] = here;
+    for (int i = 0; here && i < size && size < 5000; i++) here[i] = t + i;
+}
+__global__ void sum(int **in, int *out, int size) {
+    int t = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x(), total = 0;
+    for (int i = 0; i < size; i++) total += in[t][i];
+    out[t] = total;
+    __ockl_dm_dealloc((unsigned long)in[t]);
+}
+
+static int heap(int *got) {
+    int **places, host[128];
+    CHECK(hipMalloc((void **)&places, 128 * sizeof *places));
+    for (int round = 0; round < 2; round++)
+        for (int size = 5; size < 1101; size += 1095) {
+            allocate<<<2, 64>>>(places, size);
+            sum<<<2, 64>>>(places, got, size);
+            CHECK(hipMemcpy(host, got, sizeof host, TO_HOST));
+            for (int t = 0; t < 128; t++)
+                if (host[t] != size * t + size * (size - 1) / 2) return printf("sum %d\n", host[t]), 1;
+        }
+    /* more than there is */
+    int *all[64], none = 0;
+    allocate<<<1, 64>>>(places, 200000);
+    CHECK(hipMemcpy(all, places, sizeof all, TO_HOST));
+    for (int t = 0; t < 64; t++) none += !all[t];
+    printf("heap: %s\n", none && none < 64 ? "some are null" : "wrong");
+    return 0;
+}
+
 int main() {
     int host[384], *data, *got, groups = 6;
     void *values[] = {&data, &got, &groups};
@@ -61,6 +97,7 @@ int main() {
     CHECK(hipMemcpy(host, got, sizeof host, TO_HOST));
     for (int i = 0; i < 384; i++)
         if (host[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, host[i]), 1;
+    if (heap(got)) return 1;
     check<<<1, 32>>>(data);
     printf("%s\n", hipGetErrorName(hipDeviceSynchronize()));
     return 0;

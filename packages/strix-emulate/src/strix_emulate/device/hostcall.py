@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of the host from a kernel: printf, as the device libraries ask for it (clr's
+"""Calls of the host from a kernel: printf and malloc, as the device libraries ask for them (clr's
 rocclr/device/devhostcall.cpp, devhcmessages.cpp and devhcprintf.cpp).
 
 A wave takes a packet from a stack of free ones, fills it, puts it on the stack of ready ones and
@@ -18,21 +18,61 @@ from strix_emulate.errors import Trap
 #: Offsets in the pool: the buffer's head, its signal, headers and payloads of packets, the end.
 START = LAUNCH + (64 << 10)
 _SIGNAL, _HEADERS, _PAYLOADS, _COUNT = START + 256, START + 4096, START + 8192, 64
-END = _PAYLOADS + _COUNT * 4096
+#: What malloc keeps in a kernel's global memory (ockl's dm.cl), zero at the start of the process.
+HEAP = _PAYLOADS + _COUNT * 4096
+END = HEAP + (128 << 10)
 #: 64-bit words of a header: next, lanes, service and flags; of a payload, by lane.
 _HEADER, _SLOT = 3, 8
-_PRINTF = 2
+_PRINTF, _MEMORY = 2, 3
+_SLAB = 2 << 20
 _FREE, _READY = START // 8 + 3, START // 8 + 4
 _SPECIFIER = re.compile(rb"%[^diouxXfFeEgGaAcspn%]*[diouxXfFeEgGaAcspn%]")
 _SNPRINTF = ctypes.CDLL(None).snprintf
 
 
+class Heap:
+    """The memory of kernels' malloc, which asks the host for large pieces of it.
+
+    Addresses of pieces are at multiples of 4 KiB, of those from 2 MiB on at multiples of 2 MiB: so
+    the device libraries tell them from what they take out of one.
+    """
+
+    def __init__(self, start: int, size: int) -> None:
+        """Take the address, a multiple of 2 MiB, and bytes."""
+        self._free = [(start, start + size)]
+        self._given: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        """Return the address of so many bytes, or 0 where no room is left."""
+        unit = _SLAB if size >= _SLAB else 4096
+        for i, (start, end) in enumerate(self._free):
+            at = -(-start // unit) * unit
+            behind = at + -(-size // 4096) * 4096
+            if behind <= end:
+                self._free[i : i + 1] = [part for part in ((start, at), (behind, end))
+                                         if part[0] < part[1]]  # fmt: skip
+                self._given[at] = behind
+                return at
+        return 0
+
+    def give_back(self, address: int) -> None:
+        """Take back what :meth:`take` gave. Raise Trap for anything else."""
+        if address not in self._given:
+            raise Trap("bounds", f"free({address:#x}) in a kernel, of what malloc did not give")
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self._free, (address, self._given.pop(address))]):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, end))
+        self._free = merged
+
+
 class Hostcalls:
     """The buffer of one launch. text: what the kernel printed, for the client's standard output."""
 
-    def __init__(self, words: np.ndarray) -> None:
+    def __init__(self, words: np.ndarray, heap: Heap | None = None) -> None:
         """Take words, the pool as 64-bit ones."""
-        self._words = words
+        self._words, self._heap = words, heap
         self._messages: dict[int, bytearray] = {}
         self.text = b""
         head = [BASE + _HEADERS, BASE + _PAYLOADS, BASE + _SIGNAL, _COUNT - 1, 0, _COUNT - 1]
@@ -55,19 +95,30 @@ class Hostcalls:
         return BASE + START + 512
 
     def serve(self) -> None:
-        """Answer what waves ask. Raise Trap for what is not printf."""
+        """Answer what waves ask. Raise Trap for what is neither printf nor malloc."""
         words = self._words
         ready, words[_READY] = int(words[_READY]), 0
         while ready:
             index = ready & (_COUNT - 1)
             header = words[_HEADERS // 8 + _HEADER * index :][:_HEADER]
             ready, lanes, service = int(header[0]), int(header[1]), int(header[2]) & 0xFFFFFFFF
-            if service != _PRINTF:
-                raise Trap("unknown", f"service {service} of the host (2 is printf) from a kernel")
+            if service not in (_PRINTF, _MEMORY):
+                text = f"service {service} of the host (2 is printf, 3 malloc) from a kernel"
+                raise Trap("unknown", text)
+            answer = self._add if service == _PRINTF else self._memory
             for lane in (i for i in range(64) if lanes >> i & 1):
                 slot = words[_PAYLOADS // 8 + 512 * index + _SLOT * lane :][:_SLOT]
-                self._add(slot)
+                answer(slot)
             header[2] = int(header[2]) & ~(1 << 32)
+
+    def _memory(self, slot: np.ndarray) -> None:
+        """Free what slot[0] is the address of, or put memory of slot[1] bytes there."""
+        address, size = int(slot[0]), int(slot[1])
+        slot[0] = 0
+        if self._heap is not None and address:
+            self._heap.give_back(address)
+        elif self._heap is not None:
+            slot[0] = self._heap.take(size)
 
     def _add(self, slot: np.ndarray) -> None:
         """Add part of a message; slot holds its number, length, and whether it is first or last."""

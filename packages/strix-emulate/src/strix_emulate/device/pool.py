@@ -29,6 +29,13 @@ from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
 _GET_SEALS, _SEAL_SHRINK = 1034, 2
 
 
+_PAGE = 4096
+
+
+def _up(value: int, align: int) -> int:
+    return -(-value // align) * align
+
+
 def _sealed(descriptor: int) -> bool:
     """Return whether a file cannot shrink, which would end this process."""
     try:
@@ -101,6 +108,21 @@ class Pool:
             raise Refused(Status.INVALID_VALUE, "the table of allocations is damaged")
         return table
 
+    def allocate(self, size: int, align: int) -> int:
+        """Allocate memory that stays, while the client waits; return its offset, or 0."""
+        table, start = self.entries(), _up(HEAP, align)
+        for entry in table:
+            if int(entry["offset"]) >= start + size + _PAGE:
+                break
+            start = _up(int(entry["offset"] + entry["size"]) + _PAGE, align)
+        if start + size + _PAGE > self.size or len(table) >= (LAUNCH - HEADER) // ENTRY.itemsize:
+            return 0
+        at = np.searchsorted(table["offset"], start)
+        table = np.insert(table, at, np.array((start, size, Kind.IMAGE, 0, 0), ENTRY))
+        self.bytes[HEADER : HEADER + table.nbytes] = table.view(np.uint8)
+        self.views[8][1] = len(table)
+        return start
+
     def pieces(self) -> np.ndarray:
         """Copy the table of views, by address. Raise Refused if it makes no sense."""
         count = int(self.views[8][2])
@@ -132,7 +154,7 @@ class DeviceMemory(Arena):
         table = pool.entries()
         hidden = Kind.PHYSICAL | Kind.REGISTERED
         end = int(table["offset"][-1] + table["size"][-1]) if len(table) else HEAP
-        table = table[table["kind"] & hidden == 0]
+        table = table[(table["kind"] & hidden == 0) & (table["kind"] != Kind.GRAPH)]
         # what a launch needs: arguments, calls of the host, the packet
         self.starts = np.concatenate(
             [[LAUNCH, hostcall.START, hostcall.END], table["offset"].astype(np.int64)]

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-VERSION = 3
+VERSION = 4
 #: Address of the pool in the client, where what a launch needs is kept in it, and allocations.
 BASE, LAUNCH, HEAP = 0x2000_0000_0000, 1 << 20, 2 << 20
 HEADER = 64
@@ -22,14 +22,16 @@ HELLO, LOADED, PLACE = struct.Struct("<2I"), struct.Struct("<2IQ"), struct.Struc
 ORIGIN = struct.Struct("<2I")
 MODULE, FUNCTION, ARGUMENT = struct.Struct("<2I"), struct.Struct("<8I"), struct.Struct("<2I")
 IMPORTED = struct.Struct("<3Q")
-SYMBOL, LAUNCHED = struct.Struct("<2Q"), struct.Struct("<10I")
+SYMBOL, LAUNCHED = struct.Struct("<2Q"), struct.Struct("<11I")
 #: Bytes of the pool that stand at another address: pinned memory of the host, virtual memory.
 VIEWS = LAUNCH + (768 << 10)
 #: Behind the pool: what processes map of other processes' pools.
 ROOM = 1 << 40
 VIEW = np.dtype([("address", "<u8"), ("size", "<u8"), ("offset", "<u8"), ("access", "<u4"),
                  ("unused", "<u4")])  # fmt: skip
-ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("device", "<u4")])
+ENTRY = np.dtype(
+    [("offset", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("device", "<u2"), ("memory_pool", "<u2")]
+)
 
 
 class Operation(IntEnum):
@@ -42,6 +44,7 @@ class Operation(IntEnum):
     SYMBOL = 5
     LAUNCH = 6
     IMPORT = 7
+    KERNELS = 8
 
 
 class Kind(IntEnum):
@@ -54,6 +57,7 @@ class Kind(IntEnum):
     PHYSICAL = 16
     REGISTERED = 32
     FOREIGN = 64
+    GRAPH = 128
 
 
 class Status(IntEnum):

@@ -16,6 +16,15 @@ _UPSTREAM = re.compile(
 )
 
 
+#: Kernels that headers of ROCm compile into a program, by the namespace in the mangled name.
+_HEADERS = re.compile(r"_ZN(7rocprim|6hipcub|6thrust|2ck|7ck_tile|7rocwmma)")
+
+
+def is_of_headers(kernel: str) -> bool:
+    """Return whether a kernel is one of a header-only library, which others wrote too."""
+    return _HEADERS.match(kernel) is not None
+
+
 def is_upstream(path: str) -> bool:
     """Return whether a library's checks only note what they find: not ours, nor the program's."""
     return _UPSTREAM.search(path) is not None

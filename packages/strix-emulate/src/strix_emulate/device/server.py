@@ -21,10 +21,10 @@ from strix_emulate.code import bundles, hidden, loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import DEFAULT, Target, named
 from strix_emulate.device import protocol
-from strix_emulate.device.hostcall import Hostcalls
+from strix_emulate.device.hostcall import HEAP, Heap, Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
-from strix_emulate.device.report import Tally, is_upstream
+from strix_emulate.device.report import Tally, is_of_headers, is_upstream
 from strix_emulate.errors import EmulatorError, LoadError, Trap, Unsupported
 from strix_emulate.memory.findings import CHECKS, parse
 from strix_emulate.run.machine import Machine, Options
@@ -73,6 +73,7 @@ class Server:
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
         self.number = 0
+        self.heap: Heap | None = None
 
     def handle(self, operation: int, data: bytes) -> bytes:
         """Return the bytes of the reply to a request. Raise Refused."""
@@ -80,6 +81,7 @@ class Server:
             Operation.LOAD: self.load, Operation.PLACE: self.place, Operation.UNLOAD: self.unload,
             Operation.FUNCTION: self.function, Operation.SYMBOL: self.symbol,
             Operation.LAUNCH: self.launch, Operation.IMPORT: self.add_memory,
+            Operation.KERNELS: self.kernels,
         }  # fmt: skip
         if operation not in answers:
             raise Refused(Status.INVALID_VALUE, f"no request has the number {operation}")
@@ -161,6 +163,12 @@ class Server:
         )  # fmt: skip
         return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
 
+    def kernels(self, data: bytes) -> bytes:
+        """Return the names of a module's kernels, each with a zero behind it."""
+        number, _ = unpack(protocol.MODULE, data)
+        names = sorted(self._module(number).contents.kernels)
+        return b"".join(name.encode() + b"\0" for name in names)
+
     def symbol(self, data: bytes) -> bytes:
         """Return address and size of a variable by name."""
         module, name = self._named(data)
@@ -171,7 +179,7 @@ class Server:
 
     def launch(self, data: bytes) -> bytes:
         """Execute a kernel; return what it printed."""
-        number, *sizes, lds, cooperative, stack = unpack(protocol.LAUNCHED, data)
+        number, *sizes, lds, cooperative, stack, heap = unpack(protocol.LAUNCHED, data)
         function = self.functions.get(number)
         if function is None or not function.module.offset:
             raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
@@ -196,10 +204,14 @@ class Server:
                 )
             options = replace(options, batch=self.target.resident, cores=1, cooperative=True)
         noted = frozenset() if self.strict else _NOTED
-        options = replace(options, lenient=function.module.lenient, noted=noted)
+        lenient = function.module.lenient or (not self.strict and is_of_headers(kernel.name))
+        options = replace(options, lenient=lenient, noted=noted)
         program = function.program
-        hostcalls = Hostcalls(self.pool.views[8])
-        pointers = {"hidden_hostcall_buffer": hostcalls.address}
+        pointers = {}
+        if any(a.kind == "hidden_heap_v1" for a in kernel.arguments) and self._has_heap(heap):
+            pointers["hidden_heap_v1"] = BASE + HEAP
+        hostcalls = Hostcalls(self.pool.views[8], self.heap)
+        pointers["hidden_hostcall_buffer"] = hostcalls.address
         if cooperative:
             groups = int(np.prod(grid))
             pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(groups, groups * threads)
@@ -234,6 +246,14 @@ class Server:
         path = data[protocol.IMPORTED.size :].decode(errors="replace")
         self.pool.add(offset, size, path, start)
         return b""
+
+    def _has_heap(self, pages: int) -> bool:
+        """Return whether kernels can call malloc; the first one that may decides how much."""
+        if self.heap is None:
+            size = max(pages * 4096 >> 21, 1) << 21
+            start = self.pool.allocate(size, 2 << 20)
+            self.heap = Heap(BASE + start, size) if start else None
+        return self.heap is not None
 
     def _write_arguments(
         self, kernel: Kernel, given: bytes, grid, block, lds: int, pointers: dict[str, int]

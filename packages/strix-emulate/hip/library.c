@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* HIP's libraries: modules by another name, and their kernels. */
+#include "device.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* Options for a compiler, which there is none of. HIP 7.1 declares them with a pointer more. */
+#if defined(HIP_VERSION) && HIP_VERSION < 70200000
+typedef hipJitOption **jit_options;
+typedef hipLibraryOption **library_options;
+#else
+typedef hipJitOption *jit_options;
+typedef hipLibraryOption *library_options;
+#endif
+
+#define CALLER __builtin_return_address(0)
+API(hipLibraryLoadData)(hipLibrary_t *library, const void *image, jit_options a, void **b,
+                        unsigned c, library_options d, void **e, unsigned f) {
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return module_open((hipModule_t *)library, image, CALLER);
+}
+API(hipLibraryLoadFromFile)(hipLibrary_t *library, const char *path, jit_options a, void **b,
+                            unsigned c, library_options d, void **e, unsigned f) {
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return module_read((hipModule_t *)library, path, CALLER);
+}
+API(hipLibraryUnload)(hipLibrary_t library) {
+    ENTER();
+    LEAVE(module_unload((hipModule_t)library));
+}
+API(hipLibraryGetKernel)(hipKernel_t *kernel, hipLibrary_t library, const char *name) {
+    ENTER();
+    REQUIRE(kernel && name, hipErrorInvalidValue);
+    LEAVE(module_function((hipFunction_t *)kernel, (hipModule_t)library, name));
+}
+
+/* Fills so many handles, in the order of names, and says how many there are. */
+static hipError_t enumerate(hipModule_t module, hipFunction_t *kernels, unsigned room,
+                            unsigned *count) {
+    char *names;
+    size_t size;
+    hipError_t error = module_kernels(&names, &size, module);
+    if (error) return error;
+    *count = 0;
+    for (const char *name = names; !error && name < names + size; name += strlen(name) + 1) {
+        if (*count < room) error = module_function(kernels + *count, module, name);
+        ++*count;
+    }
+    free(names);
+    return error;
+}
+API(hipModuleGetFunctionCount)(unsigned *count, hipModule_t module) {
+    ENTER();
+    REQUIRE(count, hipErrorInvalidValue);
+    LEAVE(enumerate(module, NULL, 0, count));
+}
+API(hipLibraryGetKernelCount)(unsigned *count, hipLibrary_t library) {
+    return hipModuleGetFunctionCount(count, (hipModule_t)library);
+}
+API(hipLibraryEnumerateKernels)(hipKernel_t *kernels, unsigned room, hipLibrary_t library) {
+    unsigned count;
+    ENTER();
+    REQUIRE(kernels, hipErrorInvalidValue);
+    LEAVE(enumerate((hipModule_t)library, (hipFunction_t *)kernels, room, &count));
+}
+API(hipKernelGetLibrary)(hipLibrary_t *library, hipKernel_t kernel) {
+    ENTER();
+    REQUIRE(library && module_knows((hipFunction_t)kernel), hipErrorInvalidValue);
+    *library = (hipLibrary_t)((hipFunction_t)kernel)->module;
+    LEAVE(hipSuccess);
+}
+API(hipKernelGetName)(const char **name, hipKernel_t kernel) {
+    ENTER();
+    REQUIRE(name && module_knows((hipFunction_t)kernel), hipErrorInvalidValue);
+    *name = module_name((hipFunction_t)kernel);
+    LEAVE(hipSuccess);
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Graphs that get another one's work, and that allocate and free memory. Exits 0 if all numbers are right.
+#include "hip.h"
+
+extern "C" {
+typedef struct ihipGraph *hipGraph_t;
+typedef struct hipGraphNode *hipGraphNode_t;
+typedef struct hipGraphExec *hipGraphExec_t;
+struct parameters {
+    int type, handles, place, device;
+    void *data;
+    size_t most;
+    unsigned char reserved[56];
+    const void *access;
+    size_t count, size;
+    void *address;
+};
+hipError_t hipStreamBeginCapture(hipStream_t, int);
+hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
+hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
+hipError_t hipMallocAsync(void **, size_t, hipStream_t);
+hipError_t hipFreeAsync(void *, hipStream_t);
+hipError_t hipGraphCreate(hipGraph_t *, unsigned);
+hipError_t hipGraphDestroy(hipGraph_t);
+hipError_t hipGraphInstantiate(hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t);
+hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t *, hipGraph_t, unsigned long long);
+hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
+hipError_t hipGraphExecDestroy(hipGraphExec_t);
+hipError_t hipGraphExecUpdate(hipGraphExec_t, hipGraph_t, hipGraphNode_t *, int *);
+hipError_t hipGraphAddMemAllocNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, parameters *);
+hipError_t hipGraphAddMemFreeNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, void *);
+hipError_t hipGraphMemFreeNodeGetParams(hipGraphNode_t, void *);
+hipError_t hipDeviceGetGraphMemAttribute(int, int, void *);
+}
+#define NAME(call) hipGetErrorName(call)
+enum { N = 40, BYTES = 4 * N };
+
+__global__ void add(int *data, int more) { data[__builtin_amdgcn_workitem_id_x()] += more; }
+__global__ void move(int *to, const int *from) {
+    to[__builtin_amdgcn_workitem_id_x()] = from[__builtin_amdgcn_workitem_id_x()];
+}
+
+/* A fill, then a sum; with more, another fill. */
+static hipGraph_t captured(hipStream_t stream, int *data, int more, int kernels) {
+    hipGraph_t graph = NULL;
+    if (hipStreamBeginCapture(stream, 0)) return NULL;
+    if (kernels >= 0) hipMemsetAsync(data, 0, BYTES, stream);
+    for (int i = 0; i < kernels || i < -kernels; i++) add<<<1, N, 0, stream>>>(data, more);
+    return hipStreamEndCapture(stream, &graph) ? NULL : graph;
+}
+
+static int updated(hipStream_t stream, int *data) {
+    hipGraphNode_t wrong;
+    hipGraphExec_t ready;
+    int host[N], why;
+    hipGraph_t one = captured(stream, data, 3, 1), two = captured(stream, data, 50, 1);
+    CHECK(hipGraphInstantiate(&ready, one, NULL, NULL, 0));
+    CHECK(hipGraphExecUpdate(ready, two, &wrong, &why));
+    CHECK(hipGraphDestroy(two));
+    CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipMemcpy(host, data, BYTES, TO_HOST));
+    if (host[5] != 50 || why || wrong) return printf("updated %d\n", host[5]), 1;
+    hipGraph_t more = captured(stream, data, 1, 2), other = captured(stream, data, 1, -2);
+    const char *name = NAME(hipGraphExecUpdate(ready, more, &wrong, &why));
+    printf("more nodes: %s %d\n", name, why);
+    name = NAME(hipGraphExecUpdate(ready, other, &wrong, &why));
+    printf("another kind: %s %d\n", name, why);
+    CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipMemcpy(host, data, BYTES, TO_HOST));
+    return host[5] != 50 || !wrong;
+}
+
+static size_t used(int what) {
+    size_t value = 0;
+    return hipDeviceGetGraphMemAttribute(0, what, &value) ? (size_t)-1 : value;
+}
+
+static int allocated(hipStream_t stream, int *data) {
+    parameters p = {1, 0, 1, 0, NULL, 0, {0}, NULL, 0, BYTES, NULL};
+    hipGraphNode_t take, give;
+    hipGraphExec_t ready;
+    hipGraph_t graph;
+    int *inside, host[N];
+    void *freed;
+    /* as a stream has it: the memory is there while the graph runs */
+    CHECK(hipStreamBeginCapture(stream, 0));
+    CHECK(hipMallocAsync((void **)&inside, BYTES, stream));
+    CHECK(hipMemsetAsync(inside, 0, BYTES, stream));
+    add<<<1, N, 0, stream>>>(inside, 9);
+    move<<<1, N, 0, stream>>>(data, inside);
+    CHECK(hipFreeAsync(inside, stream));
+    CHECK(hipStreamEndCapture(stream, &graph));
+    printf("before the launch: %s\n", NAME(hipMemset(inside, 0, BYTES)));
+    CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
+    CHECK(hipGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipMemcpy(host, data, BYTES, TO_HOST));
+    if (host[7] != 9 || used(0) != 0 || used(1) != BYTES) return printf("inside %d, %zu\n", host[7], used(1)), 1;
+    CHECK(hipGraphExecDestroy(ready));
+    if (used(2)) return printf("kept %zu\n", used(2)), 1;
+
+    /* node by node, and freed outside of the graph */
+    CHECK(hipGraphCreate(&graph, 0));
+    CHECK(hipGraphAddMemAllocNode(&take, graph, NULL, 0, &p));
+    CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
+    CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipMemset(p.address, 1, BYTES));
+    printf("not freed: %s\n", NAME(hipGraphLaunch(ready, stream)));
+    CHECK(hipFree(p.address));
+    CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipGraphExecDestroy(ready));
+    /* it frees what it allocated before: 1 is AutoFreeOnLaunch */
+    CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
+    for (int i = 0; i < 2; i++) CHECK(hipGraphLaunch(ready, stream));
+    CHECK(hipGraphExecDestroy(ready));
+    CHECK(hipGraphAddMemFreeNode(&give, graph, &take, 1, p.address));
+    CHECK(hipGraphMemFreeNodeGetParams(give, &freed));
+    CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
+    CHECK(hipGraphLaunch(ready, stream));
+    if (freed != p.address || used(0)) return printf("freed %zu\n", used(0)), 1;
+    add<<<1, N>>>((int *)p.address, 1);
+    printf("behind its free: %s\n", NAME(hipDeviceSynchronize()));
+    return 0;
+}
+
+int main() {
+    hipStream_t stream;
+    int *data;
+    CHECK(hipStreamCreate(&stream));
+    CHECK(hipMalloc((void **)&data, BYTES));
+    return updated(stream, data) || allocated(stream, data);
+}
