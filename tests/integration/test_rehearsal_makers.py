@@ -142,7 +142,9 @@ def test_headers_apart_from_their_library(
 
 def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
     """And every build string says what it is; a library looks for others beside itself."""
-    library(tmp_path / "files" / "lib" / "libx.so.1", "libx.so.1")
+    places = {"lib/libx.so.1": "[$ORIGIN/]", "bin/python3": "[$ORIGIN/../lib]"}
+    for name in places:
+        library(tmp_path / "files" / name, "libx.so.1")
     exports = conda_forge.weak("libx >=1,<2")
     out = conda_forge.output("libx", "1.2", "rehearsal_0", [], exports, tmp_path / "files")
     recipe = tmp_path / "recipe.yaml"
@@ -154,8 +156,10 @@ def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
     extract(made, tmp_path / "unpacked")
     found = json.loads((tmp_path / "unpacked/info/run_exports.json").read_text())
     assert found == {"weak": ["libx >=1,<2"]}
-    words = ["readelf", "-d", tmp_path / "unpacked/lib/libx.so.1"]
-    assert "[$ORIGIN/" in subprocess.check_output(words, text=True)
+    for name, path in places.items():
+        words = ["readelf", "-d", tmp_path / "unpacked" / name]
+        assert path in subprocess.check_output(words, text=True)
+    assert {*conda_forge.PYTHON_NEEDS} < {*conda_forge.PARTS}
     for name, part in conda_forge.PARTS.items():
         assert conda_forge.MARK in part.build.format(mark=conda_forge.MARK), name
 

@@ -93,6 +93,12 @@ PARTS: dict[str, Part] = {
         ("liblzma-dev",), ("liblzma",), weak("liblzma >=5,<6.0a0"), only=NO_ARCHIVE,
         links={"lib/liblzma.so": "liblzma.so.5"},
     ),
+    "bzip2": Part(("libbz2-1.0",)),
+    "libexpat": Part(("libexpat1",)),
+    "libffi": Part(("libffi8",)),
+    "libuuid": Part(("libuuid1",)),
+    "openssl": Part(("libssl3t64",), ("libzlib", "zstd"), only=r"lib/lib.*\.so.*"),
+    "zstd": Part(("libzstd1",)),
     "eigen": Part(("libeigen3-dev",)),
     "jemalloc": Part(("libjemalloc2", "libjemalloc-dev")),
     "cmake": Part(("cmake",)),
@@ -113,6 +119,10 @@ PARTS: dict[str, Part] = {
         for name in ("libblas", "libcblas", "liblapack")
     },
 }  # fmt: skip
+# What Python's own modules load, which would be this machine's.
+PYTHON_NEEDS = (
+    "bzip2", "libexpat", "libffi", "liblzma", "libuuid", "libzlib", "openssl", "zstd",
+)  # fmt: skip
 BLAS_NAMES = ("libblas", "libcblas", "liblapack")
 
 
@@ -153,8 +163,9 @@ def output(
     """One output of a recipe that copies `files`."""
     requirements = {"run": [*needs]} | ({"run_exports": exports} if exports else {})
     copy = f'cp -a "{files}/." "$PREFIX/"'
-    # as conda-forge's: a library finds others beside itself, and not those of this machine
-    linking = {"binary_relocation": ["lib/*.so*"], "overlinking_behavior": "ignore"}
+    # as conda-forge's: a library finds others in the prefix, and not those of this machine
+    moved = ["lib/*.so*", "bin/python*"]
+    linking = {"binary_relocation": moved, "overlinking_behavior": "ignore"}
     return {
         "package": {"name": name, "version": version},
         "build": {
@@ -176,7 +187,7 @@ def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
     abi = f"python_abi {xy}.* *_{tag}"
     exports = {"noarch": ["python"], "weak": [abi]}
     own = [
-        output("python", version, f"{MARK}_0_{tag}", [], exports, tree / "python"),
+        output("python", version, f"{MARK}_0_{tag}", PYTHON_NEEDS, exports, tree / "python"),
         output("python_abi", xy, f"{MARK}_0_{tag}", [], None, tree / "python_abi"),
     ]
     own[0]["requirements"]["run_constraints"] = [abi]
