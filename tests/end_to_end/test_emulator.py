@@ -63,6 +63,8 @@ def test_a_reports_program_runs_on_the_device(attention_stack: Path, tmp_path: P
             driver(attention_stack, "run", "attention", "-e", "emulated", "--", *words),
             env=driver_environment(attention_stack), text=True, capture_output=True, check=False,
         )  # fmt: skip
+        if done.returncode == 3:  # no libLLVM
+            pytest.skip(done.stderr)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
