@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Benchmarks' arithmetic, and what is timed."""
 
+import tomllib
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from importlib.resources import files
 
 import pytest
 from records import make, timing
 from rich.console import Console
-from strix_validate.checks import Check, CheckFailed, RunOptions, State
+from strix_validate.checks import Check, CheckFailed, Result, RunOptions, State
 from strix_validate.reporting.page import render
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import run
-from strix_validate.tiers import bench
+from strix_validate.tiers import bench, serve
 from strix_validate.timing import timed
 
 
@@ -53,9 +56,28 @@ def test_decoding_has_a_row_without_a_backward_pass(capsys):
 
 
 def test_peak_is_computed_from_units_and_clock():
-    assert bench.peak_tflops("gfx1151", 40, 2900) == pytest.approx(59.4, abs=0.05)
+    assert bench.peak_tflops("gfx1151", 20, 2900) == pytest.approx(59.4, abs=0.05)
     assert bench.peak_tflops("gfx9999", 40, 2900) is None
     assert bench.peak_tflops("gfx1151", 40, 0) is None
+
+
+def test_speeds_stand_beside_what_is_expected(capsys):
+    """A slow copy is named on gfx1151; on another GPU nothing is said of it."""
+    copies = [Result(Check("bench/copy", "t", "w"), State.PASSED, "", {"copy_gbps": 90.0}),
+              timing("flash", "medium", "causal", 7.0)]  # fmt: skip
+    for architecture, said in (("gfx1151", 1), ("sm_90", 0)):
+        show(make(*copies, architecture=architecture), Console(width=200))
+        out = capsys.readouterr().out
+        assert out.count("expected: 212 were measured") == said and "180 to 256" in out
+        assert out.count("expected:") == said and "attention, medium, backward" in out
+
+
+def test_each_speed_that_is_expected_is_measured():
+    known = tomllib.loads((files("strix_validate.reporting") / "speeds.toml").read_text())["speed"]
+    ids = [check.id for tier in (bench, serve) for check in tier.checks()]
+    assert all(any(fnmatchcase(id_, row["check"]) for id_ in ids) for row in known)
+    for row in known:
+        assert {"said", "source"} <= row.keys() or "range" not in row
 
 
 def test_flash_that_is_no_faster_than_math_fails():

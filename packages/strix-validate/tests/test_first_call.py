@@ -279,6 +279,45 @@ def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     assert len(found - shipped_flash) > 3
 
 
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Gemma-2-9B", "Qwen3.6-27B", "Qwen3-30B-A3B"])
+def test_a_model_of_the_table_compiles_nothing(model: str, tmp_path: Path) -> None:
+    """More heads of the same ratio, and another window, are the same kernels."""
+    file = tmp_path / "config.json"
+    config = CONFIGS[model].get("text_config", CONFIGS[model])
+    more = {name: 2 * config[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    for change in ({}, more | {"head_dim": config.get("head_dim", 128)}, {"sliding_window": 77}):
+        if "sliding_window" in change and not config.get("sliding_window"):
+            continue
+        if change and "linear_num_key_heads" in config:
+            continue  # the size of a block depends on the heads
+        file.write_text(json.dumps(config | change))
+        found = warm.beyond_table(warm.read_model(file))
+        assert not (found.attention or found.experts or found.linear or found.vocabularies)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [({"num_attention_heads": 36}, "attention"), ({"head_dim": 96}, "attention"),
+     ({"vocab_size": 77777}, "vocabularies"), ({"num_experts": 99}, "experts")],
+)  # fmt: skip
+def test_what_no_model_of_the_table_has_is_foretold(
+    change: dict, part: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS["Qwen3-30B-A3B"] | change))
+    found = warm.beyond_table(warm.read_model(file))
+    parts = ("attention", "experts", "linear", "latent", "vocabularies")
+    assert [name for name in parts if getattr(found, name)] == [part]
+
+
+@needs_vllm
+def test_warm_foretells_what_it_compiles(tmp_path: Path, shipped: set[str]) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS["Qwen3-8B"] | {"head_dim": 96}))
+    lacking = needs(warm.calls(file, SOURCE)["vLLM"]) - shipped
+    assert warm.foretell(file, SOURCE, 2).startswith(f"{len(lacking)} of vLLM's kernels")
+
+
 WARMED = ("Gemma-2-9B", "Qwen3.6-27B", "Whisper-large-v3")
 
 

@@ -58,7 +58,7 @@ def examine(monkeypatch, tmp_path):
         stop_limit = {"stays": SHORT, "orphan": 10}.get(fault, LONG)
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
-                f"serve/{name}": lambda options, body=body: body(session)
+                f"serve/{name}": serve.of_session(body, session)
                 for name, body in serve.BODIES.items()
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
@@ -158,6 +158,15 @@ def test_the_server_captures_graphs(examine, started):
     assert "--enforce-eager" not in command
     captured = json.loads(command[command.index("--compilation-config") + 1])
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
+
+
+def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
+    """With vLLM's own lengths and types, and judged as a server of theirs."""
+    wanted = [check for check in serve.checks() if check.id == "serve/url-usage"]
+    (result,) = serve.run(wanted, RunOptions(device="cuda", model=str(tmp_path)))
+    assert result.state is State.PASSED
+    (command,) = started
+    assert command[2] == str(tmp_path) and "--max-model-len" not in command
 
 
 #: What `vllm bench serve` leaves, as vLLM 0.33 names it.

@@ -2,10 +2,12 @@
 """`serve --url` on servers that are right, each in its own legal way, and on ones that are not."""
 
 import threading
+import tomllib
+from importlib.resources import files
 
 import pytest
 from strix_validate import skips
-from strix_validate.checks import RunOptions, State
+from strix_validate.checks import CheckFailed, RunOptions, State
 from strix_validate.serving import endpoint, judges
 from strix_validate.skips import Platform
 from strix_validate.tiers import serve
@@ -108,3 +110,33 @@ def test_events_follow_the_standard():
         "\n",
     ]
     assert list(endpoint.events(lines)) == ["1\n2", ""]
+
+
+class Pupil:
+    """Answers as many of the questions as it is told, the others off by one."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def generate(self, prompt, number, stop):
+        asked = [q["ask"] for q in QUESTIONS]
+        (place,) = (i for i, ask in enumerate(asked) if f"Question: {ask}\nAnswer:" in prompt)
+        said = QUESTIONS[place]["is"] + (place >= self.number)
+        return endpoint.Generation([], [], [], f"It is 7 + 8. The answer is {said:,}.", "stop", {})
+
+
+QUESTIONS = tomllib.loads((files("strix_validate.serving") / "questions.toml").read_text())[
+    "question"
+]
+
+
+def test_questions_are_counted():
+    assert judges.judge_questions(Pupil(41), 41) == {"right": 41, "asked": 50}
+    with pytest.raises(CheckFailed, match="41 of 50 answers are right, 42 were expected"):
+        judges.judge_questions(Pupil(41), 42)
+
+
+def test_questions_are_asked_where_it_is_said():
+    (check,) = (c for c in serve.checks() if c.id == "serve/url-questions")
+    assert not serve.applies(check, RunOptions(url="http://x", model="any"))
+    assert serve.applies(check, RunOptions(url="http://x", model="any", questions=30))

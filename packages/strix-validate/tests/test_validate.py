@@ -25,9 +25,17 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import wrong_reference  # noqa: E402
-from strix_validate import cli  # noqa: E402
+from strix_validate import cli, tiers  # noqa: E402
 from strix_validate.attention import flash_cases, sdpa  # noqa: E402
-from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State, exit_code  # noqa: E402
+from strix_validate.checks import (  # noqa: E402
+    CannotRun,
+    Check,
+    CheckFailed,
+    RunOptions,
+    Size,
+    State,
+    exit_code,
+)
 from strix_validate.numerics import comparison, reference  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, backend, kernels  # noqa: E402
@@ -245,6 +253,30 @@ def test_unknown_id_is_wrong_usage():
     ):
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 2 and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "http://x"], "--url needs --model"),
+        (["--model", "nowhere"], "nowhere has no config.json"),
+        (["--questions", "9"], "--questions needs --model"),
+    ],
+)
+def test_a_server_that_cannot_be_is_wrong_usage(words, said):
+    done = CliRunner().invoke(cli.app, ["run", "--quick", *words])
+    assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_quick_runs_what_needs_the_machine(monkeypatch):
+    """At its quickest, without MIOpen's search; a tier that is named is one of them."""
+    asked = []
+    monkeypatch.setattr(cli, "run_and_exit", lambda *given, **named: asked.append(given))
+    assert CliRunner().invoke(cli.app, ["run", "--quick"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["run", "--quick", "--tier", "bench"]).exit_code == 0
+    (names, _, _, skip, _, size), (alone, _, _, nothing, *_) = asked
+    assert names == list(tiers.QUICK) and size is Size.QUICK and skip == ["conv"]
+    assert (alone, nothing) == (["bench"], [])
 
 
 def test_nothing_to_check_is_not_success():

@@ -3,6 +3,7 @@
 
 import json
 from importlib.metadata import version
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,13 @@ from strix_validate.terminal import (
     DeviceName,
     DeviceOption,
     JsonOption,
+    ModelOption,
     OnlyOption,
+    QuestionsOption,
     SeedOption,
     SizeOption,
     SkipOption,
+    UrlOption,
     VllmOption,
     run_and_exit,
 )
@@ -55,72 +59,59 @@ def main_options(
     """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
 
 
-@app.command()
-def backend(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-) -> None:
-    """Report which attention backends this torch has, and execute each one alone."""
-    run_and_exit(["backend"], as_json, only, skip, device)
+#: Options of the commands that run one tier, by the names of run_and_exit's parameters.
+_OPTIONS = {
+    "as_json": (JsonOption, False), "only": (OnlyOption, None), "skip": (SkipOption, None),
+    "device": (DeviceOption, DeviceName.AUTO), "size": (SizeOption, Size.QUICK),
+    "vllm": (VllmOption, None), "seed": (SeedOption, 0),
+}  # fmt: skip
 
 
-@app.command()
-def libraries(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    seed: SeedOption = 0,
-) -> None:
+def _tier(name: str, options: str, words: str) -> None:
+    """Add the command that runs a tier with these options; one without a device has the CPU."""
+
+    def run_tier(**given) -> None:
+        run_and_exit([name], **{"device": DeviceName.CPU} | given)
+
+    run_tier.__name__, run_tier.__doc__ = name, words
+    parameters = [
+        Parameter(each, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for each, (kind, default) in _OPTIONS.items()
+        if each in f"as_json only skip {options}".split()
+    ]
+    run_tier.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    app.command()(run_tier)
+
+
+_tier(
+    "backend", "device",
+    "Report which attention backends this torch has, and execute each one alone.",
+)  # fmt: skip
+_tier(
+    "libraries", "device seed",
     """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
 
     On a CPU, this checks only the checks themselves.
-    """
-    run_and_exit(["libraries"], as_json, only, skip, device, seed=seed)
-
-
-@app.command()
-def attention(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    size: SizeOption = Size.QUICK,
-    vllm_source: VllmOption = None,
-    seed: SeedOption = 0,
-) -> None:
+    """,
+)  # fmt: skip
+_tier(
+    "attention", "device size vllm seed",
     """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
 
     Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
-    """
-    run_and_exit(["attention"], as_json, only, skip, device, size, vllm=vllm_source, seed=seed)
-
-
-@app.command()
-def kernels(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    vllm_source: VllmOption = None,
-) -> None:
-    """Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them."""
-    run_and_exit(["kernels"], as_json, only, skip, DeviceName.CPU, vllm=vllm_source)
-
-
-@app.command()
-def emulated(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    vllm_source: VllmOption = None,
-) -> None:
+    """,
+)  # fmt: skip
+_tier(
+    "kernels", "vllm",
+    "Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them.",
+)  # fmt: skip
+_tier(
+    "emulated", "vllm",
     """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
-    """
-    run_and_exit(["emulated"], as_json, only, skip, DeviceName.CPU, vllm=vllm_source)
+    """,
+)  # fmt: skip
 
 
 @app.command()
@@ -147,13 +138,9 @@ def serve(
     as_json: JsonOption = False,
     only: OnlyOption = None,
     skip: SkipOption = None,
-    url: Annotated[
-        str,
-        typer.Option(metavar="URL", help="Look at this server of vLLM instead; needs no torch."),
-    ] = "",
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="What the server at --url calls its model.")
-    ] = "",
+    url: UrlOption = "",
+    model: ModelOption = "",
+    questions: QuestionsOption = 0,
     evidence: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
     ] = None,
@@ -166,14 +153,12 @@ def serve(
 ) -> None:
     """Generate and serve with vLLM and a small random model, made on the spot.
 
-    With --url and --model: whether that server agrees with itself, and how fast it is.
+    With --model: whether that server, or one started for that folder, agrees with itself, finds
+    numbers in long prompts, and how fast it is.
     """
-    if bool(url) is not bool(model):
-        raise typer.BadParameter("--url and --model belong together")
-    device = DeviceName.CPU if url else DeviceName.AUTO
     run_and_exit(
-        ["serve"], as_json, only, skip, device,
-        url=url, model=model, evidence=evidence, plots=plots,
+        ["serve"], as_json, only, skip, DeviceName.CPU if url else DeviceName.AUTO, url=url,
+        model=model, questions=questions, evidence=evidence, plots=plots,
     )  # fmt: skip
 
 
@@ -214,23 +199,28 @@ def run_all(
         Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
     ] = None,
     vllm_source: VllmOption = None,
+    url: UrlOption = "",
+    model: ModelOption = "",
+    questions: QuestionsOption = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="What ten minutes of a GPU say of this machine.")
+    ] = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Run every tier and write a record of evidence."""
+    """Run every tier and write a record of evidence.
+
+    With --quick: the tiers that need this machine, at their quickest, and a table of its speeds.
+    """
     unknown = [name for name in tier or [] if name not in tiers.TIERS]
     if unknown:
         raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
+    if quick:
+        tier, size = tier or list(tiers.QUICK), Size.QUICK
+        skip = [*(skip or []), *(tiers.SLOW if "libraries" in tier else ())]
     run_and_exit(
-        tier or list(tiers.TIERS),
-        as_json,
-        only,
-        skip,
-        device,
-        size,
-        evidence=evidence,
-        vllm=vllm_source,
-        seed=seed,
-    )
+        tier or list(tiers.TIERS), as_json, only, skip, device, size, evidence=evidence,
+        vllm=vllm_source, url=url, model=model, questions=questions, seed=seed,
+    )  # fmt: skip
 
 
 app.command()(models_command.models)

@@ -25,14 +25,17 @@ def warm(
 ) -> None:
     """Compile the attention kernels that no package installed, before the first request.
 
-    Fills Triton's cache of this user for gfx1151, and needs no GPU.
+    Fills Triton's cache of this user for gfx1151, and needs no GPU. With --model it says first how
+    many kernels are in no package, and for how long they compile.
     """
     console = Console(stderr=True, highlight=False)
     try:
-        from strix_validate.precompiled.warm import NoAttention, calls, fill
+        from strix_validate.precompiled.warm import NoAttention, calls, fill, foretell
 
         try:
             wanted = calls(model, vllm_source)
+            if model and "vLLM" in wanted:
+                console.print(foretell(model, vllm_source, jobs))
         except (NoAttention, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
         failed = fill(wanted, jobs, console)

@@ -59,6 +59,27 @@ VllmOption = Annotated[
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Draw other random inputs.")
 ]
+UrlOption = Annotated[
+    str, typer.Option("--url", metavar="URL", help="Look at this server of vLLM; needs no torch.")
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="What the server at --url calls its model; without --url, a model's folder to serve.",
+    ),
+]
+QuestionsOption = Annotated[
+    int,
+    typer.Option(
+        "--questions",
+        metavar="N",
+        min=0,
+        max=50,
+        help="Ask the model 50 questions in words; fewer than N right answers fail.",
+    ),
+]
 SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
 
 
@@ -76,9 +97,16 @@ def run_and_exit(
     vllm: Path | None = None,
     url: str = "",
     model: str = "",
+    questions: int = 0,
     seed: int = 0,
 ) -> None:
     """Run tiers, write the record where requested, and exit with its status."""
+    if url and not model:
+        raise typer.BadParameter("--url needs --model: what the server calls its model")
+    if model and not url and not Path(model, "config.json").is_file():
+        raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
+    if questions and not model:
+        raise typer.BadParameter("--questions needs --model: the tiny models know no words")
     console = Console(stderr=True, highlight=False)
     if plots and not find_spec("matplotlib"):
         raise typer.BadParameter("--plots needs matplotlib: pixi add matplotlib-base")
@@ -86,8 +114,9 @@ def run_and_exit(
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
         refuse_misspelt(names, [*(only or []), *(skip or [])])
-        where = "none" if names == ["doctor"] or url else host.device_for(device.value)
-        options = RunOptions(where, size, root, weights, vllm, url, model, seed)
+        torchless = names == ["doctor"] or (url and names == ["serve"])
+        where = "none" if torchless else host.device_for(device.value)
+        options = RunOptions(where, size, root, weights, vllm, url, model, questions, seed)
         with _progress(console) as bar:
             keep = _keep(bar, evidence)
             found = run(names, options, only or [], skip or [], bar.console.print, keep)

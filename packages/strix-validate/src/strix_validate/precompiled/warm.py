@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile the kernels of a model before its first request, and count what a workload compiles."""
 
+import math
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -15,14 +17,18 @@ from rich.progress import Progress
 
 from strix_validate.checks import CannotRun, is_named
 from strix_validate.json_file import json_object
-from strix_validate.layers.table import Attention, Experts, Latent, Linear
+from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
 from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.precompiled.package_calls import SHIPPING
+from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
+from strix_validate.vllm.experts import LAYERS as EXPERTS
 from strix_validate.vllm.experts import experts_calls
 
+#: Of one core for a kernel: 594 took 29 minutes (evidence/2026-11-22-kernel-packages.md).
+_SECONDS = 3
 #: What transformers assumes where gemma-3-4b's own file is silent.
 _DEFAULTS = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}}
 #: Heads of a layer, and numbers of a head: more is no model.
@@ -238,6 +244,39 @@ def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
     yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])
     yield from vllm_layers.latent_calls(source, model.latent, [model.dtype])
     yield from vllm_layers.sampling_calls(source, model.vocabularies)
+
+
+def _kind(layer: Attention) -> Attention:
+    """Return what vLLM's kernels are compiled for: the ratio of heads, and whether a window."""
+    return replace(layer, heads=layer.group, kv_heads=1, window=int(layer.window > 0))
+
+
+def beyond_table(model: ModelLayers) -> ModelLayers:
+    """Return of a model what no model of the table has, and so no package its kernels."""
+    known = {_kind(layer) for layer in vllm_calls.LAYERS.values()}
+    latent = [layer for row in MODELS.values() for layer in row.compressed()]
+    return ModelLayers(
+        [layer for layer in model.attention if _kind(layer) not in known],
+        [layer for layer in model.experts if layer not in EXPERTS.values()],
+        [layer for layer in model.linear if layer not in vllm_layers.LINEAR.values()],
+        [layer for layer in model.latent if layer not in latent],
+        [n for n in model.vocabularies if n not in vllm_layers.VOCABULARIES.values()],
+        model.dtype,
+    )
+
+
+def foretell(file: Path, vllm: Path | None, jobs: int | None) -> str:
+    """Say how many of vLLM's kernels no package has for a model, and how long they compile.
+
+    Triton is asked, and compiles none. Raises: see :func:`calls`.
+    """
+    wanted = list(_of_vllm(vllm_calls.vllm_source.find(vllm), beyond_table(read_model(file))))
+    if not wanted:
+        return "vLLM's kernels for this model are all in vllm-kernels-gfx1151"
+    answers = triton_modes.run(wanted, "ask").calls
+    number = len({key for answer in answers for key in answer.asked})
+    minutes = math.ceil(number * _SECONDS / 60 / (jobs or len(os.sched_getaffinity(0))))
+    return f"{number} of vLLM's kernels for this model are in no package: about {minutes} min"
 
 
 def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A record on the terminal."""
 
+import math
 import re
 import textwrap
+import tomllib
+from fnmatch import fnmatchcase
+from importlib.resources import files
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from strix_validate import TARGET
 from strix_validate.checks import Severity, State
 from strix_validate.reporting.record import CheckRecord, Record
 
@@ -31,6 +36,8 @@ def show(record: Record, console: Console) -> None:
         console.print(table)
     if speeds:
         console.print(_speed_table(speeds))
+    if (expected := _expected_table(record)).row_count:
+        console.print(expected)
     reasons: dict[tuple[State | Severity, str], list[str]] = {}
     for check in record.checks:
         if check.reason:
@@ -79,6 +86,23 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
         cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
         cells.append(f"{found['cache_gbps']:.0f}" if "cache_gbps" in found else "")
         table.add_row(check.id.removeprefix("bench/"), *cells[: len(table.columns) - 1])
+    return table
+
+
+def _expected_table(record: Record) -> Table:
+    """Tabulate what was measured of the speeds that speeds.toml expects of gfx1151."""
+    table = Table("speed", "here", "on gfx1151", "", box=None)
+    known = tomllib.loads((files(__package__) / "speeds.toml").read_text())["speed"]
+    ours = record.device.architecture.startswith(TARGET)
+    for row in known:
+        for check in (each for each in record.checks if fnmatchcase(each.id, row["check"])):
+            if (here := check.measured.get(row["measured"])) is None:
+                continue
+            low, high = row.get("range", (0, math.inf))
+            verdict = "" if not ours or low <= here <= high else f"expected: {row['said']}"
+            usual = f"{low} to {high}" if high < math.inf else "not published"
+            name = row["what"].format(check.id.rpartition("-")[2])
+            table.add_row(name, f"{here:.4g} {row['unit']}", usual, verdict)
     return table
 
 

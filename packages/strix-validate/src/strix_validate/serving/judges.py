@@ -8,8 +8,10 @@ wrong alike, a text that every model knows, and numbers hidden in a long prompt,
 
 import itertools
 import math
+import re
 import statistics
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -258,6 +260,27 @@ def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUN
     found = server.generate(prompt, number, 60 + 3 * before)
     judge_greedy(server, found, bound=bound)
     return {"next_seconds": round(time.perf_counter() - begin, 2)}
+
+
+def judge_questions(server: Endpoint, least: int) -> dict:
+    """Require that so many of the 50 questions of questions.toml get the right number.
+
+    Asked in words, behind three that are answered, which a model without a chat template needs.
+    """
+    known = tomllib.loads((files(__package__) / "questions.toml").read_text())
+    shown = [f"Question: {each['ask']}\nAnswer: {each['answer']}\n\n" for each in known["shown"]]
+
+    def is_right(each: dict) -> bool:
+        asked = f"{''.join(shown)}Question: {each['ask']}\nAnswer:"
+        text = server.generate(asked, 200, stop=["\n\n", "Question:"]).text.replace(",", "")
+        found = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
+        return bool(found) and int(found[-1]) == each["is"]
+
+    with ThreadPoolExecutor(8) as pool:
+        right = list(pool.map(is_right, known["question"]))
+    said = f"{sum(right)} of {len(right)} answers are right"
+    require(sum(right) >= least, f"{said}, {least} were expected")
+    return {"right": sum(right), "asked": len(right)}
 
 
 def measure(server: Endpoint, load: int, prompts: Sequence, number: int = 64) -> dict:

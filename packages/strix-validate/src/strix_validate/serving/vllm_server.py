@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A tiny model, what vLLM makes of it offline, and `vllm serve` with it on a free port.
+"""A tiny model, what vLLM makes of it offline, and `vllm serve` on a free port with it or another.
 
 Each stage is one child process; if one fails, the error has the end of its log.
 """
@@ -16,12 +16,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strix_validate.checks import CannotRun, CheckFailed, require
+from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.vllm_memory import memory_of
 from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
 
@@ -31,6 +33,12 @@ _STOP_LIMIT = 60
 _NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 #: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
 _GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
+
+#: Of the tiny model: little memory, and HIP graphs.
+_TINY = [
+    "--dtype", "float16", "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config",
+    _GRAPHS, "--kv-cache-memory-bytes", str(256 << 20),
+]  # fmt: skip
 
 
 def _once(make: Callable) -> property:
@@ -54,12 +62,13 @@ def _once(make: Callable) -> property:
 class ServerSession:
     """The model, its offline output, and the server, each made on first use.
 
-    start_limit and stop_limit are in seconds.
+    start_limit and stop_limit are in seconds. model: a folder to serve instead of the tiny one.
     """
 
     device: str
     start_limit: float = _START_LIMIT
     stop_limit: float = _STOP_LIMIT
+    model: str = ""
     made: dict = field(default_factory=dict)
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -116,8 +125,13 @@ class ServerSession:
     @_once
     def server(self) -> "VllmServer":
         """A server of the model, started when first asked for."""
-        self.make_model()
-        server = VllmServer(self.folder / "model", self.folder / "server.log")
+        if not self.model:
+            self.make_model()
+        folder, flags = Path(self.model or self.folder / "model"), _TINY
+        if self.model:
+            memory = memory_of(Tree())
+            flags = ["--gpu-memory-utilization", f"{memory.utilization:.2f}"] if memory else []
+        server = VllmServer(folder, self.folder / "server.log", flags)
         self._closing.callback(server.kill)
         server.start(self.start_limit)
         return server
@@ -126,8 +140,8 @@ class ServerSession:
 class VllmServer:
     """`vllm serve` on a free local port, in its own process group."""
 
-    def __init__(self, model: Path, log: Path) -> None:
-        self.model, self.log = model, log
+    def __init__(self, model: Path, log: Path, flags: Sequence[str]) -> None:
+        self.model, self.log, self.flags = model, log, flags
         # kept: nobody else is given the port before the server, which may share it, binds it
         self._kept = socket.socket()
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,9 +159,7 @@ class VllmServer:
         program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
         command = [
             program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
-            "--served-model-name", "tiny", "--enable-prefix-caching", "--dtype", "float16",
-            "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config", _GRAPHS,
-            "--kv-cache-memory-bytes", str(256 << 20), "--seed", "0",
+            "--served-model-name", "tiny", "--enable-prefix-caching", "--seed", "0", *self.flags,
         ]  # fmt: skip
         begin = time.perf_counter()
         with self.log.open("wb") as log:

@@ -19,6 +19,7 @@ import torch
 
 from strix_validate.attention import sdpa
 from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State, require
+from strix_validate.layers.table import MODELS
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
@@ -50,22 +51,25 @@ class Work:
         return 4 * self.batch * (self.kv_heads or self.heads) * self.seqlen * self.head_dim
 
 
-#: The first five are those of the published table; gqa and decode are a layer of Llama-3.1-8B.
+#: gqa and decode are of this one.
+_LAYER = MODELS["Llama-3.1-8B"].attention()[0]
+#: The first five are those of the published table.
 SIZES = {
     "tiny": Work(1, 1, 128, 64),
     "small": Work(2, 4, 512, 64),
     "medium": Work(4, 8, 1024, 64),
     "large": Work(8, 16, 2048, 64),
     "xlarge": Work(16, 16, 4096, 64),
-    "gqa": Work(4, 32, 2048, 128, kv_heads=8),
-    "decode": Work(16, 32, 4096, 128, kv_heads=8, queries=1),
+    "gqa": Work(4, _LAYER.heads, 2048, _LAYER.head_dim, kv_heads=_LAYER.kv_heads),
+    "decode": Work(16, _LAYER.heads, 4096, _LAYER.head_dim, kv_heads=_LAYER.kv_heads, queries=1),
 }
 MASKS = {"causal": True, "full": False}
 #: Those of torch, flash-attn's own package, and vLLM's kernel on its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
-#: fp16 operations per clock of one compute unit's or multiprocessor's matrix units. gfx1151:
-#: 16x16x16 WMMA, 512 (RDNA 3 ISA guide); NVIDIA: dense, from the data sheets of A100 and H100.
-_OPERATIONS_PER_CLOCK = {"gfx1151": 512, "gfx1100": 512, "sm_80": 2048, "sm_90": 4096}
+#: fp16 operations per clock of one multiprocessor's matrix units. RDNA 3: 512 of a compute unit
+#: (WMMA, ISA guide), of which HIP counts two as one: https://github.com/ROCm/hip/issues/3198.
+#: NVIDIA: dense, from the data sheets of A100 and H100.
+_OPERATIONS_PER_CLOCK = {"gfx1151": 1024, "gfx1100": 1024, "sm_80": 2048, "sm_90": 4096}
 #: Where scores fill memory, flash attention is at least this much faster than math.
 _LEAST_SPEEDUP = 1.5
 #: Two measurements of the same call may differ by this much.
@@ -135,15 +139,22 @@ def checks() -> list[Check]:
         "times of launches instead of kernels, because synchronisation is missing: "
         "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
     )
-    return [*measured, *ratios, *published, timer]
+    whole = [
+        Check("bench/copy", "bytes that a copy of 512 MiB reads and writes in a second",
+            "memory in one channel, or at a lower clock: what decoding waits for"),
+        Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
+            "a library without kernels for this GPU, which is 5 to 10 times slower: "
+            "https://github.com/ROCm/legacy-rocm-build/issues/4748"),
+    ]  # fmt: skip
+    return [*measured, *ratios, *published, timer, *whole]
 
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return False for large sizes on a CPU, which would take minutes for them."""
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
-        return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa", "decode")
-    return kind == "timer" or rest in ("tiny", "small")
+        return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa")
+    return kind in _WHOLE or rest in ("tiny", "small")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -165,7 +176,7 @@ def body_of(check: Check, measure: Callable[..., dict]) -> Callable[[RunOptions]
         return lambda options: _speedup(options, measure, *parts[2].split("-"))
     if parts[1] == "published":
         return lambda options: _beside_published(options, measure, parts[2])
-    return _compare_timers
+    return _WHOLE[parts[1]]
 
 
 def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
@@ -373,3 +384,24 @@ def _compare_timers(options: RunOptions) -> Result:
                 wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
     state = State.FAILED if wrong else State.PASSED
     return Result(Check("", "", ""), state, "; ".join(wrong), found)
+
+
+def _time_whole(options: RunOptions, shape: tuple[int, ...], function: Callable) -> Timing:
+    if options.device != "cuda":
+        raise CannotRun("only a GPU's speed is of interest")
+    tensors = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2)]
+    return timed(lambda: function(*tensors), "cuda")
+
+
+def _copy(options: RunOptions) -> dict:
+    found = _time_whole(options, (1 << 28,), lambda to, x: to.copy_(x))
+    return {"copy_gbps": 2 * 512 * 2**20 / found.median / 1e6}
+
+
+def _product(options: RunOptions) -> dict:
+    rate = 2 * 4096**3 / _time_whole(options, (4096, 4096), torch.mm).median / 1e9
+    peak = _peak(options.device)
+    return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
+
+
+_WHOLE = {"timer": _compare_timers, "copy": _copy, "product": _product}

@@ -3,7 +3,7 @@
 
 First offline, then `vllm serve` on a free port. Each stage is one child process whose results the
 checks read. If a stage fails, so do its checks, with the end of its log. With --url, a server that
-runs already.
+runs already; with --model alone, one that serves this folder.
 """
 
 import re
@@ -41,31 +41,49 @@ def checks() -> list[Check]:
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return whether a check is for this server: the user's gets other checks than our own."""
-    return (check.id.removeprefix("serve/") in URL_BODIES) is bool(options.url)
+    name = check.id.removeprefix("serve/")
+    if name == "url-questions" and not options.questions:
+        return False
+    return (name in URL_BODIES) is bool(options.model)
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers."""
-    if options.url:
-        server = Endpoint(options.url, options.model)
-        bodies = {
-            f"serve/{name}": lambda options, body=body: body(server)
-            for name, body in URL_BODIES.items()
-        }
+    """See strix_validate.tiers. The user's server runs already, or serves the folder --model."""
+    with ServerSession(options.device, model=options.model) as session:
+        bodies = {f"serve/{name}": of_session(body, session) for name, body in BODIES.items()}
+        for name, body in URL_BODIES.items():
+            bodies[f"serve/{name}"] = _of_server(body, session, options)
         yield from run_each(wanted, options, bodies)
-        return
-    with ServerSession(options.device) as session:
-        bodies = {
-            f"serve/{name}": lambda options, body=body: body(session)
-            for name, body in BODIES.items()
-        }
-        yield from run_each(wanted, options, bodies)
+
+
+def of_session(body: Callable[[ServerSession], dict], session: ServerSession) -> Callable:
+    """Bind a check of a tiny model; it is skipped where vLLM cannot be started."""
+
+    def bound(_: RunOptions) -> dict:
+        session.need_vllm()
+        return body(session)
+
+    return bound
+
+
+def _of_server(
+    body: Callable[..., dict], session: ServerSession, options: RunOptions
+) -> Callable[[RunOptions], dict]:
+    def bound(_: RunOptions) -> dict:
+        if options.url:
+            server = Endpoint(options.url, options.model)
+        else:
+            session.need_vllm()
+            server = session.server.endpoint
+        more = [options.questions] if body is judges.judge_questions else []
+        return body(server, *more)
+
+    return bound
 
 
 def offline_repeats(session: ServerSession) -> dict:
     """Greedy decoding gives the same tokens for the same prompt in a batch. Garbage on gfx1151 was
     different garbage each time: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
-    session.need_vllm()
     first, *others = session.offline["tokens"]
     require(len(first) == TOKENS, f"{len(first)} tokens, {TOKENS} were asked for")
     require(all(tokens == first for tokens in others), "the same prompt gave different tokens")
@@ -75,7 +93,6 @@ def offline_repeats(session: ServerSession) -> dict:
 def offline_logits(session: ServerSession) -> dict:
     """The first token's log probability is transformers' in float32. Decoding that runs and is
     wrong looks like a bad model: https://github.com/vllm-project/vllm/issues/56021"""
-    session.need_vllm()
     return _compare(session.reference, session.offline, LOGPROB_BOUND)
 
 
@@ -105,14 +122,12 @@ def _serving(name: str) -> Callable[[ServerSession], dict]:
 def start(session: ServerSession) -> dict:
     """`vllm serve` answers, or says why not. It died in silence or hung:
     https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
     return {"seconds": round(session.server.start_seconds, 1)}
 
 
 def graphs(session: ServerSession) -> dict:
     """The server captured HIP graphs of decoding. Capturing them hung, and --enforce-eager hides
     that: https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
     log = session.server.log.read_text(errors="replace")
     require(_CAPTURED in log, f"the log does not say {_CAPTURED!r}: the server ran without graphs")
     return {"captured": log.count(_CAPTURED)}
@@ -121,7 +136,6 @@ def graphs(session: ServerSession) -> dict:
 def attention_backend(session: ServerSession) -> dict:
     """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs,
     decodes 7 times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
-    session.need_vllm()
     log = session.server.log.read_text(errors="replace")
     names = [first or second for first, second in _CHOSEN.findall(log)]
     require(names, "the log names no attention backend")
@@ -132,7 +146,6 @@ def attention_backend(session: ServerSession) -> dict:
 def completion(session: ServerSession) -> dict:
     """/v1/completions gives the tokens of offline decoding: graph capture and scheduling change
     nothing. https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
     tokens, expected = session.answer.tokens, session.offline["tokens"][0]
     require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
     return {"tokens": len(tokens)}
@@ -142,7 +155,6 @@ def decode(session: ServerSession) -> dict:
     """Each token that the server decodes is as likely as transformers finds it in float32 after the
     ones before it, and the likeliest. A right first token, which prefill gives, hid garbage
     behind it: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
-    session.need_vllm()
     found = session.answer
     scored = session.score(found.tokens)
     error = judges.largest_difference(found.logprobs, scored["logprobs"])
@@ -152,17 +164,9 @@ def decode(session: ServerSession) -> dict:
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
 
-def prefill(session: ServerSession) -> dict:
-    """The server's prefill finds its own decoded tokens as likely: other kernels, the same model.
-    https://github.com/vllm-project/vllm/issues/56021"""
-    session.need_vllm()
-    return judges.judge_greedy(session.server.endpoint, session.answer, bound=LOGPROB_BOUND)
-
-
 def prefix(session: ServerSession) -> dict:
     """A prompt whose beginning is cached gives the same log probabilities; blocks of another
     prompt's would give others: https://github.com/vllm-project/vllm/issues/5543"""
-    session.need_vllm()
     server, longer = session.server.endpoint, [*PROMPT, *OTHERS[0]]
     found = [server.generate(longer, TOKENS) for _ in range(2)]
     return judges.judge_greedy(server, *found, bound=LOGPROB_BOUND)
@@ -171,24 +175,15 @@ def prefix(session: ServerSession) -> dict:
 def together(session: ServerSession) -> dict:
     """Of eleven prompts at a time, four in a batch, each gets its own answer: rows of a batch or
     blocks of the cache were mixed up: https://github.com/vllm-project/vllm/issues/15730"""
-    session.need_vllm()
     server = session.server.endpoint
     for load in (2, 11):
         found = judges.judge_together(server, OTHERS[:load], load, TOKENS, LOGPROB_BOUND)
     return found
 
 
-def usage(session: ServerSession) -> dict:
-    """Tokens of the prompt and of the answer are counted; clients pay and cut by that:
-    https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
-    session.need_vllm()
-    return judges.judge_usage(session.answer, TOKENS)
-
-
 def finish_reason(session: ServerSession) -> dict:
     """An answer says why it ends: at the limit, or at a stop string, which it leaves out.
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
-    session.need_vllm()
     judges.judge_finish(session.answer, "length")
     words = session.answer.text.split()
     stop = next((word for word in words if words.index(word) >= 2), "")
@@ -200,17 +195,9 @@ def finish_reason(session: ServerSession) -> dict:
     return {"stop": stop}
 
 
-def probabilities(session: ServerSession) -> dict:
-    """Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong
-    length. https://github.com/vllm-project/vllm/issues/56021"""
-    session.need_vllm()
-    return judges.judge_probabilities(session.answer)
-
-
 def chat(session: ServerSession) -> dict:
     """/v1/chat/completions applies the model's chat template: it gives what the filled-in template
     does. https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"""
-    session.need_vllm()
     server = session.server.endpoint
     messages = [{"role": "user", "content": "w5 w7"}, {"role": "assistant", "content": "w11"}]
     body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
@@ -222,40 +209,49 @@ def chat(session: ServerSession) -> dict:
     return {"tokens": len(tokens)}
 
 
-def abort(session: ServerSession) -> dict:
-    """A client that leaves in the middle does not spoil or delay the next one's answer:
-    https://github.com/vllm-project/vllm/issues/24584"""
-    session.need_vllm()
-    return judges.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
-
-
 def latency(session: ServerSession) -> dict:
     """A warm server's first token comes within two seconds: a kernel compiled in each request, or a
     wait for a timeout. https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
     server = session.server.endpoint
     first = min(server.stream(OTHERS[i], 4).seconds[0] for i in range(3))
     require(first <= FIRST_TOKEN_LIMIT, f"{first:.1f} s to the first token")
     return {"first_token_ms": 1e3 * first}
 
 
-def streaming(session: ServerSession) -> dict:
-    """Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts
-    were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
-    return judges.judge_stream(session.server.endpoint, PROMPT, TOKENS)
-
-
 def stop(session: ServerSession) -> dict:
     """The server ends on SIGTERM and leaves no process, which would keep the GPU's memory:
     https://github.com/vllm-project/vllm/issues/32180"""
-    session.need_vllm()
     status = session.server.stop(session.stop_limit)
     require(status in (0, -signal.SIGTERM), f"exit status {status}")
     return {"status": status}
 
 
-BODIES = {
+def _described(judge: Callable[..., dict], why: str) -> Callable[..., dict]:
+    judge.__doc__ = why
+    return judge
+
+
+_PREFILL = (
+    "The server's prefill finds its own decoded tokens as likely: other kernels, the same model. "
+    "https://github.com/vllm-project/vllm/issues/56021"
+)
+_USAGE = (
+    "Tokens of the prompt and of the answer are counted; clients pay and cut by that: "
+    "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"
+)
+_PROBABILITIES = (
+    "Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong "
+    "length. https://github.com/vllm-project/vllm/issues/56021"
+)
+_STREAMING = (
+    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts "
+    "were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"
+)
+_ABORT = (
+    "A client that leaves in the middle does not spoil or delay the next one's answer: "
+    "https://github.com/vllm-project/vllm/issues/24584"
+)
+BODIES: dict[str, Callable[[ServerSession], dict]] = {
     "offline-repeats": offline_repeats,
     "offline-logits": offline_logits,
     **{f"model-{name}": _serving(name) for name in MODELS},
@@ -264,41 +260,25 @@ BODIES = {
     "attention-backend": attention_backend,
     "completion": completion,
     "decode": decode,
-    "prefill": prefill,
+    "prefill": _described(
+        lambda s: judges.judge_greedy(s.server.endpoint, s.answer, bound=LOGPROB_BOUND), _PREFILL
+    ),
     "prefix": prefix,
     "together": together,
-    "usage": usage,
+    "usage": _described(lambda s: judges.judge_usage(s.answer, TOKENS), _USAGE),
     "finish-reason": finish_reason,
-    "probabilities": probabilities,
+    "probabilities": _described(lambda s: judges.judge_probabilities(s.answer), _PROBABILITIES),
     "chat": chat,
-    "streaming": streaming,
-    "abort": abort,
+    "streaming": _described(
+        lambda s: judges.judge_stream(s.server.endpoint, PROMPT, TOKENS), _STREAMING
+    ),
+    "abort": _described(
+        lambda s: judges.judge_abort(s.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND), _ABORT
+    ),
     "latency": latency,
     # last: it ends the server
     "stop": stop,
 }
-
-
-def _of_load(load: int) -> Callable[[Endpoint], dict]:
-    def body(server: Endpoint) -> dict:
-        return judges.measure(server, load, judges.PROMPTS)
-
-    body.__doc__ = (
-        f"Time to the first token and tokens a second, {load} requests at a time. A server that is "
-        "slower than published numbers: https://github.com/ROCm/vllm/issues/994"
-    )
-    return body
-
-
-def _bench(server: Endpoint) -> dict:
-    """What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published
-    numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/"""
-    return bench_serve.measure(server)
-
-
-def _described(judge: Callable[[Endpoint], dict], why: str) -> Callable[[Endpoint], dict]:
-    judge.__doc__ = f"The server given by --url: {why}"
-    return judge
 
 
 def _usage(server: Endpoint) -> dict:
@@ -313,45 +293,63 @@ def _long(server: Endpoint) -> dict:
     return judges.judge_greedy(server, found)
 
 
-def _recall(length: int) -> Callable[[Endpoint], dict]:
-    return _described(
-        lambda server: judges.judge_recall(server, length),
-        f"five numbers in a prompt of {length} tokens are found again. Attention that is wrong, or "
-        "a cache that is, beyond a length: https://github.com/vllm-project/vllm/issues/42684",
-    )
+def _theirs(judge: Callable[..., dict], why: str) -> Callable[..., dict]:
+    return _described(judge, f"The user's server: {why}")
 
 
-#: Of a server that runs already, with any model.
-URL_BODIES = {
-    "url-text": _described(
+#: Of a server with any model: one that runs already, or one started for the folder --model.
+URL_BODIES: dict[str, Callable[..., dict]] = {
+    "url-text": _theirs(
         judges.judge_text,
         "texts that every model knows are likely, everywhere in 1,200 tokens. Random weights agree "
         "with themselves as well: https://github.com/vllm-project/vllm/issues/15730",
     ),
-    "url-prefill": _described(_long, reason_of(prefill)),
-    "url-together": _described(
+    "url-prefill": _theirs(_long, _PREFILL),
+    "url-together": _theirs(
         lambda server: judges.judge_together(server, judges.many_prompts(), judges.TOGETHER),
         reason_of(together),
     ),
-    "url-prefix": _described(
+    "url-prefix": _theirs(
         lambda server: judges.judge_together(server, judges.shared_prompts() * 2, 4),
         reason_of(prefix),
     ),
-    **{f"url-recall-{length}": _recall(length) for length in judges.RECALLED},
-    "url-usage": _described(_usage, reason_of(usage)),
-    "url-stop": _described(
+    **{
+        f"url-recall-{length}": _theirs(
+            lambda server, length=length: judges.judge_recall(server, length),
+            f"five numbers in a prompt of {length} tokens are found again. Attention that is "
+            "wrong, or a cache that is, beyond a length: https://github.com/vllm-project/vllm/issues/42684",
+        )
+        for length in judges.RECALLED
+    },
+    "url-usage": _theirs(_usage, _USAGE),
+    "url-stop": _theirs(
         lambda server: judges.judge_stop(server, judges.PROMPTS[0]), reason_of(finish_reason)
     ),
-    "url-probabilities": _described(
+    "url-probabilities": _theirs(
         lambda server: judges.judge_probabilities(server.generate(judges.PROMPTS[0])),
-        reason_of(probabilities),
+        _PROBABILITIES,
     ),
-    "url-streaming": _described(
-        lambda server: judges.judge_stream(server, judges.PROMPTS[0]), reason_of(streaming)
+    "url-streaming": _theirs(
+        lambda server: judges.judge_stream(server, judges.PROMPTS[0]), _STREAMING
     ),
-    "url-abort": _described(
-        lambda server: judges.judge_abort(server, judges.PROMPTS[0]), reason_of(abort)
+    "url-abort": _theirs(lambda server: judges.judge_abort(server, judges.PROMPTS[0]), _ABORT),
+    "url-questions": _theirs(
+        judges.judge_questions,
+        "of 50 questions about small sums, in words, as many have the right answer as --questions "
+        "says: a model that answers well, and less well than it should: "
+        "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
-    **{f"url-load-{load}": _of_load(load) for load in judges.LOADS},
-    "url-bench": _bench,
+    **{
+        f"url-load-{load}": _described(
+            lambda server, load=load: judges.measure(server, load, judges.PROMPTS),
+            f"Time to the first token and tokens a second, {load} requests at a time. A server "
+            "that is slower than published numbers: https://github.com/ROCm/vllm/issues/994",
+        )
+        for load in judges.LOADS
+    },
+    "url-bench": _described(
+        bench_serve.measure,
+        "What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published "
+        "numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/",
+    ),
 }
