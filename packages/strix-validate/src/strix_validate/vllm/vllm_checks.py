@@ -193,8 +193,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     name, on_gpu = check.id.removeprefix("attention/vllm-"), options.device == "cuda"
     if name in ON_GPU and not on_gpu:
         return False
-    if "-packed" in name and on_gpu and not torch.version.hip:
-        return False  # it has an instruction of gfx1151
+    if name.startswith(("w4a16-packed", "mla-decode")) and on_gpu and not torch.version.hip:
+        return False  # an instruction of gfx1151, and an option of AMD's compiler
     return options.size.holds(_TIERS["attention"][name].size)
 
 
