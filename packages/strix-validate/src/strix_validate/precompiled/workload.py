@@ -2,15 +2,12 @@
 """Calls of 40 lengths: how many kernels they compile. Counted, so it needs no GPU and no clock."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 
-import torch
-
 from strix_validate.attention import flash
-from strix_validate.layers.table import PICTURES
+from strix_validate.layers.table import PICTURES, Attention
 from strix_validate.precompiled import vllm_layers
 from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
 from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
@@ -27,29 +24,19 @@ LENGTHS = (
 _CAPACITY = 4096
 
 
-@dataclass(frozen=True)
-class ModelHeads:
-    """Heads of a model."""
-
-    name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-
-SHAPES = (
-    ModelHeads("Llama-3.1-8B", 32, 8, 128, BF16),
-    ModelHeads("Qwen2.5-0.5B", 14, 2, 64, FP16),
-    ModelHeads("Gemma-3-12B", 16, 8, 256, BF16),
+#: Layers of attention, and their types, by a model that has them.
+SHAPES = {
+    "Llama-3.1-8B": (LAYERS["Llama-3.1-8B"], BF16),
+    "Qwen2.5-0.5B": (LAYERS["Qwen2.5-0.5B"], FP16),
+    "Gemma-3-12B": (LAYERS["Gemma-3-12B"], BF16),
     # no package has its kernels
-    ModelHeads("head-dim-112", 8, 8, 112, FP16),
-)
+    "head-dim-112": (Attention(8, 8, 112), FP16),
+}
 
 
 def flash_workload() -> Iterator[tuple[str, Call]]:
     """Yield (MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
-    for shape in SHAPES:
+    for model, (shape, dtype) in SHAPES.items():
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         for n in LENGTHS:
             fixed = partial(flash.fixed, seqlen_q=n, seqlen_k=n, causal=True, **heads)
@@ -64,8 +51,8 @@ def flash_workload() -> Iterator[tuple[str, Call]]:
                 ("varlen", packed, False),
                 ("kvcache", decode, False),
             ):
-                name = f"{shape.name}/{kind}"
-                yield name, DeferredCall(f"{name}/{n}", build, shape.dtype, gradients)
+                name = f"{model}/{kind}"
+                yield name, DeferredCall(f"{name}/{n}", build, dtype, gradients)
 
 
 def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
