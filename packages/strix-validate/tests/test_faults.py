@@ -194,6 +194,38 @@ def test_wrong_behaviour_is_caught(name, monkeypatch):
     plant(name, result)
 
 
+def kept_result():
+    """Attention of the first call alone, which a captured graph then gives again."""
+    found = []
+
+    def route(*args, **options):
+        found.append(found[0] if found else right(*args, **options))
+        return found[0]
+
+    return route
+
+
+def neighbours_values(q, k, v, **options):
+    """Each token's values are those of the one before it, also across sequences."""
+    rows = v.transpose(1, 2)
+    moved = rows.values().roll(1, 0).contiguous()
+    moved = torch.nested.nested_tensor_from_jagged(moved, rows.offsets())
+    return right(q, k, moved.transpose(1, 2), **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU captures graphs")
+@pytest.mark.parametrize(
+    ("broken", "body"), [(kept_result(), "captured"), (neighbours_values, "nested")]
+)
+def test_wrong_behaviour_on_a_gpu_is_caught(broken, body, monkeypatch):
+    check, options = Check(f"sdpa/default/{body}", "", ""), RunOptions(device="cuda")
+    (result,) = run_each([check], options, behaviour.bodies())
+    assert result.state is State.PASSED, result.reason
+    monkeypatch.setitem(sdpa.ROUTES, "default", broken)
+    (result,) = run_each([check], options, behaviour.bodies())
+    assert result.state is State.FAILED and result.reason == "wrong: out", result.reason
+
+
 def test_right_dropout_passes(monkeypatch):
     monkeypatch.setitem(sdpa.ROUTES, "default", dropped)
     check = Check("sdpa/default/dropout", "", "")
