@@ -71,7 +71,8 @@ def _tier(name: str, options: str, words: str) -> None:
     """Add the command that runs a tier with these options; one without a device has the CPU."""
 
     def run_tier(**given) -> None:
-        run_and_exit([name], **{"device": DeviceName.CPU} | given)
+        given.setdefault("device", DeviceName.CPU)
+        run_and_exit([name], **given)
 
     run_tier.__name__, run_tier.__doc__ = name, words
     parameters = [

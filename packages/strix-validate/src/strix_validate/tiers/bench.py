@@ -404,4 +404,8 @@ def _product(options: RunOptions) -> dict:
     return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
 
 
-_WHOLE = {"timer": _compare_timers, "copy": _copy, "product": _product}
+_WHOLE: dict[str, Callable[[RunOptions], dict | Result]] = {
+    "timer": _compare_timers,
+    "copy": _copy,
+    "product": _product,
+}
