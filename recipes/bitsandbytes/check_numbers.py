@@ -328,7 +328,7 @@ def numbers(device: str) -> None:
 
     parts = blockwise, linear_4bit, linear_8bit, optimisers
     for part in parts if device != "cpu" else (blockwise, rows):
-        print(f"{device}: {part.__name__}, {part(device, draw)} cases right", flush=True)
+        print(f"{device}: {part.__name__}, {part(device, draw)} cases correct", flush=True)
 
 
 def load() -> None:

@@ -23,7 +23,7 @@ warnings.simplefilter("ignore")  # exp2 of a masked number overflows; fla warns 
 from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM  # noqa: E402
 
 HEADS, LANES, HIDDEN, WORDS, LENGTH = 2, 16, 32, 48, 70  # two chunks, the second not full
-#: Of the root mean square of what is right. Four seeds came to 8e-5.
+#: Of the root mean square of what is correct. Four seeds came to 8e-5.
 BOUND = 1e-3
 #: What the reference leaves out to show that the bound would find it.
 FAULTS = ("decay", "share", "gate", "convolution", "norm")
@@ -88,7 +88,7 @@ def logits_of(weights: dict[str, Tensor], words: Tensor, without: str = "") -> T
 
 
 def off(got: Tensor, want: Tensor) -> float:
-    """The largest error, as part of the root mean square of what is right."""
+    """The largest error, as part of the root mean square of what is correct."""
     return ((got.double() - want).abs().max() / want.square().mean().sqrt()).item()
 
 
@@ -121,7 +121,7 @@ def main() -> None:
     for name, error in missed.items():
         require(error > BOUND, f"{name}: left out of the reference, and the model agrees")
     print(
-        f"{len(errors)} results are right; the furthest off by {max(errors.values()):.1e}, "
+        f"{len(errors)} results are correct; the furthest off by {max(errors.values()):.1e}, "
         f"with a fault by {min(missed.values()):.1e} and more"
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM chooses for a GPU, with made-up kernel drivers (KFD) and AMD SMI modules.
+"""What vLLM chooses for a GPU, with mock kernel drivers (KFD) and AMD SMI modules.
 
 The platform, the attention backend, the kernel of rms_norm and the tuned tables of MoE kernels.
 
@@ -111,7 +111,7 @@ def load_source(folder: Path) -> None:
 
 
 def functions(module: str, names: set[str], **globals_: object) -> types.SimpleNamespace:
-    """Functions of one of vLLM's modules, without what else its import brings."""
+    """Functions of one of vLLM's modules, without what else its import loads."""
     file = Path(sys.modules["vllm"].__path__[0], f"{module}.py")
     wanted = [
         node

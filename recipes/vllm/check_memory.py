@@ -3,7 +3,7 @@
 
     python check_memory.py [--source DIR] [CASE...]
 
-HIP, the kernel driver and the system's memory are made up; MemorySnapshot, request_memory and the
+HIP, the kernel driver and the system's memory are mocks; MemorySnapshot, request_memory and the
 platform are vLLM's. No GPU is needed. --source is as in check_detection.py.
 """
 

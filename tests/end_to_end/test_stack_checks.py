@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stacks that have a check of their own: installed from the host base, right, and able to fail.
+"""Stacks with a check of their own: installed from the host base, correct, and able to fail.
 
 No Hugging Face hub can be reached: what would ask it fails.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone with docs/night.py that finds a made-up machine, and what a night packed."""
+"""A clone with docs/night.py that finds a mock machine, and what a night packed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `outdated` says of the links in Upstream-Status, asked of a stand-in of GitHub's API."""
+"""What `outdated` says of the links in Upstream-Status, asked of a mock of GitHub's API."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory import waits
 from strix_emulate.run.program import NO_EFFECT, WAITS
 
-#: Runs a kernel with these instructions; says whether its results are right; raises Trap.
+#: Runs a kernel with these instructions; says whether its results are correct; raises Trap.
 Judge = Callable[[list[Instruction]], bool]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Made-up results and records, for the tests of records and reports."""
+"""Mock results and records, for the tests of records and reports."""
 
 from datetime import UTC, datetime
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `emulated`, with stand-ins for what the child process answers, and once for real."""
+"""The tier `emulated`, with mocks of what the child process answers, and once for real."""
 
 import importlib.util
 import os
@@ -38,13 +38,13 @@ def answered(monkeypatch):
     monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
 
     def install(*answers, error=None):
-        def stand_in(calls, mode):
+        def mock(calls, mode):
             assert mode == "emulate" and len(calls) == len(NAMES)
             if error:
                 raise error
             return CallAnswers("built-in", list(answers))
 
-        monkeypatch.setattr(triton_modes, "run", stand_in)
+        monkeypatch.setattr(triton_modes, "run", mock)
         return {check.id.removeprefix("emulated/"): check for check in tier()}
 
     return install

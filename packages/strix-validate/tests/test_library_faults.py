@@ -211,11 +211,11 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
 def test_modes_of_miopen_reach_its_process(monkeypatch):
     asked = []
 
-    def stand_in(module, wanted, options, environment=None):
+    def mock(module, wanted, options, environment=None):
         asked.append((module.rsplit(".", 1)[1], len(wanted), environment))
         return iter([Result(check, State.PASSED) for check in wanted])
 
-    monkeypatch.setattr(isolated, "run", stand_in)
+    monkeypatch.setattr(isolated, "run", mock)
     found = list(libraries.run(libraries.checks(), RunOptions()))
     assert len(found) == len(libraries.checks())
     modes = [environment for module, _, environment in asked if module == "convolution"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The serving tier's logic, with a stand-in for vLLM and each fault of it."""
+"""The serving tier's logic, with a mock of vLLM and each fault of it."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 @pytest.fixture
 def examine(monkeypatch, tmp_path):
-    """Runs every check against the stand-in with a fault; results by name."""
+    """Runs every check against the mock with a fault; results by name."""
     program = tmp_path / "vllm"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE / "vllm.py"} "$@"\n')
     program.chmod(0o755)
@@ -88,8 +88,8 @@ def test_a_right_server_passes(examine):
         ("prefix", {"prefix"}, "less likely than another"),
         ("cross-talk", {"together"}, "less likely than another"),
         ("usage", {"usage", "together"}, "'completion_tokens': 25"),
-        ("finish", {"finish-reason"}, "right is 'length'"),
-        ("stop-string", {"finish-reason"}, "right is 'stop'"),
+        ("finish", {"finish-reason"}, "expected 'length'"),
+        ("stop-string", {"finish-reason"}, "expected 'stop'"),
         ("probabilities", {"probabilities"}, "sum to 1.1"),
         ("template", {"chat"}, "prompt [5, 7, 4, 11, 4]"),
         ("abort", {"abort"}, "less likely than another"),
@@ -176,7 +176,7 @@ BENCH = {
     "model_id": "any", "ttfts": [0.08],
 }  # fmt: skip
 #: A command vllm that measures nothing: it checks its arguments and writes this text.
-BENCH_STAND_IN = """#!{python}
+BENCH_MOCK = """#!{python}
 import pathlib, sys
 given = sys.argv[1:]
 option = lambda name: given[given.index(name) + 1]
@@ -195,7 +195,7 @@ def bench(monkeypatch, tmp_path):
     def install(text, status=0):
         program = tmp_path / "bin" / "vllm"
         program.parent.mkdir(exist_ok=True)
-        program.write_text(BENCH_STAND_IN.format(python=sys.executable, text=text, status=status))
+        program.write_text(BENCH_MOCK.format(python=sys.executable, text=text, status=status))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(program.parent))
 

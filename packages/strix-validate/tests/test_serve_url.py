@@ -72,7 +72,7 @@ def test_a_short_context_is_skipped(judged):
         ("no-stop", {"stop"}, "before the stop string"),
         ("with-stop", {"stop"}, "before the stop string"),
         ("stream-no-stop", {"stop"}, "before the stop string"),
-        ("finish", {"usage"}, "right is 'length'"),
+        ("finish", {"usage"}, "expected 'length'"),
         ("usage", {"usage", "prefill", "together", "prefix"}, "usage says"),
         ("probabilities", {"probabilities"}, "sum to"),
         ("logprobs", {"prefill", "together", "prefix", "abort"}, "decoding and prefill differ"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of vLLM's kernels: what is right passes, and each kind of fault is caught.
 
-A stand-in for vLLM's source has one kernel, which is compiled, interpreted and executed under
+A mock of vLLM's source has one kernel, which is compiled, interpreted and executed under
 emulation. Set VLLM_SOURCE to a folder of the real source to run the real ones, right and spoilt.
 """
 
@@ -30,7 +30,7 @@ from strix_validate.vllm import vllm_checks
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
-STAND_IN = Path(__file__).parent / "fake_vllm_source"
+MOCK = Path(__file__).parent / "fake_vllm_source"
 NORM = "vllm/model_executor/determinism/batch_invariant.py"
 CHECK = Check("x", "", "")
 
@@ -193,14 +193,14 @@ def test_what_is_no_source_is_told(tmp_path, monkeypatch):
 
 
 def test_the_platform_is_gfx1151():
-    platform = vllm_source.stand_in("vllm.platforms").current_platform
+    platform = vllm_source.mock("vllm.platforms").current_platform
     assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
     assert platform.has_device_capability((9, 0)) and not platform.has_device_capability(120)
-    rocm = vllm_source.stand_in("vllm.platforms.rocm")
+    rocm = vllm_source.mock("vllm.platforms.rocm")
     assert rocm.on_gfx11() and rocm.on_gfx1x() and not rocm.on_gfx9() and not rocm.on_gfx12x()
 
 
-#: (text of the stand-in's kernel, what a fault makes of it, the tier that fails)
+#: (text of the mock's kernel, what a fault makes of it, the tier that fails)
 SOURCE_FAULTS = {
     "weight left out": ("x * scale * w", "x * scale", "emulated"),
     "last block counted as full": ("/ n_cols", "/ BLOCK_SIZE", "attention"),
@@ -223,7 +223,7 @@ def tier(name: str, source: Path, check: str = "rms-norm"):
 @needs_triton
 @pytest.mark.parametrize("name", TIERS)
 def test_a_source_without_an_installation_is_enough(name):
-    found = tier(name, STAND_IN)
+    found = tier(name, MOCK)
     assert found.state is State.PASSED, found.reason
     assert "vLLM's kernels: 9.9" in found.reason
 
@@ -232,7 +232,7 @@ def test_a_source_without_an_installation_is_enough(name):
 @pytest.mark.parametrize("fault", SOURCE_FAULTS)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
     old, new, name = SOURCE_FAULTS[fault]
-    shutil.copytree(STAND_IN, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(MOCK, tmp_path, dirs_exist_ok=True)
     text = (tmp_path / NORM).read_text()
     assert old in text
     (tmp_path / NORM).write_text(text.replace(old, new))
@@ -240,14 +240,14 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 
 
 def test_mxfp4_without_triton_kernels_is_skipped():
-    found = tier("kernels", STAND_IN, "mxfp4-decode")
+    found = tier("kernels", MOCK, "mxfp4-decode")
     assert found.state is State.SKIPPED and "leaves them to its build" in found.reason
 
 
 @needs_triton
 def test_triton_kernels_that_do_not_import_fail(tmp_path):
     """vLLM itself only logs it, and gpt-oss does not start."""
-    shutil.copytree(STAND_IN, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(MOCK, tmp_path, dirs_exist_ok=True)
     kernels_of = vllm_source.third_party(tmp_path) / "triton_kernels"
     kernels_of.mkdir(parents=True)
     (kernels_of / "matmul_ogs.py").write_text(

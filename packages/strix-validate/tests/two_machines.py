@@ -2,7 +2,7 @@
 """vLLM's executor for Ray on two machines without a GPU: python two_machines.py SOURCE CONFIG.json
 
 The executor, its workers' processes, their queues and their groups are vLLM's; the worker's device
-and its model are made up, and so is the platform, in each process.
+and its model are mocks, and so is the platform, in each process.
 """
 
 import json

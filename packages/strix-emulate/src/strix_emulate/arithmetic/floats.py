@@ -121,7 +121,7 @@ def _sum(x, y):
 
 
 def _to_odd(x, y, total):
-    """Round x + y to odd: a second rounding of it, to fewer bits, then is right."""
+    """Round x + y to odd: a second rounding of it, to fewer bits, then is correct."""
     other = total - x
     error = (x - (total - other)) + (y - other)
     even = (total.view(np.uint64) & np.uint64(1)) == 0

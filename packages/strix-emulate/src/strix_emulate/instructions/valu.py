@@ -27,7 +27,7 @@ from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, re
 _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
 #: By the ISA the bit cuts to [0, 1]. ROCm's __ockl_fdot2 always sets it, and bitsandbytes' product
-#: in float16, made of those, was right on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
+#: in float16, made of those, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
 _CLAMP_IGNORED = {"v_dot2_f32_f16"}
 
 

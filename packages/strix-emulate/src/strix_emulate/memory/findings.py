@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import EmulatorError, Trap
 
-#: What may be right on hardware, or look so. All else that traps cannot be executed.
+#: What may be correct on hardware, or look so. All else that traps cannot be executed.
 CHECKS = ("pending", "race", "stale", "uninitialised", "barrier", "lds")
 
 

@@ -25,7 +25,7 @@ class FlashCase:
     """A call and what it must return.
 
     expected(dtype) computes the tensors by name, in dtype, on the CPU. refusals: names
-    of exceptions that are also right, because a wrong answer is impossible then.
+    of exceptions that are also correct, because a wrong answer is impossible then.
     """
 
     name: str

@@ -129,7 +129,7 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
             inference, without = call(route, *tensors, **options)
     except CannotRun as refusal:
         if problem.shape.may_refuse and not isinstance(refusal, NoBackend):
-            return Result(check, State.PASSED, f"Refused, which is right: {refusal}")
+            return Result(check, State.PASSED, f"Refused, which is correct: {refusal}")
         return Result(check, State.SKIPPED, str(refusal))
     except Exception as error:  # any other exception is a failure
         return Result(check, State.FAILED, f"{type(error).__name__}: {error}")

@@ -23,7 +23,7 @@ class SdpaShape:
     alone), "cache" (k and v are the beginning of longer tensors, NaN behind), "summed" (the
     gradient of out.sum(), of strides 0).
     needs: the gradients that are computed. sink: see reference.with_sink. may_refuse: an error is
-    also right. on_device: the reference is too large for the CPU. gib: memory it takes, where
+    also correct. on_device: the reference is too large for the CPU. gib: memory it takes, where
     tensors exceed 2 GiB; then the first, middle and last sequences are compared.
     """
 
@@ -120,7 +120,7 @@ SHAPES = (
         seqlen_q=70, seqlen_k=70, head_dim=head_dim, v_dim=v_dim, causal=True,
         dtypes=HALVES) for head_dim, v_dim in ((96, 64), (32, 72))),
     *(SdpaShape(f"gradient-{name}",
-        "a gradient that is right only where the others are computed as well (LoRA, frozen "
+        "a gradient that is correct only where the others are computed as well (LoRA, frozen "
         "layers)", heads=2, kv_heads=2, seqlen_q=70, seqlen_k=100, needs=name,
         dtypes=(torch.float16,)) for name in "qkv"),
     *(SdpaShape(layout, why, batch=2, heads=3, kv_heads=3, seqlen_q=70, seqlen_k=70, head_dim=32,
@@ -170,7 +170,7 @@ SHAPES = (
         "pass alone",
         heads=2,
         kv_heads=2,
-        # no fp16: right kernels lose weights below its smallest number, which a large scale shows
+        # no fp16: correct kernels lose weights below its smallest number, which a large scale shows
         scale=3.75,
         dtypes=(torch.bfloat16,),
     ),

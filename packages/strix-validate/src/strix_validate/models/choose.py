@@ -58,7 +58,7 @@ def ask(configs: Sequence[dict], source: Path) -> list[dict]:
 
 
 class _Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins whose every name is a mock, but that of a newer generation of triton_kernels."""
+    """Modules whose every name is a mock, but that of a newer generation of triton_kernels."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in _PACKAGES:
@@ -69,7 +69,7 @@ class _Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Mocks(spec.name)
 
     def exec_module(self, module):
-        module.__file__ = "made up"
+        module.__file__ = "a mock"
         if module.__name__ == "flash_attn":  # as the recipe's patch does
             os.environ.setdefault("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
 

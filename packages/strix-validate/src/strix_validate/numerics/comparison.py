@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How far a result may be from the reference: as far as right kernels are."""
+"""How far a result may be from the reference: as far as correct kernels are."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 from strix_validate.checks import Check, Result, State
 from strix_validate.numerics.reference import TERMS, Precision
 
-#: Allowed error in units of the rounding error of a right kernel; see :func:`bounds`.
+#: Allowed error in units of the rounding error of a correct kernel; see :func:`bounds`.
 FACTORS = {torch.float32: 10.0, torch.float16: 4.0, torch.bfloat16: 4.0}
 
 #: Allowed root mean square error in the same units; see :func:`rms_bounds`.
@@ -40,13 +40,13 @@ def bounds(
     """Return the largest error that each tensor may have.
 
     A fixed tolerance is either blind in float32 or wrong in bfloat16. So the yardstick is the error
-    of a right kernel of the dtype under test, on the same inputs: see `attention`. In half
+    of a correct kernel of the dtype under test, on the same inputs: see `attention`. In half
     precision a result may be 4 times as far off: the order of summation and the scaling of the
-    weights before they are rounded differ between right kernels, which came to 3.1 times (torch's
+    weights before they are rounded differ between correct kernels, which came to 3.1 times (torch's
     on the CPU, grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the larger
     error of attention that rounds every intermediate (tests/test_flash_attn.py,
     test_flash_attn_output). They have no float32. There the kernels' fast exp2 shows, which half
-    precision hides: right kernels came to 4 times the error, hence 10. A softmax scale off by 1 %
+    precision hides: correct kernels came to 4 times the error, hence 10. A softmax scale off by 1 %
     exceeds these bounds in float32 and float16.
 
     The floor, eps(dtype) / 2 * max|exact|, is the rounding of the result alone: the yardstick can
@@ -98,8 +98,8 @@ def rms_error(actual: Tensor, expected: Tensor) -> float:
 def drift(actual: Tensor, expected: Tensor) -> float:
     """Return the mean error, or the one towards zero if larger, each in absolute value.
 
-    It shows rounding by truncation: that doubles the root mean square error, within what right
-    kernels may have, but its errors have one sign. Of right kernels they cancel: the drift came to
+    It shows rounding by truncation: that doubles the root mean square error, within what correct
+    kernels may have, but its errors have one sign. Of those they cancel: the drift came to
     0.25 of the root mean square error at most (torch's flash attention on the CPU in sink-key), of
     results that were truncated it is 1.7.
 
@@ -122,11 +122,11 @@ def rms_bounds(
     A maximum over thousands of elements is that of the few largest, whose rounding hides an error
     that all the others have. The root mean square has no such outliers, so its bound is tighter:
     independent roundings add up as squares, and 3 times the yardstick's error is what a kernel has
-    that rounds 9 times where a right kernel rounds once. A sum kept in 16 bits rounds once for each
+    that rounds 9 times where a correct one rounds once. A sum kept in 16 bits rounds once for each
     block of terms, which random numbers show where the sum is long, and `with_sink` where it
     is short. In float32 the factor is that of :func:`bounds`, for the same reason.
 
-    The yardstick is the error of a right kernel of the dtype, see `attention`; at least what
+    The yardstick is the error of a correct kernel of the dtype, see `attention`; at least what
     storing costs, eps / 2 * exact uniformly distributed, which is its root mean square divided by
     sqrt(3); and at least eps(float32) of the terms, the rounding of the sums, which is all there is
     where the exact value is zero.
@@ -147,7 +147,7 @@ def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dt
 
     Its unit is half the dtype's eps, times the size of the element's terms.
 
-    Right kernels came to 2.4 in half precision and 31 in float32, where the scores' own rounding
+    Correct kernels came to 2.4 in half precision and 31 in float32, where the scores' own rounding
     counts, which is that of their size. Weights below fp16's smallest normal number, 6e-5, lose
     more than half an eps; 8 steps of the subnormal numbers are allowed for them.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention in float64, as right kernels of a dtype round it, and the sizes of its terms."""
+"""Attention in float64, as correct kernels of a dtype round it, and the sizes of its terms."""
 
 import math
 from typing import Literal, TypeAlias
@@ -117,7 +117,7 @@ def attention(
 ) -> dict[str, Tensor]:
     """Compute plain attention, softmax(scale * q k^T) v, and its gradients.
 
-    In float64 this is the reference. In a smaller dtype it is a right kernel of that dtype: it
+    In float64 this is the reference. In a smaller dtype it is a correct kernel of that dtype: it
     computes in float32 and rounds what a fused kernel hands to the next matrix product or stores:
     the weights, their gradients, and the results. With TERMS each element is the sum, in float64,
     of the absolute values of what is added up to it: the size that rounding is in proportion to. A

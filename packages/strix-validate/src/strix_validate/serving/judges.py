@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a running server is right, and how fast, from its answers alone.
+"""Whether a running server is correct, and how fast, from its answers alone.
 
 No reference model is needed. What a server generates step by step is given back to it as one
 prompt, whose log probabilities come from other kernels: prefill, not decoding. Where both may be
@@ -93,13 +93,13 @@ def judge_usage(found: Generation, number: int) -> dict:
     require(len(found.tokens) == number, f"{len(found.tokens)} tokens, {number} were asked for")
     counts = (len(found.prompt), number, len(found.prompt) + number)
     expected = dict(zip(COUNTS, counts, strict=True))
-    require(found.usage == expected, f"usage says {found.usage}, right is {expected}")
+    require(found.usage == expected, f"usage says {found.usage}, expected {expected}")
     return found.usage
 
 
 def judge_finish(found: Generation, expected: str) -> dict:
-    """Return the reason for the end, if it is the right one; else raise CheckFailed."""
-    require(found.finish == expected, f"finish_reason is {found.finish!r}, right is {expected!r}")
+    """Return the reason for the end, if it is the expected one; else raise CheckFailed."""
+    require(found.finish == expected, f"finish_reason is {found.finish!r}, expected {expected!r}")
     return {"finish_reason": found.finish}
 
 
@@ -242,13 +242,13 @@ def judge_stop(server: Endpoint, prompt, number: int = 64) -> dict:
             found, right = ask(prompt, number, stop=[stop]), text[: text.index(stop)]
             if found.text.startswith(right):
                 break
-        require(found.text == right, f"{found.text!r} before the stop string, right: {right!r}")
+        require(found.text == right, f"{found.text!r} before the stop string, expected: {right!r}")
         judge_finish(found, "stop")
     return {"stop": stop}
 
 
 def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUND) -> dict:
-    """Require that after clients that left, the next one gets a right answer, as soon as before."""
+    """Require that after clients that left, the next gets a correct answer, as soon as before."""
     begin = time.perf_counter()
     server.generate(prompt, number)
     before = time.perf_counter() - begin

@@ -123,7 +123,7 @@ _PACKED = {
 MODELS = {
     "bf16": TinyModel(
         "llama", "LlamaForCausalLM", _LLAMA,
-        "kernels that are right in fp16 alone, the type of the other checks, while models ship in "
+        "kernels that are correct in fp16 alone, the other checks' type, while models ship in "
         "bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     "w4a16": TinyModel(

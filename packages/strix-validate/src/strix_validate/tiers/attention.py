@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention gives the right output and gradients: torch's backends, flash-attn and vLLM."""
+"""Attention gives the correct output and gradients: torch's backends, flash-attn and vLLM."""
 
 import importlib.util
 import os
@@ -124,10 +124,10 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
 
 
 def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.CallAnswer) -> Result:
-    """Return a pass if the answer is right, or refused where that is allowed."""
+    """Return a pass if the answer is correct, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error
     if kind in case.refusals:
-        return Result(check, State.PASSED, f"Refused, which is right: {message}")
+        return Result(check, State.PASSED, f"Refused, which is correct: {message}")
     return Result(check, State.FAILED, f"{kind}: {message}")

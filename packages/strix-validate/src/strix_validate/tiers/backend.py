@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which attention backends this torch has, and whether each one runs.
 
-On a ROCm build with a gfx1151 device only one set of answers is right: AOTriton, flash attention
+On a ROCm build with a gfx1151 device only one set of answers is correct: AOTriton, flash attention
 usable, and a forced flash call that executes. Elsewhere the tier reports what it can.
 """
 

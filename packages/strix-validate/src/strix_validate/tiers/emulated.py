@@ -21,8 +21,8 @@ from strix_validate.triton_packages import package_checks
 from strix_validate.vllm import vllm_checks
 
 _WHY = (
-    "a code object whose numbers are wrong although its source is right, a missing wait or a race "
-    "between waves: https://github.com/ROCm/aotriton/issues/54"
+    "a code object whose numbers are wrong although its source is correct, a missing wait or a "
+    "race between waves: https://github.com/ROCm/aotriton/issues/54"
 )
 
 

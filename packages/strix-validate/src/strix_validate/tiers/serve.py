@@ -153,7 +153,7 @@ def completion(session: ServerSession) -> dict:
 
 def decode(session: ServerSession) -> dict:
     """Each token that the server decodes is as likely as transformers finds it in float32 after the
-    ones before it, and the likeliest. A right first token, which prefill gives, hid garbage
+    ones before it, and the likeliest. A correct first token, which prefill gives, hid garbage
     behind it: https://github.com/lemonade-sdk/vllm-rocm/issues/24"""
     found = session.answer
     scored = session.score(found.tokens)
@@ -191,7 +191,7 @@ def finish_reason(session: ServerSession) -> dict:
     found = session.server.endpoint.generate(PROMPT, TOKENS, stop=[f"{stop} "])
     judges.judge_finish(found, "stop")
     right = words[: words.index(stop)]
-    require(found.text.split() == right, f"{found.text!r} before the stop string, right: {right}")
+    require(found.text.split() == right, f"{found.text!r} before the stop, expected: {right}")
     return {"stop": stop}
 
 

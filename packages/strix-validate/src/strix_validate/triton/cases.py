@@ -17,7 +17,7 @@ from strix_validate.triton.call import Call
 C = TypeVar("C", bound=Call)
 #: Normal numbers of a shape, of the dtype under test.
 Randn = Callable[..., Tensor]
-#: What a call returns by name: in float64, as right kernels of a dtype do, or its terms' sizes.
+#: What a call returns by name: in float64, as correct kernels of a dtype do, or its terms' sizes.
 Expected = Callable[[Precision], dict[str, Tensor]]
 #: Judges an answer: check, call, what it must return, answer.
 Judge = Callable[[Check, C, Expected, modes.CallAnswer], Result]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""conch's product with packed weights, as vLLM's ConchLinearKernel calls it, and its right answer.
+"""conch's product with packed weights, as vLLM's ConchLinearKernel calls it; the correct answer.
 
 On RDNA vLLM has no other kernel for 8-bit weights beside bfloat16 (W8A16, AWQ with 8 bits).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vllm-gguf-plugin's kernels for weights in GGUF's types, and their right answers.
+"""vllm-gguf-plugin's kernels for weights in GGUF's types, and their correct answers.
 
 A call runs a type's three kernels: weights to numbers, the product of a layer, that of experts.
 """

@@ -63,7 +63,7 @@ def _settle(
     """Move elements away from the middle between two codes, in place.
 
     A GPU's division need not be rounded correctly, and gave either code on an H100: six times a
-    right kernel's error.
+    correct kernel's error.
 
     Args:
         x: (tokens, heads, head_dim). mean: of a sequence of x, what is subtracted first.

@@ -15,7 +15,7 @@ from strix_validate.layers.table import MODELS, Attention
 from strix_validate.triton.cases import Case
 from strix_validate.vllm.attention import paged_attention
 
-_WHY = "a kernel that is right for other heads, lanes, blocks or windows than this model's"
+_WHY = "a kernel that is correct for other heads, lanes, blocks or windows than this model's"
 #: Longer windows are checked as this one: vLLM asks for 1024 alone, which is Gemma 3's.
 _LONG, _OWN = 256, 1024
 

@@ -3,7 +3,7 @@
 
 The modules that define kernels, with the Python functions that launch them, are vLLM's own. What
 else they import is replaced: the platform by gfx1151's answers, Triton's wrapper by Triton, and any
-other module by stand-ins that do nothing. That changes the process: do it in a child process only.
+other module by mocks. That changes the process: do it in a child process only.
 """
 
 import importlib
@@ -61,7 +61,7 @@ _FAMILIES = (
     "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16",
     "vllm.lora.ops.triton_ops",
 )
-#: Stand-ins that are base classes: of two mocks nothing can inherit.
+#: Mocks that are base classes: of two MagicMocks nothing can inherit.
 _MOE = "vllm.model_executor.layers.fused_moe"
 _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
@@ -103,7 +103,7 @@ def version(folder: Path) -> str:
 
 
 def install(folder: Path) -> None:
-    """Make ``import vllm...`` give modules of the folder and stand-ins."""
+    """Make ``import vllm...`` give modules of the folder and mocks."""
     sys.meta_path.insert(0, _Finder(folder))
     # vLLM gives its copy of triton_kernels that name
     sys.path.append(str(third_party(folder)))
@@ -154,7 +154,7 @@ class _StandIn(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-def stand_in(name: str) -> types.ModuleType:
+def mock(name: str) -> types.ModuleType:
     """Return what stands for a module of vLLM that kernels only import."""
     module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
@@ -212,11 +212,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         family &= not (name == _EXP and os.environ.get("TRITON_INTERPRET"))
         if (family or name in (*KERNELS, *_HELPERS)) and file.is_file():
             return importlib.util.spec_from_file_location(name, file)
-        # every stand-in counts as a package, so that anything can be imported from it
+        # every mock counts as a package, so that anything can be imported from it
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
-        return stand_in(spec.name)
+        return mock(spec.name)
 
     def exec_module(self, module):
         pass

@@ -68,8 +68,8 @@ _FAR = "keys or segments behind a limit of 512 or 2048 left out"
 _WIDE = "tiles of head dims above 128, which are smaller, executed (Gemma)"
 _EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
 _MODEL = (
-    "kernels that are right one by one, and a model that answers wrongly from its second token on: "
-    "what one writes, the next does not read"
+    "kernels that are correct one by one, and a model that answers wrongly from its second token "
+    "on: what one writes, the next does not read"
 )
 _INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
 
