@@ -50,10 +50,12 @@ def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("call", KILLS[::EVERY])
 def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory) -> None:
     before, made = begun(project), library(tmp_path_factory.mktemp("library"))
-    with Forks(made, project.environment) as forks:
+    (temporary := project.root / "tmp").mkdir()
+    with Forks(made, project.environment | {"TMPDIR": str(temporary)}) as forks:
         done = forks("build-all", fault=call)
     assert done.code == -signal.SIGKILL, done
     require_completed(project, before)
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(("kind", "name", "part"), FAULTS)

@@ -82,10 +82,7 @@ class World:
                 assert now.read_bytes() == file.read_bytes()
 
     def require_done(self, command: str, **environment: str) -> None:
-        """The same command again comes to its end, to the result that it always has, and cleans.
-
-        What a killed process left in the system's folder for such files is the system's.
-        """
+        """The same command again comes to its end, to the result that it always has, and cleans."""
         done = self.run(command, **environment)
         assert done.code == 0, done.said
         assert findings(self.public) == []
@@ -101,6 +98,7 @@ class World:
             assert [(prefix / name).read_text() for name in ("alpha", "beta")] == ["alpha", "beta"]
         for name in (".partial-*", ".staging", ".forge-*"):
             assert list(self.root.rglob(name)) == []
+        assert list((self.root / "tmp").iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +136,9 @@ FAULTS = [
     ("lock", "write", 1, "ENOSPC", ".partial-pixi.lock"),
     ("lock", "fsync", 1, "EIO", ".partial-pixi.lock"),
     ("lock", "rename", 1, "ESTALE", "/stacks/app/pixi.lock"),
-    ("lock", "mkdir", 1, "ENOSPC", "/forge-lock-"),
-    ("lock", "open", 1, "ENOSPC", "/forge-lock-"),
-    ("lock", "write", 1, "EIO", "/forge-lock-"),
+    ("lock", "open", 1, "ENOSPC", "/stacks/app/.made-pixi.lock"),
+    ("lock", "write", 1, "EIO", "/stacks/app/.made-pixi.lock"),
+    ("lock", "unlink", 1, "EIO", "/stacks/app/.made-pixi.lock"),
     ("lock", "flock", 1, "EIO", "/.pixi/.lock"),
     ("lock", "unlink", 1, "EIO", ".partial-pixi.lock"),
     ("install", "mkdir", 1, "ENOSPC", "/cache/pkgs/.forge-"),
@@ -154,7 +152,7 @@ FAULTS = [
     ("install", "rename", 1, "EIO", "/conda-meta/installed-from"),
     ("install", "fsync", 1, "EIO", "/conda-meta/.partial-installed-from"),
     ("install", "unlink", 1, "EIO", "/conda-meta/installed-from"),
-    ("channel verify", "mkdir", 1, "ENOSPC", "/forge-verify-"),
+    ("channel verify", "mkdir", 1, "ENOSPC", "/cache/pkgs/.forge-"),
     ("verify", "write", 1, "ENOSPC", "/package/alpha"),
 ]
 

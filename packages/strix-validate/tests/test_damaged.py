@@ -12,7 +12,8 @@ from strix_validate.cli import app
 from strix_validate.doctor import environment, host, installed, kernel_lists
 from strix_validate.precompiled import warm
 from strix_validate.reporting import record
-from typer.testing import CliRunner
+from typer import testing
+from typer.main import get_command
 
 COMPARED = {"error": 1e-3, "bound": 4e-3, "rms": 1e-4, "rms_bound": 1e-3}
 SPEED = {f"{way}_{part}": 1.5 for way in ("forward", "backward")
@@ -52,6 +53,13 @@ class Refused(Exception):
 
 
 Tally.refusal = Refused
+COMMAND = get_command(app)
+
+
+@pytest.fixture(autouse=True)
+def made_once(monkeypatch) -> None:
+    """The command, which takes three times as long to make as to answer."""
+    monkeypatch.setattr(testing, "_get_command", lambda _: COMMAND)
 
 
 def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
@@ -64,7 +72,9 @@ def test_records(tmp_path: Path, record_property) -> None:
     tally, file = Tally("record", record_property), tmp_path / "a.json"
 
     def report() -> bool:
-        done = CliRunner().invoke(app, ["report", str(file), "-o", str(tmp_path / "a.html")])
+        done = testing.CliRunner().invoke(
+            app, ["report", str(file), "-o", str(tmp_path / "a.html")]
+        )
         if done.exit_code == 2 and isinstance(done.exception, SystemExit):
             raise Refused(done.output)
         assert done.exit_code == 0, done.exception
@@ -104,7 +114,7 @@ PIPELINE = {"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]
 
 def asked(*words: str) -> str:
     """`strix-validate models`, whose answers and refusals no terminal obeys."""
-    done = CliRunner().invoke(app, ["models", *words])
+    done = testing.CliRunner().invoke(app, ["models", *words])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert all(c.isprintable() or c == "\n" for c in done.output)

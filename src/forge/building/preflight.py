@@ -5,7 +5,6 @@ import asyncio
 import itertools
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rattler.exceptions import SolverError
 
 from forge import network
 from forge.bases import CONDA_FORGE, Base
+from forge.conda.package import cache_folder, scratch
 from forge.envs.workspace import solve
 from forge.files import read_text, write_text
 from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
@@ -94,7 +94,7 @@ def unsolvable(recipes: RecipeSet, steps: list[Step], theirs: str = CONDA_FORGE)
     missing = [s for s, n in specs.items() if not any(map(MatchSpec(s).matches, found.get(n, ())))]
     if missing:
         return f"conda-forge has no {'; '.join(missing)}"
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch(cache_folder()) as folder:
         for subdir in SUBDIRS:
             packages = {
                 output.file_name: {

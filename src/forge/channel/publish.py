@@ -10,6 +10,7 @@ next publish completes one that was killed. No published file is ever deleted.
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class StaticChannel:
             ) from None
         finally:
             os.umask(umask)
+            os.environ["TMPDIR"] = tempfile.gettempdir()
 
     def _require_ours(self, source: Channel | None) -> None:
         """Raise ForgeError for a folder with content but no log: it is not a published channel."""
@@ -207,6 +209,7 @@ class StaticChannel:
         folder = self.staging / "noarch" / "patch"  # which the indexer does not look into
         folder.mkdir()
         words = "patch", "0", "noarch", "0", folder
+        os.environ["TMPDIR"] = str(folder)  # else what a killed process assembled stays
         try:
             package = assemble_package(*words, files_dir=content, noarch="generic")
         except Exception as error:  # a disk that fails
@@ -267,10 +270,8 @@ def headers() -> str:
 def _named(dists: set[str], files: set[str]) -> set[str]:
     """Find the files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
     known = {Path(file).stem for file in files}
-    if unknown := ", ".join(sorted(dists - known)):
-        raise ForgeError(
-            f"no such build {unknown}; there are: {', '.join(sorted(known)) or 'none'}"
-        )
+    if lost := ", ".join(sorted(dists - known)):
+        raise ForgeError(f"no such build {lost}; there are: {', '.join(sorted(known)) or 'none'}")
     return {file for file in files if Path(file).stem in dists}
 
 

@@ -2,7 +2,6 @@
 """Check a channel against its own records: files, every form of the index, revisions."""
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -13,7 +12,7 @@ from forge.channel import revisions
 from forge.conda import attestations, provenance, pypi
 from forge.conda.index import PACKAGES, SHARDS, fault, foreign, load, parse, records
 from forge.conda.location import Location
-from forge.conda.package import INDEXED, Package, Places, require_confined
+from forge.conda.package import INDEXED, Package, Places, cache_folder, require_confined, scratch
 from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file, write_text
 from forge.project import SUBDIRS
@@ -129,9 +128,9 @@ def _files(location: Location, index: Index) -> Iterator[str]:
         if why := fault(name.split("/", 1)[1], record):
             yield f"{name}: {why}"
             continue
-        with tempfile.TemporaryDirectory(prefix="forge-verify-") as scratch:
+        with scratch(cache_folder()) as folder:
             try:
-                yield from _file(location, name, index, Path(scratch))
+                yield from _file(location, name, index, Path(folder))
             except (ForgeError, OSError) as error:
                 yield f"{name}: {error}"
     try:
@@ -144,16 +143,16 @@ def _files(location: Location, index: Index) -> Iterator[str]:
         yield f"{name}: not in the index"
 
 
-def _file(location: Location, name: str, index: Index, scratch: Path) -> Iterator[str]:
+def _file(location: Location, name: str, index: Index, folder: Path) -> Iterator[str]:
     """Check one package: there, of its size and hash, safe, as its record and provenance say."""
-    path, record = (location.folder or scratch) / name, index.records[name]
+    path, record = (location.folder or folder) / name, index.records[name]
     if not location.folder:
         path.parent.mkdir()
         with path.open("wb") as file:
             there = location.stream(name, file)
         statement = f"forge/{path.stem}{provenance.SUFFIX}"
         if text := location.read(statement):
-            write_text(scratch / statement, text.decode(errors="replace"))
+            write_text(folder / statement, text.decode(errors="replace"))
     if not (path.is_file() if location.folder else there):
         yield f"{name}: missing"
     elif (size := path.stat().st_size) != record["size"]:

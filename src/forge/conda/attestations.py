@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgpack
 import rattler
@@ -21,6 +20,7 @@ from rattler import PackageRecord, RepoDataRecord
 
 from forge import network
 from forge.conda.index import SHARDS, parse, records
+from forge.conda.package import cache_folder, scratch
 from forge.errors import ForgeError, NotAttempted, Refused, one_line
 from forge.files import require_file
 from forge.project import SUBDIRS
@@ -47,7 +47,7 @@ class Publisher:
 
     def require_log(self, where: str, log: bytes, bundle: bytes) -> None:
         """Raise Refused for a log that is not attested by the bundle, or not of late."""
-        with TemporaryDirectory(prefix="forge-log-") as folder:
+        with scratch(cache_folder()) as folder:
             index, bundles = Path(folder, "index.json"), b"[%s]" % bundle
             words = {"name": "log", "version": "1", "build": "0", "build_number": 0}
             index.write_text(json.dumps(words | {"subdir": "noarch", "depends": []}))

@@ -2,7 +2,6 @@
 """pixi.lock: read without believing what cannot be checked, and written for this machine."""
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
 from pathlib import Path
@@ -13,7 +12,7 @@ from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatfor
 
 from forge.conda.index import fault, is_of
 from forge.errors import ForgeError
-from forge.files import read_text, write_text
+from forge.files import move_whole, read_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
@@ -75,9 +74,9 @@ def write(path: Path, channels: list[str], solved: Mapping[str, list[RepoDataRec
         lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in channels])
         for record in sorted(packages, key=lambda r: (r.subdir, r.name.normalized)):
             lock.add_conda_package(environment, platform, record)
-    with tempfile.TemporaryDirectory(prefix="forge-lock-") as folder:
-        try:
-            lock.to_path(Path(folder, path.name))
-        except Exception as error:  # a full disk
-            raise ForgeError(f"cannot write {path}: {error}") from None
-        write_text(path, Path(folder, path.name).read_text())
+    made = path.with_name(f".made-{path.name}")  # the next one overwrites a killed process's
+    try:
+        lock.to_path(made)
+    except Exception as error:  # a full disk
+        raise ForgeError(f"cannot write {path}: {error}") from None
+    move_whole(made, path)
