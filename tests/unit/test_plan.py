@@ -137,6 +137,15 @@ def test_order_and_dependents(mini: MiniProject) -> None:
     assert recipes.dependents({"beta"}) == {"beta", "gamma"}
 
 
+def test_the_order_is_the_same_in_every_run(mini: MiniProject) -> None:
+    # recipes of equal rank came in the order of a set, which Python draws anew for each process
+    needed = list("bcdefghi")
+    mini.recipe("alpha", run=needed)
+    for name in needed:
+        mini.recipe(name)
+    assert list(recipes_of(mini).recipes) == [*needed, "alpha"]
+
+
 def test_what_will_be_skipped(mini: MiniProject) -> None:
     """What needs something that neither a recipe nor the base provides, and what needs that."""
     mini.recipe("alpha", run=["nowhere", "__glibc"])

@@ -90,7 +90,7 @@ class RecipeSet:
         for name, recipe in self.recipes.items():
             for needed in sorted(recipe.all_needs & skipped.keys()):
                 raise ForgeError(f"{skipped[needed]}, and {name} needs {needed}")
-        graph = {name: self.direct_needs(name) for name in self.recipes}
+        graph = {name: sorted(self.direct_needs(name)) for name in self.recipes}
         try:
             order = graphlib.TopologicalSorter(graph).static_order()
             self.recipes = {name: self.recipes[name] for name in order if name in self.recipes}
