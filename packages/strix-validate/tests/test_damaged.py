@@ -105,6 +105,8 @@ DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_s
          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936,
          "tie_word_embeddings": False, "torch_dtype": "bfloat16"}  # fmt: skip
+QUANTIZED = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+AWQ = DENSE | CONFIG | QUANTIZED | {"num_hidden_layers": 2}
 INDEX = {
     "metadata": {"total_size": 16_381_470_720},
     "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"},
@@ -159,8 +161,16 @@ def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
         read(file)
 
 
+@pytest.mark.parametrize("count", [1001, 10**9])
+@pytest.mark.parametrize("valid", [DENSE, AWQ])
+def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(valid | {"num_hidden_layers": count}))
+    with pytest.raises(Refused, match=f"num_hidden_layers = {count}"):
+        asked(str(tmp_path))
+
+
 @pytest.mark.parametrize(
-    ("name", "valid"), [("config.json", DENSE), ("config.json", DENSE | CONFIG),
+    ("name", "valid"), [("config.json", DENSE), ("config.json", AWQ),
                         ("model_index.json", PIPELINE)],
 )  # fmt: skip
 def test_answers_about_models(name: str, valid: dict, tmp_path: Path, record_property) -> None:

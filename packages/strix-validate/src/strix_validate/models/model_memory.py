@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from strix_validate.json_file import json_object
-from strix_validate.models.table import EXPERTS, contents, format_of
+from strix_validate.models.table import EXPERTS, NoModel, contents, format_of
 
 #: Bytes of a weight in a layer's matrices, with its share of a scale; 4 bits in groups of 128.
 _BYTES = {
@@ -14,6 +14,8 @@ _BYTES = {
     "w4a16": 0.5 + 2 / 128, "gptq": 0.5 + 2.5 / 128, "awq": 0.5 + 2.5 / 128,
     "w8a16": 1 + 2 / 128, "w8a16-channels": 1.0, "mxfp4": 0.5 + 1 / 32, "gguf": 0.5 + 2 / 32,
 }  # fmt: skip
+#: Layers are counted one by one: a damaged number took for ever. The deepest model known has 126.
+_MOST_LAYERS = 1000
 
 
 def weights_of_files(folder: Path) -> int:
@@ -44,9 +46,12 @@ def weights(config: Mapping) -> int:
         across = 8 * hidden**2 + 2 * hidden * text["decoder_ffn_dim"]
         layers = text["encoder_layers"] * own + text["decoder_layers"] * across
         return int(total + matrix * layers)
+    sparse = _sparse(text)
     for number, kind in enumerate(_kinds(text)):
-        total += matrix * (_mixer(text, hidden, kind, number) + _dense(text, hidden, number))
-        if number in _sparse(text):
+        total += matrix * _mixer(text, hidden, kind, number)
+        if number not in sparse or text.get("enable_moe_block"):
+            total += matrix * _dense(text, hidden, number)
+        if number in sparse:
             total += 2.0 * hidden * _experts(text)
             total += matrix * 3 * hidden * _shared(text)
             total += _expert_bytes(text, form) * 3 * _experts(text) * _expert(text, hidden, form)
@@ -56,9 +61,15 @@ def weights(config: Mapping) -> int:
     return int(total + 2.0 * (_each_layers_input(text, hidden) + _vision(config)))
 
 
+def _layers(text: Mapping) -> int:
+    if (count := text["num_hidden_layers"]) > _MOST_LAYERS:
+        raise NoModel(f"no model has num_hidden_layers = {count!s:.20}")
+    return count
+
+
 def _kinds(text: Mapping) -> list[str]:
     """Return what each layer mixes tokens by, in the words of config.json's layer_types."""
-    count = text["num_hidden_layers"]
+    count = _layers(text)
     if kinds := text.get("layer_types"):
         return [str(kind) for kind in kinds]
     if ratios := text.get("compress_ratios"):  # the prediction head's ratio is the last
@@ -88,7 +99,7 @@ def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
 
 def _own_keys(text: Mapping) -> int:
     """Count the layers that make keys and values; the rest read those of earlier ones."""
-    return text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
+    return _layers(text) - (text.get("num_kv_shared_layers") or 0)
 
 
 def _is_global(text: Mapping, kind: str) -> bool:
@@ -153,8 +164,6 @@ def _mamba(text: Mapping, hidden: int) -> int:
 
 def _dense(text: Mapping, hidden: int, number: int) -> int:
     """Count the matrices of a layer's feed-forward part that each token passes."""
-    if number in _sparse(text) and not text.get("enable_moe_block"):
-        return 0
     # Granite 4 calls its dense layers shared; Llama 4 has a size of its own for them
     names = ("intermediate_size_mlp", "shared_intermediate_size", "intermediate_size")
     inner = next((n for name in names[not _experts(text) :] if (n := text.get(name))), None)
@@ -170,7 +179,7 @@ def _experts(text: Mapping) -> int:
 
 def _sparse(text: Mapping) -> range | set[int]:
     """Return the numbers of the layers with experts."""
-    count = text["num_hidden_layers"]
+    count = _layers(text)
     if not _experts(text):
         return range(0)
     if (first := text.get("first_k_dense_replace")) is not None:
@@ -210,7 +219,7 @@ def _each_layers_input(text: Mapping, hidden: int) -> int:
     if not (size := text.get("hidden_size_per_layer_input")):
         return 0
     rows = text.get("vocab_size_per_layer_input") or text["vocab_size"]
-    return text["num_hidden_layers"] * size * (rows + 3 * hidden)
+    return _layers(text) * size * (rows + 3 * hidden)
 
 
 def _vision(config: Mapping) -> int:

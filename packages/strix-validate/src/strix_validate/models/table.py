@@ -133,7 +133,7 @@ def format_of(config: Mapping) -> str:
     four_bits = method in ("awq", "gptq") and int(said.get("bits") or 0) == 4
     if four_bits or method in ("mxfp4", "gguf"):
         return method
-    raise NoModel(f"a quantization_config that was not compared: {method}")
+    raise NoModel(f"a quantization_config that was not compared: {method:.100}")
 
 
 def rows_of(config: Mapping) -> list[Row]:
