@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
-from forge.recipes.render import render
+from forge.recipes.render import build_recipes, cli_api, render
 
 
 @pytest.fixture
@@ -186,6 +187,34 @@ def test_an_engine_that_panics_is_one_message(
         recipes_of(mini)
     assert len(str(error.value)) < 2_000
     assert capfd.readouterr() == ("", "")
+
+
+UNRESOLVED = "Failed to resolve dependencies"
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls"),
+    [([], 1), ([UNRESOLVED], 2), ([UNRESOLVED] * 2, 2), (["Script failed"], 1)],
+)
+def test_a_cold_cache_fails_a_build_once(
+    fails: list[str], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two builds that unpacked one package at once did so in 5 of 13 trials, the next try in none.
+
+    What a script or the solver fails for twice is told.
+    """
+    left, seen = list(fails), list[object]()
+
+    def build(recipes: list[str], **arguments: object) -> None:
+        seen.append((recipes, arguments))
+        if left:
+            raise RuntimeError(left.pop(0))
+
+    monkeypatch.setattr(cli_api, "build_recipes", build)
+    told = pytest.raises(RuntimeError, match=fails[-1]) if len(fails) == calls else nullcontext()
+    with told:
+        build_recipes(["alpha"], test="skip")
+    assert seen == [(["alpha"], {"test": "skip"})] * calls
 
 
 BAD = {

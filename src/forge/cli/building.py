@@ -25,8 +25,7 @@ app = typer.Typer()
 
 KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip dependents of failures.")]
 EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
-Form = Option("--package-format", metavar="conda:LEVEL", help="Use conda:19 for a release.")
-Format = Annotated[str, Form]
+Format = Annotated[str, Option("--package-format", metavar="conda:LEVEL", help="19 for a release.")]
 Yes = Annotated[bool, Option("--yes", help="Do not ask before a build on conda-forge.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]

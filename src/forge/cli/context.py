@@ -32,7 +32,6 @@ LOCAL_FORMAT = "conda:3"
 _terminal = functools.partial(Console, soft_wrap=True, highlight=False, markup=False)
 out, err = _terminal(), _terminal(stderr=True)
 
-
 Base = Annotated[BaseName | None, Option(help="Base to build on.")]
 Output = Annotated[Path | None, Option(metavar="DIR", help="Channel folder, if not channel/.")]
 Variants = Annotated[

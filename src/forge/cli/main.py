@@ -34,7 +34,6 @@ app = typer.Typer(
 for part in (building, stacks, publishing, upkeep):
     app.add_typer(part.app)
 
-
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print what builds print.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors alone.")]
 

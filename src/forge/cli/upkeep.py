@@ -27,11 +27,9 @@ patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help
 app.add_typer(sources_app, name="sources")
 app.add_typer(patches_app, name="patches")
 
-Files = Annotated[list[Path], Argument(exists=True)]
 Every = Annotated[bool, Option("--every", help="Files for every Python and base.")]
 Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
-PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 # a file's tests share a worker, because they share what their fixtures made
 PYTEST = ["pytest", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = [
@@ -74,7 +72,7 @@ def fetch(ctx: Context, packages: Maybe = None, every: Every = False) -> None:
 
 
 @command(sources_app)
-def add(ctx: Context, files: Files) -> None:
+def add(ctx: Context, files: Annotated[list[Path], Argument(exists=True)]) -> None:
     """Take files, git repositories and copies of a folder build/sources into the cache.
 
     A file is recognized by its sha256, a repository by its commit; others are refused.
@@ -155,7 +153,7 @@ def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]
             yield state, f"{says}: {detail}" if detail else says
 
 
-@command(app, context_settings=PASS_ON)
+@command(app, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def test(ctx: Context, words: Words = None) -> None:
     """Run the tests of this repository; ARGS go to pytest."""
     # one more than there are cores: some tests wait, for servers that stay silent

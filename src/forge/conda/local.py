@@ -190,9 +190,7 @@ class Channel:
         return tests if type(tests) is int and tests >= 0 else None
 
     def _note(self, record: Record) -> dict[str, Any]:
-        path = self.folder / "forge" / f"{record.dist}.json"
-        try:
-            note = json.loads(path.read_bytes()) if path.exists() else {}
-        except (ValueError, RecursionError):
-            note = {}
-        return note if isinstance(note, dict) else {}  # what is damaged is unknown
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+            note = json.loads((self.folder / "forge" / f"{record.dist}.json").read_bytes())
+            return note if isinstance(note, dict) else {}
+        return {}  # absent or damaged: unknown

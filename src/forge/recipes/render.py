@@ -22,9 +22,17 @@ from forge.errors import ForgeError
 
 
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
-    """Call rattler-build's function without its warning."""
+    """Call rattler-build's function without its warning; twice where nothing resolves.
+
+    Of two processes that unpack one package into a cold cache rattler fails in one, with no reason.
+    """
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        cli_api.build_recipes(recipes, **arguments)
+        try:
+            cli_api.build_recipes(recipes, **arguments)
+        except Exception as error:
+            if str(error) != "Failed to resolve dependencies":
+                raise
+            cli_api.build_recipes(recipes, **arguments)
 
 
 def render(path: Path, base: Base, digest: str, number: int | None = None) -> list[dict[str, Any]]:
