@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -393,3 +394,28 @@ def test_the_command_line_lists_what_it_needs() -> None:
     command = [sys.executable, CHECKOUT / "tests" / "rehearsal", "packages"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert {"hipcc", "g++-14", "patchelf", "ccache"} <= {*printed}
+
+
+LOADED = """\
+import sys
+from importlib.metadata import packages_distributions
+from rehearsal import __main__
+by_module = packages_distributions()
+own = [module for module in sys.modules if not module.startswith("_")]  # pip's hooks
+print(*(name.lower().replace("_", "-") for module in own for name in by_module.get(module, ())))
+"""
+
+
+def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
+    """`test` and `lint` have pyelftools, which reads the archive's libraries, and `plan` has not."""
+    page = (CHECKOUT / "docs" / "rehearsal.md").read_text()
+    (command,) = re.findall(r"(?m)^\./forge (\w+)[^\n]*# makes the driver's environment", page)
+    (dev,) = re.findall(r"case \$\{1:-\} in (.*)\) environment=dev", (CHECKOUT / "forge").read_text())
+    lists = ["requirements.txt", *["requirements-dev.txt"] * (command in dev.split(" | "))]
+    locked = {n for f in lists for n in re.findall(r"(?m)^(\S+)==", (CHECKOUT / f).read_text())}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": f"{CHECKOUT / 'tests'}:{CHECKOUT / 'src'}"},
+    )  # fmt: skip
+    imported = {*done.stdout.split()}
+    assert "pyelftools" in imported and imported <= locked
