@@ -205,6 +205,21 @@ def test_the_page_has_the_same_figures() -> None:
         assert says == [*sums[:2], max(f["memory"] for f in figures), sums[2]], names
 
 
+def test_memory_is_within_a_third_of_what_was_measured() -> None:
+    """The rehearsal's record has the largest process of each build; 0.1 GiB is its precision."""
+    project = Project.at(CHECKOUT)
+    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    text = (CHECKOUT / "evidence/2026-11-25-rehearsal.md").read_text()
+    table = text.partition("## The largest process\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?m)^\| ([\w-]+) \| ([\d.]+) \|", table)
+    off = {
+        name: (said, float(measured))
+        for name, measured in rows
+        if abs((said := known[name]["memory"]) - float(measured)) > max(float(measured) / 3, 0.1)
+    }
+    assert len(rows) > 8 and not off
+
+
 def test_disk_is_the_largest_build_beside_what_is_kept(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
