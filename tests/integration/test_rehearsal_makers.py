@@ -410,7 +410,8 @@ def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
     """`test` and `lint` have pyelftools, which reads the archive's libraries, and `plan` has not."""
     page = (CHECKOUT / "docs" / "rehearsal.md").read_text()
     (command,) = re.findall(r"(?m)^\./forge (\w+)[^\n]*# makes the driver's environment", page)
-    (dev,) = re.findall(r"case \$\{1:-\} in (.*)\) environment=dev", (CHECKOUT / "forge").read_text())
+    launcher = (CHECKOUT / "forge").read_text()
+    (dev,) = re.findall(r"case \$\{1:-\} in (.*)\) environment=dev", launcher)
     lists = ["requirements.txt", *["requirements-dev.txt"] * (command in dev.split(" | "))]
     locked = {n for f in lists for n in re.findall(r"(?m)^(\S+)==", (CHECKOUT / f).read_text())}
     done = subprocess.run(
