@@ -407,7 +407,7 @@ print(*(name.lower().replace("_", "-") for module in own for name in by_module.g
 
 
 def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
-    """`test` and `lint` have pyelftools, which reads the archive's libraries, and `plan` has not."""
+    """`test` has pyelftools, which reads the archive's libraries, and `plan` has not."""
     page = (CHECKOUT / "docs" / "rehearsal.md").read_text()
     (command,) = re.findall(r"(?m)^\./forge (\w+)[^\n]*# makes the driver's environment", page)
     launcher = (CHECKOUT / "forge").read_text()
