@@ -231,7 +231,7 @@ def page(folder: Path) -> str:
         f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(present)} packages, {total}; "
         f"{len(published.yanked)} yanked; revision {len(published.log)}.</p>",
         f"<h2>Install</h2><pre>{install(published, stack)}</pre>"
-        "<p>Where this page lies elsewhere, its folder is the channel's address.</p>",
+        "<p>On another server, the folder of this page is the channel's address.</p>",
         "<h2>Stacks</h2>", table(["stack", "here", "missing"], stacks(published)),
         "<h2>Packages</h2>",
         table(["package", "version", "size", "GPU", "Python", "proven by", "attested"],
