@@ -7,7 +7,6 @@ index, one of GitHub the repository's tags.
 
 import contextlib
 import re
-import tempfile
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -17,6 +16,7 @@ from packaging.version import Version
 from rattler import MatchSpec, VersionSpec
 from rattler import Version as CondaVersion
 
+from forge.conda.package import cache_folder, scratch
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
@@ -101,7 +101,7 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
         recipe = row.recipe
         if row.newest and recipe.extra.get("built_with"):
             try:
-                with tempfile.TemporaryDirectory() as folder:
+                with scratch(cache_folder()) as folder:
                     # no build uses it: no hash is asked for
                     source, file, tree = sources_of(recipe)[0], Path(folder, "x"), Path(folder, "y")
                     url = source.url.replace(recipe.version, row.newest)

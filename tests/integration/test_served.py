@@ -121,13 +121,22 @@ def test_lock_and_install_through_a_web_server(url: str, tmp_path: Path) -> None
 
 
 def test_what_nobody_attested_is_not_installed(url: str, tmp_path: Path) -> None:
-    """Where the stack says who publishes the channel, whatever address that has here."""
+    """Where the stack says who publishes the channel, whatever address that has; nor by pixi."""
     who = f'[tool.strix-forge.publishers."{PUBLISHED}"]\nidentity = "https://github.com/us/x"\n'
     project, copy = stack(tmp_path, MANIFEST + who)
     project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-    error = project.forge("install", "app", code=1).stderr
-    assert "no attestations are advertised" in error and "/noarch/alpha-1.0" in error
-    assert not (copy / ".pixi/envs").exists()
+    (mock := tmp_path / "bin/pixi").parent.mkdir()
+    mock.write_text('#!/bin/sh\ntouch "$0.asked"\n')
+    mock.chmod(0o755)
+    path = f"{mock.parent}:{project.environment['PATH']}"
+    for pixi in ({}, {"FORGE_NO_PIXI": "", "PATH": path}):
+        error = project.forge("install", "app", code=1, **pixi).stderr
+        assert "no attestations are advertised" in error and "/noarch/alpha-1.0" in error
+    assert not (copy / ".pixi/envs").exists() and not mock.with_name("pixi.asked").exists()
+    manifest = project.root / "stacks/app/pixi.toml"
+    manifest.write_text(manifest.read_text().replace(who, ""))
+    project.forge("install", "app", **pixi)
+    assert mock.with_name("pixi.asked").exists(), "it was there to be asked"
 
 
 def test_a_channel_that_lost_revisions(channel: Path, tmp_path: Path) -> None:

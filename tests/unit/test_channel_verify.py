@@ -156,6 +156,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "revision 1 is not what the index holds",
     ),
+    "revision that yanks": (
+        lambda c: edit(
+            c / "revisions/1/noarch/repodata.json", lambda d: d.update(removed=[ALPHA[7:]])
+        ),
+        "revisions/1/noarch/repodata.json: lists or removes other packages than that revision",
+    ),
+    "revision of fewer": (
+        lambda c: edit(
+            c / "revisions/1/noarch/repodata.json", lambda d: d["packages.conda"].clear()
+        ),
+        "revisions/1/noarch/repodata.json: lists or removes other packages than that revision",
+    ),
     "revision": (
         lambda c: (c / "revisions/1/noarch/repodata.json.zst").unlink(),
         "revisions/1/noarch/repodata.json.zst: missing or damaged",
@@ -272,6 +284,15 @@ def test_shard_that_is_not_the_package(key: str, damaged: Path) -> None:
     shard.rename(shard.with_name(f"{digest.hex()}.msgpack.zst"))
     repack(index, lambda d: d["shards"].update(alpha=digest))
     assert any(f"noarch/{verify.SHARDS}: disagrees" in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("key", [*LIES, "sha256", "size"])
+@pytest.mark.parametrize("form", ["revisions/1/noarch/repodata.json", verify.UNPATCHED])
+def test_form_that_is_not_the_package(form: str, key: str, damaged: Path) -> None:
+    """A revision is a channel of its own, and the next index is made from the unpatched one."""
+    name, lie = form if "/" in form else f"noarch/{form}", LIES.get(key, "0")
+    edit(damaged / name, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: lie}))
+    assert any(f"{ALPHA}: {key} is {lie} in {name}, " in line for line in findings(damaged))
 
 
 def test_a_package_with_two_records(damaged: Path) -> None:

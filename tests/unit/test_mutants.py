@@ -58,6 +58,13 @@ def test_wrong_content_and_endless_messages_are_found() -> None:
         tally.give(endless, bool, "x")
 
 
+def test_a_reader_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0, mutants.SLOWEST + 1))
+    monkeypatch.setattr(mutants.time, "process_time", lambda: next(clock))
+    with pytest.raises(AssertionError, match="more than 20 s"):
+        Tally("any", lambda *_: None).give(lambda: 1, bool, "1")
+
+
 def test_a_reader_that_takes_all_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     most = iter((0, mutants.LARGEST + 1))
     monkeypatch.setattr(mutants, "getrusage", lambda _: SimpleNamespace(ru_maxrss=next(most)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from forge.conda.package import Package, cache_folder
 from forge.envs import cache
 from forge.errors import Failed
 from forge.files import sha256_file
+from forge.sources import patching
 
 
 @pytest.fixture
@@ -59,6 +61,15 @@ def test_what_a_killed_process_left_goes(made: Path) -> None:
     assert theirs.is_dir()
     Package(made).require_safe()
     assert not theirs.exists()
+
+
+def test_what_a_killed_check_of_patches_left_goes(made: Path, tmp_path: Path) -> None:
+    """There is one kind of temporary folder; a conversion's, in wheels.py, is in its job's."""
+    (left := cache_folder() / ".forge-left").mkdir(parents=True)
+    assert patching.apply(tmp_path, []) == "" and not left.exists()
+    makers = re.compile(r"TemporaryDirectory\(|mkdtemp")
+    files = (CHECKOUT / "src").rglob("*.py")
+    assert {f.name for f in files if makers.search(f.read_text())} == {"package.py", "wheels.py"}
 
 
 def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

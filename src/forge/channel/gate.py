@@ -26,10 +26,8 @@ def admitted(
     """
     records = channel.records()
     if not records:
-        raise ForgeError(
-            f"nothing is published: {channel.folder} holds no packages. Run ./forge build-all, or "
-            "name another folder with --output"
-        )
+        where = f"nothing is published: {channel.folder} holds no packages"
+        raise ForgeError(f"{where}. Run ./forge build-all, or name another folder with --output")
     named = {f"{record.subdir}/{record.file_name}": record for record in records}
     places: list[Places] = []
     refused = [
@@ -65,10 +63,8 @@ def refusals(
         return
     expression = str(package.index.get("license") or "")
     if str(package.index["build"]).startswith(HOST_BOUND):
-        yield (
-            "is host-bound (built on the host base), so it is never published. Build on the "
-            "conda-forge base into an empty folder: --base conda-forge --output DIR"
-        )
+        advice = "build into an empty folder, with --base conda-forge --output DIR"
+        yield f"is host-bound (built on the host base), so it is never published: {advice}"
         return
     if wrong := provenance.faults(path, package):
         yield f"is not what its provenance says: {wrong[0]}; ./forge rebuild its recipe"
@@ -87,10 +83,8 @@ def refusals(
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
     if known not in (None, record.sha256):
-        yield (
-            f"is already published with other content (sha256 {known}). Published files never "
-            "change: build with the next build number"
-        )
+        advice = "published files never change: build with the next build number"
+        yield f"is already published with other content (sha256 {known}); {advice}"
 
 
 def _is_public(expression: str) -> bool:

@@ -64,10 +64,9 @@ class StaticChannel:
                 finally:
                     self._clean()
         except OSError as error:
-            raise Failed(
-                f"cannot write {error.filename or self.folder}: {error.strerror}. Fix that and "
-                "publish again; clients still see what was published before"
-            ) from None
+            why = f"cannot write {error.filename or self.folder}: {error.strerror}"
+            seen = "clients still see what was published before"
+            raise Failed(f"{why}. Fix that and publish again; {seen}") from None
         finally:
             os.umask(umask)
             os.environ["TMPDIR"] = tempfile.gettempdir()
@@ -78,10 +77,9 @@ class StaticChannel:
             return
         foreign = [path.name for path in self.folder.glob("[!.]*")]
         if foreign or not source:
-            raise ForgeError(
-                f"{self.folder} is not a published channel: it has no {revisions.LOG}"
-                + (f", but {min(foreign)}. Publish to a new folder" if foreign else "")
-            )
+            but = f", but {min(foreign)}. Publish to a new folder" if foreign else ""
+            why = f"is not a published channel: it has no {revisions.LOG}{but}"
+            raise ForgeError(f"{self.folder} {why}")
 
     def _publish(
         self, source: Channel | None, yank: set[str], restore: set[str]
@@ -178,10 +176,8 @@ class StaticChannel:
         for name, record in verify.read_index(Location(self.staging)).records.items():
             sha256 = record["sha256"]
             if (known := index.records.get(name, {}).get("sha256", sha256)) != sha256:
-                raise Failed(
-                    f"{self.folder / name} has sha256 {sha256}, but was published as {known}: "
-                    "restore it from a copy; locks name the old one"
-                )
+                why = f"{self.folder / name} has sha256 {sha256}, but was published as {known}"
+                raise Failed(f"{why}: restore it from a copy; locks name the old one")
         for subdir in SUBDIRS:
             folder = self.staging / subdir
             made = records(json.loads((folder / "repodata_from_packages.json").read_bytes()))

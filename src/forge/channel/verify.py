@@ -2,6 +2,7 @@
 """Check a channel against its own records: files, every form of the index, revisions."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,8 +18,9 @@ from forge.errors import ForgeError, NotAttempted, one_line
 from forge.files import sha256_file, write_text
 from forge.project import SUBDIRS
 
+UNPATCHED = "repodata_from_packages.json"
 # What a record has beside what its package says.
-ADDED = {"sha256", "size", "purls", attestations.FIELD, "indexed_timestamp"}
+ADDED = {"purls", attestations.FIELD, "indexed_timestamp"}
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Index:
     findings: list[str] = field(default_factory=list)
     ours: bool = False  # it was made by `publish`
     places: list[Places] = field(default_factory=list)  # of the packages that are not yanked
+    # by SUBDIR/FILE: a form of the index that may differ, its record, whether it is yanked there
+    more: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
 
 def channel(location: Location) -> tuple[Index, list[str]]:
@@ -52,30 +56,32 @@ def read_index(location: Location) -> Index:
         index.removed |= {f"{subdir}/{file}" for file in data.get("removed", [])}
         if where := foreign(data, location.url, subdir):
             index.findings.append(f"{subdir}/repodata.json: names files elsewhere, at {where}")
-        index.findings += _forms(location, subdir, data, required=bool(log.revisions))
+        index.findings += _forms(location, subdir, data, index)
     if log.revisions:
         index.findings += _history(location, log, index)
     return index
 
 
-def _forms(location: Location, subdir: str, data: dict, required: bool) -> Iterator[str]:
-    """Check the other forms of one subdir's index; `required` if all of them must be there."""
+def _forms(location: Location, subdir: str, data: dict, index: Index) -> Iterator[str]:
+    """Check the other forms of one subdir's index; all must be there if it is ours."""
     for file, view in FORMS.items():
         name = f"{subdir}/{file}"
         form = load(location, name)
-        if form is None and required:
+        for package, record in records(form or {}).items() if file == UNPATCHED else ():
+            index.more[f"{subdir}/{package}"].append((name, record, False))
+        if form is None and index.ours:
             yield f"{name}: missing"
         elif form == {}:
             yield f"{name}: damaged"
-        elif form and required and (where := foreign(form, location.url, subdir)):
+        elif form and index.ours and (where := foreign(form, location.url, subdir)):
             yield f"{name}: names files elsewhere, at {where}"
         elif form and file == SHARDS:
             yield from _shards(location, subdir, form, data)
         # a server's repodata.json may say nothing of run_exports
-        elif form and view(form) != view(data) and (required or "run_exports" not in file):
+        elif form and view(form) != view(data) and (index.ours or "run_exports" not in file):
             yield f"{name}: disagrees with repodata.json"
     for name in (f"{subdir}/repodata.json.bz2", f"{subdir}/current_repodata.json"):
-        if required and location.read(name) is not None:
+        if index.ours and location.read(name) is not None:
             yield f"{name}: a form of the index that is never published here; delete it"
 
 
@@ -113,14 +119,19 @@ def _history(location: Location, log: revisions.Log, index: Index) -> Iterator[s
         if (says := pypi.purls(file, names)) != (record.get("purls") or []):
             yield f"{name}: {pypi.TABLE} says purls {says}, its record {record.get('purls')}"
     for entry, subdir in product(log.revisions, SUBDIRS):
+        had = revisions.state(log.revisions[: entry.revision])
         for name in revisions.index_paths(entry.revision, subdir):
-            data = load(location, name)
+            data = load(location, name) or {}
+            found = {f"{subdir}/{file}": record for file, record in records(data).items()}
+            lists = set(found), {f"{subdir}/{file}" for file in data.get("removed", [])}
             if not data:
                 yield f"{name}: missing or damaged"
-            elif lost := {f"{subdir}/{file}" for file in records(data)} - set(index.records):
-                yield f"{name}: lists {min(lost)}, which the index does not"
+            elif lists != tuple({f for f in files if f.startswith(subdir)} for files in had):
+                yield f"{name}: lists or removes other packages than that revision"
             elif data.get("info", {}).get("base_url") != f"../../../{subdir}/":
                 yield f"{name}: its base_url does not lead to this channel's packages"
+            for file, record in found.items():
+                index.more[file].append((name, record, file in had[1]))
 
 
 def _files(location: Location, index: Index) -> Iterator[str]:
@@ -162,14 +173,16 @@ def _file(location: Location, name: str, index: Index, folder: Path) -> Iterator
     else:
         yanked, places = name in index.removed, (package := Package(path)).require_safe()
         index.places += [] if yanked else [places]
-        known = ADDED | {"depends"} if yanked else ADDED  # its requirements are the publisher's
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         exports = package.parsed("run_exports.json") if "run_exports.json" in package.info else {}
-        packed = package.index | (own := {"md5": md5, "run_exports": exports})
-        for key in sorted({*INDEXED, *record, *(own if index.ours else ())} - known):
-            if (record.get(key) or None) != (says := packed.get(key) or None):
-                yield f"{name}: {key} is {record.get(key)} in its record, {says} in the package"
+        own = {"md5": md5, "run_exports": exports, "sha256": sha256, "size": size}
+        packed = package.index | own
+        for form, said, gone in [("its record", record, yanked), *index.more[name]]:
+            known = ADDED | {"depends"} if gone else ADDED  # its requirements are the publisher's
+            for key in sorted({*INDEXED, *said, *(own if index.ours else ())} - known):
+                if (said.get(key) or None) != (says := packed.get(key) or None):
+                    yield f"{name}: {key} is {said.get(key)} in {form}, {says} in the package"
         for wrong in provenance.faults(path, package) if index.ours else ():
             yield f"{name}: its provenance: {wrong}"
     if digest := record.get(attestations.FIELD):
@@ -191,7 +204,7 @@ def _essence(data: dict) -> tuple[dict[str, dict], set[str]]:
 # dependencies may differ.
 FORMS: dict[str, Callable[[dict], object]] = {
     "repodata.json.zst": dict,
-    "repodata_from_packages.json": lambda d: {n: r.get("sha256") for n, r in records(d).items()},
+    UNPATCHED: lambda d: {n: r.get("sha256") for n, r in records(d).items()},
     **dict.fromkeys(
         ("run_exports.json", "run_exports.json.zst"),
         lambda d: {n: r.get("run_exports") or {} for n, r in records(d).items()},

@@ -3,7 +3,6 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from typer import Argument, Option
 from forge import versions
 from forge.building.display import Display
 from forge.cli.context import Context, Maybe, command, err, gravest, out
+from forge.conda.package import scratch
 from forge.errors import ForgeError, NotAttempted
 from forge.processes import max_jobs
 from forge.recipes.plan import RecipeSet, every_source
@@ -142,7 +142,7 @@ def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]
             try:
                 if "path" not in (changed := patched(recipe, data)):
                     cache.fetch(source_of(recipe, changed), progress)
-                with tempfile.TemporaryDirectory(dir=cache.folder) as folder:
+                with scratch(cache.folder) as folder:
                     detail = prepare(recipe, data, cache, Path(folder), whole=False)
                 state = state if detail else "applies"
             except NotAttempted as error:

@@ -86,10 +86,9 @@ class Publisher:
                 if log and age > timedelta(self.log_days):
                     raise ForgeError(f"on {when:.10}, more than {self.log_days} days ago")
             except Exception as error:  # AttestationError is nowhere to be imported from
-                raise Refused(
-                    f"{log or package.url} is not attested by {self.identity}: "
-                    f"{one_line(str(error))}. Nothing is installed; tell the channel's owner"
-                ) from None
+                why = f"is not attested by {self.identity}: {one_line(str(error))}"
+                advice = "Nothing is installed; tell the channel's owner"
+                raise Refused(f"{log or package.url} {why}. {advice}") from None
 
         for package in packages:
             asyncio.run(check(package))

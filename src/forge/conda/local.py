@@ -137,10 +137,9 @@ class Channel:
         """Raise ForgeError for packages of another base: the solver would mix the two."""
         for record in self.records():
             if record.build.startswith(HOST_BOUND) != (tag == HOST_BOUND):
-                raise ForgeError(
-                    f"{self.folder} holds packages of the other base, such as {record.file_name}. "
-                    "Name that base with --base, use another folder with --output, or delete this"
-                )
+                why = f"{self.folder} holds packages of the other base, such as {record.file_name}"
+                advice = "Name it with --base, use another folder with --output, or delete this"
+                raise ForgeError(f"{why}. {advice}")
 
     def index(self) -> None:
         """Write repodata.json of both subdirs, keeping known entries."""

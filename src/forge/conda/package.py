@@ -334,9 +334,8 @@ def _require_one_reading(archive: Path) -> None:
     with archive.open("rb") as file, zipfile.ZipFile(file) as listing:
         members, end = listing.infolist(), 0
         if sorted(member.filename for member in members) != sorted(names):
-            raise Refused(
-                "other members than metadata.json and two archives of its name; was it renamed?"
-            )
+            what = "other members than metadata.json and two archives of its name"
+            raise Refused(f"{what}; was it renamed?")
         for member in members:
             file.seek(end)
             header = struct.unpack("<4s2xHH4xIIIHH", file.read(30))

@@ -42,9 +42,8 @@ def records(locked: rattler.Environment) -> list[RepoDataRecord]:
     found = []
     for package in locked.packages(platforms[0]) or []:
         if not isinstance(package, CondaLockedBinaryPackage):
-            raise ForgeError(
-                f"{package.name} comes from PyPI or source: forge installs conda packages, pixi all"
-            )
+            why = "comes from PyPI or source: forge installs conda packages, pixi all"
+            raise ForgeError(f"{package.name} {why}")
         found.append(package.repo_data_record())
     return found
 

@@ -8,7 +8,6 @@ that pip is configured for: a mirror or a wheel folder will do.
 import functools
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ import siphash24
 from filelock import FileLock
 from packageurl import PackageURL
 
+from forge.conda.package import scratch
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file, write_text
 from forge.project import Project
@@ -112,7 +112,7 @@ class SourceCache:
             if stated and found not in stated:
                 raise Refused(f"pip's index states {stated[0]}: damaged in transit, or forged")
             if source.file_name.endswith((*ARCHIVES, ".whl")):
-                with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                with scratch(self.folder) as folder:
                     unpack(file, Path(folder, "tree"), ())
         except Refused as error:
             file.unlink()

@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from forge.conda.package import cache_folder, scratch
 from forge.files import read_text
 
 HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+)", re.M)
@@ -47,7 +47,7 @@ def apply(tree: Path, files: list[Path]) -> str:
     Returns what is wrong with the first one that does not apply, or nothing. Raises ForgeError for
     one that is not UTF-8.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch(cache_folder()) as folder:
         for path in files:
             text = read_text(path)
             if wrong := fault(text):
