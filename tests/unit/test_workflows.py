@@ -120,16 +120,16 @@ def test_no_secret_and_no_more_permission_than_named() -> None:
     assert tokens == {("build", "release"), ("release", "publish")}
 
 
-def test_what_may_write_runs_what_a_hash_pins() -> None:
-    """setup-pixi takes a version alone; the one job that has it and may write is in SECURITY."""
-    found = {
-        f"{path.stem}/{name}"
-        for path in WORKFLOWS
-        for name, job in load(path)["jobs"].items()
-        if "write" in job["permissions"].values() and "setup-pixi@" in str(job.get("steps"))
-    }
-    assert found == {"release/publish"}
-    assert "The job that publishes runs it" in (CHECKOUT / "SECURITY.md").read_text()
+def test_what_may_write_runs_no_pixi_by_its_version_alone() -> None:
+    """setup-pixi takes no hash: the job that publishes verifies pixi before it runs, or ends."""
+    jobs = [job for path in WORKFLOWS for job in load(path)["jobs"].values()]
+    writers = [str(j.get("steps")) for j in jobs if "write" in j["permissions"].values()]
+    assert not [steps for steps in writers if "setup-pixi@" in steps]
+    (publisher,) = (steps for steps in writers if "pixi upload" in steps)
+    (version,) = set(re.findall(r"'pixi-version': '(\S+)'", str(jobs)))
+    parts = f"gh release download {version} ", f"gh release verify-asset {version} ", "install -D "
+    found = [publisher.find(part) for part in (*parts, "'run': './forge", "'run': 'pixi")]
+    assert -1 not in found and found == sorted(found)
 
 
 def starters(path: Path) -> list[dict[str, Any]]:
@@ -197,7 +197,7 @@ def test_the_list_of_releases_edits_no_issue_of_others() -> None:
 
 
 def test_no_step_works_past_the_driver() -> None:
-    known = re.compile(rf'{OURS.pattern}|pixi (upload|exec) |echo "::error::')
+    known = re.compile(rf'{OURS.pattern}|pixi (upload|exec) |gh release download|echo "::error::')
     assert [where for where, step in scripts() if not any(map(known.match, step))] == []
 
 

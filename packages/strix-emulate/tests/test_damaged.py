@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import struct
 import zipfile
 import zlib
@@ -92,6 +93,17 @@ def test_arrays(kind: str, tmp_path, record_property) -> None:
 def test_arguments(text: str) -> None:
     with pytest.raises(EmulatorError, match="--arg"):
         cli._argument(text, {})
+
+
+def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F811
+    for name in ("pipe", "pipe.hsaco", "add.json"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(EmulatorError, match="not a regular file"):
+        loader.load(tmp_path / "pipe")
+    with pytest.raises(EmulatorError, match="no such regular file"):
+        cli._argument(f"in={tmp_path / 'pipe'}", {})
+    (tmp_path / "add.hsaco").write_bytes(elf)
+    assert loader.load(tmp_path)
 
 
 def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811

@@ -6,12 +6,14 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+import hosts
 import pytest
 from mutants import Tally, texts, trees
 from strix_validate.cli import app
 from strix_validate.doctor import environment, host, installed, kernel_lists
 from strix_validate.precompiled import warm
 from strix_validate.reporting import record
+from test_doctor import examine
 from typer import testing
 from typer.main import get_command
 
@@ -86,6 +88,30 @@ def test_records(tmp_path: Path, record_property) -> None:
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
+def looked_at(found: dict) -> bool:
+    """Whether no check of the doctor ended in an error of Python's."""
+    return not any("Error:" in result.reason for result in found.values())
+
+
+def test_copies_of_machines(tmp_path: Path, record_property) -> None:
+    """Each of a machine's files in turn, and as a pipe, or of more bytes than memory has."""
+    tally = Tally("machine", record_property)
+    hosts.make(tmp_path, {})
+    for number, (name, text) in enumerate(sorted(hosts.HEALTHY.items())):
+        file = tmp_path / name
+        for mutant in texts(text.encode(), 200 + number, 6) if text else ():
+            file.write_bytes(mutant)
+            tally.give(lambda: examine(tmp_path), looked_at, (name, mutant))
+        with file.open("wb") as sparse:
+            sparse.truncate(3 << 30)
+        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: 3 GiB")
+        file.unlink()
+        os.mkfifo(file)
+        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: a pipe")
+        file.unlink()
+        file.write_text(text)
+
+
 def test_models(tmp_path: Path, record_property) -> None:
     tally, file = Tally("config.json", record_property), tmp_path / "config.json"
 
@@ -147,7 +173,14 @@ def test_indexes_of_weights(tmp_path: Path, record_property) -> None:
     tally.give(lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said, "3 GiB")
 
 
-@pytest.mark.parametrize("read", [warm.read_model, lambda file: asked(str(file))])
+def loaded(file: Path) -> record.Record:
+    try:
+        return record.load(file)
+    except record.BadRecord as error:
+        raise Refused(str(error)) from error
+
+
+@pytest.mark.parametrize("read", [warm.read_model, lambda file: asked(str(file)), loaded])
 def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
     """A pipe, and a file of more bytes than memory has."""
     file = tmp_path / "config.json"

@@ -184,6 +184,8 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
             path, kind, shape = rest.rsplit(":", 2)
             array = np.zeros([int(x) for x in shape.split("x")], kind)
         elif mode in ("in", "inout"):
+            if not Path(rest).is_file():
+                raise ValueError("there is no such regular file")
             path, array = rest, np.load(rest, allow_pickle=False)
         else:
             raise ValueError(f"unknown mode {mode}; use in, inout or out")

@@ -1,12 +1,34 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""JSON files of strangers, such as a model's."""
+"""Small files of strangers: a model's JSON, a record, what lies in a copy of a machine."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 #: Bytes; the largest known config.json has some hundred thousand, an index of weights millions.
 LIMIT = 1 << 24
+
+
+def small_file(file: Path) -> bytes:
+    """Read a file.
+
+    Raises:
+        OSError: it cannot be read, is a pipe, or has more than LIMIT bytes.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    if file.stat().st_size > LIMIT:
+        raise OSError(errno.EFBIG, f"it has more than {LIMIT} bytes")
+    return file.read_bytes()
+
+
+def small_text(file: Path) -> str | None:
+    """Return a text file without blanks at its ends, or None if it cannot be read."""
+    try:
+        return small_file(file).decode(errors="replace").strip("\0\n ")
+    except OSError:
+        return None
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -16,13 +38,10 @@ def json_object(file: Path) -> dict[str, Any]:
         ValueError: it does not, cannot be read, is a pipe, or has more than LIMIT bytes.
     """
     try:
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")
-        if file.stat().st_size > LIMIT:
-            raise ValueError(f"it has more than {LIMIT} bytes")
-        found = json.loads(file.read_text())
+        found = json.loads(small_file(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: {error!s:.200}") from error
+        says = getattr(error, "strerror", None) or error
+        raise ValueError(f"{file}: {says!s:.200}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file}: not a config.json")
     return found

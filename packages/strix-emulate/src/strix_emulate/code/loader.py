@@ -41,12 +41,14 @@ def load(path: Path) -> list[Kernel]:
         if path.is_dir():
             found = [
                 kernel
-                for file in sorted(path.rglob("*.hsaco"))
+                for file in filter(Path.is_file, sorted(path.rglob("*.hsaco")))
                 for kernel in _with_triton_note(file)
             ]
             if not found:
                 raise LoadError(f"{path}: no .hsaco file in this folder")
             return found
+        if path.exists() and not path.is_file():  # a pipe would be read for ever
+            raise LoadError(f"{path}: not a regular file")
         return parse(path.read_bytes(), str(path))
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror}") from error
@@ -340,7 +342,7 @@ def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:
 def _with_triton_note(file: Path) -> list[Kernel]:
     """Read a file of Triton's cache; the LDS that a launch asks for is in the JSON beside it."""
     note = file.with_suffix(".json")
-    lds = _guarded(json.loads, str(note), note.read_bytes()) if note.exists() else {}
+    lds = _guarded(json.loads, str(note), note.read_bytes()) if note.is_file() else {}
     lds = lds.get("shared", 0) if isinstance(lds, dict) else None
     wrong = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
     if type(lds) is not int or lds < 0:

@@ -13,6 +13,7 @@ from strix_validate.doctor import cluster_machine, kernel_lists
 from strix_validate.doctor._verdicts import error, fine, known, remark, warning
 from strix_validate.doctor.installed import CONDA_FORGE, installed
 from strix_validate.doctor.tree import Tree
+from strix_validate.json_file import small_file
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
@@ -127,7 +128,7 @@ def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, version and build (a pattern) of what a package fits in one version alone."""
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
-            record = json.loads(file.read_text())
+            record = json.loads(small_file(file))
             specs = [*record.get("depends", ()), *record.get("constrains", ())]
         except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             continue

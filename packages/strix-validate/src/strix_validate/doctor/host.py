@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from strix_validate.json_file import small_file
 from strix_validate.reporting.record import Device, Host, Package
 from strix_validate.skips import Platform
 
@@ -38,7 +39,7 @@ def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
     found = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         try:
-            entry = json.loads(file.read_bytes())
+            entry = json.loads(small_file(file))
             keys = ("name", "version", "build", "sha256")
             found.append(Package(**{key: entry.get(key) for key in keys}))
         except (OSError, ValueError, AttributeError, RecursionError):

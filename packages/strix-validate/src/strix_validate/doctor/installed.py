@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from strix_validate.json_file import small_text
+
 #: Distribution, as its dist-info folder is named, to conda package.
 _NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
 CONDA_FORGE = "conda-forge"
@@ -30,10 +32,11 @@ def installed(prefix: Path) -> list[Installed]:
     for name, package in _NAMES.items():
         for folder in sorted(prefix.glob(f"lib/python3.*/site-packages/{name}-*.dist-info")):
             version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-            found.append(Installed(name, version, _read(folder / "INSTALLER") or "an unknown tool"))
+            by = small_text(folder / "INSTALLER") or "an unknown tool"
+            found.append(Installed(name, version, by))
         for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
             try:
-                record = json.loads(_read(file))
+                record = json.loads(small_text(file) or "")
             except (ValueError, RecursionError):
                 continue
             if not isinstance(record, dict) or record.get("name") != package:
@@ -41,11 +44,3 @@ def installed(prefix: Path) -> list[Installed]:
             if f"/{CONDA_FORGE}" in str(record.get("channel")):
                 found.append(Installed(package, str(record.get("version")), CONDA_FORGE))
     return found
-
-
-def _read(file: Path) -> str:
-    """Read a file's text, without blanks around it; return "" if it cannot be read."""
-    try:
-        return file.read_bytes().decode(errors="replace").strip("\0\n ")
-    except OSError:
-        return ""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from strix_validate.json_file import small_file
+
 #: In an environment; recipes/triton patches Triton to look here.
 FOLDER = Path("share", "triton-kernels")
 LIST = "kernels.json"
@@ -39,7 +41,7 @@ def installed(prefix: Path) -> dict[str, dict[str, dict]]:
     lists = {}
     for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):
         try:
-            found = List.model_validate_json(file.read_bytes(), strict=True)
+            found = List.model_validate_json(small_file(file), strict=True)
             lists[file.parent.name] = found.model_dump()["kernels"]
         except (OSError, ValueError):
             continue

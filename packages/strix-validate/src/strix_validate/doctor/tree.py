@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from strix_validate.json_file import small_text
+
 _GFX1151 = 110501
 #: PCI's id of AMD, and vendor:device of the GPU of Strix Halo.
 AMD = "0x1002"
@@ -59,10 +61,7 @@ class Tree:
 
     def read(self, name: str) -> str | None:
         """Return a text file without blanks at its ends, or None."""
-        try:
-            return self.path(name).read_bytes().decode(errors="replace").strip("\0\n ")
-        except OSError:
-            return None
+        return small_text(self.path(name))
 
     def read_at(self, file: Path) -> str | None:
         """Return the text of a file that glob found."""

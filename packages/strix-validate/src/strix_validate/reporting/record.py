@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from strix_validate import TARGET
 from strix_validate.checks import Result, Severity, State
+from strix_validate.json_file import small_file
 
 #: Raised when a field changes its meaning or goes away.
 SCHEMA = 2
@@ -194,7 +195,7 @@ def load(file: Path) -> Record:
         BadRecord: the file cannot be read, or is not a record of this schema.
     """
     try:
-        return Record.model_validate_json(file.read_bytes())
+        return Record.model_validate_json(small_file(file))
     except OSError as error:
         raise BadRecord(f"{file}: {error.strerror}") from error
     except ValidationError as error:
