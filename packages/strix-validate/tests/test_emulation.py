@@ -8,14 +8,17 @@ import sys
 
 import pytest
 import torch
-from strix_emulate import DisassemblerError, find_disassembler
+from strix_emulate import TARGETS, DisassemblerError, find_disassembler
+from strix_validate import GPUS, cli
 from strix_validate.checks import CannotRun
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton import stand_in
+from typer.testing import CliRunner
 
 PROGRAM = """
-import torch, triton
+import sys, torch, triton
 import triton.language as tl
+from strix_emulate import statistics
 from strix_validate.triton import emulation, stand_in
 
 stand_in.install()
@@ -38,6 +41,18 @@ def sums(pointers, sizes, out, BLOCK: tl.constexpr):
     tl.store(out + g, tl.sum(tl.load(x + i, mask=i < n, other=0.0), 0))
 
 
+@triton.jit
+def product(x, y, out):
+    i = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)
+    tl.store(out + i, tl.dot(tl.load(x + i), tl.load(y + i)))
+
+
+a, b = torch.arange(256.0).view(16, 16).half() / 256, torch.eye(16).half().roll(1, 0)
+out = torch.zeros(16, 16)
+product[(1,)](a, b, out)
+assert (out == a.roll(-1, 1).float()).all(), out
+assert done[0].kernel.target.name == sys.argv[1], done
+assert statistics.executed(done.pop())["classes"]["wmma"], done
 x, out = torch.arange(100.0), torch.zeros(100)
 double[lambda m: (triton.cdiv(100, m["BLOCK"]),)](x, out, 100)
 assert (out == 2 * x).all(), out
@@ -51,15 +66,26 @@ del groups[1]
 """
 
 
-def test_autotune_and_pointers_in_tensors(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gpu", GPUS)
+def test_kernels_of_each_gpu(gpu, tmp_path, monkeypatch):
+    """A product by the matrix unit, one that is autotuned, and one with pointers in tensors."""
     try:
         find_disassembler()
     except DisassemblerError as error:
         pytest.skip(str(error))
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True)
+    monkeypatch.setenv("gpu_arch", gpu)
+    done = subprocess.run([sys.executable, file, gpu], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_another_gpu_is_refused(monkeypatch):
+    assert tuple(TARGETS) == GPUS
+    monkeypatch.setattr(cli, "TARGET", "gfx906")
+    done = CliRunner().invoke(cli.app, ["list"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "gpu_arch is 'gfx906', not gfx1151, gfx1150, gfx1100" in done.output
 
 
 class Asks:

@@ -6,7 +6,12 @@ is a subpackage, whose docstring names the modules that others may import. A mod
 begins with an underscore is its subpackage's own.
 """
 
-__all__ = ["TARGET"]
+import os
 
-#: The GPU architecture that all of this is about, as LLVM and ROCm name it.
-TARGET = "gfx1151"
+__all__ = ["GPUS", "TARGET"]
+
+#: What kernels can be compiled for, and executed as.
+GPUS = ("gfx1151", "gfx1150", "gfx1100")
+#: The GPU architecture that all of this is about, as LLVM and ROCm name it; the variable is named
+#: like the key in variants.yaml, which package tests get.
+TARGET = os.environ.get("gpu_arch", GPUS[0])  # noqa: SIM112

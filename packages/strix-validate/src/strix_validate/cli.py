@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from strix_validate import cluster, kernel_commands, tiers
+from strix_validate import GPUS, TARGET, cluster, kernel_commands, tiers
 from strix_validate.checks import Size
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
@@ -57,6 +57,8 @@ def main_options(
     ] = False,
 ) -> None:
     """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
+    if TARGET not in GPUS:
+        raise typer.BadParameter(f"the variable gpu_arch is {TARGET!a:.40}, not {', '.join(GPUS)}")
 
 
 #: Options of the commands that run one tier, by the names of run_and_exit's parameters.

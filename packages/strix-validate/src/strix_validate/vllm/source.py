@@ -19,6 +19,7 @@ from unittest.mock import MagicMock
 
 import torch
 
+from strix_validate import TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.triton.stand_in import MULTIPROCESSORS
 
@@ -69,8 +70,8 @@ _CLASSES = {
 }
 #: Where FLA's kernels have exp from, by another name.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
-#: Of vllm.platforms.rocm, the questions whose answer is yes on gfx1151.
-_GFX1151_IS = ("on_gfx1x", "on_gfx11", "on_gfx115x", "on_gfx1151", "on_rdna")
+#: Of vllm.platforms.rocm, the questions whose answer is yes on the GPU.
+_GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
 #: (11, 5) as vLLM counts compute capabilities.
 _CAPABILITY = 115
 
@@ -162,10 +163,11 @@ def mock(name: str) -> types.ModuleType:
     if name == "vllm.platforms":
         module.current_platform = _Platform()
     if name == "vllm.platforms.rocm":
-        asked: tuple[str, ...] = ("on_mi3xx", "on_rdna4", "on_cdna", *_GFX1151_IS)
-        asked += tuple(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100"))
+        asked = ["on_mi3xx", "on_rdna4", "on_cdna"]
+        others = ("9", "90a", "942", "950", "12x", "1250", "1100", "115x", "1151")
+        asked += [*(f"on_gfx{n}" for n in others), *_GPU_IS]
         for question in asked:
-            setattr(module, question, lambda answer=question in _GFX1151_IS: answer)
+            setattr(module, question, lambda answer=question in _GPU_IS: answer)
     if name == _MOE:
         # no tiles but those of the tables
         module.get_config = lambda: None
