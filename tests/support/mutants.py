@@ -15,9 +15,8 @@ from __future__ import annotations
 import copy
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
-from resource import RUSAGE_SELF, getrusage
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 SEED = os.environ.get("FORGE_SEED") or "1"
@@ -122,6 +121,12 @@ def _insert(data: bytes, rng: random.Random) -> bytes:
     return data[:at] + rng.choice(strange) + data[at:]
 
 
+def _used() -> tuple[float, int]:
+    """CPU seconds and the most KiB so far, of this process and of the programs that it ran."""
+    both = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+    return sum(use.ru_utime + use.ru_stime for use in both), sum(use.ru_maxrss for use in both)
+
+
 class Tally:
     """Outcomes of one reader's mutants. `record` is pytest's record_property."""
 
@@ -136,8 +141,7 @@ class Tally:
 
         Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
         """
-        start, result, message = time.process_time(), None, ""
-        before = getrusage(RUSAGE_SELF).ru_maxrss
+        (start, before), result, message = _used(), None, ""
         try:
             result = read()
         except self.refusal as error:
@@ -145,9 +149,10 @@ class Tally:
         except BaseException as error:
             error.add_note(self._of(what))
             raise
-        if time.process_time() - start > SLOWEST:
+        seconds, most = _used()
+        if seconds - start > SLOWEST:
             raise AssertionError(f"more than {SLOWEST} s: {self._of(what)}")
-        if getrusage(RUSAGE_SELF).ru_maxrss - before > LARGEST:
+        if most - before > LARGEST:
             raise AssertionError(f"more than {LARGEST} KiB: {self._of(what)}")
         if message == "none" or len(message) > LONGEST or "Traceback" in message:
             raise AssertionError(f"a bad message, {message!r:.500}: {self._of(what)}")

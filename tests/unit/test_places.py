@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import rattler
-from support.places import CASES, LET_THROUGH, Machine
+from support.places import CASES, LET_THROUGH, Case, Machine
+from support.small_channel import workspace
 from support.static_channel import Source, findings, tree
 from typer.testing import CliRunner
 
@@ -59,6 +60,22 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
     source.make("beta", file="share/zone")
     with pytest.raises(Refused, match=r"beta-1.0.*'share/zone' leads out of the prefix"):
         StaticChannel(tmp_path / "together").publish(source)
+
+
+def test_a_link_of_the_lock_before(tmp_path: Path) -> None:
+    """A link may stay alone: it goes before what the next lock has in its place is written."""
+    links = {"share": "{out}", "bin/x": "{out}/victim"}
+    (tmp_path / "new").mkdir()
+    old = Machine(Case("", links), tmp_path)
+    new = Machine(Case("", {}, ("share/victim",), ("x",), apart=True), tmp_path / "new")
+    old.app.lock()
+    old.app.install("default", old.cache)
+    before, prefix = tree(old.out), old.app.prefix("default")
+    assert (prefix / "share").is_symlink() and (prefix / "bin/x").is_symlink()
+    app = workspace(old.app.folder, new.channel.as_uri(), 'python = "*"\n')
+    app.lock()
+    app.install("default", old.cache)
+    assert tree(old.out) == before and (prefix / "share/victim").exists()
 
 
 def test_there_are_fifty() -> None:
