@@ -17,11 +17,13 @@ from support.project import CHECKOUT, MiniProject
 
 # Unit tests that no bindings have a part in, or that reach them where others here do as well.
 OTHERS = (
-    "*_mutants.py", "test_archives.py", "test_bases.py", "test_checks.py",
-    "test_cli.py", "test_evidence.py", "test_gpu_checks.py", "test_host_base.py",
-    "test_launcher.py", "test_optimized.py", "test_package_checks.py", "test_patches.py",
-    "test_preflight.py", "test_processes.py", "test_publish_killed.py", "test_pytorch_build.py",
-    "test_rocm_*.py", "test_sources.py", "test_versions.py", "test_workflows.py",
+    "*_mutants.py", "test_archives.py", "test_bases.py", "test_channel_page.py", "test_checks.py",
+    "test_cli.py", "test_documented.py", "test_evidence.py", "test_gpu_checks.py",
+    "test_host_base.py", "test_launcher.py", "test_night.py", "test_optimized.py",
+    "test_package_checks.py", "test_patches.py", "test_preflight.py", "test_processes.py",
+    "test_publish_killed.py", "test_pytorch_build.py", "test_rocm_*.py", "test_security_table.py",
+    "test_sources.py", "test_subpackages.py", "test_upstream*.py", "test_validate_without_torch.py",
+    "test_versions.py", "test_workflows.py",
 )  # fmt: skip
 # Every recipe and stack is solved for the Python and the ROCm that users get.
 SOLVED_ALIKE = "python-3.13 or rollback"
