@@ -120,23 +120,28 @@ def test_lock_and_install_through_a_web_server(url: str, tmp_path: Path) -> None
     assert show.stdout.strip() == str(copy / ".pixi/envs/default")
 
 
+def mock_of_pixi(project: MiniProject, command: str) -> dict[str, str]:
+    """An environment with a pixi on PATH that does this, whatever it is asked for."""
+    (mock := project.root / "bin/pixi").parent.mkdir()
+    mock.write_text(f"#!/bin/sh\n{command}\n")
+    mock.chmod(0o755)
+    return {"FORGE_NO_PIXI": "", "PATH": f"{mock.parent}:{project.environment['PATH']}"}
+
+
 def test_what_nobody_attested_is_not_installed(url: str, tmp_path: Path) -> None:
     """Where the stack says who publishes the channel, whatever address that has; nor by pixi."""
     who = f'[tool.strix-forge.publishers."{PUBLISHED}"]\nidentity = "https://github.com/us/x"\n'
     project, copy = stack(tmp_path, MANIFEST + who)
     project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-    (mock := tmp_path / "bin/pixi").parent.mkdir()
-    mock.write_text('#!/bin/sh\ntouch "$0.asked"\n')
-    mock.chmod(0o755)
-    path = f"{mock.parent}:{project.environment['PATH']}"
-    for pixi in ({}, {"FORGE_NO_PIXI": "", "PATH": path}):
-        error = project.forge("install", "app", code=1, **pixi).stderr
+    pixi = mock_of_pixi(project, f"touch {tmp_path}/asked")
+    for own in ({}, pixi):
+        error = project.forge("install", "app", code=1, **own).stderr
         assert "no attestations are advertised" in error and "/noarch/alpha-1.0" in error
-    assert not (copy / ".pixi/envs").exists() and not mock.with_name("pixi.asked").exists()
+    assert not (copy / ".pixi/envs").exists() and not (tmp_path / "asked").exists()
     manifest = project.root / "stacks/app/pixi.toml"
     manifest.write_text(manifest.read_text().replace(who, ""))
     project.forge("install", "app", **pixi)
-    assert mock.with_name("pixi.asked").exists(), "it was there to be asked"
+    assert (tmp_path / "asked").exists(), "it was there to be asked"
 
 
 def test_a_channel_that_lost_revisions(channel: Path, tmp_path: Path) -> None:
@@ -190,6 +195,22 @@ def test_another_index_for_the_solver_than_for_the_check(tmp_path: Path) -> None
         error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE).stderr
     assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
     assert not (copy / "pixi.lock").exists()
+
+
+def test_a_lock_that_pixi_wrote_is_held_against_the_index(tmp_path: Path) -> None:
+    """A yanked build in it: the lock stays as it was."""
+    source = Source(tmp_path / "source")
+    builds = [source.make(name) for name in ("alpha", "beta")]
+    StaticChannel(tmp_path / "channel").publish(source)
+    project, copy = stack(tmp_path)
+    with served(tmp_path / "channel") as url:
+        project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
+        (lock := copy / "pixi.lock").rename(tmp_path / "made")
+        StaticChannel(tmp_path / "channel").publish(None, [builds[0]])
+        pixi = mock_of_pixi(project, f"cp {tmp_path}/made {lock}")
+        error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE, **pixi).stderr
+    assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
+    assert not lock.exists()
 
 
 def positions(file: Path) -> list[int]:
