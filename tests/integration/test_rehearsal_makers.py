@@ -382,6 +382,17 @@ def test_a_user_has_both_channels_under_their_public_addresses(place: checkout.P
     assert (place.folder / "user" / "stacks" / "one").is_dir()
 
 
+def test_a_users_command_has_all_its_words(place: checkout.Place) -> None:
+    """`forge run STACK -- COMMAND --option`: click took the `--`, and the driver the option."""
+    (place.root / "stacks").mkdir(parents=True)
+    for folder in (place.folder / "published", place.conda_forge):
+        folder.mkdir()
+    command = [sys.executable, CHECKOUT / "tests" / "rehearsal", "user", place.folder]
+    words = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "a", "--", "b", "--to"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
+    assert "['a', '--', 'b', '--to']" in done.stdout
+
+
 def test_another_debian_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = tmp_path / "debian_version"
     release.write_text("12.11\n")

@@ -14,6 +14,8 @@ import typer  # noqa: E402
 from rehearsal import checkout, compilers, conda_forge, debian, therock  # noqa: E402
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+# a command's own words, `--` among them, which else click takes for its own
+WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 Folder = Annotated[Path, typer.Argument(help="The rehearsal's own folder, outside the checkout.")]
 
 
@@ -49,13 +51,13 @@ def make(
     print(place.overlay(thin_torch))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=WORDS)
 def forge(context: typer.Context, folder: Folder) -> None:
     """Run ./forge on the copy: `forge DIR build rocm-sdk`."""
     raise typer.Exit(checkout.Place.at(folder).forge(context.args))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=WORDS)
 def user(context: typer.Context, folder: Folder) -> None:
     """Run a command as a user of what is published: `user DIR forge lock attention`, or pixi."""
     raise typer.Exit(checkout.Place.at(folder).user(context.args))
