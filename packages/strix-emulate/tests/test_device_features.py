@@ -150,6 +150,8 @@ def test_processes_share_memory_and_events(folder: Path) -> None:
         "one process: hipErrorInvalidContext", "child 1063", "closed: hipErrorIllegalAddress",
         "parent 2126",
     ]  # fmt: skip
+    two = on(folder, folder / "share", "forked", options=["--devices", "2"])
+    assert (two.returncode, two.stdout) == (0, "forked 2126\n"), two.stdout + two.stderr
 
 
 def test_a_process_forked_before_the_first_use_has_a_device(folder: Path) -> None:
@@ -185,6 +187,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         ("stack", "stack 1024\ntoo small: hipErrorIllegalAddress\n"),
         ("clocks", ""),
         ("managed", ""),
+        ("padding", ""),
         ("grid", "not cooperative: hipErrorIllegalAddress\n"),
         ("freed", "freed: hipErrorIllegalAddress\n"),
         ("abort", "aborted: hipErrorLaunchFailure\n"),
@@ -194,6 +197,10 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
         said[what] = done.stderr
     assert "scratch offset" in said["stack"]
+    assert "noted in _Z7paddingPi at 0x" in said["padding"]
+    strict = on(folder, program, "padding", options=["--strict"])
+    assert (strict.stdout, "uninitialised: LDS" in strict.stderr) == (
+        "padding: hipErrorIllegalAddress\n", True)  # fmt: skip
     assert "do not lie in an allocation" in said["freed"]
     assert "grid.sync() in a launch that is not cooperative" in said["grid"]
     assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]

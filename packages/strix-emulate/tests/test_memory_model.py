@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Locks, and what the caches of a GPU may hide: programs of clang's, by LLVM's memory model."""
 
+import re
 from functools import cache
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from device_support import HIP_PROGRAMS, device_code
 from strix_emulate import Buffer, Kernel, Options, Trap, launch
 from strix_emulate.code import loader
+from strix_emulate.run.program import decode_kernel
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +52,18 @@ def test_a_message_that_is_acquired_is_right(kernels) -> None:
     assert run(kernels["right"], 2, 32) == (7, [])
 
 
-@pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line"])
-def test_what_a_cache_may_hide_is_found(kernels, name) -> None:
-    with pytest.raises(Trap, match=r"global_load_b32 .*stale.*no buffer_gl1_inv and buffer_gl0"):
-        run(kernels[name], 2, 32)
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line", "an_atomic"])
+def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
+    """With both places: of the load, and of what stored there last."""
+    wrote = "global_atomic_add_u32" if name == "an_atomic" else "global_store_b32"
+    both = rf"global_load_b32 .*stale.* at 0x[\da-f]+ `{wrote} v.*no buffer_gl1_inv and buffer_gl0"
+    with pytest.raises(Trap, match=both) as found:
+        run(kernels[name], 2, 32, native=native)
+    # the flag's store is not the message's
+    text = {ins.address: ins.text for ins in decode_kernel(kernels[name])}
+    address, named = re.findall(r"at (0x[\da-f]+) `(.*?)`", str(found.value))[-1]
+    assert text[int(address, 16)] == named and "offset:256" in named
     got, notes = run(kernels[name], 2, 32, lenient=True)
     assert got == 7 and [note.check for note in notes] == ["stale"]
 

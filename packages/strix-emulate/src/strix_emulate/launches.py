@@ -86,51 +86,25 @@ def launch(
         EmulatorError: the arguments do not match the kernel.
     """
     options = options or Options()
-    if instructions is None:
-        library = native.loaded() if options.native else None
-        program = _program(kernel, kernel.image, library, options.off)
-    else:
-        program = Program(instructions)
-    kernel, target = kernel.with_stack(STACK), kernel.target
-    block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
-    block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
-    if min(grid) < 1 or min(block) < 1 or np.prod(block) > target.threads:
-        raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
-    total_lds = kernel.lds + (kernel.launch_lds if lds is None else lds)
-    if total_lds > target.lds:
-        raise EmulatorError(
-            f"{kernel.name}: {total_lds} bytes of LDS, a workgroup has {target.lds}"
-        )
-    # one copy per array, even if several arguments point into it
+    program = _program(kernel, options) if instructions is None else Program(instructions)
+    kernel = kernel.with_stack(STACK)
+    grid, block, total_lds = _sizes(kernel, grid, threads, lds)
+    image = kernel.image if _reads_code(program.instructions) else None
     given = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
-    arrays = {id(a.data): a for a in given}
-    reads_code = kernel.image is not None and _reads_code(program.instructions)
-    image = kernel.image.data if reads_code and kernel.image else b""
-    size = sum(a.data.nbytes + 256 for a in arrays.values()) + kernel.kernarg + len(image) + 2048
+    more = kernel.kernarg + (len(image.data) if image else 0) + 2048
+    size = sum({id(a.data): a.data.nbytes + 256 for a in given}.values()) + more
     arena = Arena(size, program.cell, options.checks, options.checks, options.cores > 1)
     arena.whole_words = program.whole_words
-    modes: dict[int, set[str]] = {}
-    for a in given:
-        modes.setdefault(id(a.data), set()).add(a.mode)
-    placed = {}
-    for key, a in arrays.items():
-        mode = modes[key].pop() if len(modes[key]) == 1 else "inout"
-        raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
-        placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
-        if a.host:
-            arena.alias(a.host, len(raw), placed[key][0])
+    placed = _place(arena, given)
     kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
-    code = _place_image(arena, kernel.image) if image and kernel.image else 0
+    code = _place_image(arena, image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
     dispatch = arena.place(packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
     machine = Machine(kernel, program, arena, options, total_lds, code, dispatch, queue)
     started = time.process_time()
     outcome = machine.run(kernarg, grid, block)
     seconds = time.process_time() - started + outcome.seconds
-    for address, data, mode in placed.values():
-        if mode != "in":
-            raw = arena.fetch(address, data.nbytes)
-            data[...] = raw.view(data.dtype).reshape(data.shape)
+    _read_back(arena, placed)
     return Launch(
         kernel, program.instructions, outcome.executed, seconds,
         {at: replace(block) for at, block in outcome.blocks.items()}, outcome.cores,
@@ -138,8 +112,47 @@ def launch(
     )  # fmt: skip
 
 
+def _sizes(kernel: Kernel, grid, threads, lds: int | None) -> tuple[tuple, tuple, int]:
+    """Return grid and workgroup as (x, y, z), and all LDS in bytes. Raise EmulatorError."""
+    block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
+    block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
+    if min(grid) < 1 or min(block) < 1 or np.prod(block) > kernel.target.threads:
+        raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
+    size, most = kernel.lds + (kernel.launch_lds if lds is None else lds), kernel.target.lds
+    if size > most:
+        raise EmulatorError(f"{kernel.name}: {size} bytes of LDS, a workgroup has {most}")
+    return grid, block, size
+
+
+def _place(arena: Arena, given: list[Buffer]) -> dict[int, tuple]:
+    """Place each array once, even if several arguments point into it.
+
+    Returns by its id the address, the array, and the mode that all arguments give it, or "inout".
+    """
+    placed: dict[int, tuple] = {}
+    for key, a in {id(a.data): a for a in given}.items():
+        modes = {other.mode for other in given if other.data is a.data}
+        mode = modes.pop() if len(modes) == 1 else "inout"
+        raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
+        placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
+        if a.host:
+            arena.alias(a.host, len(raw), placed[key][0])
+    return placed
+
+
+def _read_back(arena: Arena, placed: dict[int, tuple]) -> None:
+    for address, data, mode in placed.values():
+        if mode != "in":
+            raw = arena.fetch(address, data.nbytes)
+            data[...] = raw.view(data.dtype).reshape(data.shape)
+
+
+def _program(kernel: Kernel, options: Options) -> Program:
+    return _kept(kernel, kernel.image, options.native and native.loaded(), options.off)
+
+
 @lru_cache(maxsize=32)
-def _program(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
+def _kept(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
     """Keep a program for launches of the same kernel in the same way."""
     return Program(decode_kernel(kernel))
 

@@ -61,6 +61,15 @@ __global__ void heap(int *out) {
     out[0] = (int)found[5];
 }
 
+// As a scan over padded LDS: the last lane reads a word that nothing wrote, and does not use it.
+__global__ void padding(int *out) {
+    __shared__ volatile int room[33];
+    int t = __builtin_amdgcn_workitem_id_x();
+    room[t] = t;
+    int own = room[t], next = room[t + 1];
+    out[t] = t < 31 ? own + next : own;
+}
+
 int main(int, char **names) {
     int out[512];
     long times[2], *when;
@@ -102,6 +111,11 @@ int main(int, char **names) {
         CHECK(hipMalloc((void **)&data, sizeof out));
         check<<<1, 32>>>(got);
         printf("freed: %s\n", hipGetErrorName(hipDeviceSynchronize()));
+    } else if (!strcmp(what, "padding")) {
+        padding<<<1, 32>>>(got);
+        hipError_t error = hipMemcpy(out, got, 128, TO_HOST);
+        if (error) return printf("padding: %s\n", hipGetErrorName(error)), 0;
+        return out[0] != 1 || out[30] != 61 || out[31] != 31;
     } else if (!strcmp(what, "managed")) {
         shared_by_both[1] = 20;
         add_one<<<1, 4>>>();

@@ -53,11 +53,12 @@ KERNEL exchange_lds(int *data) { in_lds<exchange_near>(data); }
 KERNEL compare_lds(int *data) { in_lds<compare_near>(data); }
 
 // Workgroup 0 stores 7, then a flag; workgroup 1 waits for the flag, loads, and says what it got.
-#define MESSAGE(name, stores, loads, scope, before)                        \
+#define MESSAGE(name, ...) SENT(name, data[64] = 7, __VA_ARGS__)
+#define SENT(name, put, stores, loads, scope, before)                      \
     KERNEL name(int *data) {                                               \
         if (LANE) return;                                                  \
         if (!BLOCK) {                                                      \
-            data[64] = 7;                                                  \
+            put;                                                           \
             __hip_atomic_store(data, 1, stores, scope);                    \
             return;                                                        \
         }                                                                  \
@@ -70,6 +71,8 @@ MESSAGE(right, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, AGENT, )
 MESSAGE(no_acquire, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, )
 MESSAGE(relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT, )
 MESSAGE(small_scope, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, GROUP, )
+SENT(an_atomic, __hip_atomic_fetch_add(data + 64, 7, __ATOMIC_RELAXED, AGENT), __ATOMIC_RELEASE,
+     __ATOMIC_RELAXED, AGENT, )
 // a word of the line that the message is in
 MESSAGE(old_line, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, data[33] = data[65]; KEEP)
 

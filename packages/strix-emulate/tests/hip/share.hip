@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two processes and one array: the second one gets a handle, adds to the array with a kernel of its own,
-// and waits for an event. Exits 0 if all numbers are right.
+// and waits for an event. With "forked" neither calls exec: both are forked before the device is used, and
+// have a device each. Exits 0 if all numbers are right.
 #include "hip.h"
 #include <string.h>
 #include <sys/wait.h>
@@ -8,6 +9,7 @@
 
 extern "C" {
 struct handle { char bytes[64]; };
+hipError_t hipSetDevice(int);
 hipError_t hipIpcGetMemHandle(handle *, void *);
 hipError_t hipIpcOpenMemHandle(void **, handle, unsigned);
 hipError_t hipIpcCloseMemHandle(void *);
@@ -42,8 +44,40 @@ static int child() {
     return 0;
 }
 
+static int forked(int number, const int *from, const int *to) {
+    int *data, *more, host[64];
+    handle memory;
+    CHECK(hipSetDevice(number));
+    for (int i = 0; i < 64; i++) host[i] = number ? 1000 : i;
+    CHECK(hipMalloc((void **)&more, sizeof host));
+    CHECK(hipMemcpy(more, host, sizeof host, TO_DEVICE));
+    if (number) {
+        if (read(from[0], &memory, 64) != 64) return 2;
+        CHECK(hipIpcOpenMemHandle((void **)&data, memory, 1));
+        add<<<1, 64>>>(data, more);
+        CHECK(hipDeviceSynchronize());
+        return write(to[1], "", 1) != 1;
+    }
+    CHECK(hipIpcGetMemHandle(&memory, more));
+    if (write(to[1], &memory, 64) != 64 || read(from[0], &memory, 1) != 1) return 2;
+    add<<<1, 64>>>(more, more);
+    CHECK(hipMemcpy(host, more, sizeof host, TO_HOST));
+    printf("forked %d\n", host[63]);
+    return fflush(stdout) || host[0] != 2000 || host[63] != 2126;
+}
+
+static int fork_two() {
+    int there[2], back[2], status, wrong = 0;
+    if (pipe(there) || pipe(back)) return 2;
+    for (int i = 0; i < 2; i++)
+        if (!fork()) _exit(forked(i, i ? there : back, i ? back : there));
+    while (wait(&status) > 0) wrong |= status;
+    return wrong != 0;
+}
+
 int main(int count, char **names) {
     int *data, host[64], ends[2], status;
+    if (count > 1 && !strcmp(names[1], "forked")) return fork_two();
     handle memory, when;
     hipEvent_t event;
     if (count > 1) return child();

@@ -146,14 +146,17 @@ _CUBE = {
 }  # fmt: skip
 
 
-def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    f, u, i, h = "f32", "u32", "i32", "f16"
-    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
+class _Table(dict[str, tuple[str, tuple[str, ...], Callable]]):
+    """Of a name, the kind of the result, those of the sources, and the function."""
 
-    def add(kind, names, count, source=None):
+    def add(self, kind, names, count):
         for name, function in names.items():
-            table[name] = (kind, (source or kind,) * count, function)
+            self[name] = (kind, (kind,) * count, function)
 
+
+def _on_floats() -> _Table:
+    table, f, h = _Table(), "f32", "f16"
+    add = table.add
     for kind, fma in ((f, floats.fma32), (h, floats.fma16), ("f64", floats.fma64)):
         add(kind, {f"v_add_{kind}": np.add, f"v_sub_{kind}": np.subtract,
                    f"v_mul_{kind}": np.multiply,
@@ -180,20 +183,19 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     }, 1)  # fmt: skip
     add(f, {"v_div_fixup_f32": floats.div_fixup}, 3)
     add(f, {f"v_cube{name}_f32": function for name, function in _CUBE.items()}, 3)
-    table["v_ldexp_f32"] = (f, (f, i), floats.ldexp)
+    table["v_ldexp_f32"] = (f, (f, "i32"), floats.ldexp)
     table["v_ldexp_f16"] = (h, (h, "i16"), floats.ldexp)
-    table["v_mul_dx9_zero_f32"] = (
-        f,
-        (f, f),
-        lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b),
-    )
+    add(f, {"v_mul_dx9_zero_f32": lambda a, b: (
+        np.where((a == 0) | (b == 0), np.float32(0), a * b))}, 2)  # fmt: skip
     table["v_frexp_mant_f32"] = (f, (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x))
     table["v_frexp_exp_i32_f32"] = (
-        i,
-        (f,),
-        lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32),
-    )
+        "i32", (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32)
+    )  # fmt: skip
+    return table
 
+
+def _conversions() -> _Table:
+    table, f, u, i, h = _Table(), "f32", "u32", "i32", "f16"
     for kind, source in (
         (f, h), (h, f), (f, i), (f, u), (h, "i16"), (h, "u16"), ("f64", f), (f, "f64"),
         ("f64", i), ("f64", u),
@@ -208,7 +210,15 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     for n in range(4):
         table[f"v_cvt_f32_ubyte{n}"] = (
             f, (u,), lambda x, n=n: (x >> U32(8 * n) & U32(255)).astype(np.float32))  # fmt: skip
+    table["v_cvt_pk_rtz_f16_f32"] = (
+        u, (f, f), lambda a, b: _pair(floats.to_half_towards_zero, a, b))  # fmt: skip
+    table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
+    return table
 
+
+def _on_words() -> _Table:
+    table, u, i = _Table(), "u32", "i32"
+    add = table.add
     add(u, {
         "v_add_nc_u32": np.add, "v_sub_nc_u32": np.subtract, "v_subrev_nc_u32": lambda a, b: b - a,
         "v_mul_lo_u32": np.multiply,
@@ -245,6 +255,12 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     add(i, {
         "v_mad_i32_i24": lambda a, b, c: (_signed(24, a) * _signed(24, b) + c).astype(np.int32),
     }, 3)  # fmt: skip
+    return table
+
+
+def _on_bits() -> _Table:
+    table, u, i = _Table(), "u32", "i32"
+    add = table.add
     for name, first in (("lo", 0), ("hi", 32)):
         table[f"v_mbcnt_{name}_u32_b32"] = (u, (u, u, "lane"), _lane_count(first))
     for name, unit in (("v_alignbit_b32", 1), ("v_alignbyte_b32", 8)):
@@ -257,7 +273,6 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                                  ("lshrrev_b64", "u64", np.right_shift),
                                  ("ashrrev_i64", "i64", np.right_shift)):  # fmt: skip
         table[f"v_{name}"] = (kind, (u, kind), _shift(function, 64))
-
     add("u16", {
         "v_add_nc_u16": np.add, "v_sub_nc_u16": np.subtract, "v_mul_lo_u16": np.multiply,
         "v_and_b16": np.bitwise_and, "v_or_b16": np.bitwise_or, "v_xor_b16": np.bitwise_xor,
@@ -272,16 +287,7 @@ def _table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     add("u16", {"v_mov_b16": lambda x: x, "v_not_b16": np.invert}, 1)
     table["v_mad_u16"] = ("u16", ("u16",) * 3, lambda a, b, c: a * b + c)
     table["v_pack_b32_f16"] = (
-        u,
-        ("u16", "u16"),
-        lambda a, b: a.astype(U32) | b.astype(U32) << U32(16),
-    )
-    table["v_cvt_pk_rtz_f16_f32"] = (
-        u,
-        (f, f),
-        lambda a, b: _pair(floats.to_half_towards_zero, a, b),
-    )
-    table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
+        u, ("u16", "u16"), lambda a, b: a.astype(U32) | b.astype(U32) << U32(16))  # fmt: skip
     return table
 
 
@@ -290,7 +296,7 @@ def _pair(convert, a, b):
     return low | high << U32(16)
 
 
-TABLE = _table() | subdword.TABLE | doubles.TABLE
+TABLE = _on_floats() | _conversions() | _on_words() | _on_bits() | subdword.TABLE | doubles.TABLE
 #: Operations whose last source is the old value of the destination.
 ACCUMULATING = {"v_fmac_f32", "v_fmac_f16", "v_fmac_f64", "v_dot2acc_f32_f16",
                 "v_fmac_dx9_zero_f32"}  # fmt: skip

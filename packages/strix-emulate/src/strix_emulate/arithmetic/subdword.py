@@ -165,7 +165,7 @@ def _unit(x, function):
 def _table() -> dict:
     i, u, f, h = "i32", "u32", "f32", "f16"
     integer16 = floats.to_integer
-    table = {
+    return {
         "v_dot2acc_f32_f16": (f, (u, u, f), dot2(_half)),
         "v_dot2_f32_f16": (f, (u, u, f), dot2(_half)),
         "v_dot2_f32_bf16": (f, (u, u, f), dot2(floats.bfloat)),
@@ -210,6 +210,11 @@ def _table() -> dict:
         "v_fma_dx9_zero_f32": (f, (f, f, f), _zero_wins),
         "v_fmac_dx9_zero_f32": (f, (f, f, f), _zero_wins),
     }  # fmt: skip
+
+
+def _families() -> dict:
+    u, f, h = "u32", "f32", "f16"
+    table: dict[str, tuple] = {}
     for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
         table[f"v_cvt_norm_{kind}_f16"] = (
             kind, (h,), _norm_as(low, high, f"{kind[0]}2"))  # fmt: skip
@@ -303,7 +308,7 @@ def clamped_half(function):
     return run
 
 
-TABLE = _table()
+TABLE = _table() | _families()
 #: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
 MIXED = {(kind, kinds): _mixed(kind) for kind in ("f32", "f16")
          for kinds in product(("f16", "f32"), repeat=3)}  # fmt: skip

@@ -14,16 +14,34 @@ import numpy as np
 _C = {"?": "int", "b": "int8_t", "B": "uint8_t", "h": "int16_t", "H": "uint16_t", "i": "int32_t",
       "I": "uint32_t", "l": "int64_t", "L": "uint64_t", "e": "float", "f": "float",
       "d": "double"}  # fmt: skip
-_INFIX = {
-    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "bitwise_and": "&",
-    "bitwise_or": "|", "bitwise_xor": "^", "less": "<", "less_equal": "<=", "greater": ">",
-    "greater_equal": ">=", "equal": "==", "not_equal": "!=",
+#: The larger or smaller of two, without a cast; of one that is NaN, numpy's choice.
+_PICKS = {
+    key.format(name): f"(({{0}} {op} {{1}}){nan} ? {{0}} : {{1}})"
+    for name, op in (("max", ">="), ("min", "<="))
+    for key, nan in (("{}imum", ""), ("{}imum f", " | ({0} != {0})"), ("f{}", " | ({1} != {1})"))
+}
+#: By ufunc, and character or kind of the result: C of the sources, their list, the name, the
+#: result's type and bits; f and l for functions of float and of 64 bits.
+_FORMS = {
+    **{name: f"({{0}} {op} {{1}})" for name, op in (
+        ("add", "+"), ("subtract", "-"), ("multiply", "*"), ("divide", "/"), ("bitwise_and", "&"),
+        ("bitwise_or", "|"), ("bitwise_xor", "^"), ("less", "<"), ("less_equal", "<="),
+        ("greater", ">"), ("greater_equal", ">="), ("equal", "=="), ("not_equal", "!="),
+        ("remainder u", "%"),
+    )},
+    # what numpy gives for counts that C leaves undefined
+    "left_shift": "(({type})((uint64_t){1} < {bits} ? {0} << {1} : 0))",
+    "right_shift": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : 0))",
+    "right_shift i": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : ({0} < 0 ? -1 : 0)))",
+    "isnan": "({0} != {0})", "isinf": "(fabs((double){0}) == INFINITY)",
+    "isfinite": "(fabs((double){0}) < INFINITY)", "signbit": "(!!signbit({0}))",
+    "invert": "(({type})~{0})", "invert ?": "(!{0})", "negative": "(-{0})",
+    "absolute": "({0} < 0 ? -{0} : {0})", "absolute f": "fabs{f}({0})",
+    "bitwise_count": "__builtin_popcount{l}({0})", "nextafter d": "next_double({all})",
+    # C's library has these for double, and with an f for float; exp2 of a float goes through double
+    **dict.fromkeys(("trunc", "floor", "ceil", "rint", "sqrt", "exp2", "log2", "sin", "cos", "fmod",
+                     "copysign", "ldexp"), "{name}{f}({all})"), **_PICKS,
 }  # fmt: skip
-#: C's library has these for double, and with an f for float; exp2 of a float goes through double
-_LIBRARY = {"trunc", "floor", "ceil", "rint", "sqrt", "exp2", "log2", "sin", "cos", "fmod",
-            "copysign", "ldexp"}  # fmt: skip
-_TESTS = {"isnan": "({0} != {0})", "isinf": "(fabs((double){0}) == INFINITY)",
-          "isfinite": "(fabs((double){0}) < INFINITY)", "signbit": "(!!signbit({0}))"}  # fmt: skip
 
 
 class Untranslatable(Exception):
@@ -173,42 +191,17 @@ class Body:
         return self._apply(ufunc.__name__, sources, loop[-1])
 
     def _apply(self, name: str, sources: list[Symbol], result: np.dtype) -> Symbol:
-        codes, char = [x.code for x in sources], sources[0].dtype.char
-        if name in _INFIX:
-            code = f"({codes[0]} {_INFIX[name]} {codes[1]})"
-        elif name in ("left_shift", "right_shift"):
-            bits, count = 8 * result.itemsize, codes[1]
-            # what numpy gives for counts that C leaves undefined
-            lost = f"({codes[0]} < 0 ? -1 : 0)" if name[0] == "r" and result.kind == "i" else "0"
-            op = ">>" if name[0] == "r" else "<<"
-            moved = f"(uint64_t){count} < {bits} ? {codes[0]} {op} {count} : {lost}"
-            code = f"(({_ctype(result)})({moved}))"
-        elif name in ("maximum", "minimum"):
-            op, (a, b) = (">=" if name == "maximum" else "<="), codes
-            nan = f" | ({a} != {a})" if result.kind == "f" else ""
-            return self.symbol(result, f"(({a} {op} {b}){nan} ? {a} : {b})")
-        elif name in ("fmax", "fmin"):
-            op, (a, b) = (">=" if name == "fmax" else "<="), codes
-            return self.symbol(result, f"(({a} {op} {b}) | ({b} != {b}) ? {a} : {b})")
-        elif name in _TESTS:
-            code = _TESTS[name].format(codes[0])
-        elif name == "invert":
-            code = f"(!{codes[0]})" if char == "?" else f"(({_ctype(result)})~{codes[0]})"
-        elif name == "negative":
-            code = f"(-{codes[0]})"
-        elif name == "absolute":
-            code = f"fabs{'f' if char in 'ef' else ''}({codes[0]})" if result.kind == "f" else (
-                f"({codes[0]} < 0 ? -{codes[0]} : {codes[0]})")  # fmt: skip
-        elif name == "bitwise_count":
-            code = f"__builtin_popcount{'l' if sources[0].dtype.itemsize == 8 else ''}({codes[0]})"
-        elif name == "remainder" and result.kind == "u":
-            code = f"({codes[0]} % {codes[1]})"
-        elif name == "nextafter" and char == "d":
-            code = f"next_double({', '.join(codes)})"
-        elif name in _LIBRARY:
-            code = f"{name}{'f' if char in 'ef' else ''}({', '.join(codes)})"
-        else:
+        codes, source = [x.code for x in sources], sources[0].dtype
+        keys = (f"{name} {result.char}", f"{name} {result.kind}", name)
+        key = next((key for key in keys if key in _FORMS), None)
+        if key is None:
             raise Untranslatable(name)
+        code = _FORMS[key].format(
+            *codes, all=", ".join(codes), name=name, type=_ctype(result), bits=8 * result.itemsize,
+            f="f" * (source.char in "ef"), l="l" * (source.itemsize == 8),
+        )  # fmt: skip
+        if key in _PICKS:
+            return self.symbol(result, code)
         if result.char == "e":
             code = f"float_to_half({code})"
         elif result.kind in "iu" and result.itemsize < 4:

@@ -4,6 +4,7 @@
 usage: python -m strix_emulate.device.server SOCKET POOL     numbers of open files
 """
 
+import math
 import os
 import select
 import signal
@@ -31,9 +32,10 @@ from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Program, decode_kernel
 from strix_emulate.statistics import occupancy
 
-# ROCm's grid.sync(), which is compiled into its caller, empties the caches before its barrier and
-# not behind it: a trap would end every program that waits for its grid.
-_NOTED = frozenset({"stale"})
+# What ROCm's headers compile into a program's own kernels would end it: grid.sync() empties the
+# caches before its barrier and not behind it, and rocPRIM's block_scan reads padding of LDS that
+# nothing wrote, and does not use it. What is used is NaN, and shows in the results.
+_NOTED = frozenset({"stale", "uninitialised"})
 #: Offsets of what a launch needs, and the most bytes of arguments.
 _PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, 1 << 16
 
@@ -185,35 +187,16 @@ class Server:
             raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
         kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
         kernel = kernel.with_stack(min(stack, self.target.stack))
-        threads = int(np.prod([int(x) for x in block], dtype=object))
-        if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
-            raise EmulatorError(
-                f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
-                f"has at most {kernel.max_threads}"
-            )
-        if kernel.lds + lds > self.target.lds:
-            raise EmulatorError(
-                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {self.target.lds}"
-            )
-        options = self.options
-        if cooperative:
-            waves = -(-threads // kernel.width) * int(np.prod([int(x) for x in grid], dtype=object))
-            if waves > self.target.resident:
-                raise Refused(
-                    Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time"
-                )
-            options = replace(options, batch=self.target.resident, cores=1, cooperative=True)
-        noted = frozenset() if self.strict else _NOTED
+        groups, threads = (math.prod(map(int, size)) for size in (grid, block))
+        options = self._options(kernel, grid, block, lds, cooperative)
         lenient = function.module.lenient or (not self.strict and is_of_headers(kernel.name))
-        options = replace(options, lenient=lenient, noted=noted)
-        program = function.program
+        options, program = replace(options, lenient=lenient), function.program
         pointers = {}
         if any(a.kind == "hidden_heap_v1" for a in kernel.arguments) and self._has_heap(heap):
             pointers["hidden_heap_v1"] = BASE + HEAP
         hostcalls = Hostcalls(self.pool.views[8], self.heap)
         pointers["hidden_hostcall_buffer"] = hostcalls.address
         if cooperative:
-            groups = int(np.prod(grid))
             pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(groups, groups * threads)
         given = data[protocol.LAUNCHED.size :]
         self._write_arguments(kernel, given, grid, block, lds, pointers)
@@ -239,6 +222,26 @@ class Server:
                   f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
                   file=sys.stderr)  # fmt: skip
         return hostcalls.text
+
+    def _options(self, kernel: Kernel, grid, block, lds: int, cooperative: bool) -> Options:
+        """Return how such a launch is run. Raise EmulatorError where it cannot be."""
+        groups, threads = (math.prod(map(int, size)) for size in (grid, block))
+        if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
+            raise EmulatorError(
+                f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
+                f"has at most {kernel.max_threads}"
+            )
+        if kernel.lds + lds > self.target.lds:
+            raise EmulatorError(
+                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {self.target.lds}"
+            )
+        options = replace(self.options, noted=frozenset() if self.strict else _NOTED)
+        if not cooperative:
+            return options
+        waves = -(-threads // kernel.width) * groups
+        if waves > self.target.resident:
+            raise Refused(Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time")
+        return replace(options, batch=self.target.resident, cores=1, cooperative=True)
 
     def add_memory(self, data: bytes) -> bytes:
         """Map memory of another process, as the client did."""

@@ -6,7 +6,7 @@ Atomics of different waves are no race with each other: they order what comes be
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,40 +90,63 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     if ins.name in COUNTED:
         return _counted(ins, spaces)
     space, op, kind, returns = NAMES[ins.name]
-    dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
-    size, words = dtype.itemsize, dtype.itemsize // 4
-    returns = returns or "glc" in ins.modifiers
     allowed = spaces.target.cache | {"offset"} | ({"offen"} if space == "buffer" else set())
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
-    ops = list(ins.operands)
-    offset = ins.modifiers.get("offset", 0)
-    counters = (VM if returns else STORE, LGKM)
-    target: Any
-    if space == "buffer":
-        data, target = ops[0], ops[0]
-        locate = addressing.locate_buffer(ins, ops[1:], size, True, spaces.arena)
-    else:
-        target = ops.pop(0) if returns else None
-        address, data = ops[:2]
-        if space != "ds":
-            base = ops[2] if space == "global" else Operand("off")
-            locate = addressing.locate_global(ins, [address, base], size, True, spaces.arena)
-    first = data.index
-    given = [first]
+    dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
+    size, ops = dtype.itemsize, list(ins.operands)
+    returns = returns or "glc" in ins.modifiers
+    # a buffer's data is where the old value goes
+    target = (ops[0] if space == "buffer" else ops.pop(0)) if returns else None
+    data, rest = (ops[0], ops[1:]) if space == "buffer" else (ops[1], ops[:1])
+    if space in ("global", "flat"):
+        rest.append(ops[2] if space == "global" else Operand("off"))
+    given = [data.index]
     if op in _TWO_SOURCES:
-        given.append(ops[2].index if space == "ds" else first + words)
-    function, ufunc = _OPERATIONS[op]
-    takes = returns and op in _LOCKS
-    bits = registers("v", target.index, words) if returns else 0
+        given.append(ops[2].index if space == "ds" else data.index + size // 4)
+    atomic = _Atomic(ins, op, kind, dtype, target, given)
+    if space in ("ds", "flat"):
+        offset = ins.modifiers.get("offset", 0)
+        in_lds = addressing.locate_lds(rest[0], offset, size, spaces)
+    if space == "ds":
+        return atomic.compiled(spaces.lds, in_lds, LGKM, rest)
+    counters = (VM if returns else STORE, LGKM)
+    find = addressing.locate_buffer if space == "buffer" else addressing.locate_global
+    locate = find(ins, rest, size, True, spaces.arena)
+    if space != "flat":
+        return atomic.compiled(spaces.arena, locate, counters[0], rest)
+    return addressing.in_apertures(
+        ins, rest[0], atomic.on(spaces.arena, locate, counters),
+        atomic.on(spaces.lds, in_lds, counters[::-1]),
+        atomic.on(spaces.scratch, addressing.locate_scratch(ins, rest, size, spaces), counters),
+    )  # fmt: skip
 
-    def operand(g: Waves, register: int, inside):
-        raw = g.VF[register : register + words][:, g.lanes]
+
+@dataclass
+class _Atomic:
+    """One of NAMES; target: where the old value goes, or None; given: registers of the data."""
+
+    ins: Instruction
+    op: str
+    kind: str
+    dtype: np.dtype
+    target: Operand | None
+    given: list[int]
+
+    def __post_init__(self):
+        self.words = self.dtype.itemsize // 4
+        bits = registers("v", self.target.index, self.words) if self.target else 0
+        self.issued = Outstanding(bits, True, self.ins.text)
+        self.takes = self.target is not None and self.op in _LOCKS
+
+    def _data(self, g: Waves, register: int, inside):
+        raw = g.VF[register : register + self.words][:, g.lanes]
         raw = raw if inside is None else raw[:, inside]
-        return np.ascontiguousarray(raw.T).view(dtype).ravel()
+        return np.ascontiguousarray(raw.T).view(self.dtype).ravel()
 
-    def on(memory, locate, counters):
-        issued = Outstanding(bits, True, ins.text)
+    def on(self, memory, locate: Callable, counters: tuple) -> Callable:
+        """Compile it for a memory. counters: the one that guarantees the result first."""
+        size, (function, ufunc) = self.dtype.itemsize, _OPERATIONS[self.op]
 
         def run(g: Waves):
             at, inside, _ = locate(g)
@@ -131,46 +154,39 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
                 raise Trap(
                     "misaligned", f"an atomic of {size} bytes that is not at a multiple of it"
                 )
-            places = at // size
-            values = [operand(g, register, inside) for register in given]
-            old = _apply(memory.bytes.view(dtype), places, values, function, ufunc, returns)
-            _order(g, memory, at, inside, size, takes)
-            if returns:
-                result = old.view(np.uint32).reshape(-1, words).T
-                if inside is not None:
-                    whole = np.zeros((words, len(inside)), np.uint32)
-                    whole[:, inside] = result
-                    result = whole
-                for i in range(words):
-                    g.VF[target.index + i][g.lanes] = result[i]
-            issue_all(g, counters, issued)
+            values = [self._data(g, register, inside) for register in self.given]
+            cells = memory.bytes.view(self.dtype)
+            old = _apply(cells, at // size, values, function, ufunc, self.target is not None)
+            _order(g, memory, at, inside, size, self.takes)
+            if self.target is not None:
+                got = old.view(np.uint32).reshape(-1, self.words).T
+                self._return(g, self.target.index, got, inside)
+            issue_all(g, counters, self.issued)
 
-        if len(counters) > 1:
-            return run
-        rest = [address] if space == "ds" else ops[1:] if space == "buffer" else [address, ops[2]]
+        return run
+
+    def _return(self, g: Waves, first: int, result, inside) -> None:
+        if inside is not None:
+            whole = np.zeros((self.words, len(inside)), np.uint32)
+            whole[:, inside] = result
+            result = whole
+        for i, words in enumerate(result):
+            g.VF[first + i][g.lanes] = words
+
+    def compiled(self, memory, locate: Callable, counter: int, rest: list) -> Callable:
+        """Compile it for its only memory, for C as well. rest: the operands of the address."""
+        size, function = self.dtype.itemsize, _OPERATIONS[self.op][0]
+        data = ((Operand("v", register), f"b{8 * size}") for register in self.given)
         form = Form(
-            "" if function is None else f"atomic_{op}_{kind}", function, f"b{8 * size}",
-            replace(target, count=words) if returns else None,
-            (*addressing.sources(ins, rest, 2),
-             *((Operand("v", register), f"b{8 * size}") for register in given)),
-            shape="atomic",
-            access=addressing.access(ins, rest) | {"size": size, "words": words},
+            "" if function is None else f"atomic_{self.op}_{self.kind}", function, f"b{8 * size}",
+            self.target and replace(self.target, count=self.words),
+            (*addressing.sources(self.ins, rest, 2), *data), shape="atomic",
+            access=addressing.access(self.ins, rest) | {"size": size, "words": self.words},
         )  # fmt: skip
         return executes(
-            run, form, issues=(counters[0], issued), orders=partial(ordered, takes=takes)
-        )
-
-    if space in ("global", "buffer"):
-        return on(spaces.arena, locate, counters[:1])
-    in_lds = on(spaces.lds, addressing.locate_lds(address, offset, size, spaces),
-                (LGKM,) if space == "ds" else counters[::-1])  # fmt: skip
-    if space == "ds":
-        return in_lds
-    private = addressing.locate_scratch(ins, [address, Operand("off")], size, spaces)
-    return addressing.in_apertures(
-        ins, address, on(spaces.arena, locate, counters), in_lds,
-        on(spaces.scratch, private, counters),
-    )  # fmt: skip
+            self.on(memory, locate, (counter,)), form, issues=(counter, self.issued),
+            orders=partial(ordered, takes=self.takes),
+        )  # fmt: skip
 
 
 def _order(g: Waves, memory, at, inside, size: int, takes: bool = False) -> None:

@@ -337,16 +337,12 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
     mods = ins.modifiers
     if mode.finite_16 and result == "f16":
         raise Unknown("with FP16_OVFL")
-    if mods.keys() - {"neg_lo", "op_sel", "clamp"} or (
-        result in ("f32", "i32") and "op_sel" in mods
-    ):
+    allowed = {"i32": {"neg_lo", "clamp"}, "f32": set()}.get(result, {"op_sel"})
+    if mods.keys() - allowed:
         raise Unknown(f"modifiers {sorted(mods)}")
-    if mods.keys() & {"neg_lo", "clamp"} and result != "i32":
-        raise Unknown("modifier neg_lo or clamp")
     # for integers neg_lo says which factors are signed
     signed = mods.get("neg_lo", (0, 0, 0))
-    high = mods.get("op_sel", (0, 0, 0))
-    start = int(bool(high[2]))
+    start = int(bool(mods.get("op_sel", (0, 0, 0))[2]))
     value = constant(c, result) if c.kind == "const" else None
 
     def run(g: Waves):
@@ -362,8 +358,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
             g.F[into] = product + (g.F[old] if value is None else value)
         elif result == "i32":
             total = product.astype(np.int64) + (g.I[old] if value is None else value)
-            limits = np.iinfo(np.int32)
-            total = np.clip(total, limits.min, limits.max) if "clamp" in mods else total
+            total = np.clip(total, -(2**31), 2**31 - 1) if "clamp" in mods else total
             g.I[into] = total.astype(np.int32)
         elif result == "f16":
             before = g.H[old][:, :, start::2] if value is None else value

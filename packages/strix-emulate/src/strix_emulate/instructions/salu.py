@@ -53,6 +53,10 @@ def compile_scalar(ins: Instruction) -> Callable:
     return _other(ins)
 
 
+#: With a constant of 16 bits: the same with two sources, of which the target is the first.
+_SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
+
+
 def _form(ins: Instruction) -> Form | None:
     """Return what the tables say of it, or None. SCC is the flag."""
     name, ops = ins.name, list(ins.operands)
@@ -71,13 +75,9 @@ def _form(ins: Instruction) -> Form | None:
         if kind == "u32":
             ops[1] = replace(ops[1], value=int(ops[1].value) & 0xFFFF)
         flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
-    elif name == "s_movk_i32":
-        name, flag, target = "s_mov_b32", None, ops[0]
-        kind, kinds, function = PLAIN[name]
-        ops.pop(0)
-    elif name in ("s_addk_i32", "s_mulk_i32"):
-        ops = [ops[0], ops[0], ops[1]]
-        return _form(replace(ins, name=name.replace("k_", "_"), operands=tuple(ops)))
+    elif name in _SHORT:
+        ops = ops if name == "s_movk_i32" else [ops[0], *ops]
+        return _form(replace(ins, name=_SHORT[name], operands=tuple(ops)))
     elif name in CARRIES:
         kind, flag, target = "u32", _SCC, ops.pop(0)
         kinds, function = CARRIES[name]

@@ -88,6 +88,22 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     return replace(ins, operands=tuple(ops), modifiers=rest)
 
 
+def _function(name: str, mode: Mode, saturates: bool) -> tuple:
+    """Return C's name of what it computes in that mode, and the tables' entry. Raise Unknown."""
+    if name in EXTREMES:
+        key, entry = name if mode.ieee else f"{name}.ieee0", extreme(name, mode.ieee)
+    else:
+        key, entry = name, TABLE[name]
+    kind, kinds, function = entry
+    if saturates:
+        return f"{name}.clamp", kind, kinds, saturated(function, kind)
+    if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
+        return "", kind, kinds, floats.finite(function)
+    if mode.finite_16 and name in _HALVES_INSIDE:
+        raise Unknown("with FP16_OVFL")
+    return key, kind, kinds, function
+
+
 def vector_form(ins: Instruction, mode: Mode) -> Form:
     """Return what the instruction computes, from what, and where that goes. Raise Unknown."""
     ins = _resolve_halves(ins)
@@ -96,9 +112,9 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
         raise Unknown("mnemonic")
     saturates = name in SATURATING and "clamp" in ins.modifiers
     _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else {"clamp"} if saturates else set())
-    flag, key = None, name
+    flag = None
     if name in MASKED:
-        kind, kinds, function, flags = MASKED[name]
+        key, (kind, kinds, function, flags) = name, MASKED[name]
         target = ops.pop(0) if kind else None
         if flags:
             flag = Operand("s", EXEC) if "cmpx" in name else ops.pop(0)
@@ -107,17 +123,7 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
         if len(ops) < len(kinds) and kinds[-1] == "mask":
             ops.append(VCC_OPERAND)
     else:
-        if name in EXTREMES:
-            kind, kinds, function = extreme(name, mode.ieee)
-            key += "" if mode.ieee else ".ieee0"
-        else:
-            kind, kinds, function = TABLE[name]
-            if saturates:
-                function, key = saturated(function, kind), f"{name}.clamp"
-        if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
-            function, key = floats.finite(function), ""
-        elif mode.finite_16 and name in _HALVES_INSIDE:
-            raise Unknown("with FP16_OVFL")
+        key, kind, kinds, function = _function(name, mode, saturates)
         target = ops.pop(0)
         if name in ACCUMULATING and len(ops) == len(kinds) - 1:
             ops.append(target)

@@ -228,7 +228,7 @@ def _scalar_buffer(g: Waves, resource: int, start, size: int):
 
 def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
     """Compile loads and stores of every space; the two-address forms of LDS are two accesses."""
-    space, write, ops = match["space"], match["what"] == "store", list(ins.operands)
+    space, write = match["space"], match["what"] == "store"
     allowed = (
         spaces.target.cache | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
     )
@@ -237,29 +237,15 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     # the row of "off" operands of scratch is parsed as an operand
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
+    if space == "flat":
+        return _flat(ins, [*ins.operands, Operand("off")], write, size, how, spaces)
     counter = LGKM if space == "ds" else (STORE if write else VM)
-    if space == "ds":
-        address = ops[0] if write else ops[1]
-        data = ops[1:] if write else ops[:1]
+    constants = [ins.modifiers.get("offset", 0)]
+    if match["two"]:
         unit = size * (64 if match["stride"] else 1)
-        offsets = [ins.modifiers.get("offset", 0)]
-        if match["two"]:
-            offsets = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
-        locates = [locate_lds(address, o, size, spaces) for o in offsets]
-        memory = spaces.lds
-    elif space == "buffer":
-        data, rest = ops[:1], ops[1:]
-        locates, memory = [locate_buffer(ins, rest, size, write, spaces.arena)], spaces.arena
-    else:
-        # stores have the address first
-        if space == "flat":
-            ops.append(Operand("off"))
-            return _flat(ins, ops, write, size, how, spaces)
-        data, rest = (ops[1:2], [ops[0], ops[2]]) if write else (ops[:1], ops[1:])
-        if space == "scratch":
-            locates, memory = [locate_scratch(ins, rest, size, spaces)], spaces.scratch
-        else:
-            locates, memory = [locate_global(ins, rest, size, write, spaces.arena)], spaces.arena
+        constants = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
+    data, rest = _split(ins.operands, space, write)
+    locates, memory = _locates(ins, rest, constants, size, write, spaces)
     words = max(1, size // 4)
     if write:
         # a two-address store has a register of its own for each
@@ -268,8 +254,6 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     else:
         loads = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
         run, issues = _load(ins, loads, memory, size, words, how, (counter,))
-    rest = [address] if space == "ds" else rest
-    constants = offsets if space == "ds" else [ins.modifiers.get("offset", 0)]
     acquires = not write and "glc" in ins.modifiers
     access = addressing.access(ins, rest) | {
         "size": size, "words": words, "acquires": int(acquires),
@@ -285,6 +269,27 @@ def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Call
     if {"offen", "idxen"} <= ins.modifiers.keys():
         return run  # C adds one of them
     return executes(run, *forms, issues=issues, orders=acquired if acquires else None)
+
+
+def _split(ops: tuple[Operand, ...], space: str, write: bool) -> tuple[list, list]:
+    """Split operands into those of the data and those of the address, which stores have first."""
+    if space == "ds":
+        return list(ops[1:] if write else ops[:1]), list(ops[:1] if write else ops[1:2])
+    if space == "buffer" or not write:
+        return list(ops[:1]), list(ops[1:])
+    return list(ops[1:2]), [ops[0], ops[2]]
+
+
+def _locates(ins: Instruction, rest, constants, size: int, write: bool, spaces: Spaces):
+    """Return functions of waves that give the offsets, one for each constant, and the memory."""
+    match ins.name.split("_")[0]:
+        case "ds":
+            return [locate_lds(rest[0], o, size, spaces) for o in constants], spaces.lds
+        case "buffer":
+            return [locate_buffer(ins, rest, size, write, spaces.arena)], spaces.arena
+        case "scratch":
+            return [locate_scratch(ins, rest, size, spaces)], spaces.scratch
+    return [locate_global(ins, rest, size, write, spaces.arena)], spaces.arena
 
 
 def acquired(_g: Waves, memory, at, size: int, marks) -> None:
@@ -316,7 +321,7 @@ _HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
 
 def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
     """Compile a load. counters: the one that guarantees the result first."""
-    signed, half = "sign" in how, loaded_half(ins)
+    half = loaded_half(ins)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
     track = memory.track_acquire if atomic else memory.track
@@ -325,7 +330,6 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
     bits = 0
     for _, first in accesses:
         bits |= registers("v", first, words)
-
     issued = Outstanding(bits, True, ins.text)
 
     def run(g: Waves):
@@ -341,20 +345,24 @@ def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, 
                 whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole
-            if signed:
+            if "sign" in how:
                 kind = np.int8 if size == 1 else np.int16
                 data = data.astype(kind).astype(np.int32).view(np.uint32)
-            if half:
-                into = g.VF[first].view(np.uint16)[int(half == "high") :: 2]
-                into[g.lanes] = data[0].astype(np.uint16)
-            else:
-                for i in range(words):
-                    g.VF[first + i][g.lanes] = data[i]
-            if touch is not None:
-                touches.append(touch)
+            _put(g, first, data, half)
+            touches += [touch] if touch is not None else []
         issue_all(g, counters, issued, tuple(touches))
 
     return run, (counters[0], issued)
+
+
+def _put(g: Waves, first: int, data: np.ndarray, half: str) -> None:
+    """Write what active lanes loaded into registers from the first on, or into half of one."""
+    if half:
+        into = g.VF[first].view(np.uint16)[int(half == "high") :: 2]
+        into[g.lanes] = data[0].astype(np.uint16)
+        return
+    for i, words in enumerate(data):
+        g.VF[first + i][g.lanes] = words
 
 
 def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:

@@ -20,6 +20,11 @@ class Note:
     count: int
 
 
+def where(instruction: Instruction | None) -> str:
+    """Name an instruction as traps do."""
+    return f"{instruction.address:#x} `{instruction.text}`" if instruction else "start"
+
+
 class Findings:
     """What becomes of the findings of a launch.
 
@@ -47,10 +52,10 @@ class Findings:
             return
         if not self.lenient and check not in self.noted:
             raise Trap(check, message)
-        place = f"{self.at.address:#x} `{self.at.text}`" if self.at else "start"
-        known = self._notes.get((check, place))
-        self._notes[check, place] = Note(
-            check, place, known.message if known else message, known.count + 1 if known else 1
+        here = where(self.at)
+        known = self._notes.get((check, here))
+        self._notes[check, here] = Note(
+            check, here, known.message if known else message, known.count + 1 if known else 1
         )
 
     @property

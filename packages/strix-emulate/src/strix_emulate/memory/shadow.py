@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strix_emulate.memory.findings import Findings
+from strix_emulate.code.decode import Instruction
+from strix_emulate.memory.findings import Findings, where
 from strix_emulate.memory.happens_before import (
     BARRIER,
     EVERYONE,
@@ -81,6 +82,9 @@ class Memory:
         self.order: Order | None = None
         #: for cells to which waves of several workgroups wrote one value: who did
         self.copies: dict[int, set[int]] = {}
+        #: by cell, where caches may hide what is stored, the instruction that did: its address in
+        #: the kernel's code
+        self.places, self.code = _zeros(0, np.uint32), dict[int, Instruction]()
         #: whether a cell belongs to one workgroup alone, as in LDS and scratch, which have no cache
         self.one_workgroup = True
         self.clear_tags()
@@ -94,6 +98,15 @@ class Memory:
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
         self.writers = _zeros(cells, np.uint32)
         self.copies.clear()
+
+    def know(self, instructions: list[Instruction]) -> None:
+        """Note from now on which of these stores to a cell."""
+        self.code = {ins.address: ins for ins in instructions}
+        self.places = _zeros(len(self.written), np.uint32)
+
+    def _placed(self, cells) -> None:
+        if self.code and self.findings.at:
+            self.places[cells] = self.findings.at.address
 
     def load(self, at, size: int):
         """Load size bytes at each offset: (words, len(at)) uint32, 1 and 2 bytes zero-extended."""
@@ -145,7 +158,7 @@ class Memory:
                 if beside_atomics:
                     conflict &= before != self.swapped[cells]
             self._race(conflict, before, marks, "a write")
-            self._stale(before, marks)
+            self._stale(cells, before, marks)
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
             self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
@@ -174,6 +187,7 @@ class Memory:
             self.order.atomic(self.name, cells, marks, before, found)
         self.written[cells] = self.swapped[cells] = marks
         self.writers[cells] = _bit(marks)
+        self._placed(cells)
 
     def _unordered(self, old, new):
         conflict = _unordered(old, new)
@@ -202,7 +216,7 @@ class Memory:
             )
         return found
 
-    def _stale(self, before, marks) -> None:
+    def _stale(self, cells, before, marks) -> None:
         """Find loads of what is known to be written, and may still be older in a cache."""
         if self.one_workgroup or self.order is None or self.order.idle:
             return
@@ -214,10 +228,11 @@ class Memory:
         if len(hidden):
             wrote, reads = int(old[hidden[0]]), int(new[hidden[0]])
             near = wrote >> WORKGROUP == reads >> WORKGROUP
+            store = self.code.get(int(self.places[cells[at[hidden[0]]]]))
             self.findings.found(
                 "stale",
-                f"{_who(reads)} reads what {_who(wrote)} wrote, which something orders, but no "
-                f"{'buffer_gl0_inv' if near else 'buffer_gl1_inv and buffer_gl0_inv'} behind that "
+                f"{_who(reads)} reads what {_who(wrote)} wrote at {where(store)}, which something "
+                f"orders, but no {'' if near else 'buffer_gl1_inv and '}buffer_gl0_inv behind that "
                 "lets it see: a cache may hold what stood there before",
             )
 
@@ -263,6 +278,7 @@ class Memory:
             self._copied(cells[far], before[far], cell_marks[far])
         self.store(at, data, size)
         self.written[cells], self.writers[cells] = cell_marks, writers
+        self._placed(cells)
         # several waves in one instruction: the last one stands there
         lost = self.written[cells] != cell_marks
         if lost.any():

@@ -26,7 +26,7 @@ enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE, LANE };
 
 typedef struct {
   Function *function;
-  int32_t form, results, sources, after, write_exec, step;
+  int32_t form, results, sources, after, write_exec, step, place;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
       resource, acquires, indexed;
@@ -49,7 +49,7 @@ typedef struct {
 typedef struct {
   uint8_t *bytes;
   int64_t *written, *read;  // shadow, or null
-  uint32_t *writers;
+  uint32_t *writers, *places;
   const int64_t *slots;  // of each wave: row in LDS or scratch
   int64_t size, stride, shift, strict, copies;
   const Range *ranges;  // of global memory, in order; the first one may be empty

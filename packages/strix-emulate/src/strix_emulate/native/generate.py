@@ -45,23 +45,18 @@ def functions() -> Iterator[tuple[str, str, tuple[str, ...], Callable, bool]]:
     for name in operations.EXTREMES:
         yield (name, *operations.extreme(name, True), False)
         yield (f"{name}.ieee0", *operations.extreme(name, False), False)
-    for (kind, kinds), function in subdword.MIXED.items():
-        yield subdword.mixed_name(kind, kinds), kind, kinds, function, False
-    for name in subdword.PACKED:
-        for clamp in (False, True):
-            yield subdword.packed_name(name, clamp), *subdword.packed(name, clamp), False
-    for name, (kind, kinds, function, flags) in operations.MASKED.items():
-        yield name, kind, kinds, function, flags
-    for name, (kind, kinds, function) in scalars.WITH_SCC.items():
-        yield name, kind, kinds, function, True
-    for name, (kind, function) in scalars.COMPARES.items():
-        yield name, "", (kind, "u32" if "bitcmp" in name else kind), function, True
-    for name, (kinds, function) in scalars.SELECTS.items():
-        yield name, name[-3:], kinds, function, False
-    for name, (kinds, function) in scalars.CARRIES.items():
-        yield name, "u32", kinds, function, True
-    for name, function in scalars.SAVEEXEC.items():
-        yield name, name[-3:], (name[-3:], name[-3:]), function, False
+    yield from ((subdword.mixed_name(kind, kinds), kind, kinds, function, False)
+                for (kind, kinds), function in subdword.MIXED.items())  # fmt: skip
+    yield from ((subdword.packed_name(name, clamp), *subdword.packed(name, clamp), False)
+                for name in subdword.PACKED for clamp in (False, True))  # fmt: skip
+    yield from ((name, *entry) for name, entry in operations.MASKED.items())
+    yield from ((name, *entry, True) for name, entry in scalars.WITH_SCC.items())
+    yield from ((name, "", (kind, "u32" if "bitcmp" in name else kind), function, True)
+                for name, (kind, function) in scalars.COMPARES.items())  # fmt: skip
+    yield from ((name, name[-3:], *entry, False) for name, entry in scalars.SELECTS.items())
+    yield from ((name, "u32", *entry, True) for name, entry in scalars.CARRIES.items())
+    yield from ((name, name[-3:], (name[-3:], name[-3:]), function, False)
+                for name, function in scalars.SAVEEXEC.items())  # fmt: skip
 
 
 def source() -> str:

@@ -58,7 +58,7 @@ class COp(ctypes.Structure):
     """An instruction, as emulate.c reads it."""
 
     _fields_ = [
-        ("function", _P), *_fields(_I, "form results sources after write_exec step"),
+        ("function", _P), *_fields(_I, "form results sources after write_exec step place"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
         *_fields(_I, "size words offset half extended memory highest resource acquires indexed"),
@@ -72,7 +72,7 @@ class CMemory(ctypes.Structure):
     """A space of memory, as emulate.c reads it."""
 
     _fields_ = [
-        *_fields(_P, "bytes written read writers slots"),
+        *_fields(_P, "bytes written read writers places slots"),
         *_fields(_L, "size stride shift strict copies"),
         ("ranges", _P), *_fields(_L, "range_count last"),
     ]  # fmt: skip
@@ -201,11 +201,26 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
         if form.name not in functions:
             raise Unknown("not in the library")
         op.function = functions[form.name]
-    if form.shape == "scalar" and any(kind in ("f16", "h16") for _, kind in form.sources):
+    if form.shape == "scalar" and {"f16", "h16"} & {kind for _, kind in form.sources}:
         raise Unknown("16 bits of a scalar register")
     keeps = form.keeps or (True,) * len(form.sources)
     for i, ((source, kind), keep) in enumerate(zip(form.sources, keeps, strict=True)):
         op.source[i] = _operand(source, kind, keep)
+    _encode_targets(op, form)
+    if form.dpp is not None:
+        _encode_dpp(op, form.dpp)
+    if form.after.keys() & {"factor", "clamp"} and form.kind != "f32":
+        raise Unknown("output modifiers of 16 and 64 bits")
+    op.after = (_CLAMP * ("clamp" in form.after) | _FLUSH * ("flush" in form.after)
+                | _FACTOR * ("factor" in form.after))  # fmt: skip
+    op.factor = form.after.get("factor", 1)
+    for key, value in form.access.items():
+        setattr(op, key, value)
+    op.highest = _highest(op, form.shape)
+    return op
+
+
+def _encode_targets(op: COp, form: Form) -> None:
     written: list[int] = []
     if form.target is not None:
         if form.target.kind not in ("v", "s"):
@@ -219,23 +234,15 @@ def encode(form: Form, functions: dict[str, int]) -> COp:
         op.flag = COperand(file=FILES[form.flag.kind], index=form.flag.index, bits=32)
         written += [form.flag.index] * (form.flag.kind == "s")
     op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or form.shape == "saveexec"
-    if form.dpp is not None:
-        source, valid, lanes = dpp_lanes(form.dpp)
-        op.dpp, op.zero_bound = 1, bool(form.dpp.get("bound_ctrl"))
-        op.fetch_inactive = bool(form.dpp.get("fi"))
-        # both halves of a wave64 have the same sources, in themselves, but other rows to write
-        op.lanes[:] = source[:32].tolist()
-        valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
-        op.valid, op.written[:] = int(valid[0]), lanes.tolist()
-    if form.after.keys() & {"factor", "clamp"} and form.kind != "f32":
-        raise Unknown("output modifiers of 16 and 64 bits")
-    op.after = (_CLAMP * ("clamp" in form.after) | _FLUSH * ("flush" in form.after)
-                | _FACTOR * ("factor" in form.after))  # fmt: skip
-    op.factor = form.after.get("factor", 1)
-    for key, value in form.access.items():
-        setattr(op, key, value)
-    op.highest = _highest(op, form.shape)
-    return op
+
+
+def _encode_dpp(op: COp, dpp: dict) -> None:
+    source, valid, lanes = dpp_lanes(dpp)
+    op.dpp, op.zero_bound, op.fetch_inactive = 1, bool(dpp.get("bound_ctrl")), bool(dpp.get("fi"))
+    # both halves of a wave64 have the same sources, in themselves, but other rows to write
+    op.lanes[:] = source[:32].tolist()
+    valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
+    op.valid, op.written[:] = int(valid[0]), lanes.tolist()
 
 
 def _highest(op: COp, shape: str) -> int:

@@ -277,6 +277,8 @@ static int store(State *w, const Op *o, int64_t *log) {
   }
   store_data(o, m->bytes, at, row, n);
   if (!m->written) return 0;
+  for (long l = 0; m->places && l < n; l++)
+    for (int64_t c = 0; at[l] >= 0 && c < count; c++) m->places[(at[l] >> m->shift) + c] = o->place;
   if (alone) alone = !BY_COUNT(note_stores, w, at);
   else
     for (long l = 0; l < n; l++) {

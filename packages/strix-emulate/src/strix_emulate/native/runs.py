@@ -62,6 +62,7 @@ class Session:
             if memory.checked:
                 c.written, c.read = memory.written.ctypes.data, memory.read.ctypes.data
                 c.writers = memory.writers.ctypes.data
+                c.places = memory.places.ctypes.data if memory.code else None
 
     def run(self, g: Waves, ops: int, count: int, kept: int | None = None, log: Any = None) -> int:
         """Execute operations at that address; return how many, less than count if C stopped.
@@ -164,7 +165,7 @@ class Run:
             self.starts.append(self.starts[-1] + len(part))
         for number, part in enumerate(ops):
             for i in range(self.starts[number], self.starts[number] + len(part)):
-                self.ops[i].step = number
+                self.ops[i].step, self.ops[i].place = number, steps[number].instruction.address
         self.orders: Any = steps[-1].known.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 
@@ -191,11 +192,8 @@ class Run:
                 done = session.run(g, self._first + start * _OP, done, kept, log)
             start += done
             if start == count:
-                if plan and plan.changes:
-                    self._leave(g, plan, log)
-                if plan and plan.ordering:
-                    last = Logged(session.memories, log, 0, g.tags, self.ops[count - 1])
-                    self.orders(g, last.memory, last.at, last.size, last.marks)
+                if checks and plan:
+                    self._leave(g, plan, log, checks)
                 return
             stopped = self.ops[start].step
             self.by_numpy(g, checks, first, stopped)
@@ -243,7 +241,7 @@ class Run:
             ghost.queues.state, changes, ctypes.addressof(kept), rows, bool(self.orders), kept
         )
 
-    def _leave(self, g: Waves, plan: Plan, rows) -> None:
+    def _leave(self, g: Waves, plan: Plan, rows, checks: Findings) -> None:
         queues, memories, ops, tags = g.queues, self.session.memories, self.ops, g.tags
         queues.state = plan.after
         for number, left, new in plan.changes:
@@ -252,6 +250,10 @@ class Run:
                 tuple([Logged(memories, rows, row, tags, ops[op]) for op, row in some])
                 for some in new
             ]
+        if plan.ordering:
+            checks.at = self.steps[-1].instruction
+            last = Logged(memories, rows, 0, tags, ops[-1])
+            self.orders(g, last.memory, last.at, last.size, last.marks)
 
 
 def encoded(step: Step, library: native.Library) -> list | Literal[False]:

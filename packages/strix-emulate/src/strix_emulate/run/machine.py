@@ -14,7 +14,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.arena import Arena
-from strix_emulate.memory.findings import CHECKS, Findings, Note
+from strix_emulate.memory.findings import CHECKS, Findings, Note, where
 from strix_emulate.memory.happens_before import WORKGROUP, tags
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
@@ -114,26 +114,11 @@ class Machine:
         waves_at_once = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
         groups = max(1, min(total, waves_at_once // waves))
         self.resident = groups
-        cell, checks = self.program.cell, self.options.checks
-        stride = (self.lds + 15) // 16 * 16
-        scratch = self.kernel.scratch
-        spaces = Spaces(
-            self.arena,
-            Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
-            Memory("scratch", groups * waves * lanes * scratch, cell, checks, checks), scratch,
-            self.code, lambda: self.executed, self.kernel.target,
-            self.program.polls,
-        )  # fmt: skip
-        spaces.lds.order = self.arena.order
-        if self.arena.order is not None:
-            self.arena.order.one_cache = not self.kernel.two_units
-        for memory in (self.arena, spaces.lds, spaces.scratch):
-            memory.findings = self.findings or Findings(frozenset(CHECKS))
-        self.session = (
-            Session(library, spaces, groups * waves * lanes, self._registers(), checks)
-            if library
-            else None
-        )
+        spaces = self._spaces(groups, waves * lanes)
+        self.session = None
+        if library:
+            lanes = groups * waves * lanes
+            self.session = Session(library, spaces, lanes, self._registers(), self.options.checks)
         # where waves let others go first, or run one by one, each block counts
         self.traces = bool(library) and not self.program.polls and self.options.lockstep
         blocks = self.program.blocks(self.kernel, spaces, self.session)
@@ -151,9 +136,8 @@ class Machine:
             except Trap as trap:
                 trap.hint = trap.hint or missing(self.kernel, trap)
                 if not trap.where:
-                    place = trap.instruction or self.where
-                    text = f"{place.address:#x} `{place.text}`" if place else "start"
-                    trap.where = f"{self.kernel.name} at {text}: "
+                    here = where(trap.instruction or self.where)
+                    trap.where = f"{self.kernel.name} at {here}: "
                 raise
 
         outcome = Outcome(0, blocks)
@@ -170,6 +154,25 @@ class Machine:
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
+
+    def _spaces(self, groups: int, threads: int) -> Spaces:
+        """Make LDS and scratch for workgroups of so many lanes; all memory has the same checks."""
+        cell, checks = self.program.cell, self.options.checks
+        stride, scratch = (self.lds + 15) // 16 * 16, self.kernel.scratch
+        spaces = Spaces(
+            self.arena,
+            Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
+            Memory("scratch", groups * threads * scratch, cell, checks, checks), scratch,
+            self.code, lambda: self.executed, self.kernel.target, self.program.polls,
+        )  # fmt: skip
+        spaces.lds.order = self.arena.order
+        if self.arena.order is not None:
+            self.arena.order.one_cache = not self.kernel.two_units
+            if self.program.orders:
+                self.arena.know(self.program.instructions)
+        for memory in (self.arena, spaces.lds, spaces.scratch):
+            memory.findings = self.findings or Findings(frozenset(CHECKS))
+        return spaces
 
     def _spread(self, batch: Callable, first: int, total: int, outcome: Outcome) -> bool:
         """Run workgroups from the first on on several cores; False: they are still to be run."""
@@ -298,50 +301,58 @@ class Machine:
             if time.monotonic() > self.deadline:
                 raise self._hung(f"{self.options.seconds:g} seconds", g)
             if traced is None:
-                if block.parts is None:
-                    block.parts = parts(block.steps, self.session)
-                for part in block.parts:
-                    part.execute(g, self.findings)
-            else:
-                block = traced
-            end = block.end
-            self.where = end
-            if end is None:
-                g.pc = block.next
-            elif end.name == "s_endpgm":
-                return "end", []
-            elif end.name in BARRIERS:
-                g.pc = block.next
-                waits.at_barrier(g)
-                return end.name, []
-            elif end.name in CALLS:
-                gone = self._call(end, g)
-                if len(gone) > 1:
-                    return "part", gone
-            elif block.condition is None:
-                g.pc = block.taken
-            else:
-                jump = block.condition(g)
-                count = np.count_nonzero(jump)
-                if count == g.n:
-                    g.pc = block.taken
-                elif count:
-                    gone = [select(g, jump), select(g, ~jump)]
-                    gone[0].pc, gone[1].pc = block.taken, block.next
-                    return "part", gone
-                else:
-                    g.pc = block.next
-                block.went = g.pc
+                self._execute(block, g)
+            block = traced or block
+            self.where = block.end
+            gone = self._leave(block, g)
+            if gone is not None:
+                return gone
             if g.pc >= limit:
                 return "meet", [g]
             g.asks |= block.polls
-            if g.pc <= block.start:
-                if g.asks and self.service:
-                    self.service()
-                g.asks, g.polls = False, g.polls + (_ASKING if g.asks else 1)
-                if g.polls >= PATIENCE * _ASKING and not self.alone:
-                    g.polls, g.turn = 0, g.turn + 1
-                    return "meet", [g]
+            if g.pc <= block.start and self._yields(g):
+                return "meet", [g]
+
+    def _execute(self, block: Block, g: Waves) -> None:
+        if block.parts is None:
+            block.parts = parts(block.steps, self.session)
+        for part in block.parts:
+            part.execute(g, self.findings)
+
+    def _leave(self, block: Block, g: Waves) -> tuple[str, list[Waves]] | None:
+        """Go to the next block, or return what happened instead."""
+        end = block.end
+        if end is None:
+            g.pc = block.next
+        elif end.name == "s_endpgm":
+            return "end", []
+        elif end.name in BARRIERS:
+            g.pc = block.next
+            waits.at_barrier(g)
+            return end.name, []
+        elif end.name in CALLS:
+            gone = self._call(end, g)
+            return ("part", gone) if len(gone) > 1 else None
+        elif block.condition is None:
+            g.pc = block.taken
+        else:
+            jump = block.condition(g)
+            if 0 < np.count_nonzero(jump) < g.n:
+                gone = [select(g, jump), select(g, ~jump)]
+                gone[0].pc, gone[1].pc = block.taken, block.next
+                return "part", gone
+            g.pc = block.went = block.taken if jump[0] else block.next
+        return None
+
+    def _yields(self, g: Waves) -> bool:
+        """Return, at the end of a loop's turn, whether it is the turn of others."""
+        if g.asks and self.service:
+            self.service()
+        g.asks, g.polls = False, g.polls + (_ASKING if g.asks else 1)
+        if g.polls < PATIENCE * _ASKING or self.alone:
+            return False
+        g.polls, g.turn = 0, g.turn + 1
+        return True
 
     def _trace(self, blocks: dict[int, Block], block: Block, g: Waves, limit: int) -> Block | None:
         """Execute several blocks at once in C, if they can be; return the last one."""

@@ -10,7 +10,7 @@ from strix_emulate.arithmetic import mode_register, operations, scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.instructions import crosslane, salu, valu, vmem
+from strix_emulate.instructions import atomics, crosslane, salu, valu, vmem
 from strix_emulate.instructions.forms import executable, executes
 from strix_emulate.instructions.steps import Known, Step
 from strix_emulate.memory import addressing, waits
@@ -120,12 +120,9 @@ def compile_blocks(
 ) -> Blocks:
     """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
     instructions = vmem.mark_swaps(instructions)
-    starts = {0}
-    for ins in instructions:
-        if ins.name in CONTROL:
-            starts.add(ins.address + ins.size)
-            if "branch" in ins.name:
-                starts.add(_target(ins))
+    parting = [ins for ins in instructions if ins.name in CONTROL]
+    starts = {0, *(ins.address + ins.size for ins in parting)}
+    starts |= {_target(ins) for ins in parting if "branch" in ins.name}
     found = Blocks(spaces)
     lines: dict[int, list[Instruction]] = {}
     block = None
@@ -168,6 +165,11 @@ class Program:
     def polls(self) -> bool:
         """Whether it asks for memory that other waves change."""
         return any(map(vmem.polls, self.instructions))
+
+    @cached_property
+    def orders(self) -> bool:
+        """Whether more than barriers orders its waves."""
+        return any(ins.name in atomics.NAMES or vmem.polls(ins) for ins in self.instructions)
 
     @cached_property
     def communicates(self) -> list[str]:
@@ -309,27 +311,32 @@ def _trap(message: str) -> Callable:
     return run
 
 
+def _set_mode(ins: Instruction, mode: Any, _spaces: addressing.Spaces) -> Callable:
+    mode_register.after(ins, mode)
+    if ins.name == "s_setreg_b32":
+        return salu.compile_setreg(ins, mode.start)
+    return executes(lambda _g: None)
+
+
+_COMPILERS: dict[str, Callable] = {
+    **dict.fromkeys(MODES, _set_mode),
+    **dict.fromkeys(WAITS, lambda ins, _mode, spaces: executes(
+        waits.compile_wait(ins, spaces.target), waits=True)),
+    "s_getreg_b32": lambda ins, mode, spaces: salu.compile_getreg(ins, mode.bits, spaces),
+    "s_sendmsg_rtn_b64": lambda ins, _mode, _spaces: salu.compile_message(ins),
+    "s_trap": lambda ins, _mode, _spaces: salu.compile_trap(ins),
+    "s_getpc_b64": lambda ins, _mode, spaces: salu.compile_getpc(ins, spaces),
+}  # fmt: skip
+
+
 def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable:
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)
     if name in NO_EFFECT or (name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS):
         return executes(lambda _g: None)
-    if name in WAITS:
-        return executes(waits.compile_wait(ins, spaces.target), waits=True)
-    if name in MODES:
-        mode_register.after(ins, mode)
-        if name == "s_setreg_b32":
-            return salu.compile_setreg(ins, mode.start)
-        return executes(lambda _g: None)
-    if name == "s_getreg_b32":
-        return salu.compile_getreg(ins, mode.bits, spaces)
-    if name == "s_sendmsg_rtn_b64":
-        return salu.compile_message(ins)
-    if name == "s_trap":
-        return salu.compile_trap(ins)
-    if name == "s_getpc_b64":
-        return salu.compile_getpc(ins, spaces)
+    if name in _COMPILERS:
+        return _COMPILERS[name](ins, mode, spaces)
     if vmem.is_memory(name):
         return vmem.compile_memory(ins, spaces)
     if name.startswith("v_wmma") and name not in spaces.target.wmma:
