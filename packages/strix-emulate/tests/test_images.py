@@ -10,9 +10,10 @@ import zlib
 import fixtures
 import numpy as np
 import pytest
-from strix_emulate import Buffer, launch
+from strix_emulate import Buffer, launch, launches
 from strix_emulate.code import loader
 from strix_emulate.errors import LoadError
+from strix_emulate.run import program
 
 SOURCE = """
 #define DEVICE __attribute__((device))
@@ -47,11 +48,17 @@ def hip(tmp_path_factory) -> bytes:
     return (folder / "k.co").read_bytes()
 
 
-def test_functions_variables_and_hidden_arguments(hip):
+@pytest.mark.parametrize("most", [program._MOST_CODE, 0])
+def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
+    """Also of a file with more code, whose functions are decoded when they are called."""
+    monkeypatch.setattr(program, "_MOST_CODE", most)
+    launches._kept.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
     assert kernel.image.pointers, "the addresses in `halves` are relocations"
     x, out, i = np.arange(100, dtype=np.float32), np.zeros(100, np.float32), np.arange(100)
-    launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
+    done = launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
+    launches._kept.cache_clear()
+    assert any(ins.name == "s_setpc_b64" for ins in done.instructions) == (most > 0)
     table = 2.0 ** np.arange(8)
     more = np.where(i & 1, table[4 + (i & 3)], table[i & 3])
     assert (out == 8 * x + table[i & 7] + more + 128).all()

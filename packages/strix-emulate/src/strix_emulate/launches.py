@@ -17,7 +17,7 @@ from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
 from strix_emulate.native import library as native
 from strix_emulate.run.machine import Machine, Options
-from strix_emulate.run.program import Block, Program, decode_kernel
+from strix_emulate.run.program import Block, Program
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _program(kernel: Kernel, options: Options) -> Program:
 @lru_cache(maxsize=32)
 def _kept(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
     """Keep a program for launches of the same kernel in the same way."""
-    return Program(decode_kernel(kernel))
+    return Program.of(kernel)
 
 
 def _reads_code(instructions: list[Instruction]) -> bool:

@@ -29,7 +29,7 @@ from strix_emulate.device.report import Tally, is_of_headers, is_upstream
 from strix_emulate.errors import EmulatorError, LoadError, Trap, Unsupported
 from strix_emulate.memory.findings import CHECKS, parse
 from strix_emulate.run.machine import Machine, Options
-from strix_emulate.run.program import Program, decode_kernel
+from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
 # What ROCm's headers compile into a program's own kernels would end it: grid.sync() empties the
@@ -55,7 +55,7 @@ class _Function:
     @cached_property
     def program(self) -> Program:
         """Decoded before the first launch."""
-        return Program(decode_kernel(self.kernel))
+        return Program.of(self.kernel)
 
 
 class Server:

@@ -45,15 +45,21 @@ def shared_zeros(size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
 
 
+#: MAP_NORESERVE of Linux, which Python 3.11 does not name.
+_NORESERVE = 0x4000
+
+
 def _zeros(count: int, dtype) -> np.ndarray:
     """Make zeros that cost nothing until they are touched.
 
     From 4 MiB on numpy asks for huge pages: a launch that touches few cells would clear megabytes.
+    Nor are they counted as memory: behind the pool, where other processes' memory is, cells by the
+    byte are many times what a machine has.
     """
     size = count * np.dtype(dtype).itemsize
     if size < 1 << 22 or sys.platform != "linux":
         return np.zeros(count, dtype)
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     return np.frombuffer(pages, dtype, count)
 
 
@@ -84,7 +90,7 @@ class Memory:
         self.copies: dict[int, set[int]] = {}
         #: by cell, where caches may hide what is stored, the instruction that did: its address in
         #: the kernel's code
-        self.places, self.code = _zeros(0, np.uint32), dict[int, Instruction]()
+        self.places, self.code = _zeros(0, np.int32), dict[int, Instruction]()
         #: whether a cell belongs to one workgroup alone, as in LDS and scratch, which have no cache
         self.one_workgroup = True
         self.clear_tags()
@@ -100,9 +106,10 @@ class Memory:
         self.copies.clear()
 
     def know(self, instructions: list[Instruction]) -> None:
-        """Note from now on which of these stores to a cell."""
-        self.code = {ins.address: ins for ins in instructions}
-        self.places = _zeros(len(self.written), np.uint32)
+        """Note from now on which of these, too, stores to a cell."""
+        if not self.code:
+            self.places = _zeros(len(self.written), np.int32)
+        self.code |= {ins.address: ins for ins in instructions}
 
     def _placed(self, cells) -> None:
         if self.code and self.findings.at:

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 from strix_emulate.arithmetic import mode_register, operations, scalars
@@ -86,8 +87,9 @@ class Blocks(dict[int, Block]):
     spaces: the memories of the launch; made: functions of its steps on them.
     """
 
-    def __init__(self, spaces: addressing.Spaces):
+    def __init__(self, spaces: addressing.Spaces, kernel: Kernel):
         super().__init__()
+        self.kernel = kernel
         self.gpu, self.shares = spaces.target.name, spaces.shares
         self.attach(spaces, None)
 
@@ -112,6 +114,11 @@ class Blocks(dict[int, Block]):
             if block.end is not None and block.end.address == address:
                 self[address] = replace(block, start=address, steps=[], **_FRESH)
                 return self[address]
+        if later := decode_function(self.kernel, address):
+            if self.spaces and self.spaces.arena.code:
+                self.spaces.arena.know(later)
+            self.update(_blocks(later, self))
+            return self[address]
         raise Trap("bounds", f"jumps to {address:#x}, which is not an instruction of the kernel")
 
 
@@ -119,11 +126,17 @@ def compile_blocks(
     instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
 ) -> Blocks:
     """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
+    found = Blocks(spaces, kernel)
+    found.update(_blocks(instructions, found))
+    return found
+
+
+def _blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
     instructions = vmem.mark_swaps(instructions)
     parting = [ins for ins in instructions if ins.name in CONTROL]
-    starts = {0, *(ins.address + ins.size for ins in parting)}
+    starts = {ins.address + ins.size for ins in parting}
     starts |= {_target(ins) for ins in parting if "branch" in ins.name}
-    found = Blocks(spaces)
+    found: dict[int, Block] = {}
     lines: dict[int, list[Instruction]] = {}
     block = None
     for ins in instructions:
@@ -138,43 +151,57 @@ def compile_blocks(
                 block.condition, block.taken = _CONDITIONS.get(ins.name), _target(ins)
         else:
             lines[block.start].append(ins)
-    entry = _modes_at(found, lines, mode_register.initial(kernel))
+    initial = mode_register.initial(home.kernel)
+    entry = _modes_at(found, lines, initial)
     for start, block in found.items():
-        mode = entry.get(start, mode_register.initial(kernel))
+        mode = entry.get(start, initial)
         for ins in lines[start]:
-            block.steps.append(_step(ins, mode, found))
+            block.steps.append(_step(ins, mode, home))
             block.polls |= vmem.polls(ins)
             mode = _mode_after(ins, mode)
     return found
 
 
 class Program:
-    """A kernel's instructions, and what stays known of them from launch to launch."""
+    """A kernel's instructions, and what stays known of them from launch to launch.
 
-    def __init__(self, instructions: list[Instruction]):
-        self.instructions = instructions
+    partial: functions that it calls are decoded when they are called, and may do anything.
+    """
+
+    def __init__(self, instructions: list[Instruction], partial: bool = False):
+        self.instructions, self.partial = instructions, partial
         self._blocks: Blocks | None = None
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> "Program":
+        """Decode a kernel. Raise DisassemblerError without a suitable libLLVM."""
+        found = decode_kernel(kernel)
+        return cls(found, _is_large(kernel) and any(ins.name in CALLS for ins in found))
 
     @cached_property
     def cell(self) -> int:
         """Bytes of a shadow cell: the smallest access of the kernel."""
         sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
-        return min([4, *sizes])
+        return 1 if self.partial else min([4, *sizes])
 
     @cached_property
     def polls(self) -> bool:
         """Whether it asks for memory that other waves change."""
-        return any(map(vmem.polls, self.instructions))
+        return self.partial or any(map(vmem.polls, self.instructions))
 
     @cached_property
     def orders(self) -> bool:
         """Whether more than barriers orders its waves."""
-        return any(ins.name in atomics.NAMES or vmem.polls(ins) for ins in self.instructions)
+        return self.partial or any(
+            ins.name in atomics.NAMES or vmem.polls(ins) for ins in self.instructions
+        )
 
     @cached_property
     def communicates(self) -> list[str]:
         """By what its workgroups may wait for each other."""
-        return sorted({ins.name for ins in self.instructions if vmem.communicates(ins)})
+        calls = CALLS if self.partial else ()
+        found = [x.name for x in self.instructions if vmem.communicates(x) or x.name in calls]
+        return sorted({*found})
 
     @cached_property
     def whole_words(self) -> bool:
@@ -182,7 +209,7 @@ class Program:
 
         Atomics of 16 bits are compare-and-swap of the word around them.
         """
-        return any("cmpswap_b32" in ins.name for ins in self.instructions)
+        return self.partial or any("cmpswap_b32" in ins.name for ins in self.instructions)
 
     def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
         """Return the blocks for one launch, up to :meth:`release`."""
@@ -201,13 +228,13 @@ class Program:
 
 
 def _modes_at(
-    blocks: Blocks, lines: dict, start: mode_register.Mode
+    blocks: dict[int, Block], lines: dict, start: mode_register.Mode
 ) -> dict[int, mode_register.Mode | None]:
     """Find the mode at each block that is reached; None where it depends on the way there."""
-    entry: dict[int, mode_register.Mode | None] = {0: start}
-    todo = [0]
+    todo = list(blocks)[:1]
+    entry: dict[int, mode_register.Mode | None] = dict.fromkeys(todo, start)
     while todo:
-        block = dict.get(blocks, todo.pop())
+        block = blocks.get(todo.pop())
         if block is None:
             continue
         mode = entry[block.start]
@@ -229,13 +256,13 @@ def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_regis
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """Decode the kernel's instructions, and those of all functions of the file if it calls some.
+    """Decode the kernel's instructions, and if it calls functions all of the file, unless large.
 
     Addresses count from the kernel's first instruction. Raise DisassemblerError without a suitable
     libLLVM.
     """
     found = decode(kernel.code, width=kernel.width, target=kernel.target)
-    if kernel.image is None or not any(ins.name in CALLS for ins in found):
+    if kernel.image is None or _is_large(kernel) or not any(ins.name in CALLS for ins in found):
         return found
     others = []
     for first, size in kernel.image.code:
@@ -244,6 +271,37 @@ def decode_kernel(kernel: Kernel) -> list[Instruction]:
         others += decode(code, start, kernel.width, padded=True, target=kernel.target)
     inside = {ins.address for ins in found}
     return found + [ins for ins in others if ins.address not in inside]
+
+
+#: Files with more bytes of code (RCCL's has 88 million) are decoded function by function.
+_MOST_CODE = 8 << 20
+
+
+def _is_large(kernel: Kernel) -> bool:
+    return kernel.image is not None and sum(size for _, size in kernel.image.code) > _MOST_CODE
+
+
+def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
+    """Decode a large file's function that begins there; return [] where no code is.
+
+    It ends with a way out behind which none of its branches leads, at most a MiB away.
+    """
+    if kernel.image is None or not _is_large(kernel):
+        return []
+    at = address + kernel.image.entry
+    ends = [first + size for first, size in kernel.image.code if first <= at < first + size]
+    for end, room in product(ends, (1 << 12, 1 << 16, 1 << 20)):
+        code, reach, found = kernel.image.data[at : min(at + room, end)], address, []
+        for ins in decode(code, address, kernel.width, target=kernel.target):
+            found.append(ins)
+            if "branch" in ins.name and not ins.unknown:
+                reach = max(reach, _target(ins))
+            if ins.name in _LEAVES and ins.address + ins.size > reach:
+                return found
+    return []
+
+
+_LEAVES = {"s_endpgm", "s_setpc_b64", "s_branch"}
 
 
 def _target(ins: Instruction) -> int:
