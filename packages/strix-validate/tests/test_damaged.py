@@ -112,6 +112,12 @@ def test_copies_of_machines(tmp_path: Path, record_property) -> None:
         file.write_text(text)
 
 
+@pytest.mark.parametrize("name", ["e" * 300, "e/" * 3000])
+def test_an_environment_whose_name_no_folder_has(name: str, tmp_path: Path) -> None:
+    environ = f"HOME=/home/{name}\0CONDA_PREFIX=/home/{name}\0"
+    assert looked_at(examine(hosts.make(tmp_path, {"proc/self/environ": environ})))
+
+
 def test_models(tmp_path: Path, record_property) -> None:
     tally, file = Tally("config.json", record_property), tmp_path / "config.json"
 

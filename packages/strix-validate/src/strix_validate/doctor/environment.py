@@ -196,7 +196,7 @@ def glibc(tree: Tree) -> Result:
 def disk(tree: Tree) -> Result:
     """20 GB are free where environments are installed; ROCm's libraries alone take 9:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    place = tree.prefix if tree.prefix and tree.prefix.is_dir() else tree.root
+    place = tree.prefix or tree.root
     free = free_bytes(place)
     measured = {"free_gb": round(free / 1e9, 1)}
     if free < DISK:

@@ -217,6 +217,8 @@ class Tree:
 
     @cached_property
     def prefix(self) -> Path | None:
-        """The active conda environment."""
+        """The active conda environment, if there is a folder of that name."""
         name = self.environ.get("CONDA_PREFIX")
-        return self.path(name) if name else None
+        place = self.path(name or "")
+        # Path.is_dir raises OSError for a name that is too long
+        return place if name and os.path.isdir(place) else None  # noqa: PTH112
