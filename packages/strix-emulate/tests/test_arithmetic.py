@@ -110,6 +110,18 @@ def test_a_dot_product_of_halves_ignores_clamp():
     assert (g.F[2][0] == 0).all(), "of bfloat16 nobody has seen it"
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [("bf16_bf16", 0x3F80, 0x4000), ("f16_f16", 0x3C00, 0x4000), ("f32_bf16", 0x3F80, 2 << 29),
+     ("f32_f16", 0x3C00, 2 << 29)],
+)  # fmt: skip
+def test_a_fraction_in_a_dot_product_is_its_low_half(name, one, two):
+    """As Triton multiplies bfloat16; it was a float32, whose low half is 0."""
+    for sources in ("v0, 2.0", "2.0, v0"):
+        g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one)
+        assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two).all()
+
+
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
 def test_signalling_nan_wins_over_a_number(kind):
     """In IEEE mode; a quiet one loses (V_MAX_F32 and relatives)."""

@@ -27,18 +27,22 @@ CONFIGS = {
     if file.stem != "formats"
 }
 #: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
-#: give; what vLLM chooses for them was not asked.
+#: give.
 SHAPES = {
     file.stem: json.loads(file.read_text())
     for file in sorted((FOLDER.parent / "shapes").glob("*.json"))
 }
 #: With every format as well: dense, experts, and linear attention with experts.
 EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
-CASES = CONFIGS | {
-    f"{name}, {form}": CONFIGS[name] | {"quantization_config": said}
-    for name in EACH_FORMAT
-    for form, said in FORMATS.items()
-}
+CASES = (
+    CONFIGS
+    | {
+        f"{name}, {form}": CONFIGS[name] | {"quantization_config": said}
+        for name in EACH_FORMAT
+        for form, said in FORMATS.items()
+    }
+    | {name: config for name, config in SHAPES.items() if table.was_compared(config)}
+)
 #: Checks that prove something on a GPU alone.
 ON_A_GPU = ("conv", "gemm", "sdpa")
 #: GiB of parameters that vLLM 0.33.0 allocates.
@@ -50,6 +54,12 @@ ALLOCATES = {
     "Llama-3.1-8B, fp8-blocks": 8.46, "Qwen3-30B-A3B, w4a16": 15.52,
     "Qwen3-Next-80B-A3B, gptq": 39.2, "Llama-3.1-8B, w8a16": 8.56,
     "Llama-3.1-8B, w8a16-channels": 8.46, "Qwen3-30B-A3B, gptq-8": 29.46,
+    "DeepSeek-V4-Flash": 145.29, "GLM-4.5-Air": 199.07, "GLM-4.7-Flash": 55.79, "GLM-5": 1385.64,
+    "Gemma-3-27B": 51.1, "Gemma-4-26B-A4B": 48.09, "Gemma-4-31B": 58.46,
+    "Granite-4.0-H-Small": 59.99, "Llama-3.3-70B": 131.42, "Llama-4-Scout": 202.36,
+    "Mistral-Small-3.2-24B": 44.72, "Olmo-3-32B": 60.04, "Phi-4": 27.31,
+    "Qwen3.5-122B-A10B": 228.29, "Qwen3.6-35B-A3B": 65.39, "Qwen3.8-27B": 50.96,
+    "gpt-oss-120b": 68.59,
 }  # fmt: skip
 
 
@@ -107,8 +117,9 @@ def test_every_check_of_the_table_exists() -> None:
 
 
 def test_architectures_are_those_that_are_compared() -> None:
-    names = {name for config in CONFIGS.values() for name in config["architectures"]}
+    names = {name for config in CASES.values() for name in config["architectures"]}
     assert table.was_compared(CONFIGS["Qwen3-8B"]) and not table.was_compared({})
+    assert SHAPES.keys() - CASES.keys() == {"Mistral-Small-4-119B"}
     assert sorted(names) == table.contents()["architectures"]
 
 

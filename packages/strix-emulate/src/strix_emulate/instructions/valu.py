@@ -104,6 +104,16 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
     return key, kind, kinds, function
 
 
+def _pair(op: Operand, name: str) -> Operand:
+    """Return an inline fraction as bits: in the low half's own type, above it zeros (LLVM's
+    getInlineEncodingV2F16 and V2BF16)."""
+    if not isinstance(op.value, float):
+        return op
+    if "bf16" in name:
+        return replace(op, value=int(np.float32(op.value).view(np.uint32)) >> 16)
+    return replace(op, value=int(np.float16(op.value).view(np.uint16)))
+
+
 def vector_form(ins: Instruction, mode: Mode) -> Form:
     """Return what the instruction computes, from what, and where that goes. Raise Unknown."""
     ins = _resolve_halves(ins)
@@ -131,6 +141,8 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
             ops.append(Operand("lane"))
     if len(ops) != len(kinds):
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
+    if name.startswith("v_dot2"):
+        ops = [_pair(op, name) for op in ops[:2]] + ops[2:]
     # integers have no signs to change, whatever the bits say; LLVM prints none
     ops = [
         op if k[0] == "f" or k == "bf16" or "cndmask" in name

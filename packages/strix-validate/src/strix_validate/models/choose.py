@@ -26,6 +26,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from strix_validate.checks import CannotRun
 from strix_validate.vllm import source as vllm_source
@@ -81,6 +82,16 @@ class _Mocks(types.ModuleType):
         return MagicMock()
 
 
+class _OnMeta(TorchFunctionMode):
+    """Makes on torch's meta device what a model makes on the GPU by name."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
 def _operators(source: Path) -> list[torch.library.Library]:
     """Define operators of the names that sources declare: layers look them up, none is called."""
     texts = [file.read_text(errors="replace") for file in (source / "csrc").rglob("*.cpp")]
@@ -133,6 +144,8 @@ def _start(folder: Path) -> None:
     with config.set_current_vllm_config(config.VllmConfig()):
         groups.init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         groups.initialize_model_parallel()
+    workspace = importlib.import_module("vllm.v1.worker.workspace")
+    workspace.init_workspace_manager(torch.device("meta"))
 
 
 def _choose(config: dict, folder: Path) -> dict:
@@ -148,7 +161,7 @@ def _choose(config: dict, folder: Path) -> dict:
     usual = torch.get_default_dtype()
     torch.set_default_dtype(made.model_config.dtype)
     try:
-        with torch.device("meta"), current(made):
+        with torch.device("meta"), _OnMeta(), current(made):
             model = build(made)
     finally:
         torch.set_default_dtype(usual)
@@ -163,7 +176,7 @@ def _choose(config: dict, folder: Path) -> dict:
 def _attention(layers) -> Iterator[tuple[str, str]]:
     for layer in layers:
         kind = type(layer).__name__
-        if found := getattr(layer, "attn_backend", None):
+        if found := getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None):
             # layers that do not see the past alone make a class of their own from a backend's
             yield ("attention", found.get_name())
         if found := getattr(layer, "prefill_backend", None):

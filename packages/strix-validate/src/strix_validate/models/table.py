@@ -67,6 +67,8 @@ def version() -> str:
 
 def was_compared(config: Mapping) -> bool:
     """Return whether the table was compared with a model of the same architecture."""
+    if (config.get("text_config") or config).get("model_type") in contents()["unanswered"]:
+        return False
     return bool(set(config.get("architectures") or ()) & set(contents()["architectures"]))
 
 
@@ -136,6 +138,20 @@ def format_of(config: Mapping) -> str:
     raise NoModel(f"a quantization_config that was not compared: {method:.100}")
 
 
+def _attention(config: Mapping, text: Mapping, kind: str) -> list[str]:
+    """Return what the rows of a model's attention are of."""
+    if text.get("o_lora_rank"):
+        return ["compressed", "compressed, of a window"]
+    if text.get("kv_lora_rank"):
+        return ["latent, of chosen tokens" if text.get("index_topk") else "latent"]
+    if kind in _ENCODERS:
+        return ["across"]
+    found = ["sinks" if kind == "gpt_oss" else "heads"]
+    if text.get("sliding_window") and text.get("use_sliding_window", True):
+        found += ["windows"]
+    return found + (["across"] if config.get("is_encoder_decoder") else [])
+
+
 def rows_of(config: Mapping) -> list[Row]:
     """Return the rows of a model.
 
@@ -146,29 +162,24 @@ def rows_of(config: Mapping) -> list[Row]:
     kind = str(text.get("model_type"))
     if not (text.get("num_attention_heads") or text.get("decoder_attention_heads")):
         raise NoModel("no attention heads are in it: is it the config.json of a language model?")
-    wanted = []
+    wanted = [("attention", of) for of in _attention(config, text, kind)]
     if text.get("kv_lora_rank"):
-        wanted += [("attention", "latent"), ("prefill", "latent")]
-    elif kind in _ENCODERS:
-        wanted += [("attention", "across")]
-    else:
-        wanted += [("attention", "sinks" if kind == "gpt_oss" else "heads")]
-        if text.get("sliding_window") and text.get("use_sliding_window", True):
-            wanted += [("attention", "windows")]
-        if config.get("is_encoder_decoder"):
-            wanted += [("attention", "across")]
+        wanted += [("prefill", "latent")]
     if text.get("linear_num_value_heads"):
         wanted += [("linear attention", "gated delta rule")]
-    if config.get("vision_config") or config.get("encoder_attention_heads"):
+    encodes = config.get("vision_config") or config.get("encoder_attention_heads")
+    if encodes and not kind.startswith("gemma4"):  # whose encoders are transformers' own
         wanted += [("encoder", "images or sound")]
     form = format_of(config)
     # gpt-oss keeps all but its experts in 16 bits
     wanted += [("linear", "16 bits" if form == "mxfp4" else form)]
     known = {(row.part, row.of): row for row in rows()}
     if any(text.get(name) for name in EXPERTS) and not known[wanted[-1]].refused:
-        wanted += [("experts", form)]
-    if text.get("linear_num_value_heads") and form != "16 bits" and not known[wanted[-1]].refused:
-        wanted += [("linear", "16 bits")]  # the projections of its decay and its gates
+        packed = text.get("expert_dtype") == "fp4"  # DeepSeek-V4's
+        wanted += [("experts", "mxfp4 beside fp8-blocks" if packed else form)]
+    mixed = text.get("linear_num_value_heads") or text.get("o_lora_rank")
+    if mixed and form != "16 bits" and not known[wanted[-1]].refused:
+        wanted += [("linear", "16 bits")]  # the projections of decay and gates, or of compression
     if form == "mxfp4" and wanted[-1][0] != "experts":
         raise NoModel("MXFP4 was compared for experts alone")
     return [known[key] for key in wanted]

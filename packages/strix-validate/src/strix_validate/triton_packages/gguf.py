@@ -137,7 +137,4 @@ COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) f
 COMPUTED = {name: Case(partial(product, name=name), _DECODED) for name in TYPES} | {
     "q4_k-tiles": Case(partial(product, name="q4_k", tokens=35, size=512, rows=130), _TILES),
 }
-EMULATED = {
-    name: Case(partial(product, name=name), _DECODED, torch.bfloat16)
-    for name in ("q4_0", "q4_k", "q6_k", "q8_0", "iq2_xxs", "iq3_s", "iq4_xs")
-}
+EMULATED = {name: Case(partial(product, name=name), _DECODED, torch.bfloat16) for name in TYPES}
