@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi.lock's bindings, which are older than requirements.txt's: the unit tests and a build.
+"""pixi.lock's bindings, which are older than requirements.txt's: some unit tests and a build.
 
 pyproject.toml says why there are two versions. All other tests run with requirements.txt's.
 """
@@ -15,18 +15,15 @@ import pytest
 from support import bindings
 from support.project import CHECKOUT, MiniProject
 
-# Unit tests that no bindings have a part in, or that reach them where others here do as well.
-OTHERS = (
-    "*_mutants.py", "test_archives.py", "test_bases.py", "test_channel_page.py", "test_checks.py",
-    "test_cli.py", "test_documented.py", "test_evidence.py", "test_gpu_checks.py",
-    "test_host_base.py", "test_launcher.py", "test_night.py", "test_optimized.py",
-    "test_package_checks.py", "test_patches.py", "test_preflight.py", "test_processes.py",
-    "test_publish_killed.py", "test_pytorch_build.py", "test_rocm_*.py", "test_security_table.py",
-    "test_sources.py", "test_subpackages.py", "test_upstream*.py", "test_validate_without_torch.py",
-    "test_versions.py", "test_workflows.py",
+# Unit tests in which the driver calls, in this process, what it takes of the bindings: to render
+# and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
+# the cache. The others reach the bindings through the same functions.
+REACHED = (
+    "test_channel_verify.py", "test_local_channel.py", "test_locks.py", "test_network.py",
+    "test_package.py", "test_package_cache.py", "test_plan.py", "test_recipes.py",
 )  # fmt: skip
-# Every recipe and stack is solved for the Python and the ROCm that users get.
-SOLVED_ALIKE = "python-3.13 or rollback"
+# of every recipe alone: does it render on both bases, and in which order are they built
+OF_RECIPES = "not test_recipes or test_renders or test_order"
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +51,9 @@ def test_versions(environment: dict[str, str]) -> None:
 
 def test_unit_tests(environment: dict[str, str]) -> None:
     options = ["-q", "-n0", "-p", "no:cacheprovider", "-m", "unit"]
-    options += ["-k", f"not ({SOLVED_ALIKE})"]
-    options += [f"--ignore-glob=*/{name}" for name in OTHERS]
+    options += ["-k", OF_RECIPES, *(f"tests/unit/{name}" for name in REACHED)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "tests/unit"], cwd=CHECKOUT, env=environment,
+        [sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, env=environment,
         text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
