@@ -8,26 +8,26 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT, driver, driver_environment, forge
+from support.project import CHECKOUT, driver, driver_environment
 
 
 def emulate(stack: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    words = ["run", "attention", "--", "strix-validate", "emulated", "--json"]
+    words = ["run", "attention", "-e", "emulated", "--", "strix-validate", "emulated", "--json"]
     return subprocess.run(
         driver(stack, *words, "--only", f"emulated/{name}"),
         env=driver_environment(stack) | environment, text=True, capture_output=True, check=False,
     )  # fmt: skip
 
 
-def test_without_a_disassembler_nothing_is_claimed(attention_stack: Path) -> None:
+def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None:
     """Recipe tests take exit status 3 for "not checked": a wrong number must not hide behind it."""
-    done = emulate(attention_stack, "gqa-causal", STRIX_EMULATE_LIBLLVM="/nowhere/libLLVM.so")
+    done = emulate(emulated_stack, "gqa-causal", STRIX_EMULATE_LIBLLVM="/nowhere/libLLVM.so")
     assert done.returncode == 3, done.stderr
     assert json.loads(done.stdout)["summary"]["skipped"] == 1
 
 
-def test_flash_attn_executes_under_emulation(attention_stack: Path) -> None:
-    done = emulate(attention_stack, "gqa-causal")
+def test_flash_attn_executes_under_emulation(emulated_stack: Path) -> None:
+    done = emulate(emulated_stack, "gqa-causal")
     if done.returncode == 3:
         pytest.skip(json.loads(done.stdout)["checks"][0]["reason"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,16 +52,15 @@ print(made.metadata.target.arch, "wrong:", int((y != 2 * x).sum()))
 """
 
 
-def test_a_reports_program_runs_on_the_device(attention_stack: Path, tmp_path: Path) -> None:
-    forge("install", "attention", "-e", "emulated", root=attention_stack)
+def test_a_reports_program_runs_on_the_device(emulated_stack: Path, tmp_path: Path) -> None:
     program, script = tmp_path / "program.py", CHECKOUT / "upstream" / "emulated.py"
     program.write_text(PROGRAM)
 
     def said(length: int, code: int) -> str:
         words = ["strix-emulate", "device", "--", "python", str(script), str(program), str(length)]
         done = subprocess.run(
-            driver(attention_stack, "run", "attention", "-e", "emulated", "--", *words),
-            env=driver_environment(attention_stack), text=True, capture_output=True, check=False,
+            driver(emulated_stack, "run", "attention", "-e", "emulated", "--", *words),
+            env=driver_environment(emulated_stack), text=True, capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode == 3:  # no libLLVM
             pytest.skip(done.stderr)

@@ -49,7 +49,7 @@ def test_install_and_check(release: Release, user: User) -> None:
     for file in map(packages.get, published_in("attention")):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock.read_text()
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock.read_text()
-    words = ("run", "--locked", "check", "--only", "sdpa", "--json")  # all of it: test_release
+    words = ("run", "--locked", "check", "--only", "sdpa", "--json")
     report = user.data(*words, cwd=user.folder)
     assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 30
 

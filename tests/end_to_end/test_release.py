@@ -103,12 +103,14 @@ def test_another_stack(release: Release, tmp_path: Path, stack: str, modules: se
 
 
 def test_check_passes(user: User) -> None:
-    """The stack's task `check`."""
-    words = ["strix-validate", "attention", "--json"]
+    """The stack's task `check`, of torch and of flash-attn's entry points: the rest of flash-attn's
+    cases run in its package's test, and torch's other backends with pixi."""
+    words = ["strix-validate", "attention", "--json", "--only", "sdpa/math", "--only"]
+    words += ["flash-attn/interpreter/varlen*", "--only", "flash-attn/interpreter/cache*"]
     report = json.loads(
         run([*user.driver, "run", "attention", "--", *words], user.environment).stdout
     )
-    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 200
+    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 120
 
 
 def test_pip_keeps_our_torch(user: User, tmp_path: Path) -> None:
