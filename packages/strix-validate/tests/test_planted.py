@@ -101,6 +101,10 @@ FAULTS = {
     "key/value head of a neighbour in decoding": {"neighbour_of_one": True},
     "scale off by 2 % at head dim 128, not causal": {"full_128": 1.02},
     "keys behind the 256th left out in decoding": {"most_keys_of_one": 256},
+    "groups rounded up to a power of two in flash-attn's decoding": {"group_rounded": True},
+    "key/value head of a neighbour in flash-attn's decoding": {"neighbour_of_one": True},
+    "lanes behind the 64th left out in flash-attn's decoding": {"most_lanes_of_one": 64},
+    "heads behind the fourth left out in flash-attn's decoding": {"most_heads": 4},
     "dropout of causal calls not scaled": {"causal_keep": False},
     **{
         f"inference: {name}": {"inference": tuple(fault.items())}
@@ -125,6 +129,10 @@ CLAIMED = {
     "key/value head of a neighbour in decoding": "decode-gqa",
     "scale off by 2 % at head dim 128, not causal": "d128-full",
     "keys behind the 256th left out in decoding": "cache-one",
+    "groups rounded up to a power of two in flash-attn's decoding": "cache-one-gqa3",
+    "key/value head of a neighbour in flash-attn's decoding": "cache-one-gqa4",
+    "lanes behind the 64th left out in flash-attn's decoding": "cache-one-gqa4",
+    "heads behind the fourth left out in flash-attn's decoding": "cache-one-gqa8",
     "dropout of causal calls not scaled": "dropout",
     "causal sees one key more": "causal",
     "causal sees one key less": "causal",

@@ -174,6 +174,19 @@ def test_a_product_that_left_the_matrix_unit_is_caught(name):
     assert found.state is State.FAILED and "0 of 0 kernels have WMMA, expected 1" in found.reason
 
 
+@pytest.mark.parametrize("name", ["prefill", "decode", "mixed"])
+def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
+    check = Check(f"attention/vllm-{name}-bfloat16", "", "")
+    assert vllm_checks.applies(check, RunOptions(device="cuda"))
+    assert not vllm_checks.applies(check, RunOptions(device="cpu"))
+    call, expected = make("seed", vllm_checks.ON_GPU[f"{name}-bfloat16"])
+    assert call.dtype is torch.bfloat16
+    right = expected(call.dtype)
+    assert attention.judge_kernels(check, call, expected, answer(right)).state is State.PASSED
+    wrong = answer(right | {"out": right["out"] * 1.02})
+    assert attention.judge_kernels(check, call, expected, wrong).state is State.FAILED
+
+
 def test_there_are_enough_of_each_kind():
     both = sum(name.startswith("decode") for name in vllm_checks.COMPILED)  # and reduce_segments
     assert len(vllm_checks.COMPILED) + both >= 14

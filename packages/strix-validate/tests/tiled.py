@@ -88,6 +88,7 @@ class Kernel:
     neighbour_of_one: bool = False  # neighbour_head, where there is one query
     causal_keep: bool = True  # keep_scale of causal calls
     most_keys_of_one: int = 1 << 30  # keys behind it are left out, where there is one query
+    most_lanes_of_one: int = 1 << 30  # and lanes of it
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
@@ -157,6 +158,8 @@ class Kernel:
             return wrong(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
         if k.shape[2] > self.most_keys_of_one and q.shape[2] == 1:
             k, v = (x[:, :, : self.most_keys_of_one] for x in (k, v))
+        if q.shape[2] == 1:
+            q = q.masked_fill(torch.arange(q.shape[-1]) >= self.most_lanes_of_one, 0)
         dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5

@@ -148,6 +148,14 @@ FAULTS = {
         "stride_h_v, stride_seq_v = v.stride(0), v.stride(1), v.stride(2)",
         "sage-nhd",
     ),
+    "sageattention: lanes of values behind the 64th left out": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "        v = tl.load(V_ptrs, mask = offs_n[:, None] < (kv_len - start_n))",
+        "        lane = tl.arange(0, HEAD_DIM)[None, :] < 64\n"
+        "        lane &= offs_n[:, None] < (kv_len - start_n)\n"
+        "        v = tl.load(V_ptrs, mask=lane, other=0.0)",
+        "sage-d128",
+    ),
     "liger_kernel: words behind the 32,768th left out": (
         "liger_kernel/ops/cross_entropy.py",
         "\n    for i in range(0, n_cols, BLOCK_SIZE):",
