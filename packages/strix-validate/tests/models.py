@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the config.json of public models says about attention and experts, written by hand."""
+"""What the config.json of public models says about attention and experts: files, and by hand."""
 
-_GEMMA_3 = {"model_type": "gemma3_text", "sliding_window": 1024}
+import json
+from pathlib import Path
+
 _QWEN_3 = {
     "model_type": "qwen3",
     "head_dim": 128,
     "sliding_window": None,
     "use_sliding_window": False,
 }
-_MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 
 
 def _heads(heads: int, kv_heads: int, hidden: int = 0, **more) -> dict:
@@ -21,31 +22,28 @@ def _heads(heads: int, kv_heads: int, hidden: int = 0, **more) -> dict:
     }
 
 
-CONFIGS = {
-    "Llama-3.1-8B": _heads(32, 8, model_type="llama"),
-    "Llama-3.2-3B": _heads(24, 8, model_type="llama", head_dim=128),
-    "Qwen3-8B": _heads(32, 8, **_QWEN_3),
-    "Qwen3-14B": _heads(40, 8, **_QWEN_3),
-    "Qwen3-30B-A3B": _heads(
-        32, 4, 2048, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768
-    ),
+def _hybrid(values: int, *heads: int) -> dict:
+    linear = {
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+    kinds = ["linear_attention", "full_attention"]
+    text = _heads(*heads, head_dim=256, layer_types=kinds, vocab_size=248320, **linear)
+    return {"text_config": text}
+
+
+_BY_HAND = {
+    "Llama-3.2-3B": _heads(24, 8, model_type="llama", head_dim=128, vocab_size=128256),
+    "Qwen3-14B": _heads(40, 8, **_QWEN_3, vocab_size=151936),
     "Qwen3-235B-A22B": _heads(
-        64, 4, 4096, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536
+        64, 4, 4096, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536,
+        vocab_size=151936,
     ),
-    "Qwen3.6-27B": {
-        "text_config": _heads(
-            24,
-            4,
-            5120,
-            head_dim=256,
-            layer_types=["linear_attention", "full_attention"],
-            linear_num_key_heads=16,
-            linear_num_value_heads=48,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_conv_kernel_dim=4,
-        )
-    },
+    "Qwen3.5-9B": _hybrid(32, 16, 4, 4096),
+    "Qwen3.6-27B": _hybrid(48, 24, 4, 5120),
     "Gemma-2-9B": _heads(
         16,
         8,
@@ -55,42 +53,38 @@ CONFIGS = {
         sliding_window=4096,
         attn_logit_softcapping=50.0,
         query_pre_attn_scalar=256,
+        vocab_size=256000,
     ),
-    "Gemma-3-4B": {"text_config": _GEMMA_3 | {"hidden_size": 2560}, "torch_dtype": "bfloat16"},
-    "Gemma-3-27B": {
-        "text_config": _GEMMA_3 | _heads(32, 16, 5376, head_dim=128, query_pre_attn_scalar=168)
+    # transformers' defaults are not in the file
+    "Gemma-3-4B": {
+        "text_config": {
+            "model_type": "gemma3_text",
+            "sliding_window": 1024,
+            "hidden_size": 2560,
+            "vocab_size": 262208,
+        },
+        "torch_dtype": "bfloat16",
     },
-    "Gemma-4-31B": {
-        "text_config": _heads(
-            32,
-            16,
-            5376,
-            model_type="gemma4_text",
-            head_dim=256,
-            global_head_dim=512,
-            num_global_key_value_heads=4,
-            sliding_window=1024,
-            **_MIXED,
-        )
-    },
-    "Mistral-7B": _heads(32, 8, model_type="mistral", sliding_window=4096),
-    "Mistral-Small": _heads(32, 8, 5120, model_type="mistral", head_dim=128, sliding_window=None),
-    "Phi-4": _heads(40, 10, model_type="phi3", sliding_window=None),
-    "Phi-4-mini": _heads(24, 8, model_type="phi3", sliding_window=262144),
-    "gpt-oss-20b": _heads(
-        64, 8, 2880, model_type="gpt_oss", head_dim=64, sliding_window=128, **_MIXED
+    "Mixtral-8x7B": _heads(
+        32, 8, model_type="mixtral", sliding_window=None, num_local_experts=8,
+        num_experts_per_tok=2, intermediate_size=14336, vocab_size=32000,
     ),
-    "GLM-4.5-Air": _heads(
-        96,
-        8,
-        4096,
-        model_type="glm4_moe",
-        head_dim=128,
-        n_routed_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=1408,
+    "Phi-3.5-mini": _heads(
+        32, 32, 3072, model_type="phi3", sliding_window=262144, vocab_size=32064
     ),
-    "Seed-OSS-36B": _heads(80, 8, 5120, model_type="seed_oss", head_dim=128),
+    "Phi-4-mini": _heads(24, 8, model_type="phi3", sliding_window=262144, vocab_size=200064),
+    "OLMo-2-7B": _heads(32, 32, model_type="olmo2", vocab_size=100352),
+    "OLMo-3-7B": _heads(
+        32, 32, model_type="olmo3", sliding_window=4096, vocab_size=100278,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "GLM-4-9B": _heads(32, 2, model_type="glm4", head_dim=128, vocab_size=151552),
+    "Granite-3.3-8B": _heads(32, 8, model_type="granite", vocab_size=49159),
+    "Granite-3.1-3B-A800M": _heads(
+        24, 8, 1536, model_type="granitemoe", num_local_experts=40, num_experts_per_tok=8,
+        intermediate_size=512, vocab_size=49155,
+    ),
+    "Seed-OSS-36B": _heads(80, 8, 5120, model_type="seed_oss", head_dim=128, vocab_size=155136),
     "MiniMax-M2": _heads(
         48,
         8,
@@ -101,28 +95,17 @@ CONFIGS = {
         num_experts_per_tok=8,
         intermediate_size=1536,
         quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+        vocab_size=200064,
     ),
-    "Llama-4-Scout": {
-        "text_config": _heads(
-            40,
-            8,
-            model_type="llama4_text",
-            head_dim=128,
-            num_local_experts=16,
-            num_experts_per_tok=1,
-            intermediate_size=8192,
-            attention_chunk_size=8192,
-            layer_types=["chunked_attention", "full_attention"],
-        )
-    },
-    "Qwen2.5-VL-7B": _heads(
-        28, 4, model_type="qwen2_5_vl", sliding_window=32768, use_sliding_window=False
-    ),
-    "Whisper-large-v3": {
-        "model_type": "whisper",
-        "decoder_attention_heads": 20,
-        "d_model": 1280,
-        "is_encoder_decoder": True,
-        "torch_dtype": "float16",
-    },
+}  # fmt: skip
+#: Sparse attention, layers of Mamba, or a model that answers with no tokens.
+_WITHOUT = (
+    "DeepSeek-V4-Flash", "GLM-5", "Granite-4.0-H-Small", "Mistral-Small-4-119B",
+    "Qwen3-Embedding-0.6B", "formats", "multilingual-e5-large",
+)  # fmt: skip
+_FILES = sorted(
+    file for name in ("configs", "shapes") for file in (Path(__file__).parent / name).glob("*.json")
+)
+CONFIGS = _BY_HAND | {
+    file.stem: json.loads(file.read_text()) for file in _FILES if file.stem not in _WITHOUT
 }

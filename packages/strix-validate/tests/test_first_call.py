@@ -18,15 +18,14 @@ import pytest
 import torch
 from models import CONFIGS
 from strix_validate.attention import flash
-from strix_validate.layers.table import Attention
+from strix_validate.layers.table import MODELS, Attention
 from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.precompiled.deferred import DeferredCall
 from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
-from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
-from strix_validate.vllm import experts, linear_attention, quantized, sampling
+from strix_validate.vllm import experts, linear_attention, mla, quantized, sampling
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -64,19 +63,6 @@ def shipped() -> set[str]:
     return needs(vllm_calls.vllm_set("full", SOURCE))
 
 
-@needs_vllm
-def test_vllm_compiles_nothing(shipped: set[str]) -> None:
-    pairs = [
-        (model, call)
-        for model, config in CONFIGS.items()
-        for call in first_calls(*warm.layers_of(config))
-    ]
-    found = asked([call for _, call in pairs])
-    assert all(found)
-    lacking = {model for (model, _), keys in zip(pairs, found, strict=True) if keys - shipped}
-    assert not lacking
-
-
 #: Of tokens in a step, those that no set was made with among them.
 STEP_TOKENS = (1, 2, 4, 7, 9, 17, 32, 33, 64, 66, 96, 100, 128, 131, 256, 511, 512, 513, 2048, 4099)
 
@@ -84,23 +70,6 @@ STEP_TOKENS = (1, 2, 4, 7, 9, 17, 32, 33, 64, 66, 96, 100, 128, 131, 256, 511, 5
 def first_experts(model: str) -> list[experts.ExpertsCall]:
     layers = warm.experts_of(CONFIGS[model])
     return list(experts.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
-
-
-#: Models whose experts have vLLM's own Triton kernels.
-WITH_EXPERTS = [model for model, config in CONFIGS.items() if warm.experts_of(config)]
-
-
-def test_the_experts_of_the_table_are_what_config_says() -> None:
-    assert len(WITH_EXPERTS) == 5
-    for model in WITH_EXPERTS:
-        assert warm.experts_of(CONFIGS[model]) == [experts.LAYERS[model]]
-
-
-@needs_vllm
-@pytest.mark.parametrize("model", WITH_EXPERTS)
-def test_experts_compile_nothing(model: str, shipped: set[str]) -> None:
-    found = needs(first_experts(model))
-    assert found and not found - shipped
 
 
 @needs_vllm
@@ -144,31 +113,37 @@ def first_choices(vocabulary: int) -> list[DeferredCall]:
     return [made(build) for build in builds]
 
 
-def test_linear_attention_of_the_table_is_what_config_says() -> None:
-    assert warm.others_of(CONFIGS["Qwen3.6-27B"])[0] == [LINEAR["Qwen3.6-27B"]]
-    file = Path(__file__).parent / "configs" / "Qwen3-Next-80B-A3B.json"
-    found = warm.read_model(file)
-    assert found.linear == [LINEAR["Qwen3-Next-80B-A3B"]]
-    assert found.vocabularies == [VOCABULARIES["Qwen3-8B"]]
-
-
-@needs_vllm
-def test_linear_attention_compiles_nothing(shipped: set[str]) -> None:
-    found = needs(first_linear("Qwen3.6-27B"))
-    assert found and not found - shipped
-
-
 @needs_vllm
 def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
     """Twice the heads: whole chunks, with what autotuning tries, and decoding."""
     assert len(needs(first_linear("Qwen3.6-27B", keys=2)) - shipped) > 90
 
 
+def first_steps(model: str) -> dict[str, list[Call]]:
+    """All that a server's steps launch of vLLM's Triton kernels, by part of the model."""
+    config = CONFIGS[model]
+    linear, (words,) = warm.others_of(config)
+    latent = [
+        partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
+        for x in warm.latent_of(config)
+        for n, count in ((300, 1), (77, 3), (64, 16))
+    ]
+    made = partial(DeferredCall, model, dtype=torch.bfloat16, source=SOURCE)
+    return {
+        "attention": first_calls(*warm.layers_of(config)),
+        "experts": first_experts(model),
+        "linear": first_linear(model) if linear else [],
+        "latent": [made(build) for build in latent],
+        "sampling": first_choices(words),
+    }
+
+
 @needs_vllm
-@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3.6-27B", "Whisper-large-v3"])
-def test_sampling_compiles_nothing(model: str, shipped: set[str]) -> None:
-    found = needs(first_choices(VOCABULARIES[model]))
-    assert found and not found - shipped
+@pytest.mark.parametrize("model", CONFIGS)
+def test_a_models_first_steps_compile_nothing(model: str, shipped: set[str]) -> None:
+    for part, calls in first_steps(model).items():
+        found = needs(calls) if calls else set()
+        assert bool(found) is bool(calls) and not found - shipped, part
 
 
 @needs_vllm
@@ -279,6 +254,10 @@ def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     assert len(found - shipped_flash) > 3
 
 
+#: What a model's kernels are compiled for.
+PARTS = ("attention", "experts", "linear", "latent", "vocabularies")
+
+
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Gemma-2-9B", "Qwen3.6-27B", "Qwen3-30B-A3B"])
 def test_a_model_of_the_table_compiles_nothing(model: str, tmp_path: Path) -> None:
     """More heads of the same ratio, and another window, are the same kernels."""
@@ -306,8 +285,7 @@ def test_what_no_model_of_the_table_has_is_foretold(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Qwen3-30B-A3B"] | change))
     found = warm.beyond_table(warm.read_model(file))
-    parts = ("attention", "experts", "linear", "latent", "vocabularies")
-    assert [name for name in parts if getattr(found, name)] == [part]
+    assert [name for name in PARTS if getattr(found, name)] == [part]
 
 
 @needs_vllm
@@ -344,14 +322,18 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
     assert found and not found - warmed
 
 
-#: Of a model in the table that config.json describes under another name.
-SAME = {
-    "Qwen2.5-VL-7B": ["Qwen2.5-7B"],
-}
-
-
 @pytest.mark.parametrize("model", CONFIGS)
-def test_the_table_is_what_config_says(model: str) -> None:
-    own = [name for name in LAYERS if name.partition(",")[0] == model]
-    rows = [LAYERS.get(x, x) for x in SAME.get(model, own)]
-    assert rows == warm.layers_of(CONFIGS[model])[0]
+def test_the_table_has_what_config_says(model: str, tmp_path: Path) -> None:
+    """All of a row, where the model is one; where it is not, its layers are of rows."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGS[model]))
+    found = warm.read_model(file)
+    beyond = warm.beyond_table(found)
+    assert not any(getattr(beyond, part) for part in PARTS), beyond
+    if row := MODELS.get(model):
+        # of experts a file has one format
+        assert [*found.attention] == row.attention()
+        assert found.experts == [x for x in row.mixture().values() if x in found.experts]
+        assert bool(found.experts) is bool(row.experts[0])
+        assert (found.linear, found.latent) == (row.recurrent(), row.compressed())
+        assert found.vocabularies == [row.words]

@@ -173,7 +173,7 @@ def experts_of(config: dict) -> list[Experts]:
         return [
             Experts(
                 experts,
-                int(text["num_experts_per_tok"]),
+                int(text.get("top_k_experts") or text["num_experts_per_tok"]),
                 int(text["hidden_size"]),
                 int(text.get("moe_intermediate_size") or text["intermediate_size"]),
                 group=int(quantized["group_size"]) if bits else 0,
