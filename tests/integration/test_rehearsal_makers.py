@@ -393,6 +393,22 @@ def test_a_users_command_has_all_its_words(place: checkout.Place) -> None:
     assert "['a', '--', 'b', '--to']" in done.stdout
 
 
+def test_a_night_is_that_of_the_copy(place: checkout.Place) -> None:
+    """It knows the stand-in as conda-forge, has no GPU, and stays in the rehearsal's folder."""
+    place.conda_forge.mkdir()
+    (place.conda_forge / "who").write_text("theirs")
+    (place.root / "docs").mkdir(exist_ok=True)
+    script = place.root / "docs" / "night.py"
+    script.write_text(READS.replace("sys.argv[1:]", f'["{CONDA_FORGE}"]') + "print(sys.argv[1:])\n")
+    command = [sys.executable, CHECKOUT / "tests" / "rehearsal", "night", place.folder]
+    run = {"capture_output": True, "text": True, "cwd": place.folder}
+    done = subprocess.run(command, **run, check=True)
+    assert f"['--without-gpu', '--to', '{place.folder}/night']" in done.stdout
+    assert (place.folder / "said").read_text() == "theirs\n"
+    script.write_text("raise SystemExit(3)")
+    assert subprocess.run(command, **run, check=False).returncode == 3
+
+
 def test_another_debian_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = tmp_path / "debian_version"
     release.write_text("12.11\n")

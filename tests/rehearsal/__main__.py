@@ -57,6 +57,12 @@ def forge(context: typer.Context, folder: Folder) -> None:
     raise typer.Exit(checkout.Place.at(folder).forge(context.args))
 
 
+@app.command()
+def night(folder: Folder) -> None:
+    """Run the owner's night on the copy, without a GPU, into DIR/night: docs/owner.md."""
+    raise typer.Exit(checkout.Place.at(folder).night())
+
+
 @app.command(context_settings=WORDS)
 def user(context: typer.Context, folder: Folder) -> None:
     """Run a command as a user of what is published: `user DIR forge lock attention`, or pixi."""

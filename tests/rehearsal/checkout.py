@@ -189,6 +189,12 @@ class Place:
             self.refuse_elsewhere(words)
         return self._run([str(self.root / "src" / "forge"), *words], words)
 
+    def night(self) -> int:
+        """Run the copy's docs/night.py on the stand-ins. Returns its exit code."""
+        to = str(self.folder / "night")
+        program = [str(self.root / "docs" / "night.py"), "--without-gpu", "--to", to]
+        return self._run(program, ["night"])
+
     def user(self, words: list[str]) -> int:
         """Run a command of somebody with a home of their own, who has what is published.
 
