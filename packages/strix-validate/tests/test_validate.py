@@ -309,6 +309,9 @@ def test_list_names_every_check_once():
     assert {*groups.split(), "kernels", "emulated", "bench", "serve"} == {
         id_.split("/")[0] for id_ in ids
     }
+    known = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
+    # Python before 3.13 keeps a docstring's indentation, which hid a title of two lines
+    assert not [check["id"] for check in known if "\n" in check["title"] + check["why"]]
     below = dict(pairwise(lines))  # a title, and what it catches; one line, where both begin alike
     assert all(below.get(name, "").startswith("    ") for name in ids)
 

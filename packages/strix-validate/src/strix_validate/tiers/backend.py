@@ -17,7 +17,17 @@ from torch.nn.attention import SDPBackend
 
 from strix_validate import TARGET
 from strix_validate.attention import flash, sdpa
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, Severity, State, require
+from strix_validate.checks import (
+    CannotRun,
+    Check,
+    Result,
+    RunOptions,
+    Severity,
+    State,
+    reason_of,
+    require,
+    title_of,
+)
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
 
@@ -32,10 +42,7 @@ HARMFUL = {
 def checks() -> list[Check]:
     """List one check for each body."""
     return [
-        Check(
-            f"backend/{name}", body.__doc__.split(". ")[0].strip(), " ".join(body.__doc__.split())
-        )
-        for name, body in BODIES.items()
+        Check(f"backend/{name}", title_of(body), reason_of(body)) for name, body in BODIES.items()
     ]
 
 
