@@ -15,6 +15,8 @@ import pytest
 from support import bindings
 from support.project import CHECKOUT, MiniProject
 
+from forge.bases import PUBLISHED
+
 # Unit tests in which the driver calls, in this process, what it takes of the bindings: to render
 # and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
 # the cache. The others reach the bindings through the same functions.
@@ -60,7 +62,8 @@ def test_unit_tests(environment: dict[str, str]) -> None:
 
 
 def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
-    """On a base of few wheels: rendered, built, tested, indexed, planned again: nothing is left."""
+    """On a base of few wheels: rendered, built, tested, indexed, planned again: nothing is left.
+    Then a stack of it, locked, installed and activated."""
     project = MiniProject(tmp_path)
     (project.root / "build" / "host-base").unlink()  # that of other bindings
     (project.root / "bases" / "host" / "requirements.in").write_text("typer\n")
@@ -71,3 +74,13 @@ def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
     project.forge("build-all", **path)
     assert len(project.packages()) == 2
     assert "up to date" in project.forge("build-all", **path).stdout
+    manifest = project.root / "stacks" / "app" / "pixi.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(
+        f'[workspace]\nname = "app"\nchannels = ["{PUBLISHED}", "conda-forge"]\n'
+        'platforms = ["linux-64"]\n[dependencies]\nbeta = "*"\n'
+    )
+    project.forge("lock", "app", **path)
+    project.forge("install", "app", **path)
+    words = ("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/beta/text"')
+    assert project.forge(*words, **path).stdout == "beta\n"
