@@ -108,8 +108,14 @@ def test_exchange_through_lds():
 def test_lds_race(missing):
     """Without the barrier, and with a store that still runs when its wave is at the barrier."""
     kept = missing.removeprefix("s_waitcnt lgkmcnt(0)\n") if "wait" in missing else ""
+    body = EXCHANGE.replace(missing, kept)
     with pytest.raises(Trap, match="LDS"):
-        execute(EXCHANGE.replace(missing, kept))
+        execute(body)
+    if "wait" in missing:
+        assert (execute(body, drains=True) == np.arange(64) ^ 32).all()
+    else:
+        with pytest.raises(Trap, match="LDS"):
+            execute(body, drains=True)
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
@@ -128,6 +134,7 @@ def test_lds_load_that_still_runs_at_a_barrier():
     assert (execute(body.format("s_waitcnt lgkmcnt(0)")) == np.arange(64) ^ 32).all()
     with pytest.raises(Trap, match="race.*a read"):
         execute(body.format(""))
+    execute(body.format(""), drains=True)
 
 
 def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():

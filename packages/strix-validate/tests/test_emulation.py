@@ -23,7 +23,7 @@ from strix_validate.triton import emulation, stand_in
 
 stand_in.install()
 done = []
-stand_in.intercept(lambda x: None if x.is_warmup else done.append(emulation.execute(x)))
+stand_in.intercept(lambda x: None if x.is_warmup else done.append(emulation.execute(x)[0]))
 
 
 @triton.autotune([triton.Config({"BLOCK": n}) for n in (64, 128)], key=["n"])
@@ -64,6 +64,57 @@ sums[(3,)](pointers, sizes, out, BLOCK=64)
 assert torch.allclose(out, torch.stack([g.sum() for g in groups]), atol=1e-5), out
 del groups[1]
 """
+
+#: A sum of two waves, as compiled and without what stands between the store to LDS and the load.
+PLANTED = """
+import re, torch, triton
+import triton.language as tl
+from strix_emulate import Trap
+from strix_validate.triton import emulation, stand_in
+
+stand_in.install()
+launches = []
+stand_in.intercept(lambda launch: launch.is_warmup or launches.append(launch))
+
+
+@triton.jit
+def total(x, out):
+    tl.store(out, tl.sum(tl.load(x + tl.arange(0, 64)), 0))
+
+
+out = torch.zeros(1)
+total[(1,)](torch.arange(64.0), out, num_warps=2)
+(launch,) = launches
+NOP, BARRIER = b"\\0\\0\\x80\\xbf", b"\\0\\0\\xbd\\xbf"  # s_nop, s_barrier
+WAIT = b"\\x07.\\x89\\xbf((?:.{4}){,2}?" + BARRIER + b")"  # s_waitcnt of LDS, up to the barrier
+asm = launch.compiled.asm
+code = asm["hsaco"]
+for lost in (b"^$", WAIT, b"()" + BARRIER):
+    asm["hsaco"] = re.sub(lost, lambda found: NOP + found[1], code, flags=re.DOTALL)
+    assert len(asm["hsaco"]) == len(code)
+    out.zero_()
+    try:
+        said = emulation.execute(launch)[1]
+    except Trap as trap:
+        said = f"Trap: {trap}"
+    print(out.item(), said)
+"""
+
+
+def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
+    """With the wait put back the answer is correct; no wait mends what has no barrier."""
+    try:
+        find_disassembler()
+    except DisassemblerError as error:
+        pytest.skip(str(error))
+    file = tmp_path / "program.py"
+    file.write_text(PLANTED)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    right, wait, barrier = done.stdout.splitlines()
+    assert right == "2016.0 "
+    assert wait.startswith("2016.0 total at") and "race: LDS" in wait
+    assert barrier.startswith("0.0 Trap: total at") and "race: LDS" in barrier
 
 
 @pytest.mark.parametrize("gpu", GPUS)

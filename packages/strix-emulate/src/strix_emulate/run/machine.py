@@ -52,7 +52,8 @@ class Options:
     wave-instructions before a kernel counts as hung; seconds: of the clock. native: in C, where
     libstrix-emulate is installed. cores: how many may be used, where workgroups do not wait for
     each other and there is enough to do (:mod:`run.parallel`). cooperative: workgroups
-    may wait for each other.
+    may wait for each other. drains: a barrier waits for what its waves have outstanding, as if the
+    code had that s_waitcnt.
     """
 
     checks: bool = True
@@ -67,6 +68,7 @@ class Options:
     lenient: bool = False
     noted: frozenset[str] = frozenset()
     cooperative: bool = False
+    drains: bool = False
 
 
 @dataclass
@@ -328,7 +330,8 @@ class Machine:
             return "end", []
         elif end.name in BARRIERS:
             g.pc = block.next
-            waits.at_barrier(g)
+            if not self.options.drains:
+                waits.at_barrier(g)
             return end.name, []
         elif end.name in CALLS:
             gone = self._call(end, g)

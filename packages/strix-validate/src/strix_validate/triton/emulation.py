@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+from functools import partial
 
 import numpy as np
 import strix_emulate as emulator
@@ -20,8 +21,12 @@ def require_disassembler() -> None:
         raise CannotRun(str(error)) from error
 
 
-def execute(launch: InterceptedLaunch) -> emulator.Launch:
+def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
     """Execute the compiled kernel on CPU tensors, with every check of the emulator.
+
+    Returns:
+        The launch, and the race in LDS that it has unless barriers wait for what is outstanding,
+        as Triton's own fences before them ask: it is not Triton's but LLVM's. "" for none.
 
     Raises:
         Trap: the kernel did something forbidden. EmulatorError: a tensor is not in host memory.
@@ -45,9 +50,19 @@ def execute(launch: InterceptedLaunch) -> emulator.Launch:
         if tensor.untyped_storage().data_ptr() not in known
     ]  # fmt: skip
     threads = compiled.metadata.num_warps * 32
-    return emulator.launch(
-        kernel, launch.workgroups(), arguments, threads=threads, reachable=reachable
-    )
+    run = partial(
+        emulator.launch, kernel, launch.workgroups(), arguments, threads=threads,
+        reachable=reachable,
+    )  # fmt: skip
+    try:
+        return run(), ""
+    except emulator.Trap as trap:  # the tensors are as before the launch
+        if trap.kind != "race" or "LDS" not in str(trap):
+            raise
+        try:
+            return run(options=emulator.Options(drains=True)), str(trap)
+        except emulator.Trap:
+            raise trap from None
 
 
 def _pointed_to(tables: list) -> list:

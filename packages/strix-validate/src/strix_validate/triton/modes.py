@@ -44,12 +44,16 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class ExecutedKernel:
-    """A kernel executed under emulation; code: the start of its machine code's sha256."""
+    """A kernel executed under emulation; code: the start of its machine code's sha256.
+
+    lost_wait: see emulation.execute.
+    """
 
     name: str
     code: str
     wave_instructions: int
     seconds: float
+    lost_wait: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
 
         def execute(launch: stand_in.InterceptedLaunch) -> None:
             if not launch.is_warmup:
-                executed.append(_executed(emulation.execute(launch)))
+                executed.append(_executed(*emulation.execute(launch)))
 
         stand_in.intercept(execute)
     # the parent process wrote this file
@@ -200,9 +204,9 @@ def _kernel(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
     )
 
 
-def _executed(launch) -> ExecutedKernel:
+def _executed(launch, lost_wait: str) -> ExecutedKernel:
     code = hashlib.sha256(launch.kernel.code).hexdigest()[:12]
-    return ExecutedKernel(launch.kernel.name, code, launch.executed, launch.seconds)
+    return ExecutedKernel(launch.kernel.name, code, launch.executed, launch.seconds, lost_wait)
 
 
 if __name__ == "__main__":
