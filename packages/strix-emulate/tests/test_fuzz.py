@@ -15,7 +15,8 @@ ENGINES = ("numpy", "C") if native.loaded() is not None else ("numpy",)
 
 
 def test_kernels_agree_with_the_host() -> None:
-    assert list(map(str, fuzz.differences(clang(), range(8), ENGINES))) == []
+    """Of few: a workflow draws 10,000 each night, and these are enough for the fault below."""
+    assert list(map(str, fuzz.differences(clang(), range(4), ENGINES))) == []
 
 
 def test_a_number_is_always_the_same_kernel() -> None:
