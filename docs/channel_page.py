@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from rattler import Version
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -248,11 +249,12 @@ def page(folder: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write FOLDER/index.html by one rename."""
-    partial = folder / ".index.html.partial"
-    partial.write_text(page(folder), encoding="utf-8")
-    partial.chmod(0o644)
-    partial.replace(folder / "index.html")
+    """Write FOLDER/index.html by one rename; `forge status` removes what a killed one left."""
+    with FileLock(folder / ".lock", mode=0o644):
+        partial = folder / ".index.html.partial"
+        partial.write_text(page(folder), encoding="utf-8")
+        partial.chmod(0o644)
+        partial.replace(folder / "index.html")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,7 @@ def redacted(error: object) -> str:
 
 
 class ForgeError(Exception):
-    """A usage or configuration error. The message says what, where and what to do.
-
-    It may be logged and kept: no credentials of a URL, endless words or control characters.
-    """
+    """A usage or configuration error: what, where, what to do, in words that may be logged."""
 
     exit_code = 2
 

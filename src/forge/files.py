@@ -2,11 +2,12 @@
 """Files: hashed, read as text, written so that nobody sees half of one; and locks on folders."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,12 +110,28 @@ def move_whole(source: Path, target: Path) -> None:
     source.unlink()
 
 
+def swept(lock: Path, left: Iterable[Path]) -> list[Path]:
+    """Remove and return what killed processes left, listed when nobody holds their lock."""
+    with contextlib.suppress(OSError), lock.open("rb") as file:
+        # filelock may empty the file, which may be rattler's or pixi's and say something
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return removed(left)
+    return []
+
+
+def removed(paths: Iterable[Path]) -> list[Path]:
+    """Remove files and folders, as far as that can be; returns what is gone."""
+    for path in (every := list(paths)):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return [path for path in every if not path.exists()]
+
+
 @contextlib.contextmanager
 def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
 
-    While another live process is, say so and wait. Raises ForgeError then without `say`, and when
-    the folder cannot be written.
+    While another is, say so and wait; without `say` raises ForgeError, as for one not writable.
     """
     lock = FileLock(path := folder / ".lock", mode=0o644)
     try:

@@ -57,10 +57,7 @@ def named_pipe(output: Path) -> Path | None:
 
 
 def max_jobs() -> int:
-    """Count the compiler processes a build may run: one per core, and GIB_PER_JOB of memory each.
-
-    MAX_JOBS in the environment overrides it.
-    """
+    """Count the compilers a build may run: MAX_JOBS, or one per core and GIB_PER_JOB of memory."""
     if jobs := os.environ.get("MAX_JOBS"):
         if not jobs.isdecimal() or len(jobs) > 9 or int(jobs) < 1:
             raise ForgeError(f"MAX_JOBS={jobs!r:.40} is not a positive number")

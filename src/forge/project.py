@@ -3,21 +3,23 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from forge.errors import ForgeError
-from forge.files import hold
+from forge.files import hold, removed
 from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
+MADE = ("bld", "build_cache", "src_cache")  # of a build, with the staged files, twice and more
 LONGEST = 128  # of 255 characters; the rest is build/staging/NAME/bld/rattler-build_NAME_TIME/...
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"
+FAILED = "failed.json"  # a job's file where it failed: its folder is for a person to look at
 
 
 class Project:
@@ -36,10 +38,7 @@ class Project:
 
     @classmethod
     def at(cls, root: Path, output: Path | None = None) -> "Project":
-        """Open the project at `root`, writing packages to `output` (default: ROOT/channel).
-
-        Raises ForgeError if it is not one.
-        """
+        """Open the project at `root`, packages in `output` or ROOT/channel. Raises ForgeError."""
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
             raise ForgeError(f"{root} is not a strix-forge checkout: it has no variants.yaml")
@@ -52,16 +51,26 @@ class Project:
         return cls(root, output.resolve() if output else root / "channel", root / "build")
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[list[Path]]:
         """Be the only builder of the output folder, and of this checkout's build folder.
 
-        The kernel drops both locks with their holder, however that ends. Raises ForgeError when
-        another live process holds one, or a folder cannot be written.
+        Yields what killed builds had left, which is gone. The kernel drops both locks with their
+        holder. Raises ForgeError when another process holds one, or a folder cannot be written.
         """
         with contextlib.ExitStack() as stack:
             for folder in (self.channel, self.build):
                 stack.enter_context(hold(folder, "building into"))
             kill_leftovers(self.staging)
-            for leftover in self.staging.glob("tmp*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            yield
+            yield removed([*self.left()])
+
+    def left(self) -> Iterator[Path]:
+        """List what killed builds left: not what failed, nor what has yet to be tested."""
+        for folder in self.staging.glob("*/"):
+            made = (p.relative_to(folder) for p in folder.glob("*/*.conda"))
+            new = [name for name in made if not (self.channel / name).exists()]
+            if new and any(folder.glob("whole-*")):
+                yield from filter(Path.exists, map(folder.joinpath, MADE))
+            elif not (folder / FAILED).exists():
+                yield folder
+        yield from chain(*map(self.channel.glob, ("*/.partial-*", ".tmp/*")))
+        yield from self.build.glob("not-attempted/.partial-*")

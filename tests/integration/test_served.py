@@ -207,7 +207,7 @@ def test_a_lock_that_pixi_wrote_is_held_against_the_index(tmp_path: Path) -> Non
         project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
         (lock := copy / "pixi.lock").rename(tmp_path / "made")
         StaticChannel(tmp_path / "channel").publish(None, [builds[0]])
-        pixi = mock_of_pixi(project, f"cp {tmp_path}/made {lock}")
+        pixi = mock_of_pixi(project, f"cp {tmp_path}/made ${{3%/*}}/pixi.lock")
         error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE, **pixi).stderr
     assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
     assert not lock.exists()

@@ -181,7 +181,8 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
         app.forge(*words, code=7, PATH=path, FORGE_NO_PIXI="")
         command, *options = becomes
         said = (tmp_path / "said").read_text().splitlines()
-        assert said == [command, "--manifest-path", str(copy), *options]
+        assert (said[2] == str(copy)) == (command != "lock"), "it locks beside the old lock"
+        assert said == [command, "--manifest-path", said[2], *options]
     text = copy.read_text()
     assert PUBLISHED not in text and app.channel.as_uri() in text and "never-built" not in text
     assert "host-base" in text and 'python = "3.' in text

@@ -5,7 +5,8 @@
  * FAULT=KIND:N:ERRNO:PART, or faults_arm() in a process that runs already, picks the N-th call,
  * from 1, of a kind whose path contains PART. KIND is a name of below, or `any`; ERRNO a number,
  * and 0 kills the process instead, as SIGKILL does. FAULT_TRACE names a file that gets a line per
- * call, `KIND PATH`, with which a case is chosen. */
+ * call, `KIND PATH`, with which a case is chosen. FAULT_COUNT names one of two ints, in which all
+ * processes count their calls together; the kill is then that of the first one's process group. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -25,13 +27,23 @@
 
 static char kind[16], part[PATH_MAX];
 static int at, code, trace = -1;
-static atomic_int seen;
+static atomic_int seen[2], *counted = seen;
 
 void faults_arm(const char *spec, const char *file) {
-    int used = 0;
+    int used = 0, count = -1;
+    const char *name = getenv("FAULT_COUNT");
     at = 0;
     part[0] = 0;
-    atomic_store(&seen, 0);
+    atomic_store(&seen[0], 0);
+    counted = seen;
+    if (name && *name && (count = open(name, O_RDWR | O_CLOEXEC)) >= 0) {
+        void *shared = mmap(NULL, sizeof seen, PROT_READ | PROT_WRITE, MAP_SHARED, count, 0);
+        int none = 0;
+        close(count);
+        if (shared == MAP_FAILED) abort();
+        counted = shared;
+        atomic_compare_exchange_strong(&counted[1], &none, getpgrp());
+    }
     if (spec && sscanf(spec, "%15[^:]:%d:%d:%n", kind, &at, &code, &used) == 3 && used)
         snprintf(part, sizeof part, "%s", spec + used);
     trace = file ? open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
@@ -53,9 +65,10 @@ static int faulty(const char *what, int dir, const char *path) {
     }
     if (!strstr(path, part)) return 0;
     if (trace >= 0) dprintf(trace, "%s %s\n", what, path);
-    if (!at || (strcmp(kind, "any") && strcmp(kind, what)) || atomic_fetch_add(&seen, 1) + 1 != at)
+    if (!at || (strcmp(kind, "any") && strcmp(kind, what)) ||
+        atomic_fetch_add(&counted[0], 1) + 1 != at)
         return 0;
-    if (!code) kill(getpid(), SIGKILL);
+    if (!code) kill(counted[1] ? -counted[1] : getpid(), SIGKILL);
     errno = code;
     return 1;
 }

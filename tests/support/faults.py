@@ -83,6 +83,7 @@ def main() -> None:
     for line in sys.stdin:
         with tempfile.TemporaryFile() as said:
             if not (child := os.fork()):
+                os.setpgid(0, 0)
                 code = 70
                 try:
                     code = run(**json.loads(line), out=said.fileno())

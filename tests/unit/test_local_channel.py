@@ -68,14 +68,10 @@ def lost_index(source: Source) -> None:
     (source.folder / "linux-64/repodata.json").unlink()
 
 
-def partial_file(source: Source) -> None:
-    (source.folder / "noarch/.partial-x.conda").touch()
-
-
 @pytest.mark.parametrize(
     ("spoil", "left"),
     [(lost_entry, ["alpha", "beta"]), (extra_entry, ["beta"]), (lost_index, ["alpha", "beta"]),
-     (damaged_index, ["alpha", "beta"]), (partial_file, ["alpha", "beta"])],
+     (damaged_index, ["alpha", "beta"])],
 )  # fmt: skip
 def test_a_killed_build_leaves_nothing_that_stays(
     spoil: Callable, left: list[str], source: Source
@@ -83,7 +79,6 @@ def test_a_killed_build_leaves_nothing_that_stays(
     spoil(source)
     source.reconcile()
     assert indexed(source) == left and source.is_indexed()
-    assert not list(source.folder.glob("*/.partial-*"))
 
 
 def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import urllib.error
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.static_channel import Source, findings, view
@@ -31,12 +32,12 @@ def test_killed_at_every_step(
     def move(origin: str | Path, destination: Path) -> None:
         nonlocal steps
         if steps == 0:
-            monkeypatch.setattr(StaticChannel, "_clean", lambda _: None)
+            monkeypatch.setattr(TemporaryDirectory, "_rmtree", lambda *_, **__: None)
             raise Killed
         steps -= 1
         real(origin, destination)
 
-    clean, seen = StaticChannel._clean, set()
+    remove, seen = TemporaryDirectory._rmtree, set()
     for at in range(100):
         source.make("beta", f"{at}.0")
         yank = ((), [first]) if at % 2 else ([first], ())
@@ -46,7 +47,7 @@ def test_killed_at_every_step(
             StaticChannel(target).publish(source, *yank)
         finished, steps = steps > 0, 0
         monkeypatch.setattr(static, "_move", real)
-        monkeypatch.setattr(StaticChannel, "_clean", clean)
+        monkeypatch.setattr(TemporaryDirectory, "_rmtree", remove)
         view(target.as_uri())
         for memory in (tmp_path / "kept.json", tmp_path / f"{at}.json"):
             revisions.require_current(Location(target), memory)  # its log and index are a pair
@@ -57,7 +58,7 @@ def test_killed_at_every_step(
             StaticChannel(target).publish(None)  # takes nothing in, so what was copied is orphan
             assert all("not in the index" in finding for finding in findings(target))
         assert seen <= set(verify.read_index(Location(target)).records), "never taken back"
-    assert findings(target) == [] and not (target / ".staging").exists()
+    assert findings(target) == [] and not [*target.glob(".forge-*")]
     assert 15 < at < 40, "a publish of one package has some twenty renames"
 
     # the client does notice what it is there to notice

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from forge.errors import Failed
 from forge.processes import SESSION, kill, left_behind, named_pipe
-from forge.project import FORGE_CACHE, Project
+from forge.project import FAILED, FORGE_CACHE, Project
 
 POLL_SECONDS = 0.1
 POLLS_OF_PATIENCE = 50
@@ -31,8 +31,7 @@ def run_job(
 ) -> None:  # fmt: skip
     """Run an engine job with `cpus` compiler processes; `line` gets each line of its output.
 
-    Raises Failed with the last lines and the path of the log, and KeyboardInterrupt once another
-    thread has set `stop`.
+    Raises Failed with the log's last lines and path, KeyboardInterrupt once `stop` is set.
     """
     output = Path(job.get("output_dir", project.staging / f"_test-{log.stem}"))
     if job["action"] == "test":  # environments that a killed run left there
@@ -72,6 +71,7 @@ def run_job(
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     if child.returncode:
+        file.rename(output / FAILED)
         killed = f" (killed by signal {-child.returncode}; out of memory?)"
         reason = killed if child.returncode < 0 else ""
         if shutil.disk_usage(output).free < FULL:  # and then the log may say nothing

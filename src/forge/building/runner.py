@@ -9,6 +9,7 @@ what is in the channel and does the rest.
 import contextlib
 import functools
 import itertools
+import os
 import shutil
 import threading
 import time
@@ -30,7 +31,7 @@ from forge.envs import cache
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
-from forge.project import Project
+from forge.project import MADE, Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import prepare, sources_of
 from forge.sources.cache import SourceCache
@@ -68,8 +69,6 @@ class Builder:
         """
         results = {step.recipe.name: Result(step, CURRENT) for step in steps}
         todo = {name: r for name, r in results.items() if r.step.action == BUILD}
-        for name in results.keys() - todo.keys():  # what a kill after its end left
-            shutil.rmtree(self.project.staging / name, ignore_errors=True)
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
@@ -164,12 +163,13 @@ class Builder:
             if built != expected:
                 raise Failed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
             whole.touch()
-        for made in ("bld", "build_cache", "src_cache"):  # with the staged files, twice and more
+        for made in MADE:
             shutil.rmtree(output / made, ignore_errors=True)
         for package in expected:  # for each test's environment to link
             cache.offer(package)
         self.display.phase(f"{label}: testing")
         self._test(expected, log, output.as_uri())
+        os.environ["TMPDIR"] = str(self.project.staging)  # rattler-build unpacks to count
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
         with self.adding:
             for path in tests:  # before it enters: a package without provenance is not built again
@@ -215,11 +215,7 @@ def _reason_file(project: Project, step: Step) -> Path:
 def skipped(
     project: Project, recipes: RecipeSet, steps: list[Step], last_run: bool = True
 ) -> dict[str, str]:
-    """Predict which of the recipes to build the next run will skip, and why.
-
-    The base cannot provide what one needs, the `last_run` could not attempt this very content, or
-    it needs another such recipe.
-    """
+    """Predict which recipes the next run skips, and why: what lacks, or the `last_run` had not."""
     reasons: dict[str, str] = {}
     for step in (step for step in steps if step.action == BUILD):
         name, file = step.recipe.name, _reason_file(project, step)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The published channel: a folder that any static web server serves.
-
-This is its public face; nothing outside imports its parts.
-"""
+"""The published channel, a folder that any web server serves: what others may import."""
 
 from forge.channel.publish import StaticChannel
 from forge.channel.revisions import require_current

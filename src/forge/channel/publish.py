@@ -24,6 +24,7 @@ from forge.conda import attestations, pypi
 from forge.conda.index import load, records
 from forge.conda.local import Channel, Record, write_index
 from forge.conda.location import Location
+from forge.conda.package import scratch
 from forge.conda.provenance import SUFFIX
 from forge.errors import Failed, ForgeError
 from forge.files import hold, sha256_file, write_text
@@ -43,7 +44,6 @@ class StaticChannel:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.location = folder, Location(folder)
-        self.staging = folder / ".staging"
 
     def publish(
         self, source: Channel | None, yank: Iterable[str] = (), restore: Iterable[str] = ()
@@ -57,12 +57,9 @@ class StaticChannel:
         self._require_ours(source)
         umask = os.umask(0o022)  # the web server runs as another user
         try:
-            with hold(self.folder, "publishing to"):
-                self._clean()
-                try:
-                    return self._publish(source, set(yank), set(restore))
-                finally:
-                    self._clean()
+            with hold(self.folder, "publishing to"), scratch(self.folder) as staging:
+                self.staging = Path(staging)
+                return self._publish(source, set(yank), set(restore))
         except OSError as error:
             why = f"cannot write {error.filename or self.folder}: {error.strerror}"
             seen = "clients still see what was published before"
@@ -119,9 +116,6 @@ class StaticChannel:
             self._write(text, self.folder / name)
         return bool(new)
 
-    def _clean(self) -> None:
-        shutil.rmtree(self.staging, ignore_errors=True)
-
     def _sha256(self, name: str, index: verify.Index) -> str | None:
         if known := index.records.get(name, {}).get("sha256"):
             return known
@@ -132,7 +126,6 @@ class StaticChannel:
         """Copy each package, its attestation and its provenance, where there are such."""
         if not (self.folder / revisions.LOG).exists():  # by which the next publish knows the folder
             self._write(revisions.dump(Log()), self.folder / revisions.LOG)
-        self.staging.mkdir(exist_ok=True)
         for name, record in sorted(packages.items()):
             for file in (name, f"forge/{record.dist}{SUFFIX}"):
                 target, partial = self.folder / file, self.staging / "partial"
@@ -250,7 +243,6 @@ class StaticChannel:
         for target in targets:
             packed = target.suffix == ".zst"
             partial = self.staging / target.name
-            self.staging.mkdir(exist_ok=True)
             partial.write_bytes(zstandard.compress(text.encode(), 19) if packed else text.encode())
             _move(partial, target)
 

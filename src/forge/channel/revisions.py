@@ -13,6 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from forge.conda.attestations import BUNDLE, Publisher
 from forge.conda.index import FILE_NAME, SHA256, parse, records
 from forge.conda.location import Location
@@ -113,7 +115,8 @@ def require_current(
     if log.serial or location.url in known:
         known[location.url] = log.serial, len(log.revisions), _digest(log.revisions)
         seen.parent.mkdir(parents=True, exist_ok=True)
-        write_text(seen, json.dumps(known, indent=1))
+        with FileLock(seen.with_suffix(".lock")):
+            write_text(seen, json.dumps(known, indent=1))
     return files
 
 

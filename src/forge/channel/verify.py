@@ -200,8 +200,7 @@ def _essence(data: dict) -> tuple[dict[str, dict], set[str]]:
     return says, set(data.get("removed", []))
 
 
-# What each form of the index has in common with repodata.json. Before repodata patches the
-# dependencies may differ.
+# What each form of the index has in common with repodata.json: before patches not what it needs.
 FORMS: dict[str, Callable[[dict], object]] = {
     "repodata.json.zst": dict,
     UNPATCHED: lambda d: {n: r.get("sha256") for n, r in records(d).items()},

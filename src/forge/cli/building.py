@@ -4,7 +4,10 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +19,10 @@ from forge.building.preflight import preflight, unsolvable
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.conda.local import Record
-from forge.errors import NotAttempted, redacted
-from forge.files import sha256_file
+from forge.conda.package import cache_folder, swept_cache
+from forge.envs.workspace import Workspace
+from forge.errors import ForgeError, NotAttempted, redacted
+from forge.files import sha256_file, swept
 from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
 from forge.recipes.recipe import sources_of
 
@@ -92,10 +97,7 @@ def not_there(ctx: Context, steps: list[Step]) -> str:
 
 
 def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
-    """Print the closing table and what was not attempted, and exit.
-
-    With 1 if one failed, and 3 if a wanted one was not attempted, unless `lenient`.
-    """
+    """Print the closing table and exit: 1 if one failed, 3 if a wanted one was not attempted."""
     for line in runner.table(results):
         out.print(line)
     if ctx.project.logs.is_dir():
@@ -112,13 +114,9 @@ def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool)
 
 @command(app)
 def build_all(
-    ctx: Context,
-    keep_going: KeepGoing = False,
-    even_so: EvenSo = False,
-    form: Format = LOCAL_FORMAT,
-    strict: Strict = False,
-    yes: Yes = False,
-) -> None:
+    ctx: Context, keep_going: KeepGoing = False, even_so: EvenSo = False,
+    form: Format = LOCAL_FORMAT, strict: Strict = False, yes: Yes = False,
+) -> None:  # fmt: skip
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
@@ -129,25 +127,18 @@ def build_all(
 
 @command(app)
 def build(
-    ctx: Context,
-    packages: Packages,
-    with_dependents: Dependents = False,
-    keep_going: KeepGoing = False,
-    even_so: EvenSo = False,
-    form: Format = LOCAL_FORMAT,
-) -> None:
+    ctx: Context, packages: Packages, with_dependents: Dependents = False,
+    keep_going: KeepGoing = False, even_so: EvenSo = False, form: Format = LOCAL_FORMAT,
+) -> None:  # fmt: skip
     """Build the named packages and their dependencies, where they are not up to date."""
     run_build(ctx, packages, keep_going, even_so, form, with_dependents=with_dependents)
 
 
 @command(app)
 def rebuild(
-    ctx: Context,
-    packages: Packages,
-    keep_going: KeepGoing = False,
-    even_so: EvenSo = False,
+    ctx: Context, packages: Packages, keep_going: KeepGoing = False, even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT,
-) -> None:
+) -> None:  # fmt: skip
     """Build the named packages again, up to date or not, under the next build number."""
     run_build(ctx, packages, keep_going, even_so, form, rebuild=True)
 
@@ -168,9 +159,8 @@ def test_packages(ctx: Context, packages: Maybe = None) -> None:
 def plan(ctx: Context, as_json: Json = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
-    Skipped is what the last run could not attempt, or what needs something that the base does not
-    provide; the next run tries again. Exit 3 if conda-forge, which --json does not ask, lacks what
-    is needed.
+    Skipped is what the last run could not attempt, or what needs what the base lacks; the next run
+    tries again. Exit 3 if conda-forge, which --json does not ask, lacks what is needed.
     """
     steps = ctx.recipes.plan(ctx.channel)
     rows = list(plan_rows(ctx, steps))
@@ -210,7 +200,12 @@ def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
 
 @command(app)
 def status(ctx: Context, as_json: Json = False) -> None:
-    """List every package: version, build string, state on this base, file, sha256, size."""
+    """List every package: version, build string, state on this base, file, sha256, size.
+
+    What killed commands left here, where they published, and in rattler's cache is removed first.
+    """
+    if gone := swept_all(ctx):
+        err.print(f"removed what killed commands left: {', '.join(map(str, gone))}")
     rows = [row for step in ctx.recipes.plan(ctx.channel) for row in status_rows(ctx, step)]
     if as_json:
         print(json.dumps({"base": ctx.base.name, "packages": rows}, indent=2))
@@ -218,6 +213,22 @@ def status(ctx: Context, as_json: Json = False) -> None:
     for row in rows:
         details = f", {row['size']} bytes, sha256 {row['sha256']}" if row["sha256"] else ""
         out.print(f"{row['name']} {row['version']} {row['build']}: {row['state']}{details}")
+
+
+def swept_all(ctx: Context) -> list[Path]:
+    """Remove what killed commands left, each under the lock that its users hold; return it."""
+    build, gone = ctx.project.build, swept_cache(cache_folder())
+    if (build / ".lock").exists():
+        with suppress(ForgeError), ctx.project.lock() as left:
+            gone += left
+            ctx.channel.reconcile()
+    published = map(Path.resolve, build.glob("published/*"))
+    for folder in (build / "host-base", ctx.project.sources, *published):
+        names = map(folder.glob, (".index.html.partial", ".partial-*", "linux-64/.partial-*"))
+        gone += [*swept(folder / ".lock", chain(*names)), *swept_cache(folder)]
+    for stack in build.glob("stacks/*"):
+        gone += swept(stack / ".pixi/.lock", Workspace(stack.name, stack).left())
+    return gone + swept(build / "revisions-seen.lock", build.glob(".partial-*"))
 
 
 def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,10 @@
 
 import subprocess
 import sys
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -35,12 +37,15 @@ def publish(ctx: Context, to: To) -> None:
     if not (folder := Location(to).folder):
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
     with ctx.project.lock():
-        revision = StaticChannel(folder).publish(ctx.channel)
-    told(ctx, folder, revision)
+        changed(ctx, folder, ctx.channel)
 
 
-def told(ctx: Context, folder: Path, revision: object) -> None:
-    """Print what was published, and write the page of the channel. Raises Failed without it."""
+def changed(ctx: Context, folder: Path, *how: Any) -> None:
+    """Change a published channel, say how, and write its page. Raises Failed without one."""
+    with suppress(OSError):  # for `status`, if this is killed
+        (known := ctx.project.build / "published").mkdir(parents=True, exist_ok=True)
+        (known / sha256(bytes(folder)).hexdigest()).symlink_to(folder)
+    revision = StaticChannel(folder).publish(*how)
     out.print(f"{folder}: {revision or 'nothing new'}")
     page = ctx.project.root / "docs/channel_page.py"
     if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
@@ -50,8 +55,7 @@ def told(ctx: Context, folder: Path, revision: object) -> None:
 @command(channel_app, "yank")
 def yank_builds(ctx: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
     """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
-    how = ((), builds) if restore else (builds,)
-    told(ctx, folder, StaticChannel(folder.resolve()).publish(None, *how))
+    changed(ctx, folder.resolve(), None, () if restore else builds, builds if restore else ())
 
 
 @command(channel_app, "verify")

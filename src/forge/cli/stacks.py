@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,11 +22,12 @@ from forge.channel import require_current
 from forge.cli.context import Context, command, err, out
 from forge.conda.index import is_of
 from forge.conda.location import Location
+from forge.conda.package import cache_folder, scratch
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, Refused
-from forge.files import write_text
+from forge.files import hold, move_whole, write_text
 from forge.recipes.recipe import package_name
 
 app = typer.Typer()
@@ -49,10 +51,7 @@ class Stack:
         self.copy = Workspace(name, ctx.project.build / "stacks" / name, err.print)
 
     def write(self, channel: str | None) -> None:
-        """Write the copy's manifest, with our packages from `channel`, a URL or a folder.
-
-        On the host base what was not built is left out, and named.
-        """
+        """Write the copy's manifest, with ours from `channel`, without what the host base lacks."""
         ctx, unbuilt = self.ctx, set[str]()
         if ctx.hostbase and not (ctx.hostbase.folder / "noarch" / "repodata.json").exists():
             raise ForgeError("the host base is not made yet: run forge build-all --base host")
@@ -96,24 +95,28 @@ class Stack:
         return served
 
     @contextmanager
-    def locking(self, served: set[str] | None) -> Iterator[None]:
-        """Put the lock back, and raise Refused, if it now has of ours what is not `served`."""
-        file = self.copy.lock_file
-        if not (before := file.read_text() if file.exists() else ""):  # of a pixi that was killed
-            file.unlink(missing_ok=True)
-        yield
-        for record in lockfile.conda_packages(file) if served is not None else ():
-            sha256, ours = (record.sha256 or b"").hex(), self.in_use.get(PUBLISHED, "")
-            if is_of(record.url, ours) and sha256 not in before and sha256 not in (served or ()):
-                write_text(file, before) if before else file.unlink()
-                raise Refused(f"{record.url} was locked, and is yanked, or not in the index that "
-                              "the channel showed before. The lock is as it was")  # fmt: skip
+    def locking(self, served: set[str] | None) -> Iterator[Path]:
+        """Yield where to lock: that becomes the lock. Raises Refused for what is not `served`."""
+        file, ours = self.copy.lock_file, self.in_use.get(PUBLISHED, "")
+        before = file.read_text() if file.exists() else ""
+        with scratch(cache_folder()) as folder:
+            made = Path(folder, file.name)
+            for name in filter(Path.exists, (file, file.with_name("pixi.toml"))):
+                shutil.copy(name, folder)
+            yield made
+            for record in lockfile.conda_packages(made) if served is not None else ():
+                sha256 = (record.sha256 or b"").hex()
+                known = sha256 in before or sha256 in (served or ())
+                if is_of(record.url, ours) and not known:
+                    why = "was locked, and is yanked, or not in the index that the channel showed"
+                    raise Refused(f"{record.url} {why} before. The lock is as it was")
+            move_whole(made, file)
 
-    def pixi(self, command: str, *options: str) -> list[str]:
-        """Return `pixi COMMAND` on the copy; nothing without pixi, or with FORGE_NO_PIXI."""
+    def pixi(self, command: str, *options: str, at: Path | None = None) -> list[str]:
+        """Return `pixi COMMAND` on the copy, or `at`; nothing without pixi, or FORGE_NO_PIXI."""
         if os.environ.get("FORGE_NO_PIXI") or not (pixi := shutil.which("pixi")):
             return []
-        return [pixi, command, "--manifest-path", str(self.copy.folder / "pixi.toml"), *options]
+        return [pixi, command, "--manifest-path", f"{at or self.copy.folder}/pixi.toml", *options]
 
 
 @command(app)
@@ -128,13 +131,13 @@ def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False
     if not channel and not ctx.channel.is_indexed():
         with ctx.project.lock():
             ctx.channel.reconcile()
-    chosen.write(channel)
-    with chosen.locking(chosen.require_trusted(older)):
-        if words := chosen.pixi("lock"):
-            if code := subprocess.run(words, check=False).returncode:
+    with hold(chosen.copy.folder / ".pixi", "locking", err.print):
+        chosen.write(channel)
+        with chosen.locking(chosen.require_trusted(older)) as made:
+            words = chosen.pixi("lock", at=made.parent)
+            sizes = {} if words else chosen.copy.lock(made)
+            if words and (code := subprocess.run(words, check=False).returncode):
                 raise typer.Exit(code)
-            return
-        sizes = chosen.copy.lock()
     for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")
     out.print(f"{chosen.copy.lock_file}: written")
@@ -153,7 +156,8 @@ def install(
     chosen.say_left_out()
     chosen.require_trusted(older, environment)
     if words := chosen.pixi("install", "--locked", "-e", environment):
-        raise typer.Exit(subprocess.run(words, check=False).returncode)
+        with hold(chosen.copy.folder / ".pixi", "installing into", err.print):
+            raise typer.Exit(subprocess.run(words, check=False).returncode)
     count = chosen.copy.install(environment)
     out.print(f"{count} packages in {chosen.copy.prefix(environment)}")
 
@@ -169,10 +173,7 @@ class Run(TyperCommand):
 
 @command(app, cls=Run)
 def run(ctx: Context, stack: Name, words: Words, environment: Environment = "default") -> None:
-    """Run a command in an installed environment, activated.
-
-    With pixi on PATH that is `pixi run`, which knows the stack's tasks too.
-    """
+    """Run a command in an installed environment; with pixi on PATH, a task of the stack too."""
     chosen = Stack(ctx, stack)
     if command := chosen.pixi("run", "--as-is", "-e", environment, "--", *words):
         os.execv(command[0], command)

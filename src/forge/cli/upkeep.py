@@ -163,10 +163,7 @@ def test(ctx: Context, words: Words = None) -> None:
 
 @command(app)
 def lint(ctx: Context) -> None:
-    """Lint code, types and workflows, and whether the versions of our packages go together.
-
-    Exit 1 for findings, 3 for a missing linter.
-    """
+    """Lint code, types, workflows and versions. Exit 1 for findings, 3 for a missing linter."""
     says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
     for line in LINTERS:
         found = (root.glob(word) if "*" in word else [word] for word in line.split())

@@ -106,12 +106,9 @@ class Channel:
     def reconcile(self) -> None:
         """Make the index name exactly the files that are there.
 
-        A build killed between placing a package and indexing it leaves a file that the index does
-        not know, one killed while indexing may leave half an index, and somebody deleting a
-        package leaves an entry without a file. All of it ends here.
+        A build killed before or while it indexes leaves a file or half an index, and somebody who
+        deletes a package an entry without a file. All of it ends here.
         """
-        for partial in [*self.folder.glob("*/.partial-*"), *self.folder.glob(".tmp/*")]:
-            partial.unlink()
         try:
             indexed = {self.path(record) for record in self.records()}
         except ForgeError:  # nothing is lost: the packages hold all of it

@@ -9,7 +9,6 @@ import json
 import os
 import posixpath
 import re
-import shutil
 import struct
 import tempfile
 import zipfile
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from rattler import IndexJson, PackageRecord, PathsJson
 from rattler.package_streaming import extract
 
 from forge.errors import Failed, Refused
-from forge.files import sha256_file
+from forge.files import sha256_file, swept
 
 RENDERED = "recipe/rendered_recipe.yaml"
 LINKS_LIMIT = 40  # as many as Linux follows in one path
@@ -53,13 +53,27 @@ def scratch(cache: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a folder to unpack in, locked while its process lives; what killed ones left goes."""
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / ".forge.lock"):
-        for left in cache.glob(".forge-*"):  # also where rattler wrote on after its error
-            with suppress(OSError), FileLock(left / ".lock", timeout=0):
-                shutil.rmtree(left)
+        list(_ours(cache))
         made = tempfile.TemporaryDirectory(None, ".forge-", cache, ignore_cleanup_errors=True)
         lock = FileLock(Path(made.name, ".lock"), thread_local=False)
         made.lock = lock.acquire()  # type: ignore[attr-defined]
     return made
+
+
+def _ours(cache: Path) -> Iterator[Path]:
+    for left in cache.glob(".forge-*"):  # also where rattler wrote on after its error
+        with suppress(OSError):  # its process may just end
+            (left / ".lock").touch()
+            yield from swept(left / ".lock", [left])
+
+
+def swept_cache(cache: Path) -> list[Path]:
+    """Remove the folders in which killed processes unpacked, ours and rattler's; return them."""
+    # rattler unpacks NAME into .NAMExxxxxx, and holds NAME.lock meanwhile, or the whole cache's
+    theirs = (path for path in cache.glob(".*-*-*") if path.is_dir())
+    dead = (swept(cache / f"{path.name[1:-6]}.lock", [path]) for path in theirs)
+    both = swept(cache / ".cache.lock", chain.from_iterable(dead))
+    return [*swept(cache / ".forge.lock", _ours(cache)), *both]
 
 
 def is_plain(name: str) -> bool:
@@ -148,10 +162,7 @@ class Package:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """What the package says about itself: name, version, requirements, licence.
-
-        Raises Failed if that is not what its file is called.
-        """
+        """What the package says about itself. Raises Failed if its file is called otherwise."""
         data = self.parsed("index.json")
         says = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
         if says != stem(self.path):
@@ -240,10 +251,7 @@ class Places:
         return dict.fromkeys(w for p, w in tree.get(place, ()) if p is self or p.name != self.name)
 
     def lands(self, place: str, link: str | None, tree: Tree) -> set[str]:
-        """Return where the bytes of a file or link may land. Raises Refused for outside a prefix.
-
-        A link may name a file of the system, if nothing is written through it.
-        """
+        """Return where it may land; a link may name a system's file. Raises Refused for outside."""
         links, (folder, name) = partial(self.beside, tree), posixpath.split(place)
         found = {posixpath.join(parent, name) for parent in landings(folder, links)}
         reached = found if (link or "").startswith("/") else set(landings(place, links))
@@ -310,10 +318,7 @@ def stem(package: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a package with rattler into a new folder.
-
-    Raises Failed if it is damaged, Refused if readers could differ in what it holds.
-    """
+    """Unpack a package. Raises Failed if it is damaged, Refused if readers could differ in it."""
     try:
         if archive.name.endswith(".conda"):
             _require_one_reading(archive)

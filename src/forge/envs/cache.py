@@ -62,10 +62,7 @@ def offer(archive: Path) -> None:
 
 
 def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
-    """Unpack a package, judge it, and move it into the cache.
-
-    What is valid there is never replaced: another process may be linking from it.
-    """
+    """Unpack a package and judge it, into the cache, where what is valid is never replaced."""
     with scratch(cache) as work:
         made = Path(work, "package")
         unpack(archive, made)
@@ -84,8 +81,7 @@ def _valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
     """Return the package in the cache, if it is that of this sha256 and holds what it lists."""
     folder = cache / stem(archive)
     mark = Path(f"{folder}.lock")
-    # rattler takes a folder without a mark for the right one, and rattler-build leaves the script
-    # of an import test in it
+    # rattler takes one without a mark for the right one; rattler-build leaves a test's script in it
     if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
         package = Package(archive, folder)
         with suppress(Refused, Failed):

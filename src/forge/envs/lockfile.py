@@ -12,7 +12,7 @@ from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatfor
 
 from forge.conda.index import fault, is_of
 from forge.errors import ForgeError
-from forge.files import move_whole, read_text
+from forge.files import read_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
@@ -33,8 +33,7 @@ def read(path: Path) -> dict[str, rattler.Environment]:
 def records(locked: rattler.Environment) -> list[RepoDataRecord]:
     """List the packages of an environment on its only platform, whatever pixi calls that.
 
-    Raises ForgeError for several platforms, and for a package that is none of a channel: from PyPI,
-    or built from source.
+    Raises ForgeError for several platforms, and for a package of PyPI or built from source.
     """
     platforms = locked.platforms()
     if [str(platform.subdir) for platform in platforms] != [PLATFORM]:
@@ -66,16 +65,14 @@ def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) ->
 
 
 def write(path: Path, channels: list[str], solved: Mapping[str, list[RepoDataRecord]]) -> None:
-    """Write a lock file. Raises ForgeError when that fails; an older one then stays."""
+    """Write a lock file. Raises ForgeError when that fails."""
     platform = LockPlatform(PLATFORM)
     lock = LockFile([platform])
     for environment, packages in solved.items():
         lock.set_channels(environment, [LockChannel(f"{url.rstrip('/')}/") for url in channels])
         for record in sorted(packages, key=lambda r: (r.subdir, r.name.normalized)):
             lock.add_conda_package(environment, platform, record)
-    made = path.with_name(f".made-{path.name}")  # the next one overwrites a killed process's
     try:
-        lock.to_path(made)
+        lock.to_path(path)
     except Exception as error:  # a full disk
         raise ForgeError(f"cannot write {path}: {error}") from None
-    move_whole(made, path)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What of a stack's pixi.toml the driver reads: channels, dependencies, features, publishers.
 
-pixi knows more. A key that would change what is solved or installed, and that is not read here, is
-refused by its name.
+pixi knows more. A key that would change what is solved, and is not read here, is refused by name.
 """
 
 import re
@@ -154,10 +153,7 @@ def known(table: Any, keys: Set[str] | None, where: str) -> dict[str, Any]:
 
 
 def match_spec(package: str, value: Any) -> str:
-    """Turn a pixi dependency into a match spec: a version, or a table that may name a build.
-
-    Raises ForgeError if it is invalid.
-    """
+    """Turn a pixi dependency, maybe of one build, into a match spec. Raises ForgeError."""
     where = redacted(f"{package:.40} = {value!r}")[:120]
     table = {"version": value} if isinstance(value, str) else known(value, DEPENDENCY, where)
     try:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -25,16 +25,18 @@ from forge.conda.package import cache_folder
 from forge.envs import cache, lockfile
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
-from forge.files import hold, sha256_file, write_text
+from forge.files import hold, sha256_file, swept, write_text
 from forge.project import SUBDIRS
+
+# what says of a prefix that all is installed: our file, pixi's, and an older pixi's
+MARKS = [f"conda-meta/{n}" for n in ("installed-from", ".pixi-environment-fingerprint", "pixi")]
+STATE = MARKS[1]
+BEGUN = b"", b"pixi:installing!"  # what pixi's says before that
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder of a pixi.toml; commands call it `name`.
-
-    `say` gets a line when another process must be waited for.
-    """
+    """The folder of a pixi.toml, called `name`; `say` gets a line when it must be waited for."""
 
     name: str
     folder: Path
@@ -60,7 +62,7 @@ class Workspace:
         named = self.manifest.channels
         return [c if "://" in c else CONDA_FORGE.replace("conda-forge", c) for c in named]
 
-    def lock(self) -> dict[str, int]:
+    def lock(self, file: Path | None = None) -> dict[str, int]:
         """Solve every environment for this machine and write the lock; returns their sizes.
 
         Raises NotAttempted when a channel does not answer, Failed when one does not solve,
@@ -74,8 +76,7 @@ class Workspace:
                 where = f"{self.manifest.path}: environment {name} does not solve"
                 raise _failure(where, error, self.channels) from None
             lockfile.require_checkable(solved[name], self.channels)
-        with hold(self.folder / ".pixi", "locking", self.say):
-            lockfile.write(self.lock_file, self.channels, solved)
+        lockfile.write(file or self.lock_file, self.channels, solved)
         return {name: len(records) for name, records in solved.items()}
 
     def require_locked(self) -> None:
@@ -123,9 +124,10 @@ class Workspace:
         records, prefix = self.locked(environment), self.prefix(environment)
         packages = packages or cache_folder()
         with hold(self.folder / ".pixi", "installing into", self.say):
-            begun = not self._mark(environment).exists()
-            self._mark(environment).unlink(missing_ok=True)
+            begun = not self._mark(environment).exists() or (prefix / STATE).exists()
             cache.fill(packages, records)
+            for name in MARKS:  # before anything of it changes
+                (prefix / name).unlink(missing_ok=True)
             if begun:
                 shutil.rmtree(prefix, ignore_errors=True)
             try:
@@ -135,15 +137,21 @@ class Workspace:
             write_text(self._mark(environment), sha256_file(self.lock_file))
         return len(records)
 
+    def left(self) -> Iterator[Path]:
+        """List what a killed `lock` or `install` left, for whoever holds the lock file of both."""
+        for prefix in self.folder.glob(".pixi/envs/*/"):
+            state = prefix / STATE  # which a live pixi holds
+            yield from swept(state, (prefix for _ in "1" if state.read_bytes() in BEGUN))
+            if not any((prefix / name).exists() for name in MARKS):
+                yield prefix
+        yield from self.folder.glob(".partial-*")
+
     def _mark(self, environment: str) -> Path:
         """Return the file that holds the lock's sha256 once all of that lock is installed."""
-        return self.prefix(environment) / "conda-meta" / "installed-from"
+        return self.prefix(environment) / MARKS[0]
 
     def run(self, environment: str, command: list[str]) -> NoReturn:
-        """Become a command in the installed environment, activated: it gets signals itself.
-
-        Raises ForgeError when something else than the lock is installed, or only part of it.
-        """
+        """Become a command in the environment. Raises ForgeError if that is not the lock's."""
         prefix = self.prefix(environment)
         if not (prefix / "conda-meta").is_dir():
             which = self.name if environment == "default" else f"{self.name} -e {environment}"

@@ -33,9 +33,8 @@ class Recipe:
 
     `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
     tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
-    `content` is the digest of everything that it says and reads from this repository.
-    Raises ForgeError if it does not render, has no content digest or another form of build string,
-    or names a missing file.
+    `content` is the digest of everything that it says and reads from this repository. Raises
+    ForgeError if it does not render, has no digest or another build string, or lacks a file.
     """
 
     def __init__(self, path: Path, base: Base) -> None:

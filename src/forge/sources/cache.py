@@ -79,10 +79,7 @@ class SourceCache:
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
-        """Bring a source into the cache, resuming an interrupted download.
-
-        Raises NotAttempted if no URL of it can be reached, Refused for another sha256.
-        """
+        """Fetch a source, or the rest of it. Raises NotAttempted, Refused for another sha256."""
         return self._keep(source, lambda partial: self._download(source, partial, progress))
 
     def _keep(self, source: Source, bring: Callable[[Path], object]) -> Path:
@@ -139,10 +136,7 @@ class SourceCache:
         raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}){hint}")
 
     def add(self, file: Path, sources: list[Source]) -> Source:
-        """Take a file or a repository obtained elsewhere, of which only the commit is kept.
-
-        Raises ForgeError if no recipe names it.
-        """
+        """Take a file, or a repository's commit. Raises ForgeError if no recipe names it."""
         digest = "" if file.is_dir() else sha256_file(file)
         for source in sources:
             if git.holds(file, source.commit) if source.commit else digest == source.sha256:
@@ -167,9 +161,8 @@ class SourceCache:
     def prefill(self, source: Source, folder: Path, only: Collection[str] | None = None) -> Path:
         """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
 
-        Returns the folder of its files; `only` is for `unpack`. The layout:
-        crates/rattler_build_source_cache. The times only serve its clean-up. Raises Refused for an
-        archive that cannot be unpacked.
+        Returns the folder of its files; `only` is for `unpack`. The layout: its crate
+        rattler_build_source_cache; times only serve its clean-up. Raises Refused as `unpack` does.
         """
         path, key = self.path(source), cache_key(source.url, source.digest)
         if self.state(source) != "whole":

@@ -155,10 +155,7 @@ class Downloader:
         raise NotAttempted("pip's index does not offer it")
 
     def download(self, link: Link, partial: Path, progress: Progress) -> None:
-        """Download a file, resuming where `partial` ends.
-
-        Raises NotAttempted with the reason, Failed when it cannot be written.
-        """
+        """Download a file from where `partial` ends. Raises NotAttempted, or Failed at a write."""
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         url = link.url_without_fragment

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Git sources: one full commit each, kept as a bare repository that holds that commit alone.
-
-Git names content by its hash, so such a repository proves itself.
-"""
+"""Git sources, each a bare repository of one full commit, which git's hashes prove."""
 
 import os
 import shutil

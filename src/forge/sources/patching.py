@@ -30,10 +30,7 @@ def touched(text: str) -> set[str]:
 
 
 def fault(text: str) -> str:
-    """Say why no source may get this patch, or nothing.
-
-    Every line counts that any patcher could take for a header, also inside of hunks.
-    """
+    """Say why no source may get this patch: any line that a patcher takes for a header counts."""
     for name in HEADER.findall(text):
         plain = name.partition("\t")[0].replace("/dev/null", "")
         if UNSAFE.search(plain) or len(plain) > LONGEST:
@@ -44,8 +41,7 @@ def fault(text: str) -> str:
 def apply(tree: Path, files: list[Path]) -> str:
     """Apply patches, in order, to a copy of what they touch in `tree`.
 
-    Returns what is wrong with the first one that does not apply, or nothing. Raises ForgeError for
-    one that is not UTF-8.
+    Returns what is wrong with the first that does not apply, or nothing. Raises as read_text does.
     """
     with scratch(cache_folder()) as folder:
         for path in files:

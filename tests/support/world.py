@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A project whose commands are killed, or whose disk fails, with all that they work on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from support.faults import Ended, Forks, library
+from support.project import CHECKOUT, NOARCH, SCRIPT
+from support.small_channel import MANIFEST
+from support.static_channel import Source, findings, view
+
+from forge.channel import revisions
+from forge.channel.publish import StaticChannel
+from forge.conda.location import Location
+
+ALPHA = "alpha-1.0-h1234567_0"
+COMMANDS = {
+    "publish": ["publish", "--to", "{}/public"],
+    "yank": ["channel", "yank", "{}/public", ALPHA],
+    "lock": ["lock", "app", "--channel", "{}/public"],
+    "install": ["install", "app"],
+    "channel verify": ["channel", "verify", "{}/public"],
+    "verify": ["verify", f"{{}}/channel/noarch/{ALPHA}.conda"],
+    "build": ["build", "beta"],
+    "status": ["status"],
+}
+
+
+class World:
+    """A project with a channel, what is published of it, a stack that is locked, and a home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.template = folder / "world", folder / "template"
+        self.public = self.root / "public"
+        self._make()
+        root = str(self.root)
+        own = {"FORGE_ROOT": root, "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1"}
+        own |= {"HOME": f"{root}/home", "TMPDIR": f"{root}/tmp", "COLUMNS": "500"}
+        own |= {"RATTLER_CACHE_DIR": f"{root}/cache"}
+        self.forks = Forks(library(folder), own)
+        self.template = self.root  # until it has a lock
+        assert self.run("lock").code == 0
+        self.template = folder / "template"
+        shutil.copytree(self.root, self.template)
+
+    def _make(self) -> None:
+        self.root.mkdir()
+        shutil.copy(CHECKOUT / "variants.yaml", self.root)
+        shutil.copytree(CHECKOUT / "bases", self.root / "bases")
+        for name in ("recipes/alpha", "home", "tmp", "stacks/app"):
+            (self.root / name).mkdir(parents=True)
+        recipe = NOARCH.format(name="alpha", run=[], test=["true"], source=[])
+        (self.root / "recipes/alpha/recipe.yaml").write_text(recipe)
+        (self.root / "recipes/alpha/build.sh").write_text(SCRIPT.format(name="alpha"))
+        text = re.sub("(?m)^platforms = .*", 'platforms = ["linux-64"]', MANIFEST)  # any pixi's
+        text = text.replace(', "conda-forge"', "")
+        (self.root / "stacks/app/pixi.toml").write_text(text)
+        source = Source(self.root / "channel")
+        for name in ("alpha", "beta"):
+            source.make(name)
+        StaticChannel(self.public).publish(source)
+        source.make("gamma")
+
+    def run(self, command: str, fault: str = "", **environment: str) -> Ended:
+        words = (word.format(self.root) for word in COMMANDS[command])
+        return self.forks(*words, fault=fault, **environment)
+
+    def require_whole(self, memory: Path) -> None:
+        """Whatever became of a command: clients see a whole channel; lock and packages are kept."""
+        assert view(self.public.as_uri()) >= 2
+        revisions.require_current(Location(self.public), memory)
+        for name in ("build/stacks/app/pixi.lock", "channel/noarch/*.conda"):
+            for file in self.template.glob(name):
+                now = self.root / file.relative_to(self.template)
+                assert now.read_bytes() == file.read_bytes()
+
+    def require_done(self, command: str, **environment: str) -> None:
+        """The same command again comes to its end, to the result that it always has, and cleans."""
+        done = self.run(command, **environment)
+        assert done.code == 0, done.said
+        assert findings(self.public) == []
+        if command == "publish":
+            assert (self.public / "noarch/gamma-1.0-h1234567_0.conda").exists()
+        if command == "yank":
+            assert (
+                f"noarch/{ALPHA}.conda"
+                in revisions.state(revisions.read(Location(self.public)).revisions)[1]
+            )
+        if command == "install":
+            prefix = self.root / "build/stacks/app/.pixi/envs/default"
+            assert [(prefix / name).read_text() for name in ("alpha", "beta")] == ["alpha", "beta"]
+        for name in (".partial-*", ".forge-*"):
+            assert list(self.root.rglob(name)) == []
+        assert list((self.root / "tmp").iterdir()) == []
