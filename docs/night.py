@@ -236,7 +236,7 @@ def page(night: Night, gpu: bool) -> str:
     for name, ended in night.ended.items():
         result = f"failed ({ended['code']}): logs/{name}.log" if ended["code"] else "done"
         lines.append(f"| {name} | {result} | {float(ended['seconds']) / 60:.0f} |")
-    names = ", ".join(sorted(f"{r['name']} {r['version']}" for r in packages))
+    names = ", ".join(sorted({f"{r['name']} {r['version']}" for r in packages}))  # of any build
     lines += ["", f"**Published ({len(packages)})**: {names or 'nothing'}", ""]
     log = night.folder / "logs/build.log"
     said = log.read_text().rpartition("\npackage ")[2] if log.exists() else ""

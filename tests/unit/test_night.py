@@ -58,7 +58,8 @@ if words[0] == "publish":
     folder = pathlib.Path(words[2]) / "noarch"
     folder.mkdir(parents=True, exist_ok=True)
     record = {{"name": "alpha", "version": "1.0"}}
-    folder.joinpath("repodata.json").write_text(json.dumps({{"packages.conda": {{"a": record}}}}))
+    index = {{"packages.conda": dict.fromkeys(["build_0", "build_1"], record)}}
+    folder.joinpath("repodata.json").write_text(json.dumps(index))
 if words[0] == "run":
     folder = pathlib.Path(words[-1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,10 @@ def test_a_whole_night(owner: Owner) -> None:
     assert done.returncode == 0, done.stderr
     files = archived(owner.to)
     page = files["night/README.md"]
-    assert "alpha 1.0" in page and page.count("7 passed, 0 failed, 1 skipped") == 2
+    assert (
+        "**Published (2)**: alpha 1.0\n" in page
+        and page.count("7 passed, 0 failed, 1 skipped") == 2
+    )
     assert len(page.splitlines()) < 40 and "failed (" not in page
     assert "**Not built**: gamma (not attempted)" in page
     assert {"night/state.json", "night/logs/build.log", "night/evidence/vllm/record.json"} <= {
