@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 from strix_emulate import DisassemblerError, find_disassembler
+from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
-from strix_validate.tiers import emulated
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.cases import make
 from strix_validate.triton.modes import CallAnswer, CallAnswers, ChildError, ExecutedKernel
+from strix_validate.triton_packages import package_call
 
 NAMES = ("d64-float16", "varlen")
 DONE = (
@@ -24,7 +26,7 @@ DONE = (
 
 
 def right(name: str) -> CallAnswer:
-    _, expected = emulated.problem(emulated.SHAPES[name])
+    _, expected = make(name, flash_cases.EMULATED[name])
     return CallAnswer(expected(torch.float16), executed=DONE)
 
 
@@ -35,14 +37,14 @@ def tier():
 @pytest.fixture
 def answered(monkeypatch):
     """Runs the tier with these answers, or this exception, from the child process."""
-    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: True)
 
     def install(*answers, error=None):
         def mock(calls, mode):
             assert mode == "emulate" and len(calls) == len(NAMES)
             if error:
                 raise error
-            return CallAnswers("built-in", list(answers))
+            return CallAnswers("flash-attn's kernels: built-in", list(answers))
 
         monkeypatch.setattr(triton_modes, "run", mock)
         return {check.id.removeprefix("emulated/"): check for check in tier()}
@@ -56,7 +58,7 @@ def test_right(answered):
     measured = found["varlen"].measured
     assert measured["dq"]["error"] <= measured["dq"]["bound"]
     assert measured["kernels"]["1-attn_bwd"] == {"code": "4567cdef", "wave_instructions": 2000}
-    assert found["varlen"].reason == "flash-attn's kernels: built-in."
+    assert found["varlen"].reason == "flash-attn's kernels: built-in, emulate."
 
 
 def spoil(name: str, tensor: str, value: float) -> CallAnswer:
@@ -87,7 +89,7 @@ RACE = "k at 0x1b04 `ds_store_b128 v45, v[0:3]`: race: LDS cell is touched by wa
 @pytest.mark.parametrize("name", ["varlen-empty-gqa", "varlen"])
 def test_a_wait_that_llvm_dropped(monkeypatch, name):
     """It is skipped where it is known, if the numbers are correct with it put back."""
-    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: True)
     answer = replace(right(name), executed=(replace(DONE[0], lost_wait=RACE),))
 
     def state(answer):
@@ -122,7 +124,7 @@ def test_without_a_disassembler_it_is_skipped(answered):
 
 
 def test_without_flash_attn_it_is_skipped(monkeypatch):
-    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: None)
     assert {check.state for check in tier()} == {State.SKIPPED}
 
 

@@ -4,9 +4,12 @@
 from itertools import combinations, product
 
 import pytest
+import torch
+from strix_validate.attention import flash_cases
+from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Size
 from strix_validate.layers.pairs import pairwise
-from strix_validate.layers.table import MODELS
+from strix_validate.layers.table import MODELS, plain_layers
 from strix_validate.vllm import model_layers
 
 
@@ -34,3 +37,13 @@ def test_quick_has_each_group_head_dim_and_block_of_the_table():
         assert {x[part] for x in quick} == {x[part] for x in every}
     groups = [{x["heads"] // x["kv_heads"] for x in rows} for rows in (quick, every)]
     assert groups[0] == groups[1] and 8 < len(quick) < len(every) / 3
+
+
+def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
+    """SDPA each group at quick, prompts and decoding; flash-attn each model's decoding."""
+    quick = [x for x in SHAPES if x.name.startswith("layer-") and x.size is Size.QUICK]
+    for queries in (1, 40):
+        groups = {x.heads // x.kv_heads for x in quick if x.seqlen_q == queries}
+        assert groups == {x.group for x in plain_layers().values()}
+    cases = {case.name for case in flash_cases.cases(torch.float16)}
+    assert {f"cache-{name}-float16" for name in plain_layers()} <= cases

@@ -40,6 +40,7 @@ from strix_validate.numerics import comparison, reference  # noqa: E402
 from strix_validate.reporting.record import Record  # noqa: E402
 from strix_validate.tiers import attention, backend, kernels  # noqa: E402
 from strix_validate.triton import modes as triton_modes  # noqa: E402
+from strix_validate.triton.cases import make  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 CHECK = Check("id", "title", "why")
@@ -334,7 +335,8 @@ def test_flash_attn_in_the_interpreter():
 @needs_flash_attn
 def test_kernel_compiles_and_a_wrong_target_fails():
     (check,) = [check for check in kernels.checks() if check.id == "kernels/d64"]
-    (answer,) = triton_modes.run([kernels.call_of(check)], "compile").calls
+    call, _ = make("d64", flash_cases.COMPILED["d64"])
+    (answer,) = triton_modes.run([call], "compile").calls
     assert kernels.judge(check, answer).state is State.PASSED
     kernel = answer.kernels[0]
     flags = 48  # offset of e_flags in the header of a 64-bit ELF file

@@ -46,7 +46,7 @@ class FlashCall:
 
     def prepare(self) -> str:
         """Make flash-attn take CPU tensors; return which kernels it uses."""
-        found = backend()
+        found = f"flash-attn's kernels: {backend()}"
         stand_in.accept_cpu_tensors()
         return found
 

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from strix_validate.attention import flash
 from strix_validate.checks import Size, seed_of
+from strix_validate.layers.table import plain_layers
 from strix_validate.numerics import reference
+from strix_validate.triton.cases import Case
 
 _SDIST_WINDOW_BUG = (
     "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
@@ -71,6 +74,8 @@ _D512 = (
     "values that are wrong without a word above head dim 256: "
     "https://github.com/pytorch/pytorch/issues/189849"
 )
+#: Models with 3, 4 and 8 query heads to one of keys, of 64 and 128 lanes.
+_DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 _SPECS = (
     _Spec("full", partial(flash.fixed), "wrong scale or a missing mask of the last partial block"),
     _Spec("causal", partial(flash.fixed, causal=True), _MASKS),
@@ -173,10 +178,11 @@ _SPECS = (
     *(_Spec(f"cache-rotary-{kind}", partial(flash.kv_cache, rotary=kind),
         "angles that begin at 0 instead of the cache's length, neighbours for halves, or the "
         "lanes behind the turned ones lost", half_only=True) for kind in ("neighbours", "halves")),
-    *(_Spec(f"cache-one-gqa{group}", partial(flash.kv_cache, queries=1, new=1, lengths=(200, 290),
-        capacity=300, batch=2, heads=group * kv_heads, kv_heads=kv_heads, head_dim=head_dim),
+    *(_Spec(f"cache-{name}", partial(flash.kv_cache, queries=1, new=1, lengths=(200, 290),
+        capacity=300, batch=2, heads=layer.heads, kv_heads=layer.kv_heads, head_dim=layer.head_dim),
         "decoding: a part of a longer cache left out or merged wrongly, or a neighbour's keys",
-        half_only=True) for group, kv_heads, head_dim in ((3, 2, 64), (4, 2, 128), (8, 1, 64))),
+        half_only=True, size=Size.QUICK if name in _DECODED else Size.FULL)
+        for name, layer in plain_layers().items()),
     _Spec("cache-rows", partial(flash.kv_cache, rows=(3, 1)), _CACHE),
     _Spec("cache-stale", partial(flash.kv_cache, new=0, stale=True, lengths=(50, 98)),
         "what lies behind the sequence is loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)"),
@@ -206,3 +212,56 @@ def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
             spec.refusals,
             spec.size,
         )
+
+
+MODULE = "flash_attn"
+_BOTH = (torch.float16, torch.bfloat16)
+_COMPILES = (
+    "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
+    "more LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+)
+_EXECUTED = (
+    "a code object whose numbers are wrong although its source is correct, a missing wait or a "
+    "race between waves: https://github.com/ROCm/aotriton/issues/54"
+)
+_WHOLE = partial(flash.fixed, seqlen_q=512, seqlen_k=512)
+COMPILED = {
+    "d64": Case(_WHOLE, _COMPILES),
+    "d128-causal": Case(partial(_WHOLE, head_dim=128, causal=True), _COMPILES),
+    "d128-causal-gqa": Case(
+        partial(_WHOLE, heads=8, head_dim=128, causal=True), _COMPILES, torch.bfloat16
+    ),
+    "d80": Case(partial(_WHOLE, head_dim=80), _COMPILES),
+    "varlen": Case(flash.varlen, _COMPILES),
+    "decode": Case(flash.kv_cache, _COMPILES),
+}
+#: The tier attention computes those of `cases`.
+COMPUTED: dict[str, Case] = {}
+_NO_KEYS = partial(flash.varlen, heads=2, **flash.NO_KEYS)
+#: Three head dims (72 is padded), two types, causal or not; grouped queries; ragged; varlen, also
+#: with sequences that have no queries or no keys.
+EMULATED = {
+    f"d{size}{'-causal' * causal}-{str(dtype).removeprefix('torch.')}": Case(
+        partial(flash.fixed, head_dim=size, causal=causal), _EXECUTED, dtype
+    )
+    for size, causal, dtype in product((64, 72, 128), (False, True), _BOTH)
+} | {
+    name: Case(build, _EXECUTED, torch.bfloat16 if name in ("batch-causal", "varlen-bfloat16")
+        else torch.float16)
+    for name, build in {
+        "gqa-causal": partial(flash.fixed, causal=True, heads=4, lse=True),
+        "batch-causal": partial(flash.fixed, batch=2, causal=True, seqlen_k=90),
+        "gqa-long-keys": partial(flash.fixed, head_dim=128, causal=True, kv_heads=1, seqlen_q=100,
+            seqlen_k=150),
+        "ragged": partial(flash.fixed, seqlen_q=33, seqlen_k=131),
+        "whole-blocks": partial(flash.fixed, seqlen_q=128, seqlen_k=128),
+        "varlen": partial(flash.varlen, lse=True),
+        "varlen-bfloat16": partial(flash.varlen, heads=2, causal=False, lengths_q=(40, 100),
+            lengths_k=(70, 20)),
+        "varlen-empty": partial(flash.varlen, heads=2, **flash.NO_TOKENS),
+        "varlen-empty-gqa": partial(flash.varlen, lengths_q=(10, 0, 33), lengths_k=(10, 0, 33)),
+        "varlen-no-keys": _NO_KEYS,
+        "varlen-no-keys-d72": partial(_NO_KEYS, head_dim=72),
+        "varlen-no-keys-full": partial(_NO_KEYS, causal=False),
+    }.items()
+}  # fmt: skip

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The shapes that scaled_dot_product_attention is checked with, each with the bug it catches."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from strix_validate.checks import Size
+from strix_validate.layers.table import plain_layers
 from strix_validate.numerics import reference
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -66,7 +68,30 @@ _STRIDES = "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)"
 _MASK = "a mask read with the wrong strides, or inverted"
 _BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
 _LENGTH = "keys read behind the last one, or rows of the last block not written"
+_GROUP = "a group of heads rounded up to a power of two, or lanes of another model's number"
+_DECODE = (
+    "a wrong key/value head where there is one query: decoding, which kernels do in a way of its "
+    "own"
+)
 _SINKS: tuple[tuple[reference.Sink, str], ...] = (("key", "q"), ("query", "qkv"))
+
+
+def _of_models() -> Iterator[SdpaShape]:
+    """Yield prompts and decoding from a static cache with models' heads; quick has each group."""
+    first = {layer.group: name for name, layer in reversed(plain_layers().items())}
+    for name, layer in plain_layers().items():
+        shape = SdpaShape(
+            f"layer-{name}", _GROUP, heads=layer.heads, kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim, seqlen_q=40, seqlen_k=40, causal=True,
+            dtypes=(torch.bfloat16,), size=Size.QUICK if name in first.values() else Size.FULL,
+        )  # fmt: skip
+        yield shape
+        yield replace(
+            shape, name=f"{shape.name}-decode", why=_DECODE, batch=2, seqlen_q=1, seqlen_k=300,
+            causal=False, layout="cache",
+        )  # fmt: skip
+
+
 SHAPES = (
     SdpaShape("full", "a wrong scale or a head mixed up with another", batch=2),
     SdpaShape("causal", "a mask off by one", causal=True),
@@ -135,13 +160,7 @@ SHAPES = (
         )) for mask in ("bool", "additive")),
     SdpaShape("d128-full", "head dim 128 without a causal mask: another kernel", heads=2,
         kv_heads=2, seqlen_q=70, seqlen_k=133, head_dim=128, dtypes=HALVES),
-    SdpaShape("decode-gqa",
-        "a wrong key/value head where there is one query: decoding, which kernels do in a way of "
-        "its own", batch=2, heads=8, kv_heads=2, seqlen_q=1, seqlen_k=300, head_dim=128,
-        layout="cache", dtypes=HALVES),
-    *(SdpaShape(f"gqa-{group}", "a group of heads rounded up to a power of two", heads=2 * group,
-        kv_heads=2, seqlen_q=40, seqlen_k=40, head_dim=32, causal=True, dtypes=(torch.bfloat16,
-        )) for group in (3, 5, 7)),
+    *_of_models(),
     SdpaShape("heads-40", "heads behind the 32nd left out (Qwen3-14B has 40)", heads=40, kv_heads=8,
         seqlen_q=20, seqlen_k=20, head_dim=32, dtypes=(torch.float16,)),
     SdpaShape(

@@ -3,6 +3,7 @@
 
 import tomllib
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -145,3 +146,32 @@ def _read() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
 
 #: Text models; and of diffusion models heads and lanes of each. By a model that has them.
 MODELS, PICTURES = _read()
+#: vLLM asks for this window alone, which is Gemma 3's. Other long ones are checked as _LONG.
+OWN_WINDOW, _LONG = 1024, 256
+
+
+@cache
+def small_layers() -> dict[str, Attention]:
+    """Return the attention layers of all models, each once, by a model that has it.
+
+    With two heads of keys at most, and a window that a check can fill.
+    """
+    found: dict[Attention, str] = {}
+    for model, row in MODELS.items():
+        for layer in row.attention():
+            kv_heads = min(layer.kv_heads, 2)
+            window = layer.window if layer.window <= OWN_WINDOW else _LONG
+            few = replace(layer, heads=layer.group * kv_heads, kv_heads=kv_heads, window=window)
+            name = model + "-window" * bool(layer.window) + "-across" * (not layer.causal)
+            found.setdefault(few, name)
+    return {name: layer for layer, name in found.items()}
+
+
+@cache
+def plain_layers() -> dict[str, Attention]:
+    """Return of them what any library computes: heads and lanes, of 256 at most, and no more."""
+    found: dict[Attention, str] = {}
+    for name, layer in small_layers().items():
+        if layer.head_dim <= 256:
+            found.setdefault(Attention(layer.heads, layer.kv_heads, layer.head_dim), name)
+    return {name: layer for layer, name in found.items()}

@@ -111,16 +111,16 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
     try:
         if kind == "gpu":
             own = [triton_modes.answer(call, "cuda") for call in calls]
-            answers = triton_modes.CallAnswers(flash.backend(), own)
+            answers = triton_modes.CallAnswers(f"flash-attn's kernels: {flash.backend()}", own)
         else:
             answers = triton_modes.run(calls, "interpret")
     except (ImportError, triton_modes.ChildError) as error:
         yield from (Result(check, State.FAILED, str(error)) for check in cases)
         return
-    kernels = f"flash-attn's kernels: {answers.backend}"
     for (check, case), answer in zip(cases.items(), answers.calls, strict=True):
         result = judge(check, case, answer)
-        yield replace(result, reason=f"{kernels}. {result.reason}".strip(), seconds=answer.seconds)
+        reason = f"{answers.backend}. {result.reason}".strip()
+        yield replace(result, reason=reason, seconds=answer.seconds)
 
 
 def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.CallAnswer) -> Result:

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The kernels of flash-attn and vLLM compile for gfx1151, as their compiled files show."""
 
-import importlib.util
 import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 
-import torch
 from elftools.elf.elffile import ELFFile
 from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
 
@@ -24,71 +20,31 @@ from strix_validate.vllm.vllm_call import VllmCall
 #: In the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce")
 
-_WHY = (
-    "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
-    "more LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
-)
-_CALLS: dict[str, tuple[Callable, torch.dtype]] = {
-    "d64": (partial(flash.fixed, seqlen_q=512, seqlen_k=512), torch.float16),
-    "d128-causal": (
-        partial(flash.fixed, seqlen_q=512, seqlen_k=512, head_dim=128, causal=True),
-        torch.float16,
-    ),
-    "d128-causal-gqa": (
-        partial(flash.fixed, seqlen_q=512, seqlen_k=512, heads=8, head_dim=128, causal=True),
-        torch.bfloat16,
-    ),
-    "d80": (partial(flash.fixed, seqlen_q=512, seqlen_k=512, head_dim=80), torch.float16),
-    "varlen": (partial(flash.varlen), torch.float16),
-    "decode": (partial(flash.kv_cache), torch.float16),
-}
-
 
 def checks() -> list[Check]:
     """List one check for each call; it covers every kernel that the call launches."""
-    return [*_flash_checks(), *vllm_checks.checks("kernels"), *package_checks.checks("kernels")]
-
-
-def _flash_checks() -> list[Check]:
-    return [
-        Check(f"kernels/{name}", f"kernels compiled for {TARGET}: {name}", _WHY) for name in _CALLS
-    ]
+    return [*vllm_checks.checks("kernels"), *package_checks.checks("kernels")]
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs triton, and flash_attn or vLLM's source, and no GPU."""
+    """See strix_validate.tiers. Needs triton, and a package or vLLM's source, and no GPU."""
     yield from vllm_checks.run("kernels", wanted, options, "compile", judge_products)
     yield from package_checks.run("kernels", wanted, options, "compile", judge_products)
-    known = _flash_checks()
-    wanted = [check for check in wanted if check in known]
-    if not wanted:
-        return
-    if importlib.util.find_spec("flash_attn") is None:
-        yield from (Result(check, State.SKIPPED, "flash_attn is not installed") for check in wanted)
-        return
-    try:
-        answers = triton_modes.run([call_of(check) for check in wanted], "compile").calls
-    except triton_modes.ChildError as error:
-        yield from (Result(check, State.FAILED, str(error)) for check in wanted)
-        return
-    for check, answer in zip(wanted, answers, strict=True):
-        yield replace(judge(check, answer), seconds=answer.seconds)
-
-
-def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
-    """Fail if a kernel did not compile or one of its facts is wrong for gfx1151."""
-    # forward alone would hide a backward pass that was never reached
-    return _judge(check, answer, 1 if check.id.endswith("decode") else 2)
 
 
 def judge_products(
-    check: Check, call: VllmCall | PackageCall, expected, answer: triton_modes.CallAnswer
+    check: Check,
+    call: VllmCall | PackageCall | flash.FlashCall,
+    expected,
+    answer: triton_modes.CallAnswer,
 ) -> Result:
     """Fail a call if too few of its kernels use the matrix unit.
 
-    See products of VllmCall and PackageCall.
+    See products of VllmCall and PackageCall; flash-attn's are judged by :func:`judge`.
     """
     del expected
+    if isinstance(call, flash.FlashCall):
+        return judge(check, answer)
     facts, faults = _facts(answer)
     found = [name for name, fact in facts.items() if fact["wmma"]]
     if not answer.error and (not facts or len(found) < call.products):
@@ -104,16 +60,16 @@ def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]
     return facts, [f"{name}: {fault}" for name, f in facts.items() for fault in find_faults(f)]
 
 
-def _judge(check: Check, answer: triton_modes.CallAnswer, least: int) -> Result:
-    """See :func:`judge`; least: how many of the kernels must multiply matrices."""
+def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
+    """Fail if a kernel of flash-attn did not compile, or one of its facts is wrong for gfx1151."""
     facts, faults = _facts(answer)
-    if answer.error:
-        return Result(check, State.FAILED, faults[0])
     multiplying = {
         name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
     }
     faults += [f"{name}: no WMMA" for name, fact in multiplying.items() if not fact["wmma"]]
-    if not facts or len(multiplying) < least:
+    # forward alone would hide a backward pass that was never reached
+    least = 1 if check.id.endswith("decode") else 2
+    if not answer.error and len(multiplying) < least:
         faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
     return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
 
@@ -155,10 +111,3 @@ def find_faults(fact: dict) -> list[str]:
         f"{fact['mfma']} MFMA instructions": fact["mfma"] == 0,
     }
     return [fault for fault, holds in rules.items() if not holds]
-
-
-def call_of(check: Check) -> flash.FlashCall:
-    """Return the call of flash-attn that a check compiles, with tensors of zeros."""
-    build, dtype = _CALLS[check.id.removeprefix("kernels/")]
-    call, _ = build(lambda *shape: torch.zeros(shape, dtype=dtype))
-    return call

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
@@ -23,7 +24,7 @@ Expected = Callable[[Precision], dict[str, Tensor]]
 Judge = Callable[[Check, C, Expected, modes.CallAnswer], Result]
 #: How a tier runs kernels, in titles of checks.
 HOW = {
-    "kernels": "compiled for gfx1151",
+    "kernels": f"compiled for {TARGET}",
     "attention": "in Triton's interpreter or on the GPU",
     "emulated": "executed under emulation",
 }

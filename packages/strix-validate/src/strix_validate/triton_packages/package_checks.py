@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of Triton packages that the tiers kernels, attention and emulated have.
 
-A module of this subpackage is a package: MODULE is what it is imported as, and COMPILED, COMPUTED
-and EMULATED are its cases by name: compiled only, computed by the interpreter or a GPU, executed as
-gfx1151 code. A new package is a new module, named here and in skips.toml.
+A module of this subpackage, or flash_cases, is a package: MODULE is what it is imported as, and
+COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by the interpreter or
+a GPU, executed as gfx1151 code. A new package is a new module, named here and in skips.toml.
 """
 
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
+from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
-from strix_validate.triton_packages.package_call import PackageCall, require
+from strix_validate.triton_packages.package_call import require
 
-PACKAGES: tuple[ModuleType, ...] = (conch, fla, gguf, liger, sage)
+PACKAGES: tuple[ModuleType, ...] = (flash_cases, conch, fla, gguf, liger, sage)
 _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
 
 
 def _cases(tier: str, package: ModuleType) -> dict[Check, tuple[str, Case]]:
-    name, table = package.__name__.rpartition(".")[2], getattr(package, _TABLES[tier])
-    title = f"{name}'s kernels {HOW[tier]}"
+    # checks of flash-attn, the first package, have no prefix
+    prefix = f"{package.__name__.rpartition('.')[2]}-" * (package is not flash_cases)
+    title = f"{package.MODULE}'s kernels {HOW[tier]}"
     return {
-        Check(f"{tier}/{name}-{which}", f"{title}: {which}", case.why): (which, case)
-        for which, case in table.items()
+        Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.why): (which, case)
+        for which, case in getattr(package, _TABLES[tier]).items()
     }
 
 
@@ -44,7 +47,7 @@ def run(
     wanted: list[Check],
     options: RunOptions,
     mode: triton_modes.Mode,
-    judge: Judge[PackageCall],
+    judge: Judge[Any],
 ) -> Iterator[Result]:
     """Yield the results of those of the wanted checks that are the tier's checks here."""
     for package in PACKAGES:

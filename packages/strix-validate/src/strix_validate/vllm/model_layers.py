@@ -5,26 +5,17 @@ Quick has those that hold each pair of what layers are made of; full has all.
 """
 
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 
 from strix_validate.checks import Size
 from strix_validate.layers.pairs import pairwise
-from strix_validate.layers.table import MODELS, Attention
+from strix_validate.layers.table import OWN_WINDOW, Attention, small_layers
 from strix_validate.triton.cases import Case
 from strix_validate.vllm.attention import paged_attention
 
 _WHY = "a kernel that is correct for other heads, lanes, blocks or windows than this model's"
-#: Longer windows are checked as this one: vLLM asks for 1024 alone, which is Gemma 3's.
-_LONG, _OWN = 256, 1024
-
-
-def small(layer: Attention) -> Attention:
-    """Return the layer with two heads of keys at most, and a window that a check can fill."""
-    kv_heads = min(layer.kv_heads, 2)
-    window = layer.window if layer.window <= _OWN else _LONG
-    return replace(layer, heads=layer.group * kv_heads, kv_heads=kv_heads, window=window)
 
 
 def _steps(layer: Attention) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -33,22 +24,11 @@ def _steps(layer: Attention) -> dict[str, tuple[tuple[int, int], ...]]:
     return {"prefill": ((9, far), (20, 20)), "decode": ((1, 40), (1, far))}
 
 
-@cache
-def layers() -> dict[str, Attention]:
-    """Return the layers of all models, small, each once, by a model that has it."""
-    found: dict[Attention, str] = {}
-    for model, row in MODELS.items():
-        for layer in row.attention():
-            name = model + "-window" * bool(layer.window) + "-across" * (not layer.causal)
-            found.setdefault(small(layer), name)
-    return {name: layer for layer, name in found.items()}
-
-
 def cases() -> dict[str, Case]:
     """Return a case for each layer, kind of step and of cache."""
     rows = {
         f"layer-{name}-{kind}{'-fp8' * fp8}": (layer, kind, fp8)
-        for name, layer in layers().items()
+        for name, layer in small_layers().items()
         for kind in _steps(layer)
         for fp8 in (False, True)
     }
@@ -76,8 +56,8 @@ _COMPILED = {
 
 def compiled(why: str) -> dict[str, Case]:
     """Return cases to compile: prefill and decoding, and with a cache in FP8."""
-    rows = {name: (layers()[model], False) for name, model in _COMPILED.items()}
-    rows["d128-fp8-kv"] = layers()["Llama-3.1-8B"], True
+    rows = {name: (small_layers()[model], False) for name, model in _COMPILED.items()}
+    rows["d128-fp8-kv"] = small_layers()["Llama-3.1-8B"], True
     steps = {"prefill": ((128, 128),), "decode": ((1, 300), (1, 70))}
     return {
         f"{kind}-{name}": Case(
@@ -88,8 +68,30 @@ def compiled(why: str) -> dict[str, Case]:
     }
 
 
+#: Layers that are executed under emulation, with one head of keys: (model, lengths, dtype).
+_EMULATED = {
+    "prefill-gqa7": ("Qwen2.5-7B", ((20, 20),), torch.float16),
+    "decode-sinks": ("gpt-oss-20b", ((1, 50), (1, 170)), torch.float16),
+    "decode-d96": ("Phi-3-mini", ((1, 60),), torch.float16),
+    "decode-block1056": ("Qwen3-Next-80B-A3B", ((1, 100),), torch.float16),
+    "prefill-d256-bfloat16": ("Gemma-2-9B", ((8, 20),), torch.bfloat16),
+    "prefill-d512-bfloat16": ("Gemma-4-31B", ((8, 20),), torch.bfloat16),
+}
+
+
+def emulated() -> dict[str, Case]:
+    """Return cases to execute: groups, lanes, blocks and sinks as models have them."""
+    found = {}
+    for name, (model, lengths, dtype) in _EMULATED.items():
+        layer = small_layers()[model]
+        layer = replace(layer, heads=layer.group, kv_heads=1)
+        build = partial(paged_attention, lengths=lengths, **asdict(layer))
+        found[name] = Case(build, _WHY, dtype)
+    return found
+
+
 def _columns(layer: Attention, kind: str, fp8: bool) -> tuple:
     """Return what a kernel is made for."""
-    window = (layer.window == _OWN) + bool(layer.window)
+    window = (layer.window == OWN_WINDOW) + bool(layer.window)
     shape = (layer.group, layer.head_dim, layer.block)
     return (*shape, window, layer.softcap, layer.sinks, layer.causal, kind, fp8)

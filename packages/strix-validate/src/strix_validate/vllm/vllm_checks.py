@@ -59,13 +59,11 @@ _WINDOW = "a sliding window off by one: https://github.com/vllm-project/vllm/iss
 _SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
 _CAP = "tanh's softcap that overflows or is left out (Gemma)"
 _PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
-_GROUP = "a query head that reads another group's keys, where groups are no power of two"
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
 _ALIBI = "slopes ignored, or of another head (Bloom, MPT)"
 _FP8 = "a scale of keys or values left out, or one taken for the other"
 _ACROSS = "a causal mask where there is none: a decoder over an encoder's keys (Whisper)"
 _FAR = "keys or segments behind a limit of 512 or 2048 left out"
-_WIDE = "tiles of head dims above 128, which are smaller, executed (Gemma)"
 _EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
 _MODEL = (
     "kernels that are correct one by one, and a model that answers wrongly from its second token "
@@ -157,9 +155,6 @@ EMULATED = {
     "prefill": _attend(_MASK, (37, 37), (5, 60), head_dim=64),
     "prefill-bfloat16": _attend(_MASK, (37, 37), head_dim=64, dtype=_BF16),
     "prefill-window-softcap": _attend(_WINDOW, (50, 50), head_dim=64, window=16, softcap=3.0),
-    "prefill-gqa7": _attend(_GROUP, (20, 20), heads=7, kv_heads=1),
-    "decode-sinks": _attend(_SINKS, (1, 50), (1, 170), head_dim=64, sinks=True),
-    "decode-block1056": _attend(_PAGES, (1, 100), head_dim=80, block=1056),
     "reshape-and-cache": COMPUTED["reshape-and-cache"],
     "rms-norm": COMPUTED["rms-norm"],
     "rope": COMPUTED["rope"],
@@ -168,8 +163,7 @@ EMULATED = {
     "moe-fp8": Case(partial(moe, tokens=3, rows=32, bits=8), quantized.BLOCKS, _BF16),
     "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=_BF16),
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
-    "prefill-d256-bfloat16": _attend(_WIDE, (8, 20), head_dim=256, dtype=_BF16),
-    "prefill-d512-bfloat16": _attend(_WIDE, (8, 20), head_dim=512, dtype=_BF16),
+    **model_layers.emulated(),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
     "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
