@@ -11,8 +11,8 @@ from strix_validate.checks import Check
 CHECKS = [Check(f"here/{n}", "", "") for n in range(4)]
 
 
-def bodies():
-    """By a check's id."""
+def checks():
+    """Each with its function."""
 
     def crash(options):
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -28,4 +28,4 @@ def bodies():
         lambda options: {},
         {"crash": crash, "hang": hang, "fail": fail}[os.environ["FAULT"]],
     ]
-    return {check.id: functions[n == 1] for n, check in enumerate(CHECKS)}
+    return {check: functions[n == 1] for n, check in enumerate(CHECKS)}

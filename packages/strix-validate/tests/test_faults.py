@@ -190,7 +190,7 @@ def test_wrong_behaviour_is_caught(name, monkeypatch):
     broken, body = BEHAVIOUR[name]
     monkeypatch.setitem(sdpa.ROUTES, "default", broken)
     check = Check(f"sdpa/default/{body}", "", "")
-    (result,) = run_each([check], RunOptions(), behaviour.bodies())
+    (result,) = run_each([check], RunOptions(), behaviour.checks())
     plant(name, result)
 
 
@@ -219,17 +219,17 @@ def neighbours_values(q, k, v, **options):
 )
 def test_wrong_behaviour_on_a_gpu_is_caught(broken, body, monkeypatch):
     check, options = Check(f"sdpa/default/{body}", "", ""), RunOptions(device="cuda")
-    (result,) = run_each([check], options, behaviour.bodies())
+    (result,) = run_each([check], options, behaviour.checks())
     assert result.state is State.PASSED, result.reason
     monkeypatch.setitem(sdpa.ROUTES, "default", broken)
-    (result,) = run_each([check], options, behaviour.bodies())
+    (result,) = run_each([check], options, behaviour.checks())
     assert result.state is State.FAILED and result.reason == "wrong: out", result.reason
 
 
 def test_right_dropout_passes(monkeypatch):
     monkeypatch.setitem(sdpa.ROUTES, "default", dropped)
     check = Check("sdpa/default/dropout", "", "")
-    (result,) = run_each([check], RunOptions(), behaviour.bodies())
+    (result,) = run_each([check], RunOptions(), behaviour.checks())
     assert result.state is State.PASSED, result.reason
 
 

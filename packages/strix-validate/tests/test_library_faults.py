@@ -22,7 +22,7 @@ right_gradient = gradients.gradient
 
 def judge(module, id_) -> Result:
     (check,) = [check for check in module.checks() if check.id == id_]
-    (result,) = run_each([check], RunOptions(device=DEVICE), module.bodies())
+    (result,) = run_each([check], RunOptions(device=DEVICE), module.checks())
     return result
 
 

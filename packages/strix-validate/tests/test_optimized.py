@@ -42,6 +42,6 @@ def test_a_failed_verdict_fails_the_check():
     from strix_validate.checks import Check
 
     check = Check("x", "", "")
-    bodies = {"x": lambda options: require(False, "wrong")}
+    bodies = {check: lambda options: require(False, "wrong")}
     (result,) = run_each([check], RunOptions(), bodies)
     assert (result.state, result.reason) == (State.FAILED, "wrong")

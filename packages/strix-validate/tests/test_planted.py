@@ -388,7 +388,7 @@ def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result
         name = f"{problem.shape.name}-{problem.dtype}"
         if name.startswith(only):
             yield sdpa.run_one(Check(f"sdpa/default/{name}", "", ""), route(kernel), problem)
-    bodies = behaviour.bodies()
+    bodies = behaviour.checks()
     names = [name for name in behaviour.BODIES if name not in ("compiled", "lse", "finite")]
     checks = [Check(f"sdpa/default/{name}", "", "") for name in names if name.startswith(only)]
     checks += [Check("sdpa/flash/lse", "", "")] * "lse".startswith(only)

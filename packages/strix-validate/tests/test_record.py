@@ -141,7 +141,7 @@ def test_select_and_misspelt_names():
 
 def test_only_means_the_same_in_every_tier():
     """A tier's name is all of it, although it begins no id of libraries and few of attention."""
-    known = {name: tiers.load(name).checks() for name in tiers.TIERS}
+    known = {name: list(tiers.load(name).checks()) for name in tiers.TIERS}
     for name, checks in known.items():
         for some in ({name: checks}, known):
             assert select(some, [name])[name] == checks
@@ -201,7 +201,7 @@ def test_an_exception_of_a_check_is_a_failure():
     def body(options):
         raise ZeroDivisionError("oh")
 
-    (result,) = run_each([Check("x", "", "")], RunOptions(), {"x": body})
+    (result,) = run_each([Check("x", "", "")], RunOptions(), {Check("x"): body})
     assert (result.state, result.reason) == (State.FAILED, "ZeroDivisionError: oh")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from strix_validate import skips
-from strix_validate.checks import CannotRun, CheckFailed, RunOptions, State
+from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State
 from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models, vllm_server
 from strix_validate.skips import Platform
 from strix_validate.tiers import run_each, serve
@@ -58,7 +58,7 @@ def examine(monkeypatch, tmp_path):
         stop_limit = {"stays": SHORT, "orphan": 10}.get(fault, LONG)
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
-                f"serve/{name}": serve.of_session(body, session)
+                Check(f"serve/{name}"): serve.of_session(body, session)
                 for name, body in serve.BODIES.items()
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]

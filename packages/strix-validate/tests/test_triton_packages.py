@@ -121,7 +121,7 @@ SPOILT = {
         "another batch": ("out", lambda x: x.flip(0)),
         "head dimension": ("out", lambda x: x.roll(1, -1)),
     },
-    (gguf, "q4_k"): {
+    (gguf, "q8_1"): {  # for which the package gguf is not needed
         "scales of another group": ("out", lambda x: x * 1.02),
         "another expert": ("experts", lambda x: x.roll(1, 0)),
         "one row": ("weights", _all_rows_but_one),
@@ -151,17 +151,6 @@ def _kept(expected, found, dtype):
     if dtype not in found:
         found[dtype] = expected(dtype)
     return found[dtype]
-
-
-@pytest.mark.parametrize("name", sorted(gguf.TYPES.keys() - {"q8_1"}))  # which gguf does not decode
-def test_blocks_are_decoded_as_by_gguf(name):
-    """By ours, which is written from the definition, and theirs, of random bytes: no difference."""
-    quants = pytest.importorskip("gguf.quants", reason="gguf is not installed")
-    generator, kind = torch.Generator().manual_seed(1), gguf.TYPES[name]
-    blocks = gguf.blocks_of(lambda *shape: torch.randn(shape, generator=generator), name, 16)
-    scales, codes, offsets = kind.parts(blocks)
-    theirs = quants.dequantize(blocks, quants.GGMLQuantizationType(kind.number))
-    assert (theirs.reshape(16, -1) == scales * codes + offsets).all()
 
 
 def test_gradients_are_those_of_the_inputs():

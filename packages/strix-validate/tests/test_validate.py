@@ -272,7 +272,9 @@ def test_a_server_that_cannot_be_is_wrong_usage(words, said):
 def test_quick_runs_what_needs_the_machine(monkeypatch):
     """At its quickest, without MIOpen's search; a tier that is named is one of them."""
     asked = []
-    monkeypatch.setattr(cli, "run_and_exit", lambda *given, **named: asked.append(given))
+    monkeypatch.setattr(
+        cli, "run_and_exit", lambda *given, **named: asked.append((*given, named["size"]))
+    )
     assert CliRunner().invoke(cli.app, ["run", "--quick"]).exit_code == 0
     assert CliRunner().invoke(cli.app, ["run", "--quick", "--tier", "bench"]).exit_code == 0
     (names, _, _, skip, _, size), (alone, _, _, nothing, *_) = asked

@@ -47,11 +47,15 @@ class Size(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """What is checked, and why: the bug that it would catch, with a link."""
+    """What is checked, and why: the bug that it would catch, with a link. Ids are unique."""
 
     id: str
-    title: str
-    why: str
+    title: str = field(default="", compare=False)
+    why: str = field(default="", compare=False)
+
+
+#: Of a result that tiers.run_each gives its check.
+ANY = Check("")
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,10 @@ class RunOptions:
     model: str = ""
     questions: int = 0
     seed: int = 0
+
+
+#: The function of a check: it returns what it measured, or a whole result; see tiers.run_each.
+Body = Callable[[RunOptions], dict | Result]
 
 
 class CannotRun(Exception):

@@ -17,9 +17,11 @@ from strix_validate.runner import NoSuchCheck, select
 from strix_validate.terminal import (
     DeviceName,
     DeviceOption,
+    EvidenceOption,
     JsonOption,
     ModelOption,
     OnlyOption,
+    PlotsOption,
     QuestionsOption,
     SeedOption,
     SizeOption,
@@ -65,23 +67,31 @@ def main_options(
 _OPTIONS = {
     "as_json": (JsonOption, False), "only": (OnlyOption, None), "skip": (SkipOption, None),
     "device": (DeviceOption, DeviceName.AUTO), "size": (SizeOption, Size.QUICK),
+    "url": (UrlOption, ""), "model": (ModelOption, ""), "questions": (QuestionsOption, 0),
+    "evidence": (EvidenceOption, None), "plots": (PlotsOption, None),
     "vllm": (VllmOption, None), "seed": (SeedOption, 0),
 }  # fmt: skip
 
 
-def _tier(name: str, options: str, words: str) -> None:
-    """Add the command that runs a tier with these options; one without a device has the CPU."""
+def _tier(name: str, options: str, words: str, size: Size = Size.QUICK) -> None:
+    """Add the command that runs a tier with these options; size: by default.
+
+    One without a device has the CPU, and serve, which only a GPU can, the GPU.
+    """
 
     def run_tier(**given) -> None:
-        given.setdefault("device", DeviceName.CPU)
+        given.setdefault("device", DeviceName.AUTO if name == "serve" else DeviceName.CPU)
         run_and_exit([name], **given)
 
     run_tier.__name__, run_tier.__doc__ = name, words
     parameters = [
-        Parameter(each, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        Parameter(
+            each, Parameter.KEYWORD_ONLY, annotation=kind,
+            default=size if each == "size" else default,
+        )
         for each, (kind, default) in _OPTIONS.items()
         if each in f"as_json only skip {options}".split()
-    ]
+    ]  # fmt: skip
     run_tier.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     app.command()(run_tier)
 
@@ -115,54 +125,18 @@ _tier(
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """,
 )  # fmt: skip
-
-
-@app.command()
-def bench(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    size: SizeOption = Size.FULL,
-    plots: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Draw plots into this folder, as PNG and SVG; needs matplotlib."
-        ),
-    ] = None,
-    vllm_source: VllmOption = None,
-) -> None:
-    """Time torch's backends, flash-attn and vLLM's attention, forward and backward."""
-    run_and_exit(["bench"], as_json, only, skip, device, size, plots=plots, vllm=vllm_source)
-
-
-@app.command()
-def serve(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    url: UrlOption = "",
-    model: ModelOption = "",
-    questions: QuestionsOption = 0,
-    evidence: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
-    ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Draw plots into this folder, as PNG and SVG; needs matplotlib."
-        ),
-    ] = None,
-) -> None:
+_tier(
+    "bench", "device size plots vllm",
+    "Time torch's backends, flash-attn and vLLM's attention, forward and backward.", Size.FULL,
+)  # fmt: skip
+_tier(
+    "serve", "url model questions evidence plots",
     """Generate and serve with vLLM and a small random model, made on the spot.
 
     With --model: whether that server, or one started for that folder, agrees with itself, finds
     numbers in long prompts, and how fast it is.
-    """
-    run_and_exit(
-        ["serve"], as_json, only, skip, DeviceName.CPU if url else DeviceName.AUTO, url=url,
-        model=model, questions=questions, evidence=evidence, plots=plots,
-    )  # fmt: skip
+    """,
+)  # fmt: skip
 
 
 @app.command()
@@ -198,9 +172,7 @@ def run_all(
     tier: Annotated[
         list[str] | None, typer.Option(help=f"Any of {', '.join(tiers.TIERS)}. Default: all.")
     ] = None,
-    evidence: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
-    ] = None,
+    evidence: EvidenceOption = None,
     vllm_source: VllmOption = None,
     url: UrlOption = "",
     model: ModelOption = "",
@@ -221,7 +193,7 @@ def run_all(
         tier, size = tier or list(tiers.QUICK), Size.QUICK
         skip = [*(skip or []), *(tiers.SLOW if "libraries" in tier else ())]
     run_and_exit(
-        tier or list(tiers.TIERS), as_json, only, skip, device, size, evidence=evidence,
+        tier or list(tiers.TIERS), as_json, only, skip, device, size=size, evidence=evidence,
         vllm=vllm_source, url=url, model=model, questions=questions, seed=seed,
     )  # fmt: skip
 

@@ -81,6 +81,13 @@ QuestionsOption = Annotated[
     ),
 ]
 SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
+EvidenceOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
+]
+PlotsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Draw plots here, as PNG and SVG; needs matplotlib."),
+]
 
 
 def run_and_exit(
@@ -89,23 +96,20 @@ def run_and_exit(
     only: list[str] | None,
     skip: list[str] | None,
     device: DeviceName = DeviceName.AUTO,
-    size: Size = Size.QUICK,
-    root: Path = Path("/"),
-    weights: int = 0,
     evidence: Path | None = None,
     plots: Path | None = None,
-    vllm: Path | None = None,
-    url: str = "",
-    model: str = "",
-    questions: int = 0,
-    seed: int = 0,
+    **options,
 ) -> None:
-    """Run tiers, write the record where requested, and exit with its status."""
+    """Run tiers, write the record where requested, and exit with its status.
+
+    options: of RunOptions.
+    """
+    url, model = options.get("url"), options.get("model")
     if url and not model:
         raise typer.BadParameter("--url needs --model: what the server calls its model")
     if model and not url and not Path(model, "config.json").is_file():
         raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
-    if questions and not model:
+    if options.get("questions") and not model:
         raise typer.BadParameter("--questions needs --model: the tiny models know no words")
     console = Console(stderr=True, highlight=False)
     if plots and not find_spec("matplotlib"):
@@ -116,10 +120,10 @@ def run_and_exit(
         refuse_misspelt(names, [*(only or []), *(skip or [])])
         torchless = names == ["doctor"] or (url and names == ["serve"])
         where = "none" if torchless else host.device_for(device.value)
-        options = RunOptions(where, size, root, weights, vllm, url, model, questions, seed)
         with _progress(console) as bar:
             keep = _keep(bar, evidence)
-            found = run(names, options, only or [], skip or [], bar.console.print, keep)
+            wanted = (RunOptions(where, **options), only or [], skip or [])
+            found = run(names, *wanted, bar.console.print, keep)
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:

@@ -4,7 +4,7 @@
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -14,6 +14,8 @@ from strix_validate.attention import sdpa
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SdpaShape
 from strix_validate.checks import (
+    ANY,
+    Body,
     CannotRun,
     Check,
     Result,
@@ -23,42 +25,29 @@ from strix_validate.checks import (
     reason_of,
     require,
     seed_of,
-)
+)  # fmt: skip
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
-#: Placeholder for a comparison whose result becomes another check's.
-ANY = Check("", "", "")
-Body = Callable[["Watched", RunOptions], dict | Result]
 
 
-def checks() -> list[Check]:
-    """List one check for each kind of behaviour and route."""
-    return [
-        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body))
-        for name, body in BODIES.items()
-        for route in _routes(name)
-    ]
-
-
-def _routes(name: str) -> tuple[str, ...]:
-    return tuple(LSE) if name == "lse" else tuple(sdpa.ROUTES)
-
-
-def bodies() -> dict[str, Callable[[RunOptions], dict | Result]]:
-    """Return the checks' functions by id, for tiers.run_each.
+@cache
+def checks() -> dict[Check, Body]:
+    """Return one check for each kind of behaviour and route, with its function.
 
     A route that refuses raises CannotRun.
     """
-
-    def bind(route: str, body: Body) -> Callable[[RunOptions], dict | Result]:
-        return lambda options: body(Watched(route), options)
-
     return {
-        f"sdpa/{route}/{name}": bind(route, body)
+        Check(f"sdpa/{route}/{name}", f"torch SDPA {route}: {name}", reason_of(body)): partial(
+            _by_route, body, route
+        )
         for name, body in BODIES.items()
-        for route in _routes(name)
+        for route in (LSE if name == "lse" else sdpa.ROUTES)
     }
+
+
+def _by_route(body: Callable, route: str, options: RunOptions) -> dict | Result:
+    return body(Watched(route), options)
 
 
 class Watched:
@@ -324,15 +313,9 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     return comparison.compare(ANY, actual, problem.expected, HALF)
 
 
-BODIES: dict[str, Body] = {
-    "large": large,
-    "deterministic": deterministic,
-    "finite": finite,
-    "masked-row": masked_row,
-    "nan": nan,
-    "lse": lse,
-    "dropout": dropout,
-    "compiled": compiled,
-    "nested": nested,
-    "captured": captured,
-}
+BODIES: dict[str, Callable] = {
+    body.__name__.replace("_", "-"): body
+    for body in (
+        large, deterministic, finite, masked_row, nan, lse, dropout, compiled, nested, captured,
+    )
+}  # fmt: skip

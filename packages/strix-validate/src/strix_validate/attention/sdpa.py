@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, SdpaShape
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, State
 from strix_validate.numerics import comparison, reference
 
 BACKENDS = {
@@ -51,16 +51,24 @@ ROUTES: dict[str, Route] = {
 }
 
 
-def checks() -> list[Check]:
-    """List one check for each shape, data type and route."""
-    return [_check(*case) for case in _cases()]
+@cache
+def checks() -> dict[Check, tuple[str, SdpaShape, torch.dtype]]:
+    """Return one check for each shape, data type and route."""
+    return {
+        Check(
+            f"sdpa/{route}/{shape.name}-{name}", f"torch SDPA {route}: {shape.name} {name}",
+            shape.why,
+        ): (route, shape, dtype)
+        for shape in SHAPES
+        for dtype, name in ((each, str(each).removeprefix("torch.")) for each in shape.dtypes)
+        for route in ROUTES
+    }  # fmt: skip
 
 
 def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per wanted check; all routes get the same inputs."""
     problem: Any = None
-    for route, shape, dtype in _cases():
-        check = _check(route, shape, dtype)
+    for check, (route, shape, dtype) in checks().items():
         if check not in wanted:
             continue
         if options.device == "cpu" and route in ("flash", "default") and _sums_show(shape, dtype):
@@ -83,29 +91,6 @@ def _free_gib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.mem_get_info()[0] / 2**30
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-
-
-def size_of(check: Check) -> Size:
-    """Return the size that a check belongs to."""
-    return _sizes()[check.id]
-
-
-@cache
-def _sizes() -> dict[str, Size]:
-    return {_check(*case).id: case[1].size for case in _cases()}
-
-
-def _cases() -> Iterator[tuple[str, SdpaShape, torch.dtype]]:
-    for shape in SHAPES:
-        for dtype in shape.dtypes:
-            for route in ROUTES:
-                yield route, shape, dtype
-
-
-def _check(route: str, shape: SdpaShape, dtype: torch.dtype) -> Check:
-    name = str(dtype).removeprefix("torch.")
-    title = f"torch SDPA {route}: {shape.name} {name}"
-    return Check(f"sdpa/{route}/{shape.name}-{name}", title, shape.why)
 
 
 def run_one(check: Check, route: Route, problem: Problem) -> Result:

@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a check of the doctor finds, as a result."""
 
-from strix_validate.checks import CannotRun, Check, Result, Severity, State
+from strix_validate.checks import ANY, CannotRun, Result, Severity, State
 from strix_validate.doctor.tree import Tree
-
-#: Placeholder; run_each sets the check.
-_ANY = Check("", "", "")
 
 
 def fine(**measured) -> Result:
     """Return a pass."""
-    return Result(_ANY, State.PASSED, "", measured)
+    return Result(ANY, State.PASSED, "", measured)
 
 
 def error(what: str, fix: str, **measured) -> Result:
     """Return a failure, with the command that fixes it."""
-    return Result(_ANY, State.FAILED, what, measured, Severity.ERROR, fix)
+    return Result(ANY, State.FAILED, what, measured, Severity.ERROR, fix)
 
 
 def warning(what: str, fix: str, **measured) -> Result:
     """Return a pass that costs speed or memory, with the command that fixes it."""
-    return Result(_ANY, State.PASSED, what, measured, Severity.WARNING, fix)
+    return Result(ANY, State.PASSED, what, measured, Severity.WARNING, fix)
 
 
 def remark(what: str, fix: str = "", **measured) -> Result:
     """Return a pass with something worth knowing that is no fault."""
-    return Result(_ANY, State.PASSED, what, measured, Severity.INFO, fix)
+    return Result(ANY, State.PASSED, what, measured, Severity.INFO, fix)
 
 
 def known(value, name: str):

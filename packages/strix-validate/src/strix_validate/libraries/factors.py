@@ -5,15 +5,13 @@ A wave that lags behind spoils a factor now and then, and the library's status s
 many rounds, with batches of changing size.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.linalg import cholesky, eigh, lu, qr, svd
 
-from strix_validate.checks import Check, Result, RunOptions, State, require
-from strix_validate.libraries.convolution import ON_CPU
+from strix_validate.checks import Body, Check, RunOptions, require
 
 _CHOLESKY = (
     "rocSOLVER's Cholesky factors silently wrong, of a race in potf2: "
@@ -34,24 +32,17 @@ _ROWS = (12, 48)
 _ROUNDS = {"cuda": 50, "cpu": 2}
 #: Allowed error of an element in units of rows, eps and the largest element. LAPACK came to 2.5.
 _FACTOR = 20
-#: Placeholder; run_each sets the check.
-_ANY = Check("", "", "")
 
 
-def checks() -> list[Check]:
-    """List one check for each factorisation and data type."""
-    return [
-        Check(id_, f"torch.linalg: {id_.split('/')[1]}", _WHY[id_.split("/")[1].split("-")[0]])
-        for id_ in bodies()
-    ]
-
-
-def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """Return the checks' functions by id, for tiers.run_each."""
+def checks() -> dict[Check, Body]:
+    """Return one check for each factorisation and data type, with its function."""
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
     return {
-        f"factors/{kind}-{str(dtype).removeprefix('torch.')}": partial(_check, kind, dtype)
-        for kind in _WHY
-        for dtype in _DTYPES
+        Check(f"factors/{kind}-{name}", f"torch.linalg: {kind}-{name}", why): partial(
+            _check, kind, dtype
+        )
+        for kind, why in _WHY.items()
+        for dtype, name in names.items()
     }
 
 
@@ -73,7 +64,7 @@ def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
             return qr(a)
 
 
-def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> Result:
+def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> dict:
     generator = torch.Generator().manual_seed(7)
     worst = 0.0
     for turn in range(_ROUNDS[options.device]):
@@ -95,5 +86,4 @@ def _check(kind: str, dtype: torch.dtype, options: RunOptions) -> Result:
                 f"within {off:.3g} units of rounding, allowed {_FACTOR}",
             )
             worst = max(worst, off)
-    measured = {"units": worst, "rounds": _ROUNDS[options.device]}
-    return Result(_ANY, State.PASSED, ON_CPU if options.device == "cpu" else "", measured)
+    return {"units": worst, "rounds": _ROUNDS[options.device]}

@@ -5,14 +5,12 @@ Many tokens of few rows, in many rounds: a sum that is read before another wave'
 loses a summand now and then, and nothing says so.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from strix_validate.checks import Check, Result, RunOptions, State, require
-from strix_validate.libraries.convolution import ON_CPU
+from strix_validate.checks import Body, Check, RunOptions, require
 
 _WHY = (
     "a summand that is lost where the compiler lost the wait for it, as clang 22 does in this "
@@ -23,20 +21,16 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TOKENS = (48, 1024, 3000)
 _ROUNDS = {"cuda": 50, "cpu": 2}
 _ROWS, _WIDTH = 8, 96
-#: Placeholder; run_each sets the check.
-_ANY = Check("", "", "")
 
 
-def checks() -> list[Check]:
-    """List one check for each type."""
-    return [Check(id_, f"embedding's gradient: {id_.rsplit('-', 1)[1]}", _WHY) for id_ in bodies()]
-
-
-def bodies() -> dict[str, Callable[[RunOptions], Result]]:
-    """Return the checks' functions by id, for tiers.run_each."""
+def checks() -> dict[Check, Body]:
+    """Return one check for each type, with its function."""
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
     return {
-        f"gradients/embedding-{str(dtype).removeprefix('torch.')}": partial(_check, dtype)
-        for dtype in _DTYPES
+        Check(f"gradients/embedding-{name}", f"embedding's gradient: {name}", _WHY): partial(
+            _check, dtype
+        )
+        for dtype, name in names.items()
     }
 
 
@@ -47,7 +41,7 @@ def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
     return table.grad
 
 
-def _check(dtype: torch.dtype, options: RunOptions) -> Result:
+def _check(dtype: torch.dtype, options: RunOptions) -> dict:
     generator = torch.Generator().manual_seed(7)
     for turn in range(_ROUNDS[options.device]):
         for count in _TOKENS:
@@ -64,5 +58,4 @@ def _check(dtype: torch.dtype, options: RunOptions) -> Result:
                 f"round {turn}, {count} tokens of {_ROWS} rows: {wrong} of {found.numel()} sums of "
                 "whole numbers are wrong",
             )
-    note = ON_CPU if options.device == "cpu" else ""
-    return Result(_ANY, State.PASSED, note, {"rounds": _ROUNDS[options.device]})
+    return {"rounds": _ROUNDS[options.device]}

@@ -37,17 +37,14 @@ def bounds(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
-    """Return the largest error that each tensor may have.
+    """Return the largest error that each tensor may have, of :func:`max_error`.
 
-    A fixed tolerance is either blind in float32 or wrong in bfloat16. So the yardstick is the error
-    of a correct kernel of the dtype under test, on the same inputs: see `attention`. In half
-    precision a result may be 4 times as far off: the order of summation and the scaling of the
-    weights before they are rounded differ between correct kernels, which came to 3.1 times (torch's
-    on the CPU, grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the larger
-    error of attention that rounds every intermediate (tests/test_flash_attn.py,
-    test_flash_attn_output). They have no float32. There the kernels' fast exp2 shows, which half
-    precision hides: correct kernels came to 4 times the error, hence 10. A softmax scale off by 1 %
-    exceeds these bounds in float32 and float16.
+    The yardstick is the error of a correct kernel of the dtype under test, on the same inputs: see
+    `attention`; docs/validate.md says why. In half precision a result may be 4 times as far off:
+    correct kernels came to 3.1 times (torch's on the CPU, grouped heads, bfloat16), and
+    flash-attention's own tests allow 2 and 3 times the larger error of attention that rounds every
+    intermediate (tests/test_flash_attn.py, test_flash_attn_output). In float32, where the kernels'
+    fast exp2 shows, they came to 4 times, hence 10.
 
     The floor, eps(dtype) / 2 * max|exact|, is the rounding of the result alone: the yardstick can
     be exact by chance, for example with a single key. The gradients share their floor: over one key
@@ -59,9 +56,6 @@ def bounds(
     Args:
         exact: tensors of `attention` in float64, rounded: the same in the dtype under test.
         factor: instead of the dtype's in FACTORS.
-
-    Returns:
-        For each name the bound of :func:`max_error`.
 
     Raises:
         ValueError: the yardstick is not finite; every result would be within such a bound.
@@ -98,11 +92,7 @@ def rms_error(actual: Tensor, expected: Tensor) -> float:
 def drift(actual: Tensor, expected: Tensor) -> float:
     """Return the mean error, or the one towards zero if larger, each in absolute value.
 
-    It shows rounding by truncation: that doubles the root mean square error, within what correct
-    kernels may have, but its errors have one sign. Of those they cancel: the drift came to
-    0.25 of the root mean square error at most (torch's flash attention on the CPU in sink-key), of
-    results that were truncated it is 1.7.
-
+    It shows rounding by truncation, whose errors have one sign; those of correct kernels cancel.
     0 where :func:`max_error` is infinite.
     """
     error = actual.detach().to(expected.device).double() - expected.double()
@@ -117,14 +107,7 @@ def rms_bounds(
     terms: dict[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, float]:
-    """Return the largest :func:`rms_error` that each tensor may have.
-
-    A maximum over thousands of elements is that of the few largest, whose rounding hides an error
-    that all the others have. The root mean square has no such outliers, so its bound is tighter:
-    independent roundings add up as squares, and 3 times the yardstick's error is what a kernel has
-    that rounds 9 times where a correct one rounds once. A sum kept in 16 bits rounds once for each
-    block of terms, which random numbers show where the sum is long, and `with_sink` where it
-    is short. In float32 the factor is that of :func:`bounds`, for the same reason.
+    """Return the largest :func:`rms_error` that each tensor may have; docs/validate.md says why.
 
     The yardstick is the error of a correct kernel of the dtype, see `attention`; at least what
     storing costs, eps / 2 * exact uniformly distributed, which is its root mean square divided by
@@ -167,11 +150,8 @@ def compare(
     """Return a pass if every expected tensor is within its bounds, and every element.
 
     The bounds of a tensor are :func:`bounds` and, unless a factor is given, :func:`rms_bounds`, of
-    which a part is also the bound of :func:`drift`, and more of a few elements.
-
-    The bound of a tensor is tight where its elements are large. A key that only the last query sees
-    has a small gradient, which may be missing altogether within that bound; so each element is also
-    measured by its own terms: rounding each of them once, and no more than that a few times over.
+    which a part is also the bound of :func:`drift`, and more of a few elements. Those of an element
+    are LOCAL_FACTORS of its own terms: a small gradient may be missing altogether within the rest.
     """
     exact, terms = expected(torch.float64), expected(TERMS)
     rounded = expected(dtype)

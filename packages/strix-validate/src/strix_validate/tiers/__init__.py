@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tiers, one module each.
 
-A tier has two functions. ``checks() -> list[Check]`` lists every check, whatever the machine.
+A tier has two functions. ``checks() -> Iterable[Check]`` names every check, of any machine.
 ``run(wanted, options) -> Iterator[Result]`` yields one result per wanted check, in any order; a
 check that has nothing to judge is skipped, and strix_validate.skips decides whether that was
 expected. To add a tier, write its module and name it here.
@@ -14,12 +14,12 @@ Its modules, imported where they are needed:
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter
 from types import ModuleType
 
-from strix_validate.checks import CannotRun, Check, CheckFailed, Result, RunOptions, State
+from strix_validate.checks import Body, CannotRun, Check, CheckFailed, Result, RunOptions, State
 
 __all__ = [
     "GROUPS", "QUICK", "SLOW", "TIERS", "attention", "backend", "bench", "doctor", "emulated",
@@ -46,11 +46,9 @@ def load(name: str) -> ModuleType:
 
 
 def run_each(
-    wanted: list[Check],
-    options: RunOptions,
-    bodies: Mapping[str, Callable[[RunOptions], Result | dict]],
+    wanted: list[Check], options: RunOptions, bodies: Mapping[Check, Body]
 ) -> Iterator[Result]:
-    """Run checks that are functions: bodies maps a check's id to its function.
+    """Run checks that are functions: bodies maps a check to its function.
 
     A function returns what it measured, or a whole result. It raises CheckFailed to fail (see
     checks.require) and CannotRun to be skipped. Any other exception fails the check as well.
@@ -58,7 +56,7 @@ def run_each(
     for check in wanted:
         begin = perf_counter()
         try:
-            found = bodies[check.id](options)
+            found = bodies[check](options)
             result = found if isinstance(found, Result) else Result(check, State.PASSED, "", found)
         except CannotRun as reason:
             result = Result(check, State.SKIPPED, str(reason))

@@ -42,8 +42,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     """Return False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
-    if check.id.startswith("sdpa/") and check.id not in behaviour.bodies():
-        return options.size.holds(sdpa.size_of(check))
+    if case := sdpa.checks().get(check):
+        return options.size.holds(case[1].size)
     if check.id.startswith("attention/vllm-"):
         return vllm_checks.applies(check, options)
     return package_checks.applies(check, options.size)
@@ -59,8 +59,8 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         # tensors are small: on busy cores, threads would only wait for each other
         torch.set_num_threads(1)
     yield from timed(sdpa.run(set(wanted), options))
-    bodies = behaviour.bodies()
-    yield from run_each([check for check in wanted if check.id in bodies], options, bodies)
+    bodies = behaviour.checks()
+    yield from run_each([check for check in wanted if check in bodies], options, bodies)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"

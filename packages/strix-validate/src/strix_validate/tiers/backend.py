@@ -18,6 +18,8 @@ from torch.nn.attention import SDPBackend
 from strix_validate import TARGET
 from strix_validate.attention import flash, sdpa
 from strix_validate.checks import (
+    ANY,
+    Body,
     CannotRun,
     Check,
     Result,
@@ -27,7 +29,7 @@ from strix_validate.checks import (
     reason_of,
     require,
     title_of,
-)
+)  # fmt: skip
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
 
@@ -39,11 +41,12 @@ HARMFUL = {
 }
 
 
-def checks() -> list[Check]:
-    """List one check for each body."""
-    return [
-        Check(f"backend/{name}", title_of(body), reason_of(body)) for name, body in BODIES.items()
-    ]
+def checks() -> dict[Check, Body]:
+    """Return one check for each body."""
+    return {
+        Check(f"backend/{name}", title_of(body), reason_of(body)): body
+        for name, body in BODIES.items()
+    }
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -51,8 +54,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
-    bodies = {f"backend/{name}": body for name, body in BODIES.items()}
-    yield from run_each(wanted, options, bodies)
+    yield from run_each(wanted, options, checks())
 
 
 def _is_gfx1151(options: RunOptions) -> bool:
@@ -97,7 +99,6 @@ def environment(options: RunOptions) -> Result:
     """No variable is set that harms. HSA_OVERRIDE_GFX_VERSION, from guides of older chips, gives
     memory faults with native kernels: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     del options
-    check = Check("backend/environment", "", "")
     harmful = [f"{name}: {why}" for name, why in HARMFUL.items() if os.environ.get(name)]
     prefixes = ("TORCH_ROCM_", "HSA_", "HIP_", "ROCR_", "PYTORCH_", "AOTRITON_", "FLASH_ATTENTION_")
     ours = {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes)}
@@ -105,7 +106,7 @@ def environment(options: RunOptions) -> Result:
     reported = {name: "a path" if "/" in value else value for name, value in ours.items()}
     # for a GPU of another vendor these variables mean nothing
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
-    return Result(check, state, "; ".join(harmful), reported, Severity.WARNING if harmful else None)
+    return Result(ANY, state, "; ".join(harmful), reported, Severity.WARNING if harmful else None)
 
 
 def library(options: RunOptions) -> dict:

@@ -16,16 +16,26 @@ from importlib.resources import files
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from strix_validate.attention import sdpa
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State, require
+from strix_validate.checks import (
+    ANY,
+    Body,
+    CannotRun,
+    Check,
+    Result,
+    RunOptions,
+    Size,
+    State,
+    require,
+)  # fmt: skip
 from strix_validate.layers.table import MODELS
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import source as vllm_source
-from strix_validate.vllm.vllm_call import VllmCall
 
 
 @dataclass(frozen=True)
@@ -164,10 +174,10 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         return
     # ratios reuse the measurements
     measure = cache(lambda route, size, mask: _measure(route, size, mask, options))
-    yield from run_each(wanted, options, {check.id: body_of(check, measure) for check in wanted})
+    yield from run_each(wanted, options, {check: body_of(check, measure) for check in wanted})
 
 
-def body_of(check: Check, measure: Callable[..., dict]) -> Callable[[RunOptions], dict | Result]:
+def body_of(check: Check, measure: Callable[..., dict]) -> Body:
     """Return the function of a check; it times with measure, or compares what it timed."""
     parts = check.id.split("/")
     if parts[1] in _ROUTES:
@@ -266,32 +276,11 @@ def _function(route: str) -> Callable:
     return function
 
 
-@dataclass(frozen=True)
-class TimedCall:
-    """vLLM's attention, timed where it runs: the answer holds what Timing does."""
-
-    call: VllmCall
-
-    @property
-    def name(self) -> str:
-        """The timed call's name."""
-        return self.call.name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The timed call's data type."""
-        return self.call.dtype
-
-    def prepare(self) -> str:
-        """Make vLLM ready; return its version."""
-        return self.call.prepare()
-
-    def execute(self, device: str) -> dict[str, torch.Tensor]:
-        """Return the times of the call, in place of what it returns."""
-        tensors = {name: x.to(device) for name, x in self.call.tensors.items()}
-        on_device = replace(self.call, tensors=tensors)
-        found = timed(lambda: on_device.execute(device), device)
-        return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
+def timed_launch(tensors: dict[str, Tensor], launch: Callable, **options) -> dict[str, Tensor]:
+    """Return what Timing holds of a launch, in place of what it returns."""
+    device = next(iter(tensors.values())).device.type
+    found = timed(lambda: launch(dict(tensors), **options), device)
+    return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
 
 
 def _time_vllm(work: Work, options: RunOptions) -> Timing:
@@ -300,8 +289,9 @@ def _time_vllm(work: Work, options: RunOptions) -> Timing:
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
         kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
     )  # fmt: skip
-    timed_call = TimedCall(replace(call, source=vllm_source.find(options.vllm)))
-    (answer,) = triton_modes.run([timed_call], "native").calls
+    source, given = vllm_source.find(options.vllm), {"launch": call.launch, **call.options}
+    call = replace(call, launch=timed_launch, options=given, source=source)
+    (answer,) = triton_modes.run([call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
     median, low, high, repeats = answer.tensors["timing"].tolist()
     return Timing(median, low, high, int(repeats))
@@ -383,7 +373,7 @@ def _compare_timers(options: RunOptions) -> Result:
             if ours > _LAUNCHES and abs(ours / theirs - 1) > _TIMER_TOLERANCE:
                 wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
     state = State.FAILED if wrong else State.PASSED
-    return Result(Check("", "", ""), state, "; ".join(wrong), found)
+    return Result(ANY, state, "; ".join(wrong), found)
 
 
 def _time_whole(options: RunOptions, shape: tuple[int, ...], function: Callable) -> Timing:
@@ -404,8 +394,4 @@ def _product(options: RunOptions) -> dict:
     return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
 
 
-_WHOLE: dict[str, Callable[[RunOptions], dict | Result]] = {
-    "timer": _compare_timers,
-    "copy": _copy,
-    "product": _product,
-}
+_WHOLE: dict[str, Body] = {"timer": _compare_timers, "copy": _copy, "product": _product}

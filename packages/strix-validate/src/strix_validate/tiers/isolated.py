@@ -29,7 +29,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     limit: float = _LIMIT,
 ) -> Iterator[Result]:
-    """Yield one result per wanted check, from the functions that the module's bodies() gives.
+    """Yield one result per wanted check, from the functions that the module's checks() gives.
 
     Args:
         environment: variables to set in the child.
@@ -86,7 +86,7 @@ def _child(
 def _main(asked: str, answered: str) -> None:
     # the parent process wrote this file
     module, wanted, options = pickle.loads(Path(asked).read_bytes())
-    bodies = importlib.import_module(module).bodies()
+    bodies = importlib.import_module(module).checks()
     with Path(answered).open("wb") as stream:
         for result in run_each(wanted, options, bodies):
             pickle.dump(result, stream)

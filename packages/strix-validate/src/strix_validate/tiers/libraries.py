@@ -5,6 +5,7 @@ Each group runs in a child process, because what it looks for also crashes: see 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from strix_validate.libraries import convolution, factors, gemm, gradients, host
 from strix_validate.tiers import isolated
 
 _MODULES = (gemm, factors, gradients, host_memory, inductor)
+_ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
 
 
 def checks() -> list[Check]:
@@ -22,8 +24,8 @@ def checks() -> list[Check]:
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return False on a CPU for MIOpen's find modes, which change nothing there."""
-    is_conv = check.id.startswith("conv/")
-    return options.device == "cuda" or not is_conv or not convolution.environment(check)
+    has_mode = check in convolution.checks() and convolution.MODES[convolution.mode_of(check)]
+    return options.device == "cuda" or not has_mode
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -31,12 +33,16 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     if options.device == "cuda" and not torch.cuda.is_available():
         yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
         return
+    for result in _run(wanted, options):
+        said = f"{result.reason} {_ON_CPU}".strip() if options.device == "cpu" else result.reason
+        yield replace(result, reason=said)
+
+
+def _run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     for module in _MODULES:
-        known = set(module.checks())
-        yield from isolated.run(module.__name__, [c for c in wanted if c in known], options)
-    known = set(convolution.checks())
-    wanted = [check for check in wanted if check in known]
+        chosen = [check for check in wanted if check in module.checks()]
+        yield from isolated.run(module.__name__, chosen, options)
     for mode, environment in convolution.MODES.items():
-        chosen = [check for check in wanted if convolution.mode_of(check) == mode]
+        chosen = [check for check in wanted if check.id.startswith(f"conv/{mode}/")]
         found = isolated.run(convolution.__name__, chosen, options, environment)
         yield from map(convolution.with_remedy, found)

@@ -50,9 +50,9 @@ def applies(check: Check, options: RunOptions) -> bool:
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. The user's server runs already, or serves the folder --model."""
     with ServerSession(options.device, model=options.model) as session:
-        bodies = {f"serve/{name}": of_session(body, session) for name, body in BODIES.items()}
+        bodies = {Check(f"serve/{n}"): of_session(body, session) for n, body in BODIES.items()}
         for name, body in URL_BODIES.items():
-            bodies[f"serve/{name}"] = _of_server(body, session, options)
+            bodies[Check(f"serve/{name}")] = _of_server(body, session, options)
         yield from run_each(wanted, options, bodies)
 
 

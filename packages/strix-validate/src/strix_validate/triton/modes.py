@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -149,13 +149,11 @@ def _child(mode, asked: str, answered: str) -> None:
 
 
 def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
-    kernels: list[CompiledKernel] = []
-    executed: list[ExecutedKernel] = []
-    lookups: list[stand_in.Lookup] = []
-    asked_for: list[str] = []
+    #: Of the call that runs, by the names of CallAnswer's fields.
+    seen: dict[str, list] = {name: [] for name in ("kernels", "executed", "lookups", "asked")}
     if mode != "native":
         stand_in.install(all_candidates=mode in ("look up", "ask"))
-        stand_in.watch(lookups.append)
+        stand_in.watch(seen["lookups"].append)
     else:
         stand_in.first_candidate()
     if mode == "interpret":
@@ -163,9 +161,9 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
     if mode in ("look up", "ask"):
         stand_in.intercept(lambda launch: None)
     if mode == "ask":
-        stand_in.ask(asked_for.append)
+        stand_in.ask(seen["asked"].append)
     if mode == "compile":
-        stand_in.intercept(lambda launch: kernels.append(_kernel(launch)))
+        stand_in.intercept(lambda launch: seen["kernels"].append(_kernel(launch)))
     if mode == "emulate":
         from strix_validate.triton import emulation
 
@@ -176,7 +174,7 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
 
         def execute(launch: stand_in.InterceptedLaunch) -> None:
             if not launch.is_warmup:
-                executed.append(_executed(*emulation.execute(launch)))
+                seen["executed"].append(_executed(*emulation.execute(launch)))
 
         stand_in.intercept(execute)
     # the parent process wrote this file
@@ -184,15 +182,11 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
     backend = calls[0].prepare()
     answers = []
     for call in calls:
-        kernels.clear()
-        executed.clear()
-        lookups.clear()
-        asked_for.clear()
+        for part in seen.values():
+            part.clear()
         found = answer(call, "cuda" if mode == "native" else "cpu")
-        answers.append(replace(
-            found, kernels=tuple(kernels), executed=tuple(executed), lookups=tuple(lookups),
-            asked=tuple(asked_for),
-        ))  # fmt: skip
+        parts: dict[str, Any] = {name: tuple(part) for name, part in seen.items()}
+        answers.append(replace(found, **parts))
     return CallAnswers(backend, answers)
 
 

@@ -2,12 +2,14 @@
 """vllm-gguf-plugin's kernels for weights in GGUF's types, and their correct answers.
 
 A call runs a type's three kernels: weights to numbers, the product of a layer, that of experts.
+What a block's bytes mean is what llama.cpp's own package gguf makes of them.
 """
 
 import importlib
 import importlib.util
 import sys
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +18,46 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.gguf_blocks import TYPES
 from strix_validate.triton_packages.package_call import PackageCall
 
 MODULE, PACKAGE = "vllm_gguf_plugin", "vllm-gguf-plugin"
 EXPERTS, EACH = 3, 2
+
+
+class BlockType(NamedTuple):
+    """A type of GGUF: its number in files, weights and bytes of a block, where its halves are.
+
+    The halves are the scale of the codes and, if there are two, that of the offsets.
+    """
+
+    number: int
+    weights: int
+    size: int
+    halves: tuple[int, ...]
+
+
+TYPES = {
+    "q4_0": BlockType(2, 32, 18, (0,)),
+    "q4_1": BlockType(3, 32, 20, (0, 2)),
+    "q5_0": BlockType(6, 32, 22, (0,)),
+    "q5_1": BlockType(7, 32, 24, (0, 2)),
+    "q8_0": BlockType(8, 32, 34, (0,)),
+    "q8_1": BlockType(9, 32, 36, (0, 2)),
+    "q2_k": BlockType(10, 256, 84, (80, 82)),
+    "q3_k": BlockType(11, 256, 110, (108,)),
+    "q4_k": BlockType(12, 256, 144, (0, 2)),
+    "q5_k": BlockType(13, 256, 176, (0, 2)),
+    "q6_k": BlockType(14, 256, 210, (208,)),
+    "iq2_xxs": BlockType(16, 256, 66, (0,)),
+    "iq2_xs": BlockType(17, 256, 74, (0,)),
+    "iq3_xxs": BlockType(18, 256, 98, (0,)),
+    "iq1_s": BlockType(19, 256, 50, (0,)),
+    "iq4_nl": BlockType(20, 32, 18, (0,)),
+    "iq3_s": BlockType(21, 256, 110, (0,)),
+    "iq2_s": BlockType(22, 256, 82, (0,)),
+    "iq4_xs": BlockType(23, 256, 136, (0,)),
+    "iq1_m": BlockType(29, 256, 56, ()),
+}
 
 
 class _OnTheGpu(Tensor):
@@ -88,15 +125,31 @@ def blocks_of(randn: Randn, name: str, count: int) -> np.ndarray:
     return blocks
 
 
+def _numbers(blocks: np.ndarray, name: str) -> Tensor:
+    """Return (blocks, weights) in float64."""
+    if name == "q8_1":  # of products alone, which gguf does not decode: a scale, and codes
+        scales = blocks[:, :2].copy().view(np.float16).astype(np.float64)
+        return torch.from_numpy(scales * blocks[:, 4:].copy().view(np.int8))
+    from gguf import GGMLQuantizationType, quants
+
+    kind = GGMLQuantizationType(TYPES[name].number)
+    return torch.from_numpy(quants.dequantize(blocks, kind)).double()
+
+
 def _decoded(blocks: np.ndarray, name: str, rows: int, dtype: Precision) -> tuple[Tensor, Tensor]:
     """Return (rows, size) weights as a kernel of the dtype stores them, and multiplies by them."""
-    scales, codes, offsets = (torch.from_numpy(x.copy()) for x in TYPES[name].parts(blocks))
+    whole, offsets = _numbers(blocks, name), torch.zeros(1, dtype=torch.float64)
+    if len(halves := TYPES[name].halves) > 1:  # what is left of a weight without its code's scale
+        plain = blocks.copy()
+        plain[:, halves[0] : halves[0] + 2] = 0
+        offsets = _numbers(plain, name)
+    scaled = whole - offsets
     if dtype == TERMS:
-        whole = (scales * codes).abs() + offsets.abs()
+        whole = scaled.abs() + offsets.abs()
         return whole.view(rows, -1), whole.view(rows, -1)
     stored = partial(reference.stored, dtype=dtype)
-    steps = stored(stored(stored(scales) * codes) + stored(offsets))
-    return stored(scales * codes + offsets).view(rows, -1), steps.view(rows, -1)
+    steps = stored(stored(scaled) + stored(offsets))
+    return stored(whole).view(rows, -1), steps.view(rows, -1)
 
 
 def product(
