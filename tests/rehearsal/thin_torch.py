@@ -44,10 +44,13 @@ EDITS: Edits = [
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
 # What the package tests and simple arithmetic call; every tensor is made in TensorFactories.
+# bitsandbytes' test and `strix-validate backend` call mean (ReduceMomentKernel), any, >=, argwhere,
+# masked_fill (Indexing) and round besides.
 DEVICE_CODE = """
-AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel Copy DistributionNormal
-FillKernel HIPScalar IndexKernel RecordStream ReduceMaxValuesKernel ReduceSumProdKernel Shape
-TensorFactories UfuncCUDA_add attention attention_backward mha_all_aot
+AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
+DistributionNormal FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
+ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape TensorFactories UfuncCUDA_add
+UnaryFractionKernels attention attention_backward mha_all_aot
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
