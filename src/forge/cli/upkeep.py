@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge import versions
 from forge.building.display import Display
 from forge.cli.context import Context, Maybe, command, err, gravest, out
 from forge.conda.package import scratch
@@ -18,8 +17,7 @@ from forge.errors import ForgeError, NotAttempted
 from forge.processes import max_jobs
 from forge.recipes.plan import RecipeSet, every_source
 from forge.recipes.recipe import patched, patches_of, prepare, source_of, sources_of
-from forge.sources.cache import Source, SourceCache
-from forge.sources.download import Progress
+from forge.sources.cache import Progress, Source, SourceCache
 
 app = typer.Typer()
 sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
@@ -107,12 +105,13 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
     Then what upstream builds the newest releases with, and what became of what patches name. Exit 1
     if something is newer or merged, 3 if nothing is but some upstreams were unreachable.
     """
+    from forge import versions  # imports what downloads, which takes a fifth of a command's start
+
     recipes = every_source(ctx.project)
     wanted = ctx.select(packages, recipes)
     rows = list(versions.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
-    for row in rows:
-        columns = f"{row.recipe.name:34} {row.recipe.version:14} {row.newest:14} {row.state:11}"
-        out.print(f"{columns} {row.note}")
+    for r in rows:
+        out.print(f"{r.recipe.name:34} {r.recipe.version:14} {r.newest:14} {r.state:11} {r.note}")
     with Display(out) as display:
         for line in versions.next_set(recipes, rows, display.download):
             display.say(line, always=True)
@@ -164,10 +163,11 @@ def test(ctx: Context, words: Words = None) -> None:
 @command(app)
 def lint(ctx: Context) -> None:
     """Lint code, types, workflows and versions. Exit 1 for findings, 3 for a missing linter."""
+    from forge import versions
+
     says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
     for line in LINTERS:
-        found = (root.glob(word) if "*" in word else [word] for word in line.split())
-        words = [str(path) for paths in found for path in paths]
+        words = [str(p) for w in line.split() for p in (root.glob(w) if "*" in w else [w])]
         try:
             codes.append(int(subprocess.run(words, cwd=root, check=False).returncode != 0))
         except FileNotFoundError:

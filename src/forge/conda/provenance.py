@@ -8,6 +8,7 @@ package's own, so one package has one statement. Written beside the index, read,
 Specifications: in-toto/attestation spec/v1 and slsa.dev/spec/v1.0/provenance.
 """
 
+import functools
 import hashlib
 import json
 import posixpath
@@ -32,6 +33,7 @@ RECIPE, SOURCE, PATCH, REPOSITORY = "recipe", "source", "patch", "repository"
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 CODE = Path(__file__).parents[1]
+_driver = functools.cache(lambda: digest_tree(CODE, CODE.parents[1])[:16])  # it has no releases
 # what a package does not hold: the repository says it, and whoever wrote the statement
 FOREIGN = re.compile(r"recipe|(repository )?strix-forge|(patch|source) [^:]*( upstreamStatus)?")
 Descriptor = dict[str, Any]
@@ -65,10 +67,8 @@ def described(package: Package, recipe: str, base: str) -> dict[str, Any]:
         "externalParameters": parameters,
         "resolvedDependencies": list(_materials(package, posixpath.dirname(recipe))),
     }
-    versions = {
-        "strix-forge": digest_tree(CODE, CODE.parents[1])[:16],  # it has no releases
-        "py-rattler-build": package.rendered["system_tools"]["rattler-build"],
-    }
+    bindings = package.rendered["system_tools"]["rattler-build"]
+    versions = {"strix-forge": _driver(), "py-rattler-build": bindings}
     # the build's SOURCE_DATE_EPOCH, in whole seconds
     started = str(configuration["timestamp"])[:19].replace(" ", "T") + "Z"
     builder = {"id": "urn:strix-forge:builder:local", "version": versions}

@@ -32,8 +32,7 @@ from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, w
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
 from forge.project import Project
 from forge.recipes.recipe import packages_in
-from forge.sources.cache import PYPI_URL, Source, SourceCache
-from forge.sources.download import Progress
+from forge.sources.cache import PYPI_URL, Progress, Source, SourceCache
 
 Say = Callable[[str], None]
 RunJob = Callable[[dict[str, Any], Path], None]

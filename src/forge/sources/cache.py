@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import siphash24
 from filelock import FileLock
@@ -23,11 +24,14 @@ from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.sources import git
 from forge.sources.archives import ARCHIVES, unpack
-from forge.sources.download import Downloader, Progress
+
+if TYPE_CHECKING:
+    from forge.sources.download import Downloader
 
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files; our builds find them in rattler-build's cache instead.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, in all if known
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ class SourceCache:
         self.folder = project.sources
 
     @cached_property
-    def _downloader(self) -> Downloader:
+    def _downloader(self) -> "Downloader":
+        from forge.sources.download import Downloader  # unearth, which most commands do without
+
         return Downloader()
 
     def path(self, source: Source) -> Path:
@@ -168,7 +174,6 @@ class SourceCache:
         if self.state(source) != "whole":
             raise ForgeError(f"{path} was changed since it was fetched: run the same command again")
         entry = dict.fromkeys(("last_accessed", "created"), "2026-01-01T00:00:00Z")
-        entry["url"] = source.url
         tree, name = path.parent, f"{key}_{source.file_name}"
         folder.mkdir(parents=True, exist_ok=True)
         if source.commit:
@@ -183,7 +188,7 @@ class SourceCache:
                 tree = folder / f"{key}_extracted"
                 unpack(path, tree, only)
                 entry["extracted_path"] = tree.name
-        write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry))
+        write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry | {"url": source.url}))
         return tree
 
 

@@ -13,7 +13,7 @@ import re
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,13 @@ from unearth.fetchers import PyPIClient
 
 from forge import network
 from forge.errors import Failed, ForgeError, NotAttempted
+from forge.sources.cache import Progress
 
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
-HTTPError: type[Exception] = HTTPX.HTTPError
 # what is no page of an index
-UNREADABLE = (HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-
-# called with file name, bytes so far, and bytes in all if known
-Progress = Callable[[str, int, int | None], None]
+UNREADABLE = (HTTPX.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
@@ -158,9 +155,8 @@ class Downloader:
         """Download a file from where `partial` ends. Raises NotAttempted, or Failed at a write."""
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-        url = link.url_without_fragment
         try:
-            with self.client.stream("GET", url, headers=headers) as response:
+            with self.client.stream("GET", link.url_without_fragment, headers=headers) as response:
                 if response.status_code == 416:  # nothing is missing
                     return
                 if response.status_code >= 400:
@@ -174,7 +170,7 @@ class Downloader:
                     for chunk in response.iter_raw():
                         have += out.write(chunk)
                         progress(link.filename, have, total)
-        except HTTPError as error:
+        except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
         except OSError as error:  # a full disk stays full with what is there
             partial.unlink(missing_ok=True)
