@@ -16,7 +16,7 @@ from strix_validate.doctor import cluster_machine, environment
 from strix_validate.doctor import hardware as machine
 from strix_validate.doctor.tree import Node, Tree
 from strix_validate.doctor.virtual_packages import detected
-from strix_validate.skips import Platform
+from strix_validate.reporting.record import Device
 from strix_validate.tiers import doctor
 from typer.testing import CliRunner
 
@@ -29,7 +29,7 @@ def enough_disk(monkeypatch):
 def examine(root, **options):
     tree = Tree(root, **options)
     results = doctor.examine(doctor.checks(), tree)
-    judged = (skips.judge(result, Platform()) for result in results)
+    judged = (skips.judge(result, Device(type="cpu", architecture="x86_64")) for result in results)
     return {result.check.id.removeprefix("doctor/"): result for result in judged}
 
 

@@ -16,7 +16,6 @@ from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import CheckRecord, Package
 from strix_validate.runner import NoSuchCheck, run, select
-from strix_validate.skips import Platform
 from strix_validate.tiers import run_each
 from typer.testing import CliRunner
 
@@ -115,12 +114,13 @@ def test_bad_entry_of_the_table_is_refused(change):
 
 def test_a_skip_that_is_not_expected_fails():
     refused = Result(Check("sdpa/flash/full-float16", "", ""), State.SKIPPED, "No available kernel")
-    strix = Platform("rocm", "gpu", "gfx1151")
+    cpu = record.Device(type="cpu", architecture="x86_64", build="cpu")
+    strix = record.Device(type="gpu", architecture="gfx1151", build="rocm")
     judged = skips.judge(refused, strix)
     assert judged.state is State.FAILED and "not expected to be skipped" in judged.reason
     efficient = Result(Check("sdpa/efficient/full-float16", "", ""), State.SKIPPED,
                        "No viable backend")  # fmt: skip
-    assert skips.judge(efficient, Platform("cpu", "cpu")).state is State.SKIPPED
+    assert skips.judge(efficient, cpu).state is State.SKIPPED
     assert skips.judge(efficient, strix).state is State.FAILED
 
 

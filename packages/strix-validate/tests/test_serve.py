@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from strix_validate import skips
 from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State
+from strix_validate.reporting.record import Device
 from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models, vllm_server
-from strix_validate.skips import Platform
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
@@ -148,7 +148,7 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
     for result in results:
         assert result.reason in ("vllm is not installed",
                                  "vLLM serves only on a GPU here, and torch sees none")  # fmt: skip
-        assert skips.judge(result, Platform()).state is State.SKIPPED
+        assert skips.judge(result, Device(type="cpu", architecture="x86_64")).state is State.SKIPPED
 
 
 def test_the_server_captures_graphs(examine, started):

@@ -8,8 +8,8 @@ from importlib.resources import files
 import pytest
 from strix_validate import skips
 from strix_validate.checks import CheckFailed, RunOptions, State
+from strix_validate.reporting.record import Device
 from strix_validate.serving import endpoint, judges
-from strix_validate.skips import Platform
 from strix_validate.tiers import serve
 from trained_server import Server
 
@@ -26,7 +26,10 @@ def judged(monkeypatch):
             wanted = [c for c in serve.checks() if serve.applies(c, options)]
             if names:
                 wanted = [c for c in wanted if c.id.removeprefix("serve/url-") in names]
-            results = [skips.judge(r, Platform()) for r in serve.run(wanted, options)]
+            results = [
+                skips.judge(r, Device(type="cpu", architecture="x86_64"))
+                for r in serve.run(wanted, options)
+            ]
             server.shutdown()
         return {result.check.id.removeprefix("serve/url-"): result for result in results}
 

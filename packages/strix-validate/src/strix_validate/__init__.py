@@ -2,8 +2,8 @@
 """Validate the attention of PyTorch, flash-attn and vLLM, and the machine, for AMD gfx1151.
 
 The command `strix-validate` is the interface; `runner.run` makes a record from Python. Each folder
-is a subpackage, whose docstring names the modules that others may import. A module or a name that
-begins with an underscore is its subpackage's own.
+is a subpackage, whose `__all__` names the modules that others may import; what each is for, it says
+itself. A module or a name that begins with an underscore is its subpackage's own.
 """
 
 import os

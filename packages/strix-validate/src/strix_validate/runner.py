@@ -95,7 +95,6 @@ def run(
             raise NoSuchCheck(f"{name} needs another size or kind of device")
     chosen = {name: [c for c in possible[name] if c in set(wanted[name])] for name in modules}
     device = host.describe_device(options.device)
-    platform = host.platform_of(device)
     gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
     found = Record(
         created=began,
@@ -119,7 +118,8 @@ def run(
             if chosen[name]:
                 say(f"{name}: {len(chosen[name])} checks")
             for result in _complete(chosen[name], module.run(chosen[name], options)):
-                found.checks.append(record.of_result(name, skips.judge(_clean(result), platform)))
+                said = replace(result, reason=host.shorten(result.reason))
+                found.checks.append(record.of_result(name, skips.judge(said, device)))
                 found.unfinished -= 1
                 found.seconds = round(perf_counter() - begin, 1)
                 found.summary = record.summarise(found.checks)
@@ -147,7 +147,3 @@ def _complete(chosen: list[Check], results):
         reason = f"the tier ended before it: {type(error).__name__}: {error}"
     for check in missing:
         yield Result(check, State.FAILED, reason)
-
-
-def _clean(result: Result) -> Result:
-    return replace(result, reason=host.shorten(result.reason))

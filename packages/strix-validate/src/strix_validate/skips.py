@@ -2,13 +2,13 @@
 """Which checks may be skipped, and where; anywhere else a skipped check counts as failed.
 
 The table, skips.toml, has one entry per reason. ``ids``: checks, by id or prefix, with ``*`` as a
-wildcard. ``when``: what the :class:`Platform` must be; a missing key always holds.
+wildcard. ``when``: of :class:`Device`, what it must be; a missing key always holds.
 ``said``: a regular expression that the check's own reason must contain.
 """
 
 import re
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from importlib.resources import files
@@ -17,19 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from strix_validate.checks import Result, State, is_named
-
-
-@dataclass(frozen=True)
-class Platform:
-    """What a skip may depend on.
-
-    build: torch's, "rocm", "cuda", "cpu", or "" without torch. device: where the checks run, "gpu",
-    "cpu", or "" if a GPU was requested and there is none. arch: such as "gfx1151" or "sm_90".
-    """
-
-    build: str = ""
-    device: str = "cpu"
-    arch: str = ""
+from strix_validate.reporting.record import Device
 
 
 class Skip(BaseModel):
@@ -37,17 +25,17 @@ class Skip(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     ids: list[str] = Field(min_length=1)
-    when: dict[Literal["build", "device", "arch"], str] = {}
+    when: dict[Literal["build", "type", "architecture"], str] = {}
     said: str
     reason: str = Field(min_length=20)
     link: str = Field(pattern=r"^https://")
     date: date
 
-    def covers(self, result: Result, platform: Platform) -> bool:
-        """Return whether an entry explains a skipped result on a platform."""
+    def covers(self, result: Result, device: Device) -> bool:
+        """Return whether an entry explains a skipped result on a device."""
         return (
             is_named(result.check.id, self.ids)
-            and all(getattr(platform, key) == value for key, value in self.when.items())
+            and all(getattr(device, key) == value for key, value in self.when.items())
             and re.search(self.said, result.reason) is not None
         )
 
@@ -59,12 +47,12 @@ def table() -> list[Skip]:
     return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
 
 
-def judge(result: Result, platform: Platform) -> Result:
+def judge(result: Result, device: Device) -> Result:
     """Return the result; if skipped, with the table's reason, or failed if no entry covers it."""
     if result.state is not State.SKIPPED:
         return result
     for skip in table():
-        if skip.covers(result, platform):
+        if skip.covers(result, device):
             said = result.measured | {"said": result.reason}
             return replace(result, reason=f"{skip.reason}: {skip.link}", measured=said)
     reason = f"not expected to be skipped here: {result.reason}"

@@ -89,21 +89,19 @@ def backend() -> str:
 
 
 def fixed(
-    randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, causal=False,
-    window=(-1, -1), softcap=0.0, strided=False, dropout=0.0, repeats=1, lse=False, sink=None,
-    scale=None, alibi="", pack="", infers=False,
+    randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, strided=False,
+    sink=None, alibi="", **options,
 ):  # fmt: skip
     """Build a call of flash_attn_func with random tensors; see :func:`dense`.
 
     strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
-    reference.with_sink. With dropout, only one thing is expected: that a second call drops other
-    weights. alibi: "heads" for slopes by head, "batch" for other ones in each sequence.
+    reference.with_sink. alibi: "heads" for slopes by head, "batch" for other ones in each sequence.
+    options: of dense.
     """
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
     k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
-    options = {"causal": causal, "window": window, "softcap": softcap, "dropout": dropout}
     grad_out = grad_out if strided else grad_out.contiguous()
     if sink:
         swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
@@ -112,8 +110,7 @@ def fixed(
     if alibi:
         slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
         options["alibi"] = slopes if alibi == "batch" else slopes[0]
-    more = {"scale": scale, "pack": pack, "infers": infers}
-    return dense(q, k, v, grad_out, repeats=repeats, lse=lse, **options, **more)
+    return dense(q, k, v, grad_out, **options)
 
 
 def dense(
@@ -122,7 +119,8 @@ def dense(
 ):  # fmt: skip
     """Build a call of flash_attn_func with these tensors; lse and scale: see reference.attention.
 
-    alibi: slopes, (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
+    With dropout, only one thing is expected: that a second call drops other weights. alibi: slopes,
+    (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
     """
     options = {
         "causal": causal,
@@ -164,21 +162,12 @@ def varlen(
     randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), head_dim=64, causal=True,
     window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="",
 ):  # fmt: skip
-    """Build a call of flash_attn_varlen_func with random tensors; see :func:`packed`."""
-    q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
-    k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
-    more = {"causal": causal, "window": window, "lse": lse, "scale": scale, "pack": pack}
-    return packed(q, k, v, grad_out, lengths_q, lengths_k, **more)
-
-
-def packed(
-    q, k, v, grad_out, lengths_q, lengths_k, *, causal, window=(-1, -1), lse=False, scale=None,
-    pack="",
-):  # fmt: skip
     """Build a call of flash_attn_varlen_func: sequences of these lengths, one after the other.
 
     pack: see :func:`dense`.
     """
+    q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
+    k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
     starts = {
         "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
         "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
@@ -202,20 +191,13 @@ def packed(
     corner = "bottom-right" if causal else None
 
     def expected(dtype):
-        sequences = zip(
-            q.split(lengths_q),
-            k.split(lengths_k),
-            v.split(lengths_k),
-            grad_out.split(lengths_q),
-            strict=True,
-        )
+        lengths = (lengths_q, lengths_k, lengths_k, lengths_q)
+        sequences = [x.split(n) for x, n in zip((q, k, v, grad_out), lengths, strict=True)]
+        masks = {"causal": corner, "window": window, "lse": lse, "scale": scale}
         parts = [
-            _attend(
-                *(x[None] for x in tensors), dtype=dtype, causal=corner, window=window, lse=lse,
-                scale=scale,
-            )
-            for tensors in sequences
-        ]  # fmt: skip
+            _attend(*(x[None] for x in tensors), dtype=dtype, **masks)
+            for tensors in zip(*sequences, strict=True)
+        ]
         found = {
             # the logarithms are (heads, tokens)
             name: torch.cat([part[name][0] for part in parts], 1 if name == "lse" else 0)

@@ -36,8 +36,8 @@ class FlashCase:
     why: str
     call: flash.FlashCall
     expected: Callable[[torch.dtype], dict[str, Tensor]]
-    refusals: tuple[str, ...] = ()
-    size: Size = Size.QUICK
+    refusals: tuple[str, ...]
+    size: Size
 
 
 _MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch, not bottom-right"
@@ -148,21 +148,10 @@ _SPECS = (
         lse=True),
         "sequences of one token beside long ones: keys of a neighbour in the last block"),
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
-    *(
-        # the slowest of all, in any dtype alike; emulated has them too
-        _Spec(
-            f"varlen-no-keys{name}",
-            partial(flash.varlen, **flash.NO_KEYS, **other),
-            _EMPTY,
-            half_only=True,
-            size=size,
-        )
-        for name, other, size in (
-            ("", {}, Size.QUICK),
-            ("-full", {"causal": False}, Size.FULL),
-            ("-d72", {"head_dim": 72}, Size.FULL),
-        )
-    ),
+    # the slowest of all, in any dtype alike; emulated has them too
+    *(_Spec(f"varlen-no-keys{name}", partial(flash.varlen, **flash.NO_KEYS, **other), _EMPTY,
+        half_only=True, size=size) for name, other, size in (("", {}, Size.QUICK), ("-full",
+        {"causal": False}, Size.FULL), ("-d72", {"head_dim": 72}, Size.FULL))),
     *(_Spec(f"varlen-packed-{pack}", partial(flash.varlen, lengths_q=(7, 33), lengths_k=(7, 33),
         heads=2, kv_heads=2, head_dim=32, pack=pack, scale=0.25),
         "k and v of one tensor swapped, or softmax_scale ignored",
@@ -203,15 +192,8 @@ def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
         call, expected = spec.build(
             lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
         )
-        yield FlashCase(
-            f"{spec.name}-{suffix}",
-            f"{call.function} {spec.name} {suffix}",
-            spec.why,
-            call,
-            expected,
-            spec.refusals,
-            spec.size,
-        )
+        name, title = f"{spec.name}-{suffix}", f"{call.function} {spec.name} {suffix}"
+        yield FlashCase(name, title, spec.why, call, expected, spec.refusals, spec.size)
 
 
 MODULE = "flash_attn"

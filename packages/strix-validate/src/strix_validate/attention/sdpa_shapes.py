@@ -113,22 +113,9 @@ SHAPES = (
         head_dim=32),
     SdpaShape("blocks-causal", _BLOCKS, batch=2, heads=1, kv_heads=1, seqlen_q=577, seqlen_k=577,
         head_dim=32, causal=True),
-    *(
-        SdpaShape(
-            f"sink-{sink}",
-            reference.WHY_SINK,
-            heads=2,
-            kv_heads=2,
-            seqlen_q=577,
-            seqlen_k=577,
-            head_dim=32,
-            sink=sink,
-            needs=needs,
-            dtypes=HALVES,
-        )
-        # what the gradients of k and v sum is of one sign in "query" alone
-        for sink, needs in _SINKS
-    ),
+    # what the gradients of k and v sum is of one sign in "query" alone
+    *(SdpaShape(f"sink-{sink}", reference.WHY_SINK, heads=2, kv_heads=2, seqlen_q=577, seqlen_k=577,
+        head_dim=32, sink=sink, needs=needs, dtypes=HALVES) for sink, needs in _SINKS),
     SdpaShape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
     SdpaShape("padding-mask",
         "the mask of the first sequence read for each: batches of padded prompts", batch=3,
@@ -163,19 +150,11 @@ SHAPES = (
     *_of_models(),
     SdpaShape("heads-40", "heads behind the 32nd left out (Qwen3-14B has 40)", heads=40, kv_heads=8,
         seqlen_q=20, seqlen_k=20, head_dim=32, dtypes=(torch.float16,)),
-    SdpaShape(
-        "heads-65568",
+    # full: dear, and a CPU has no grid
+    SdpaShape("heads-65568",
         "batch and heads in a dimension of the grid, of which there are 65535: "
-        "https://github.com/pytorch/pytorch/issues/142228",
-        batch=2049,
-        heads=32,
-        kv_heads=32,
-        seqlen_q=1,
-        seqlen_k=2,
-        head_dim=8,
-        dtypes=(torch.float16,),
-        size=Size.FULL,  # dear, and a CPU has no grid
-    ),
+        "https://github.com/pytorch/pytorch/issues/142228", batch=2049, heads=32, kv_heads=32,
+        seqlen_q=1, seqlen_k=2, head_dim=8, dtypes=(torch.float16,), size=Size.FULL),
     SdpaShape("batch-9", "sequences behind the fourth left out", batch=9, heads=2, kv_heads=2,
         seqlen_q=33, seqlen_k=33, head_dim=32, causal=True, dtypes=HALVES),
     SdpaShape("decode-4100", "a split over keys that are merged wrongly, or of no more than 2048",
@@ -183,16 +162,10 @@ SHAPES = (
     SdpaShape("cross-causal-long",
         "queries behind the last key left out, where causal is top-left: they see all keys",
         seqlen_q=133, seqlen_k=70, causal=True, dtypes=HALVES),
-    SdpaShape(
-        "peaked",
+    # no fp16: correct kernels lose weights below its smallest number, which a large scale shows
+    SdpaShape("peaked",
         "exp of a score that no maximum was taken from, which overflows above 88, in the backward "
-        "pass alone",
-        heads=2,
-        kv_heads=2,
-        # no fp16: correct kernels lose weights below its smallest number, which a large scale shows
-        scale=3.75,
-        dtypes=(torch.bfloat16,),
-    ),
+        "pass alone", heads=2, kv_heads=2, scale=3.75, dtypes=(torch.bfloat16,)),
     SdpaShape("d32", "tile sizes of the smallest usual head dim", head_dim=32, causal=True),
     SdpaShape("d72", _NAN_D72, batch=2, head_dim=72),
     SdpaShape("d80", _RACE_D80, head_dim=80, causal=True),

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from strix_validate.json_file import small_file
 from strix_validate.reporting.record import Device, Host, Package
-from strix_validate.skips import Platform
 
 _PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
 _GIB = 2**30
@@ -112,12 +111,6 @@ def describe_device(device: str) -> Device:
     # requested, but absent
     kind = "none" if device == "cuda" else "cpu"
     return Device(type=kind, architecture=platform.machine(), build=build, toolkit=toolkit)
-
-
-def platform_of(device: Device) -> Platform:
-    """Return the device as the table of skips sees it."""
-    where = "" if device.type == "none" else device.type
-    return Platform(device.build, where, device.architecture)
 
 
 def shorten(text: str) -> str:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,10 @@ class DeferredCall:
     def execute(self, device: str) -> dict[str, Tensor]:
         """Build the call, and make it."""
         return self._call().execute(device)
+
+
+def deferred(build: partial, dtype: torch.dtype, **more) -> DeferredCall:
+    """Return the call that a function builds with these keywords, named after both."""
+    said = " ".join(f"{name}={value}" for name, value in build.keywords.items())
+    kind = str(dtype).removeprefix("torch.")
+    return DeferredCall(f"{build.func.__name__} {said} {kind}", build, dtype, **more)

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
+from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall, deferred
 
 #: In tokens, and no multiple of 16.
 _ODD = 100
@@ -70,9 +70,7 @@ def flash_calls(
 def _plan(
     build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options
 ) -> DeferredCall:
-    said = " ".join(f"{name}={value}" for name, value in options.items())
-    name = f"{getattr(build, 'func', build).__name__} {said} {str(dtype).removeprefix('torch.')}"
-    return DeferredCall(name, partial(build, **options), dtype, gradients)
+    return deferred(partial(build, **options), dtype, gradients=gradients)
 
 
 #: Of common models, vision encoders among them.

@@ -14,21 +14,25 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from strix_validate.doctor.kernel_lists import FOLDER, LIST
+from strix_validate.precompiled.deferred import DeferredCall, deferred
 from strix_validate.precompiled.flash_calls import FLASH_SETS
-from strix_validate.precompiled.package_calls import shipped_calls
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
+from strix_validate.triton_packages import fla, liger, sage
+from strix_validate.triton_packages.package_call import require
 
 #: Calls of one child process at most, which takes seconds to import torch.
 BATCH = 24
+#: Packages whose kernels are shipped. conch's are few, and vLLM calls them at its start.
+SHIPPING = (fla, liger, sage)
 
 #: Told the answers to some calls, as they come.
 _Progress = Callable[[Sequence[CallAnswer]], None]
@@ -108,11 +112,22 @@ def origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
     return found
 
 
+def _shipped(name: str) -> Iterator[DeferredCall]:
+    """Yield a set of calls of the packages in triton_packages: what each one's SHIPPED has.
+
+    Raises:
+        CannotRun: one of them is not installed.
+    """
+    for package in SHIPPING:
+        require(package.MODULE)
+        yield from (deferred(build, dtype) for build, dtype in package.SHIPPED[name])
+
+
 def _make(library: str, name: str, folder: str, source: str = "") -> None:
     sets: dict[str, Callable[[], Sequence[Call]]] = {
         "flash-attn": lambda: list(FLASH_SETS[name]()),
         "vllm": lambda: vllm_set(name, Path(source)),
-        "triton-packages": lambda: shipped_calls(name),
+        "triton-packages": lambda: list(_shipped(name)),
     }
     calls, done = sets[library](), 0
 

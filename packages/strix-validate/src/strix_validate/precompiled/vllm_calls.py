@@ -16,7 +16,7 @@ from torch import Tensor
 
 from strix_validate.layers.table import MODELS, Attention
 from strix_validate.precompiled import vllm_layers
-from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
+from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall, deferred
 from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton.call import Call
 from strix_validate.vllm import attention as vllm_attention
@@ -118,9 +118,7 @@ def _other_calls(source: Path) -> Iterator[DeferredCall]:
                 for n, size in product(_FP8_TOKENS, _FP8_SIZES)
             ),
         ]
-        for build in plans:
-            name = f"{build.func.__name__} {build.keywords} {dtype}"
-            yield DeferredCall(name, build, dtype, source=source)
+        yield from (deferred(build, dtype, source=source) for build in plans)
 
 
 def vllm_set(name: str, folder: Path | None) -> list[Call]:

@@ -5,7 +5,7 @@ Their kernels are compiled for a model's heads and for its vocabulary. Of linear
 candidate of an autotuner is called, because which one wins only the GPU can say.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from strix_validate.layers.table import MODELS, Latent, Linear
-from strix_validate.precompiled.deferred import DeferredCall
+from strix_validate.precompiled.deferred import DeferredCall, deferred
 from strix_validate.vllm import linear_attention, mla, sampling
 
 #: Layers, and sizes of vocabularies, by a model of the table that has them.
@@ -27,7 +27,7 @@ def latent_calls(
     """Yield decoding by these layers of MLA."""
     for layer, dtype, n in product(layers, dtypes, (1, 2, 16)):
         shape: dict = {"heads": layer.heads, "rank": layer.rank, "rope": layer.rope}
-        yield _planned(partial(mla.latent, keys=(300,) * n, **shape), dtype, source)
+        yield deferred(partial(mla.latent, keys=(300,) * n, **shape), dtype, source=source)
 
 
 def linear_calls(
@@ -46,7 +46,7 @@ def linear_calls(
         for n in (1, 2, 100):
             rows = n * layer.value_heads
             builds.append(partial(linear_attention.gated_norm, rows=rows, columns=layer.size))
-        yield from (_planned(build, dtype, source) for build in builds)
+        yield from (deferred(build, dtype, source=source) for build in builds)
 
 
 def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
@@ -58,10 +58,4 @@ def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[Deferr
         builds.append(partial(sampling.drawn, draws=1, greedy=1, **named))
         for n, (k, p) in product((1, 2, 5), ((5, 0), (0, 5), (5, 5))):
             builds.append(partial(cut, keys=(k,) * n, nuclei=(p,) * n))
-        yield from (_planned(build, torch.float32, source) for build in builds)
-
-
-def _planned(build: Callable, dtype: torch.dtype, source: Path) -> DeferredCall:
-    said = " ".join(f"{name}={value}" for name, value in build.keywords.items())  # type: ignore[attr-defined]
-    kind = str(dtype).removeprefix("torch.")
-    return DeferredCall(f"{build.func.__name__} {said} {kind}", build, dtype, source=source)  # type: ignore[attr-defined]
+        yield from (deferred(build, torch.float32, source=source) for build in builds)

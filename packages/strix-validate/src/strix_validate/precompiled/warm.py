@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from strix_validate.json_file import json_object
 from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
 from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
-from strix_validate.precompiled.package_calls import SHIPPING
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
@@ -36,44 +36,51 @@ _MOST = 4096
 
 
 class NoAttention(ValueError):
-    """A file that does not describe the attention of a model."""
+    """A file that does not describe the layers of a model: a number is missing or none."""
 
 
+@contextmanager
+def _read(what: str) -> Iterator[None]:
+    """Turn what a config.json with other types or without a key raises into NoAttention."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise NoAttention(f"no {what} can be read from it: {error!r:.200}") from error
+
+
+@_read("attention")
 def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
     """Return the kinds of attention layers of a model in transformers' config.json, and its dtype.
 
     Raises:
         NoAttention: a number is missing or none.
     """
-    try:
-        text = config.get("text_config", config)
-        kind = str(text.get("model_type"))
-        text = _DEFAULTS.get(kind, {}) | text
-        heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
-        size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
-        kv_heads = int(text.get("num_key_value_heads") or heads)
-        window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
-        # gemma's own files name no kinds of layers: some see all
-        both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
-        kinds = text.get("layer_types") or both or {"sliding_attention"}
-        softcap = float(text.get("attn_logit_softcapping") or 0)
-        name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
-        if not (0 < kv_heads <= heads <= _MOST and 0 < size <= _MOST and 0 <= window < 1 << 31):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
-        layer = Attention(
-            heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
-        )
-        layers: list[Attention] = []
-        if text.get("kv_lora_rank"):  # MLA has kernels of its own: see latent_of
-            window, kinds = 1, ()
-        if not window or set(kinds) - {"sliding_attention"}:
-            layers.append(_global(text, layer))
-        if window and "sliding_attention" in kinds:
-            layers.append(replace(layer, window=window))
-        if config.get("is_encoder_decoder"):
-            layers.append(replace(layer, causal=False))
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise NoAttention(f"no attention can be read from it: {error!r:.200}") from error
+    text = config.get("text_config", config)
+    kind = str(text.get("model_type"))
+    text = _DEFAULTS.get(kind, {}) | text
+    heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
+    size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
+    # gemma's own files name no kinds of layers: some see all
+    both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
+    kinds = text.get("layer_types") or both or {"sliding_attention"}
+    softcap = float(text.get("attn_logit_softcapping") or 0)
+    name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+    if not (0 < kv_heads <= heads <= _MOST and 0 < size <= _MOST and 0 <= window < 1 << 31):
+        raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
+    layer = Attention(
+        heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
+    )
+    layers: list[Attention] = []
+    if text.get("kv_lora_rank"):  # MLA has kernels of its own: see latent_of
+        window, kinds = 1, ()
+    if not window or set(kinds) - {"sliding_attention"}:
+        layers.append(_global(text, layer))
+    if window and "sliding_attention" in kinds:
+        layers.append(replace(layer, window=window))
+    if config.get("is_encoder_decoder"):
+        layers.append(replace(layer, causal=False))
     dtype = getattr(torch, name.removeprefix("torch."), None)
     dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
     return layers, dtype
@@ -118,40 +125,37 @@ def _linear(text: dict) -> Linear | None:
     return Linear(heads, values, sizes.pop(), width)
 
 
+@_read("MLA")
 def latent_of(config: dict) -> list[Latent]:
     """Return a model's layer of MLA.
 
     Raises:
         NoAttention: a number is missing or none.
     """
-    try:
-        text = config.get("text_config", config)
-        if not (rank := int(text.get("kv_lora_rank") or 0)):
-            return []
-        heads, rope = int(text["num_attention_heads"]), int(text["qk_rope_head_dim"])
-        if not (0 < heads <= _MOST and 0 < rank <= _MOST and 0 < rope <= _MOST):
-            raise ValueError(f"{heads} heads of MLA, of {rank} and {rope} numbers")
-        return [Latent(heads, rank, rope)]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoAttention(f"no MLA can be read from it: {error!r:.200}") from error
+    text = config.get("text_config", config)
+    if not (rank := int(text.get("kv_lora_rank") or 0)):
+        return []
+    heads, rope = int(text["num_attention_heads"]), int(text["qk_rope_head_dim"])
+    if not (0 < heads <= _MOST and 0 < rank <= _MOST and 0 < rope <= _MOST):
+        raise ValueError(f"{heads} heads of MLA, of {rank} and {rope} numbers")
+    return [Latent(heads, rank, rope)]
 
 
+@_read("layers")
 def others_of(config: dict) -> tuple[list[Linear], list[int]]:
     """Return a model's linear attention and the size of its vocabulary, as far as they are stated.
 
     Raises:
         NoAttention: a number is missing or none.
     """
-    try:
-        text = config.get("text_config", config)
-        linear, size = _linear(text), int(text.get("vocab_size") or 0)
-        if not 0 <= size <= _MOST**2:
-            raise ValueError(f"a vocabulary of {size} tokens")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoAttention(f"no layers can be read from it: {error!r:.200}") from error
+    text = config.get("text_config", config)
+    linear, size = _linear(text), int(text.get("vocab_size") or 0)
+    if not 0 <= size <= _MOST**2:
+        raise ValueError(f"a vocabulary of {size} tokens")
     return [linear] if linear else [], [size] if size else []
 
 
+@_read("experts")
 def experts_of(config: dict) -> list[Experts]:
     """Return a model's layer of experts, if vLLM multiplies them with its own Triton kernels.
 
@@ -163,27 +167,24 @@ def experts_of(config: dict) -> list[Experts]:
     """
     text = config.get("text_config", config)
     quantized = config.get("quantization_config") or {}
-    try:
-        names = ("num_experts", "num_local_experts", "n_routed_experts")
-        experts = next((int(text[name]) for name in names if text.get(name)), 0)
-        bits = int(quantized.get("bits") or 0)
-        block = int((quantized.get("weight_block_size") or [0])[0])
-        if not experts or bits != (4 if quantized and not block else 0):
-            return []
-        return [
-            Experts(
-                experts,
-                int(text.get("top_k_experts") or text["num_experts_per_tok"]),
-                int(text["hidden_size"]),
-                int(text.get("moe_intermediate_size") or text["intermediate_size"]),
-                group=int(quantized["group_size"]) if bits else 0,
-                zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
-                block=block,
-                first=str(text.get("model_type")).startswith("llama4"),
-            )
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoAttention(f"no experts can be read from it: {error!r:.200}") from error
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(text[name]) for name in names if text.get(name)), 0)
+    bits = int(quantized.get("bits") or 0)
+    block = int((quantized.get("weight_block_size") or [0])[0])
+    if not experts or bits != (4 if quantized and not block else 0):
+        return []
+    return [
+        Experts(
+            experts,
+            int(text.get("top_k_experts") or text["num_experts_per_tok"]),
+            int(text["hidden_size"]),
+            int(text.get("moe_intermediate_size") or text["intermediate_size"]),
+            group=int(quantized["group_size"]) if bits else 0,
+            zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
+            block=block,
+            first=str(text.get("model_type")).startswith("llama4"),
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ def count(
         calls["vLLM"] = list(workload.vllm_workload(vllm_calls.vllm_source.find(vllm)))
     except CannotRun as reason:
         say(str(reason))
-    if all(packages.has(package.MODULE) for package in SHIPPING):
+    if all(packages.has(package.MODULE) for package in packages.SHIPPING):
         calls["fla-core, liger-kernel and sageattention"] = list(workload.package_workload())
     chosen = {
         library: [(group, call) for group, call in pairs if not only or is_named(group, only)]

@@ -5,12 +5,6 @@ A tier has two functions. ``checks() -> Iterable[Check]`` names every check, of 
 ``run(wanted, options) -> Iterator[Result]`` yields one result per wanted check, in any order; a
 check that has nothing to judge is skipped, and strix_validate.skips decides whether that was
 expected. To add a tier, write its module and name it here.
-
-Its modules, imported where they are needed:
-
-* ``attention``, ``backend``, ``bench``, ``doctor``, ``emulated``, ``kernels``, ``libraries`` and
-  ``serve``: the tiers of these names.
-* ``isolated``: `run`, which runs checks in a child process.
 """
 
 import importlib

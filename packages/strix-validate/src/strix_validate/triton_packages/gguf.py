@@ -19,6 +19,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.triton_packages.package_call import PackageCall
+from strix_validate.vllm.experts import by_expert
 
 MODULE, PACKAGE = "vllm_gguf_plugin", "vllm-gguf-plugin"
 EXPERTS, EACH = 3, 2
@@ -73,30 +74,14 @@ def _kernels(name: str):
     return importlib.import_module(f"{MODULE}.triton.{name}")
 
 
-def _routed(chosen: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort (token, choice) pairs by expert into whole blocks, as vLLM does.
-
-    Returns:
-        The pairs, of which a number behind the last is none; each block's expert; their number.
-    """
-    pairs, owners, none = [], [], chosen.numel()
-    for expert in range(EXPERTS):
-        mine = (chosen.flatten() == expert).nonzero().flatten().tolist()
-        mine += [none] * (-len(mine) % block)
-        pairs += mine
-        owners += [expert] * (len(mine) // block)
-    whole = (torch.tensor(x, dtype=torch.int32, device=chosen.device) for x in (pairs, owners))
-    return *whole, torch.tensor([len(pairs)], dtype=torch.int32, device=chosen.device)
-
-
 def _multiply(
     x: Tensor, packed: Tensor, experts: Tensor, chosen: Tensor, *, number: int, size: int
 ) -> dict[str, Tensor]:
+    block = _kernels("fused_moe.utils").get_triton_moe_block_m(number)
     x, packed, experts, *routed = (
         t if t.is_cuda else t.as_subclass(_OnTheGpu)
-        for t in (x, packed, experts,
-                  *_routed(chosen, _kernels("fused_moe.utils").get_triton_moe_block_m(number)))
-    )  # fmt: skip
+        for t in (x, packed, experts, *by_expert(chosen, EXPERTS, block))
+    )
     rows = packed.shape[0]
     found = {
         "weights": _kernels("dequantize.interface").ggml_dequantize_triton(

@@ -116,6 +116,23 @@ def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
     ]
 
 
+def by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort (token, choice) pairs by expert into whole blocks, as vLLM's HIP code does.
+
+    Returns:
+        The pairs, of which a number behind the last is none; each block's expert; their number.
+    """
+    pairs, owners = [], []
+    for expert in range(experts):
+        own = (chosen.flatten() == expert).nonzero().flatten().tolist()
+        own += [chosen.numel()] * (-len(own) % block)
+        pairs += own
+        owners += [expert] * (len(own) // block)
+    place = {"dtype": torch.int32, "device": chosen.device}
+    found = [torch.tensor(x, **place) for x in (pairs, owners, [len(pairs)])]
+    return found[0], found[1], found[2]
+
+
 def experts_calls(
     source: Path,
     layers: Iterable[Experts],

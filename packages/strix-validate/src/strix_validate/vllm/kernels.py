@@ -14,6 +14,7 @@ from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import FP8
+from strix_validate.vllm.experts import by_expert
 from strix_validate.vllm.vllm_call import VllmCall
 
 _, _, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
@@ -201,17 +202,9 @@ def _assigned(
     module: Any, chosen: Tensor, config: dict, experts: int, kind: str | None, block: list | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return whose rows of tokens each tile has, and its expert: vLLM's choice, sorted here."""
-    place = {"dtype": torch.int32, "device": chosen.device}
 
     def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        # as moe_align_block_size, which is HIP code: by expert, each filled to whole tiles
-        ids, owners = [], []
-        for expert in range(experts):
-            own = (chosen.flatten() == expert).nonzero().flatten().tolist()
-            own += [chosen.numel()] * (-len(own) % size)
-            ids += own
-            owners += [expert] * (len(own) // size)
-        return tuple(torch.tensor(x, **place) for x in (ids, owners, [len(ids)]))
+        return by_expert(chosen, experts, size)
 
     with patch.object(module, "moe_align_block_size", align):
         return module._prepare_expert_assignment(

@@ -22,8 +22,6 @@ _HYBRID = "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16"
 _FP8 = torch.float8_e4m3fn
 #: Where an int32 of AWQ's has each of eight columns, in nibbles.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-#: And one of the hybrid kernel's each of eight weights.
-EXLLAMA_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _packed(codes: Tensor, order: tuple[int, ...]) -> Tensor:

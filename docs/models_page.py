@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/models.md, from the table::
+"""docs/models.md, from the validator's table::
 
-python -m strix_validate.models.docs_page CONFIGS > docs/models.md
+PYTHONPATH=packages/strix-validate/src python docs/models_page.py > docs/models.md
 """
 
 import json
@@ -25,9 +25,8 @@ _HEAD = ("of", "choice", "proven")
 _TEXT = """\
 # Which models run
 
-`python -m strix_validate.models.docs_page packages/strix-validate/tests/configs` prints this page,
-from `strix_validate/models/table.toml` and the configurations of public models in that folder and
-the folder `shapes` beside it.
+`python docs/models_page.py` prints this page, from `strix_validate/models/table.toml` and the
+configurations of public models in `packages/strix-validate/tests/configs` and `shapes` beside it.
 
 `strix-validate models FOLDER` says it for your model, from its config.json, and downloads nothing.
 Where vLLM is installed, or with `--vllm-source DIR`, vLLM's own code chooses: it builds the model,
@@ -118,4 +117,5 @@ def render(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render(Path(sys.argv[1])))
+    tests = Path(__file__).parents[1] / "packages/strix-validate/tests"
+    sys.stdout.write(render(tests / "configs"))
