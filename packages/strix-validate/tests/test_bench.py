@@ -84,7 +84,7 @@ def test_flash_that_is_no_faster_than_math_fails():
     def measure(route, size, mask):
         return {"forward_ms": {"flash": 1.0, "math": 1.1}[route], "backward_ms": 1.0}
 
-    body = bench.body_of(Check("bench/speedup/large-causal", "", ""), measure)
+    body = bench.bodies(measure)[Check("bench/speedup/large-causal")]
     with pytest.raises(CheckFailed, match=r"1.10 times math"):
         body(RunOptions(device="cuda"))
 

@@ -8,8 +8,7 @@ import torch
 from strix_validate.attention import flash_cases
 from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Size
-from strix_validate.layers.pairs import pairwise
-from strix_validate.layers.table import MODELS, plain_layers
+from strix_validate.layers.table import MODELS, pairwise, plain_layers
 from strix_validate.vllm import model_layers
 
 

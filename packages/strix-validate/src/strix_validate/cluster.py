@@ -5,9 +5,11 @@ Ray joins the machines, and each says in a label which packages it has: two that
 in the middle of a start, or compute with different kernels.
 """
 
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -94,15 +96,20 @@ def require_alike(nodes: list[dict], wanted: int, own: str) -> None:
 def _run(link: Link, command: list[str]) -> None:
     if not (program := Path(command[0])).exists():
         why = f"{program.name} is not installed in {sys.prefix}"
-        raise _refuse(NotReady(f"{why}: run this in the environment `cluster`"))
+        raise NotReady(f"{why}: run this in the environment `cluster`")
     os.environ.update(network_variables(link))
     typer.echo(f"{link.interface}, {link.address}: {' '.join(command)}", err=True)
     os.execv(command[0], command)
 
 
-def _refuse(reason: NotReady) -> typer.Exit:
-    typer.echo(str(reason), err=True)
-    return typer.Exit(1)
+@contextlib.contextmanager
+def _ready() -> Iterator[None]:
+    """End the command with the reason of NotReady."""
+    try:
+        yield
+    except NotReady as reason:
+        typer.echo(str(reason), err=True)
+        raise typer.Exit(1) from reason
 
 
 _ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -116,14 +123,12 @@ def head(
     ] = "",
 ) -> None:
     """Start the cluster here, and stay until Ctrl-C. What follows is for `ray start`."""
-    try:
+    with _ready():
         link = own_link(address)
         raise_limit()
         command = ray_command(link, "", context.args)
-    except NotReady as reason:
-        raise _refuse(reason) from reason
-    typer.echo(f"on the other machine: {_JOIN} {link.address}", err=True)
-    _run(link, command)
+        typer.echo(f"on the other machine: {_JOIN} {link.address}", err=True)
+        _run(link, command)
 
 
 @app.command(context_settings=_ANY)
@@ -132,14 +137,11 @@ def worker(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The head's.")],
 ) -> None:
     """Join the head at ADDRESS, and stay until Ctrl-C. What follows is for `ray start`."""
-    try:
+    with _ready():
         link = link_to(address)
         raise_limit()
         check_port(address)
-        command = ray_command(link, address, context.args)
-    except NotReady as reason:
-        raise _refuse(reason) from reason
-    _run(link, command)
+        _run(link, ray_command(link, address, context.args))
 
 
 @app.command(context_settings=_ANY)
@@ -156,20 +158,17 @@ def serve(
     Each machine has a part of the layers, which talks once a token; with --tensor-parallel-size 2
     each has a part of every layer, which talks twice a layer.
     """
-    try:
+    with _ready():
         link = own_link(address)
         check_port(link.address)
         require_alike(_nodes(link), machines, link.address)
-    except NotReady as reason:
-        raise _refuse(reason) from reason
-    split = [] if any("parallel-size" in option for option in context.args) else [
-        f"--pipeline-parallel-size={machines}"
-    ]  # fmt: skip
-    os.environ["RAY_ADDRESS"] = f"{link.address}:{PORT}"
-    program = str(Path(sys.executable).with_name("vllm"))
-    _run(
-        link, [program, "serve", model, "--distributed-executor-backend=ray", *split, *context.args]
-    )
+        split = [] if any("parallel-size" in option for option in context.args) else [
+            f"--pipeline-parallel-size={machines}"
+        ]  # fmt: skip
+        os.environ["RAY_ADDRESS"] = f"{link.address}:{PORT}"
+        program = str(Path(sys.executable).with_name("vllm"))
+        ray = ["--distributed-executor-backend=ray", *split, *context.args]
+        _run(link, [program, "serve", model, *ray])
 
 
 def _nodes(link: Link) -> list[dict]:

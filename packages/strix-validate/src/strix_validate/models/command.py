@@ -197,8 +197,7 @@ def models(
         if file.name == diffusion.INDEX:
             pipeline = diffusion.answer(config, file.parent)
             said = diffusion.describe(model, pipeline, Tree())
-            answered = diffusion.as_dict(pipeline)
-            typer.echo(json.dumps(answered, indent=1) if as_json else _printable(said))
+            typer.echo(json.dumps(pipeline.as_dict(), indent=1) if as_json else _printable(said))
             return
         folder = file.parent if file.name == "config.json" else None
         try:

@@ -26,6 +26,11 @@ class Pipeline:
     name: str
     weights: dict[str, int]
 
+    def as_dict(self) -> Mapping:
+        """Return what --json prints."""
+        rows = [{"of": row.of, "chosen": row.chosen, "proven": row.proven} for row in self.rows]
+        return {"pipeline": self.name, "rows": rows, "weights": self.weights}
+
     @property
     def rows(self) -> list[Row]:
         """What diffusers chooses for it."""
@@ -93,9 +98,3 @@ def describe(name: str, found: Pipeline, tree: Tree) -> str:
     fits = total + OVERHEAD <= machine.usable
     here = f"fits: {free}" if fits else f"does not fit: {free}, and strix-validate doctor says why"
     return "\n".join([*lines, f"  {'here':29} {here}"])
-
-
-def as_dict(found: Pipeline) -> Mapping:
-    """Return what --json prints."""
-    rows = [{"of": row.of, "chosen": row.chosen, "proven": row.proven} for row in found.rows]
-    return {"pipeline": found.name, "rows": rows, "weights": found.weights}

@@ -2,6 +2,6 @@
 """Kernels that are compiled before they are needed, for packages and for this machine."""
 
 __all__ = [
-    "deferred", "flash_calls", "packages", "vllm_calls", "vllm_layers", "warm",
+    "deferred", "flash_calls", "packages", "vllm_calls", "warm",
     "workload",
 ]  # fmt: skip

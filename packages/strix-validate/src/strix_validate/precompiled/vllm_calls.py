@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's attention as its server launches it: the cache's layout, its scales and its padding.
+"""vLLM's attention and sampling as its server launches them: the cache's layout, scales, padding.
 
-With the recipe's patches, vLLM's kernels are compiled for what a layer's LAYERS row has but the
-numbers of heads, of which only their ratio counts.
+With the recipe's patches, vLLM's attention is compiled for what a layer's LAYERS row has but the
+numbers of heads, of which only their ratio counts; linear and latent attention for a model's heads,
+sampling for its vocabulary. Of linear attention each candidate of an autotuner is called, because
+which one wins only the GPU can say.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,15 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.layers.table import MODELS, Attention
-from strix_validate.precompiled import vllm_layers
+from strix_validate.layers.table import MODELS, Attention, Latent, Linear
 from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall, deferred
-from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
 from strix_validate.triton.call import Call
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import experts as vllm_experts
 from strix_validate.vllm import kernels as vllm_kernels
-from strix_validate.vllm import quantized
+from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
 
 #: Beyond this, Triton addresses a cache with 64 bits, in another kernel.
@@ -107,6 +107,51 @@ def attention_calls(
         yield AttentionCall(name, layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
 
 
+#: Layers, and sizes of vocabularies, by a model of the table that has them.
+LINEAR = {model: layer for model, row in MODELS.items() for layer in row.recurrent()}
+VOCABULARIES = {model: row.words for model, row in MODELS.items()}
+
+
+def latent_calls(
+    source: Path, layers: Iterable[Latent], dtypes: Iterable[torch.dtype]
+) -> Iterator[DeferredCall]:
+    """Yield decoding by these layers of MLA."""
+    for layer, dtype, n in product(layers, dtypes, (1, 2, 16)):
+        shape: dict = {"heads": layer.heads, "rank": layer.rank, "rope": layer.rope}
+        yield deferred(partial(mla.latent, keys=(300,) * n, **shape), dtype, source=source)
+
+
+def linear_calls(
+    source: Path, layers: Iterable[Linear], dtypes: Iterable[torch.dtype],
+    *, prompts: tuple[int, ...] = (1, 64, 100),
+) -> Iterator[DeferredCall]:  # fmt: skip
+    """Yield decoding by these layers, and prompts of so many tokens."""
+    for layer, dtype in product(layers, dtypes):
+        shape: dict = {"heads": layer.heads, "value_heads": layer.value_heads, "size": layer.size}
+        channels = (2 * layer.heads + layer.value_heads) * layer.size
+        delta = partial(linear_attention.delta_rule, **shape)
+        short = partial(linear_attention.convolution, channels=channels, width=layer.width)
+        builds = [partial(delta, lengths=(n,), kernel="chunks") for n in prompts]
+        builds += [partial(delta, lengths=(1,), kernel=kernel) for kernel in ("one", "several")]
+        builds += [partial(short, lengths=(1,) * n) for n in (1, 2, 16)]
+        for n in (1, 2, 100):
+            rows = n * layer.value_heads
+            builds.append(partial(linear_attention.gated_norm, rows=rows, columns=layer.size))
+        yield from (deferred(build, dtype, source=source) for build in builds)
+
+
+def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
+    """Yield a step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
+    for size in vocabularies:
+        named: dict = {"vocabulary": size}
+        cut = partial(sampling.truncated, **named)
+        builds = [partial(sampling.penalized, **named), partial(sampling.scaled, **named)]
+        builds.append(partial(sampling.drawn, draws=1, greedy=1, **named))
+        for n, (k, p) in product((1, 2, 5), ((5, 0), (0, 5), (5, 5))):
+            builds.append(partial(cut, keys=(k,) * n, nuclei=(p,) * n))
+        yield from (deferred(build, torch.float32, source=source) for build in builds)
+
+
 def _other_calls(source: Path) -> Iterator[DeferredCall]:
     """Yield rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
     for dtype in (FP16, BF16):
@@ -134,16 +179,16 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
         return [
             *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
             *vllm_experts.experts_calls(source, experts, (BF16,), tokens=(1, 2)),
-            *vllm_layers.linear_calls(source, [LINEAR["Qwen3-Next-80B-A3B"]], (BF16,), prompts=()),
-            *vllm_layers.sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
+            *linear_calls(source, [LINEAR["Qwen3-Next-80B-A3B"]], (BF16,), prompts=()),
+            *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
     latent = dict.fromkeys(layer for row in MODELS.values() for layer in row.compressed())
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),
         *vllm_experts.experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
-        *vllm_layers.linear_calls(source, dict.fromkeys(LINEAR.values()), (BF16,)),
-        *vllm_layers.latent_calls(source, latent, (BF16,)),
-        *vllm_layers.sampling_calls(source, dict.fromkeys(VOCABULARIES.values())),
+        *linear_calls(source, dict.fromkeys(LINEAR.values()), (BF16,)),
+        *latent_calls(source, latent, (BF16,)),
+        *sampling_calls(source, dict.fromkeys(VOCABULARIES.values())),
         *_other_calls(source),
     ]

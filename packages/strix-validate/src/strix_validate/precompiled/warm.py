@@ -19,7 +19,7 @@ from rich.progress import Progress
 from strix_validate.checks import CannotRun, is_named
 from strix_validate.json_file import json_object
 from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
-from strix_validate.precompiled import packages, vllm_calls, vllm_layers, workload
+from strix_validate.precompiled import packages, vllm_calls, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
@@ -242,9 +242,9 @@ def _of_flash_attn(model: ModelLayers) -> Iterator[Call]:
 def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
     yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
     yield from experts_calls(source, model.experts, [model.dtype])
-    yield from vllm_layers.linear_calls(source, model.linear, [model.dtype])
-    yield from vllm_layers.latent_calls(source, model.latent, [model.dtype])
-    yield from vllm_layers.sampling_calls(source, model.vocabularies)
+    yield from vllm_calls.linear_calls(source, model.linear, [model.dtype])
+    yield from vllm_calls.latent_calls(source, model.latent, [model.dtype])
+    yield from vllm_calls.sampling_calls(source, model.vocabularies)
 
 
 def _kind(layer: Attention) -> Attention:
@@ -259,9 +259,9 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
     return ModelLayers(
         [layer for layer in model.attention if _kind(layer) not in known],
         [layer for layer in model.experts if layer not in EXPERTS.values()],
-        [layer for layer in model.linear if layer not in vllm_layers.LINEAR.values()],
+        [layer for layer in model.linear if layer not in vllm_calls.LINEAR.values()],
         [layer for layer in model.latent if layer not in latent],
-        [n for n in model.vocabularies if n not in vllm_layers.VOCABULARIES.values()],
+        [n for n in model.vocabularies if n not in vllm_calls.VOCABULARIES.values()],
         model.dtype,
     )
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from strix_validate.attention import flash
 from strix_validate.layers.table import PICTURES, Attention
-from strix_validate.precompiled import vllm_layers
+from strix_validate.precompiled import vllm_calls
 from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
-from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
-from strix_validate.precompiled.vllm_layers import LINEAR, VOCABULARIES
+from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES, AttentionCall
 from strix_validate.triton.call import Call
 from strix_validate.triton_packages import fla, liger, sage
 
@@ -71,10 +70,10 @@ def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
                 yield name, call
     for model, linear in LINEAR.items():
         for kind, prompts in (("linear", ()), ("linear-prefill", LENGTHS[::4])):
-            for linear_call in vllm_layers.linear_calls(source, [linear], (BF16,), prompts=prompts):
+            for linear_call in vllm_calls.linear_calls(source, [linear], (BF16,), prompts=prompts):
                 yield f"vllm-{model}/{kind}", linear_call
     for model, size in VOCABULARIES.items():
-        for choice in vllm_layers.sampling_calls(source, [size]):
+        for choice in vllm_calls.sampling_calls(source, [size]):
             yield f"vllm-{model}/sampling", choice
 
 

@@ -174,18 +174,9 @@ def summarise(checks: list[CheckRecord]) -> dict[str, int]:
 
 def of_result(tier: str, result: Result) -> CheckRecord:
     """Return a result as records have it."""
-    return CheckRecord(
-        id=result.check.id,
-        tier=tier,
-        title=result.check.title,
-        why=result.check.why,
-        state=result.state,
-        reason=result.reason,
-        measured=result.measured,
-        severity=result.severity,
-        fix=result.fix,
-        seconds=round(result.seconds, 3),
-    )
+    fields = vars(result) | vars(result.check) | {"seconds": round(result.seconds, 3)}
+    del fields["check"]
+    return CheckRecord(tier=tier, **fields)
 
 
 def load(file: Path) -> Record:

@@ -11,7 +11,7 @@ import contextlib
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from itertools import product
 
@@ -117,46 +117,39 @@ def _cases() -> Iterator[tuple[str, str, str]]:
 
 def checks() -> list[Check]:
     """List one check for each route, size and mask."""
-    measured = [
+    return list(bodies(dict))
+
+
+def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
+    """Return each check with its function, which times with measure or compares what it timed."""
+    cases, published = list(_cases()), _published()
+    measured = {
         Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
             "a speed-up claimed but not measured, or measured with twice the operations: "
             "https://github.com/lhl/strix-halo-testing",
-        )
-        for route, size, mask in _cases()
-    ]
-    ratios = [
+        ): partial(_with, measure, route, size, mask)
+        for route, size, mask in cases
+    }
+    ratios = {
         Check(
             f"bench/speedup/{size}-{mask}",
             f"flash : math, {size} {mask}",
             "flash attention that is silently math: https://github.com/ROCm/TheRock/issues/1364",
-        )
-        for route, size, mask in _cases()
+        ): partial(_speedup, measure, size, mask)
+        for route, size, mask in cases
         if route == "flash"
-    ]
-    published = [
+    }
+    beside = {
         Check(
             f"bench/published/{size}",
             f"{size} causal, beside published gfx1151 times",
-            f"a build slower than others for the same chip: {_published()['source']}",
-        )
-        for size in _published()["run"][0]["forward"]
-    ]
-    timer = Check(
-        "bench/timer",
-        "the timer agrees with triton.testing.do_bench within 5 %",
-        "times of launches instead of kernels, because synchronisation is missing: "
-        "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
-    )
-    whole = [
-        Check("bench/copy", "bytes that a copy of 512 MiB reads and writes in a second",
-            "memory in one channel, or at a lower clock: what decoding waits for"),
-        Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
-            "a library without kernels for this GPU, which is 5 to 10 times slower: "
-            "https://github.com/ROCm/legacy-rocm-build/issues/4748"),
-    ]  # fmt: skip
-    return [*measured, *ratios, *published, timer, *whole]
+            f"a build slower than others for the same chip: {published['source']}",
+        ): partial(_beside_published, measure, size)
+        for size in published["run"][0]["forward"]
+    }
+    return {**measured, **ratios, **beside, **_WHOLE}
 
 
 def applies(check: Check, options: RunOptions) -> bool:
@@ -164,7 +157,7 @@ def applies(check: Check, options: RunOptions) -> bool:
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
         return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa")
-    return kind in _WHOLE or rest in ("tiny", "small")
+    return kind in ("timer", "copy", "product") or rest in ("tiny", "small")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -174,19 +167,11 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
         return
     # ratios reuse the measurements
     measure = cache(lambda route, size, mask: _measure(route, size, mask, options))
-    yield from run_each(wanted, options, {check: body_of(check, measure) for check in wanted})
+    yield from run_each(wanted, options, bodies(measure))
 
 
-def body_of(check: Check, measure: Callable[..., dict]) -> Body:
-    """Return the function of a check; it times with measure, or compares what it timed."""
-    parts = check.id.split("/")
-    if parts[1] in _ROUTES:
-        return lambda options: measure(parts[1], *parts[2].split("-"))
-    if parts[1] == "speedup":
-        return lambda options: _speedup(options, measure, *parts[2].split("-"))
-    if parts[1] == "published":
-        return lambda options: _beside_published(options, measure, parts[2])
-    return _WHOLE[parts[1]]
+def _with(measure: Callable[..., dict], route: str, size: str, mask: str, _: RunOptions) -> dict:
+    return measure(route, size, mask)
 
 
 def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
@@ -305,7 +290,7 @@ def _peak(device: str) -> float | None:
     return peak_tflops(found.architecture, found.units, found.clock_mhz)
 
 
-def _speedup(options: RunOptions, measure: Callable[..., dict], size: str, mask: str) -> dict:
+def _speedup(measure: Callable[..., dict], size: str, mask: str, options: RunOptions) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU's ratio is judged")
     flash, math = (measure(route, size, mask) for route in ("flash", "math"))
@@ -324,7 +309,7 @@ def _published() -> dict:
     return tomllib.loads((files("strix_validate.tiers") / "published.toml").read_text())
 
 
-def _beside_published(options: RunOptions, measure: Callable[..., dict], size: str) -> dict:
+def _beside_published(measure: Callable[..., dict], size: str, options: RunOptions) -> dict:
     if options.device != "cuda":
         raise CannotRun("only a GPU is compared")
     here = measure("flash", size, "causal")
@@ -394,4 +379,14 @@ def _product(options: RunOptions) -> dict:
     return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
 
 
-_WHOLE: dict[str, Body] = {"timer": _compare_timers, "copy": _copy, "product": _product}
+_WHOLE: dict[Check, Body] = {
+    Check("bench/timer", "the timer agrees with triton.testing.do_bench within 5 %",
+        "times of launches instead of kernels, because synchronisation is missing: "
+        "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
+    ): _compare_timers,
+    Check("bench/copy", "bytes that a copy of 512 MiB reads and writes in a second",
+        "memory in one channel, or at a lower clock: what decoding waits for"): _copy,
+    Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
+        "a library without kernels for this GPU, which is 5 to 10 times slower: "
+        "https://github.com/ROCm/legacy-rocm-build/issues/4748"): _product,
+}  # fmt: skip

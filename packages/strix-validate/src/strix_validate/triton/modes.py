@@ -191,11 +191,8 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
 
 
 def _kernel(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
-    compiled = launch.compiled
-    asm = compiled.asm
-    return CompiledKernel(
-        launch.function.__name__, asm["hsaco"], asm["amdgcn"], compiled.metadata.shared
-    )
+    asm, lds = launch.compiled.asm, launch.compiled.metadata.shared
+    return CompiledKernel(launch.function.__name__, asm["hsaco"], asm["amdgcn"], lds)
 
 
 def _executed(launch, lost_wait: str) -> ExecutedKernel:

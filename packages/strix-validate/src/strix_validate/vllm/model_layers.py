@@ -10,8 +10,7 @@ from functools import partial
 import torch
 
 from strix_validate.checks import Size
-from strix_validate.layers.pairs import pairwise
-from strix_validate.layers.table import OWN_WINDOW, Attention, small_layers
+from strix_validate.layers.table import OWN_WINDOW, Attention, pairwise, small_layers
 from strix_validate.triton.cases import Case
 from strix_validate.vllm.attention import paged_attention
 
