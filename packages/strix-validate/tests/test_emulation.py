@@ -164,6 +164,26 @@ def test_each_run_has_a_cache_of_its_own(mode, monkeypatch):
     assert answer.error is None and not answer.tensors["shared"]
 
 
+class Multiplies(Asks):
+    """A call of torch's three products of matrices that liger-kernel calls."""
+
+    def execute(self, device: str) -> dict[str, torch.Tensor]:
+        a, b, out = torch.ones(2, 3), torch.ones(3, 4), torch.zeros(2, 4)
+        torch.mm(a, b, out=out)
+        torch.addmm(out, a, b, out=out)
+        return {"out": out, "product": a @ b}
+
+
+@pytest.mark.parametrize(("mode", "factor"), [("look up", 0), ("ask", 0), ("compile", 1)])
+def test_no_product_where_only_kernels_are_counted(mode, factor):
+    """A vocabulary's would take a minute of each package test, and hours without BLAS."""
+    pytest.importorskip("triton")
+    (answer,) = triton_modes.run([Multiplies()], mode).calls
+    assert answer.error is None
+    assert (answer.tensors["out"] == 6 * factor).all()
+    assert (answer.tensors["product"] == torch.full((2, 4), 3.0 * factor)).all()
+
+
 def test_asserts_of_aiter_alone_are_dropped(tmp_path, monkeypatch):
     """aiter asserts that tensors are on a GPU; what others assert still holds."""
     monkeypatch.syspath_prepend(tmp_path)

@@ -160,6 +160,7 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
         interpreter.complete()
     if mode in ("look up", "ask"):
         stand_in.intercept(lambda launch: None)
+        stand_in.skip_products()
     if mode == "ask":
         stand_in.ask(seen["asked"].append)
     if mode == "compile":

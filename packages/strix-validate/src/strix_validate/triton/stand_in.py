@@ -24,6 +24,8 @@ MULTIPROCESSORS = 20
 #: Modules, with those below them, whose asserts want tensors on a GPU.
 _ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils", "sageattention")
 _DIVISIBLE = ["tt.divisibility", 16]
+#: What skip_products registers, while this process lives.
+_PRODUCTS = torch.library.Library("aten", "IMPL")
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,16 @@ def ask(on_key: Callable[[str], None]) -> None:
         return True
 
     triton.knobs.runtime.jit_cache_hook = refuse
+
+
+def skip_products() -> None:
+    """Have torch multiply no matrices: without a GPU, zeros by a vocabulary for minutes.
+
+    liger-kernel's last layer does, with `out` or without.
+    """
+    _PRODUCTS.impl("mm", lambda a, b: a.new_zeros(a.shape[0], b.shape[1]), "CPU")
+    for name in ("mm.out", "addmm.out"):
+        _PRODUCTS.impl(name, lambda *_, out, **__: out, "CPU")
 
 
 def accept_cpu_tensors() -> None:
