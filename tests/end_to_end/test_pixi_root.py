@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
@@ -19,11 +18,9 @@ from forge.cli.main import app
 
 pytestmark = pytest.mark.pixi
 
-DOCUMENTS = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
 MANIFEST = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 COMMANDS = get_command(app).commands
 TASKS = MANIFEST["feature"]["bare"]["tasks"]
-PASSED_ON = ("run", "test", "validate")  # what follows is another program's
 
 
 class Clone:
@@ -49,34 +46,16 @@ def clone(release: Release) -> Clone:
     return Clone(release)
 
 
-def shown() -> list[list[str]]:
-    """The words of `./forge` in the documents, one line for each command with its options."""
-    forms: dict[tuple[str, ...], list[str]] = {}
-    for document in DOCUMENTS:
-        for line in re.findall(r"(?:^|&& |`)\./forge ([^#`|&>\n]+)", document.read_text(), re.M):
-            words = shlex.split(line)
-            stops = [words.index(word) + 1 for word in PASSED_ON if word in words]
-            words = words[: min(stops, default=None)]
-            form = tuple(word for word in words if word.startswith("-") or word in COMMANDS)
-            if COMMANDS.keys() & form:  # not `./forge CMD`
-                forms.setdefault(form, words)
-    return list(forms.values())
-
-
-def test_every_task(clone: Clone) -> None:
-    """Each is a command of the driver, and its --help is the driver's."""
+def test_tasks(clone: Clone) -> None:
+    """Each is a command of the driver; pixi runs one, in its own words and as `./forge`."""
     for name in TASKS.keys() & COMMANDS.keys():
-        assert f"Usage: forge {name} " in clone.task(name, "--help"), name
-
-
-def test_every_form_of_the_launcher(clone: Clone) -> None:
-    """As the documents show it; --help keeps it from running."""
-    forms = shown()
-    assert len(forms) > 10
-    for words in forms:
-        command = next(word for word in words if word in COMMANDS)
-        assert f"Usage: forge {command}" in clone.launcher(*words, "--help"), words
+        assert TASKS[name]["cmd"] == f"./forge {name}"
+    assert "Usage: forge build " in clone.task("build", "--help")
     assert "Usage: forge [OPTIONS] COMMAND" in clone.launcher("--help")
+
+
+def test_options_reach_the_driver(clone: Clone) -> None:
+    """Before and after a command; test_documented.py has every form that the pages show."""
     for words in (["--base", "conda-forge", "plan"], ["--variant", "base_tag=x", "plan", "--json"]):
         assert all(name in clone.launcher(*words) for name in RECIPES), words
 

@@ -69,7 +69,7 @@ def test_what_was_published(release: Release) -> None:
     assert "built  " not in release.build(), "the second run built something"
 
 
-def assert_installed(user: User, release: Release, name: str) -> None:
+def assert_locked(user: User, release: Release, name: str) -> None:
     """The lock names the public addresses, and exactly the packages that were published."""
     lock = (user.copy / "pixi.lock").read_text()
     assert host_bound(user.copy / "pixi.lock") == []
@@ -78,39 +78,40 @@ def assert_installed(user: User, release: Release, name: str) -> None:
     for file in map(packages.get, published_in(name)):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock
+
+
+def test_stack_from_what_was_published(release: Release, user: User) -> None:
+    assert_locked(user, release, "attention")
     prefix = user.copy / ".pixi" / "envs" / "default"
     assert host_bound(prefix) == [] and len(list(prefix.glob("conda-meta/*.json"))) > 30
 
 
-def test_stack_from_what_was_published(release: Release, user: User) -> None:
-    assert_installed(user, release, "attention")
-
-
 @pytest.mark.parametrize(
-    ("stack", "modules"),
+    ("stack", "packages"),
     [
-        ("diffusion", {"diffusers", "flash_attn"}),
-        ("finetune", {"datasets", "flash_attn", "liger_kernel", "peft", "trl"}),
+        ("diffusion", {"diffusers", "flash-attn"}),
+        ("finetune", {"datasets", "flash-attn", "liger-kernel", "peft", "trl"}),
     ],
 )
-def test_another_stack(release: Release, tmp_path: Path, stack: str, modules: set[str]) -> None:
+def test_another_stack(release: Release, tmp_path: Path, stack: str, packages: set[str]) -> None:
+    """Locked alone: test_stack_checks.py installs them, of the same packages on the host base."""
     user = User(release, tmp_path, stack)
     user.forge("lock", stack)
-    user.forge("install", stack)
-    assert_installed(user, release, stack)
-    site = user.copy / ".pixi" / "envs" / "default" / f"lib/python{stand_in.PYTHON}/site-packages"
-    assert modules <= {path.parent.name for path in site.glob("*/__init__.py")}
+    assert_locked(user, release, stack)
+    lock = (user.copy / "pixi.lock").read_text()
+    assert packages <= {*re.findall(r"(?m)^- conda: .*/(\S+)-[^-\s]+-[^-\s]+\.conda$", lock)}
 
 
 def test_check_passes(user: User) -> None:
     """The stack's task `check`, of torch and of flash-attn's entry points: the rest of flash-attn's
     cases run in its package's test, and torch's other backends with pixi."""
-    words = ["strix-validate", "attention", "--json", "--only", "sdpa/math", "--only"]
-    words += ["flash-attn/interpreter/varlen*", "--only", "flash-attn/interpreter/cache*"]
+    words = ["strix-validate", "attention", "--json", "--only", "sdpa/math/causal-*"]
+    for name in ("varlen", "cache"):
+        words += ["--only", f"flash-attn/interpreter/{name}-float32"]
     report = json.loads(
         run([*user.driver, "run", "attention", "--", *words], user.environment).stdout
     )
-    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 120
+    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 5
 
 
 def test_pip_keeps_our_torch(user: User, tmp_path: Path) -> None:

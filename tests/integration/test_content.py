@@ -57,16 +57,20 @@ def test_unchanged_builds_nothing(chain: MiniProject) -> None:
     ],
 )
 def test_edit(chain: MiniProject, edited: str, text: str, affected: set[str]) -> None:
-    old = {name: sha256_file(chain.channel / "noarch" / name) for name in chain.packages()}
     path = chain.root / edited
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as stream:
         stream.write(text)
     assert chain.to_build() == affected
 
+
+def test_edited_is_built_beside_what_was(chain: MiniProject) -> None:
+    old = {name: sha256_file(chain.channel / "noarch" / name) for name in chain.packages()}
+    with (chain.root / "recipes/beta/recipe.yaml").open("a") as stream:
+        stream.write("# a comment\n")
     chain.forge("build-all")
     new = chain.packages() - old.keys()
-    assert {file.split("-")[0] for file in new} == affected
+    assert {file.split("-")[0] for file in new} == {"beta", "gamma"}
     assert all(file.endswith("_1.conda") for file in new), "a new build must outrank the old one"
     # nothing was replaced under its old name
     assert {name: sha256_file(chain.channel / "noarch" / name) for name in old} == old
