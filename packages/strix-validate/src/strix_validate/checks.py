@@ -3,7 +3,7 @@
 
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -146,6 +146,9 @@ def reason_of(body: Callable) -> str:
     return " ".join((body.__doc__ or "").split())
 
 
-def title_of(body: Callable) -> str:
-    """Return the first sentence of the docstring of a check's function."""
-    return reason_of(body).split(". ")[0]
+def described(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
+    """Return the checks GROUP/NAME, entitled by the first sentence of what each one catches."""
+    return {
+        Check(f"{group}/{name}", reason_of(body).split(". ")[0], reason_of(body)): body
+        for name, body in bodies.items()
+    }

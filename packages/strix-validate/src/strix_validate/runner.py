@@ -117,7 +117,10 @@ def run(
         for name, module in modules.items():
             if chosen[name]:
                 say(f"{name}: {len(chosen[name])} checks")
-            for result in _complete(chosen[name], module.run(chosen[name], options)):
+            results = module.run(chosen[name], options)
+            if name in tiers.ON_DEVICE and (options.device, device.type) == ("cuda", "none"):
+                results = (Result(c, State.SKIPPED, "torch sees no GPU") for c in chosen[name])
+            for result in _complete(chosen[name], results):
                 said = replace(result, reason=host.shorten(result.reason))
                 found.checks.append(record.of_result(name, skips.judge(said, device)))
                 found.unfinished -= 1

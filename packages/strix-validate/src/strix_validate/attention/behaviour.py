@@ -15,7 +15,6 @@ from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.attention.sdpa_shapes import SdpaShape
 from strix_validate.checks import (
     ANY,
-    Body,
     CannotRun,
     Check,
     Result,
@@ -32,7 +31,7 @@ HALF = torch.float16
 
 
 @cache
-def checks() -> dict[Check, Body]:
+def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
     """Return one check for each kind of behaviour and route, with its function.
 
     A route that refuses raises CannotRun.

@@ -222,21 +222,21 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
     found: dict[str, list[Call]] = {}
     model = read_model(file) if file else None
     if packages.has("flash_attn"):
-        found["flash-attn"] = list(_of_flash_attn(model) if model else FLASH_SETS["core"]())
+        own = FLASH_SETS["core"]()
+        if model:
+            sizes = {layer.head_dim for layer in model.attention}
+            windowed = any(layer.window for layer in model.attention)
+            own = flash_calls(sizes, [model.dtype], windowed=windowed)
+        found["flash-attn"] = list(own)
     try:
         source = vllm_calls.vllm_source.find(vllm)
-        own = list(_of_vllm(source, model)) if model else vllm_calls.vllm_set("core", source)
-        found["vLLM"] = own
+        found["vLLM"] = (
+            list(_of_vllm(source, model)) if model else vllm_calls.vllm_set("core", source)
+        )
     except CannotRun as reason:
         if not found:
             raise CannotRun(f"flash_attn is not installed; {reason}") from reason
     return found
-
-
-def _of_flash_attn(model: ModelLayers) -> Iterator[Call]:
-    sizes = {layer.head_dim for layer in model.attention}
-    windowed = any(layer.window for layer in model.attention)
-    return flash_calls(sizes, [model.dtype], windowed=windowed)
 
 
 def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:

@@ -40,20 +40,14 @@ def render(records: list[Record], names: list[str]) -> str:
         }
         for record, name in zip(records, names, strict=True)
     ]
-    template = environment.get_template("page.html.j2")
-    return template.render(
+    libraries = dict.fromkeys(name for record in records for name in record.versions)
+    return environment.get_template("page.html.j2").render(
         runs=runs,
         rows=_compare(records),
         states=_ORDER,
-        versions=_versions(records),
+        versions={name: [record.versions.get(name) for record in records] for name in libraries},
         packages=_packages(records, names),
     )
-
-
-def _versions(records: list[Record]) -> dict[str, list[str | None]]:
-    """Return for each library, by name, its version in each record."""
-    names = dict.fromkeys(name for record in records for name in record.versions)
-    return {name: [record.versions.get(name) for record in records] for name in names}
 
 
 def _packages(records: list[Record], names: list[str]) -> list[tuple[Package, list[str]]]:

@@ -16,13 +16,15 @@ from types import ModuleType
 from strix_validate.checks import Body, CannotRun, Check, CheckFailed, Result, RunOptions, State
 
 __all__ = [
-    "GROUPS", "QUICK", "SLOW", "TIERS", "attention", "backend", "bench", "doctor", "emulated",
-    "isolated", "kernels", "libraries", "load", "run_each", "serve",
+    "GROUPS", "ON_DEVICE", "QUICK", "SLOW", "TIERS", "attention", "backend", "bench", "doctor",
+    "emulated", "isolated", "kernels", "libraries", "load", "run_each", "serve",
 ]  # fmt: skip
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: Those of `run --quick`, and what it leaves out: MIOpen searches for minutes.
 QUICK, SLOW = ("doctor", "backend", "libraries", "attention", "bench", "serve"), ("conv",)
+#: Those that need a GPU where one is asked for.
+ON_DEVICE = ("backend", "libraries", "attention", "bench")
 #: What the ids of a tier's checks begin with, where that is not the tier's name alone.
 GROUPS = {
     "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile"),

@@ -51,9 +51,6 @@ def applies(check: Check, options: RunOptions) -> bool:
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
-        return
     chosen = "OMP_NUM_THREADS" in os.environ
     if options.device == "cpu" and options.size is Size.QUICK and not chosen:
         # tensors are small: on busy cores, threads would only wait for each other

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend
 from strix_validate import TARGET
 from strix_validate.attention import flash, sdpa
 from strix_validate.checks import (
-    ANY,
     Body,
     CannotRun,
     Check,
@@ -26,9 +25,8 @@ from strix_validate.checks import (
     RunOptions,
     Severity,
     State,
-    reason_of,
+    described,
     require,
-    title_of,
 )  # fmt: skip
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
@@ -43,17 +41,11 @@ HARMFUL = {
 
 def checks() -> dict[Check, Body]:
     """Return one check for each body."""
-    return {
-        Check(f"backend/{name}", title_of(body), reason_of(body)): body
-        for name, body in BODIES.items()
-    }
+    return described("backend", BODIES)
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        yield from (Result(check, State.SKIPPED, "torch sees no GPU") for check in wanted)
-        return
     yield from run_each(wanted, options, checks())
 
 
@@ -106,7 +98,9 @@ def environment(options: RunOptions) -> Result:
     reported = {name: "a path" if "/" in value else value for name, value in ours.items()}
     # for a GPU of another vendor these variables mean nothing
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
-    return Result(ANY, state, "; ".join(harmful), reported, Severity.WARNING if harmful else None)
+    return Result(
+        Check(""), state, "; ".join(harmful), reported, Severity.WARNING if harmful else None
+    )
 
 
 def library(options: RunOptions) -> dict:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
-from strix_validate.checks import Check, Result, RunOptions, reason_of, require, title_of
+from strix_validate.checks import Check, Result, RunOptions, described, reason_of, require
 from strix_validate.serving import bench_serve, judges
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
@@ -33,10 +33,7 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 
 def checks() -> list[Check]:
     """List one check for each body."""
-    return [
-        Check(f"serve/{name}", title_of(body), reason_of(body))
-        for name, body in (BODIES | URL_BODIES).items()
-    ]
+    return list(described("serve", BODIES | URL_BODIES))
 
 
 def applies(check: Check, options: RunOptions) -> bool:
