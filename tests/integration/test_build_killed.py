@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from support.faults import Forks, library
@@ -31,12 +33,20 @@ def built(project: MiniProject) -> dict[str, bytes]:
     return {file.name.split("-")[0]: file.read_bytes() for file in project.channel.rglob("*.conda")}
 
 
-def begun(project: MiniProject) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def begun(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which alpha is built, and beta is not."""
+    project = MiniProject(tmp_path_factory.mktemp("begun"))
     project.recipe("alpha")
     project.forge("build-all")
     project.recipe("beta", run=["alpha"])
-    return built(project)
+    return project.root
+
+
+@pytest.fixture
+def project(begun: Path, tmp_path: Path) -> MiniProject:
+    """A copy of it, to be killed in."""
+    return MiniProject(shutil.copytree(begun, tmp_path / "copy", symlinks=True))
 
 
 def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
@@ -50,7 +60,7 @@ def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("call", KILLS[::EVERY])
 def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before, made = begun(project), library(tmp_path_factory.mktemp("library"))
+    before, made = built(project), library(tmp_path_factory.mktemp("library"))
     (temporary := project.root / "tmp").mkdir()
     with Forks(made, project.environment | {"TMPDIR": str(temporary)}) as forks:
         done = forks("build-all", fault=call)
@@ -63,7 +73,7 @@ def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPa
 def test_a_call_that_fails(
     kind: str, name: str, part: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    before, made = begun(project), library(tmp_path_factory.mktemp("library"))
+    before, made = built(project), library(tmp_path_factory.mktemp("library"))
     code = getattr(errno, name)
     with Forks(made, project.environment) as forks:
         done = forks("build-all", fault=f"{kind}:1:{code}:{part}")
