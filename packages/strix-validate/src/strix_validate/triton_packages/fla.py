@@ -33,8 +33,8 @@ def _attend(
     from fla import ops
 
     function = getattr(ops, _RULES[rule][decode])
-    asked = () if decode else ("out", "last")[: 1 + last]
-    grads = {name: tensors.pop(f"grad_{name}") for name in asked}
+    asked = {name: tensors.pop(f"grad_{name}", None) for name in ("out", "last")}
+    grads = {name: grad for name, grad in asked.items() if grad is not None}
     more: dict = {"use_qk_l2norm_in_kernel": True} if normal else {}
     if len(lengths) > 1:
         ends = torch.tensor([0, *lengths]).cumsum(0)
@@ -49,7 +49,7 @@ def _attend(
         )
         return {name: x for name, x in zip(("out", "last"), found, strict=True) if x is not None}
 
-    if decode:
+    if not grads:
         with torch.no_grad():
             return attend(**tensors)
     return differentiated(attend, tensors, grads)
@@ -57,7 +57,7 @@ def _attend(
 
 def attention(
     randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
-    state=False, normal=False, last=True,
+    state=False, normal=False, last=True, train=True,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip
     """Build a call of linear attention with forgetting, for one batch.
 
@@ -67,6 +67,7 @@ def attention(
         decode: token by token, without gradients.
         state: sequences go on from a state. normal: the kernel normalizes q and k.
         last: the state that a sequence ends with is returned; training wants none.
+        train: with gradients, if it does not decode.
     """
     tokens = sum(lengths)
     q, k = (randn(1, tokens, heads, keys) for _ in "qk")
@@ -88,7 +89,7 @@ def attention(
     grads = {"out": randn(1, tokens, heads, values)}
     if last:
         grads["last"] = randn(len(lengths), heads, keys, values).float()
-    inputs = {} if decode else {f"grad_{name}": x for name, x in grads.items()}
+    inputs = {f"grad_{name}": x for name, x in grads.items() if train and not decode}
     options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal, "last": last}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -108,7 +109,7 @@ def attention(
             return {"out": torch.cat(out)[None], **ends}
 
         wanted = {name: x.to(work) for name, x in tensors.items()}
-        if decode:
+        if not inputs:
             found = attend(**wanted)
         else:
             found = differentiated(attend, wanted, {n: x.to(work) for n, x in grads.items()})
@@ -191,7 +192,7 @@ COMPILED = {
     f"{rule}-{name}": Case(partial(attention, rule=rule, **_LAYER | more), _COMPILES, BF16)
     for rule in _RULES
     for name, more in (("chunk", {}), ("decode", {"decode": True, "lengths": (1,), "state": True}))
-}
+} | {"gdn-prefill": Case(partial(attention, train=False, **_LAYER), _COMPILES, BF16)}
 COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
