@@ -176,7 +176,7 @@ class Multiplies(Asks):
 
 @pytest.mark.parametrize(("mode", "factor"), [("look up", 0), ("ask", 0), ("compile", 1)])
 def test_no_product_where_only_kernels_are_counted(mode, factor):
-    """A vocabulary's would take a minute of each package test, and hours without BLAS."""
+    """A vocabulary's take half a CPU-minute of a package test, for zeros that nothing reads."""
     pytest.importorskip("triton")
     (answer,) = triton_modes.run([Multiplies()], mode).calls
     assert answer.error is None

@@ -224,7 +224,7 @@ def ask(on_key: Callable[[str], None]) -> None:
 
 
 def skip_products() -> None:
-    """Have torch multiply no matrices: without a GPU, zeros by a vocabulary for minutes.
+    """Have torch multiply no matrices: without a GPU, zeros by a vocabulary, which nothing reads.
 
     liger-kernel's last layer does, with `out` or without.
     """
