@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/models.md, from the validator's table::
-
-PYTHONPATH=packages/strix-validate/src python docs/models_page.py > docs/models.md
-"""
+"""Print docs/models.md, from the validator's table; the page says how."""
 
 import json
 import sys
@@ -25,8 +22,9 @@ _HEAD = ("of", "choice", "proven")
 _TEXT = """\
 # Which models run
 
-`python docs/models_page.py` prints this page, from `strix_validate/models/table.toml` and the
-configurations of public models in `packages/strix-validate/tests/configs` and `shapes` beside it.
+`PYTHONPATH=packages/strix-validate/src python docs/models_page.py` prints this page, from
+`strix_validate/models/table.toml` and the configurations of public models in
+`packages/strix-validate/tests/configs` and `shapes` beside it.
 
 `strix-validate models FOLDER` says it for your model, from its config.json, and downloads nothing.
 Where vLLM is installed, or with `--vllm-source DIR`, vLLM's own code chooses: it builds the model,
