@@ -382,6 +382,8 @@ def test_a_user_has_both_channels_under_their_public_addresses(place: checkout.P
     assert place.user(words) == 0 and place.user(["false"]) == 1
     assert (place.folder / "user" / "said").read_text() == "ours\ntheirs\n"
     assert (place.folder / "user" / "stacks" / "one").is_dir()
+    shutil.rmtree(place.folder / "user" / "stacks")  # as a person does, to begin anew
+    assert place.user(["true"]) == 0 and (place.folder / "user" / "stacks" / "one").is_dir()
 
 
 def test_a_users_command_has_all_its_words(place: checkout.Place) -> None:

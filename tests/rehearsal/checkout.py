@@ -208,6 +208,7 @@ class Place:
         if not (home / "stacks").exists():
             shutil.copytree(self.root / "stacks", home / "stacks", symlinks=True)
             for name in ("bases", "variants.yaml"):
+                (home / name).unlink(missing_ok=True)  # stays where a person removed stacks/
                 (home / name).symlink_to(self.root / name)
         program = [sys.executable, str(self.root / "src" / "forge")]
         with served(self.conda_forge, Revalidating) as theirs, served(published) as own:
