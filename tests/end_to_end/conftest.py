@@ -7,14 +7,28 @@ from collections.abc import Iterator
 
 import pytest
 from support import stand_in
-from support.pixi import require
+from support.conda_forge import records_of_both
+from support.pixi import Pixi, require
 from support.release import Release
 from support.servers import Revalidating, served
+from support.stand_in import MAPPING, write_mapping
+
+from forge.bases import CONDA_FORGE, PUBLISHED
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("pixi"):
         require("pixi")
+
+
+@pytest.fixture(scope="module")
+def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
+    """A user with the committed records of conda-forge, and those of what our recipes make."""
+    folder = records_of_both(tmp_path_factory.mktemp("records"))
+    write_mapping(folder / "mapping", pytorch="torch")
+    with served(folder, Revalidating) as url:
+        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
+        yield Pixi(folder / "home", mirrors | {MAPPING: f"{url}/mapping"})
 
 
 @pytest.fixture(scope="session")

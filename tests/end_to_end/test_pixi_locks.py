@@ -5,33 +5,21 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from support.conda_forge import LACKS, records_of_both
+from support.conda_forge import LACKS
 from support.lock_format import text_of
 from support.pixi import Pixi, fit
 from support.project import CHECKOUT
 from support.release import copy_stack
-from support.servers import Revalidating, served
-from support.stand_in import MAPPING, write_mapping
 
-from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.bases import PUBLISHED
 
 pytestmark = pytest.mark.pixi
 
 STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
-
-
-@pytest.fixture(scope="module")
-def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    folder = records_of_both(tmp_path_factory.mktemp("records"))
-    write_mapping(folder / "mapping", pytorch="torch")
-    with served(folder, Revalidating) as url:
-        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
-        yield Pixi(folder / "home", mirrors | {MAPPING: f"{url}/mapping"})
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:

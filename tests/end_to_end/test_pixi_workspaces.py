@@ -10,18 +10,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rattler
 import yaml
-from support.conda_forge import records_of_both
 from support.pixi import Pixi, fit, require
 from support.project import CHECKOUT
 from support.release import Release, copy_stack, run
-from support.servers import Revalidating, served
-from support.stand_in import MAPPING, write_mapping
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 
@@ -37,15 +33,6 @@ def instructions() -> list[list[str]]:
 
 
 (EXAMPLE,) = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
-
-
-@pytest.fixture(scope="module")
-def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    folder = records_of_both(tmp_path_factory.mktemp("records"))
-    write_mapping(folder / "mapping", pytorch="torch")
-    with served(folder, Revalidating) as url:
-        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
-        yield Pixi(folder / "home", mirrors | {MAPPING: f"{url}/mapping"})
 
 
 @pytest.mark.pixi
