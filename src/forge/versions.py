@@ -24,7 +24,8 @@ from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import Recipe, package_name, purls_of, sources_of
 from forge.sources import git
 from forge.sources.archives import unpack
-from forge.sources.download import Downloader, Progress
+from forge.sources.cache import Progress
+from forge.sources.download import Downloader
 
 Row = namedtuple("Row", "recipe newest state note")  # state: newer, unreachable or empty
 

@@ -13,7 +13,7 @@ import re
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from unearth.fetchers import PyPIClient
 
 from forge import network
 from forge.errors import Failed, ForgeError, NotAttempted
-from forge.sources.cache import Progress
 
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
@@ -151,7 +150,7 @@ class Downloader:
                 return file.link
         raise NotAttempted("pip's index does not offer it")
 
-    def download(self, link: Link, partial: Path, progress: Progress) -> None:
+    def download(self, link: Link, partial: Path, progress: Callable[..., None]) -> None:
         """Download a file from where `partial` ends. Raises NotAttempted, or Failed at a write."""
         have = partial.stat().st_size if partial.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
