@@ -128,7 +128,7 @@ def test_architectures_are_those_that_are_compared() -> None:
 def test_page_and_table_agree() -> None:
     written = (CHECKOUT / "docs" / "models.md").read_text()
     page = runpy.run_path(str(CHECKOUT / "docs" / "models_page.py"))
-    assert written == page["render"](FOLDER), "python docs/models_page.py prints it"
+    assert written == page["render"](FOLDER), "docs/models_page.py prints it"
     records = {row.record for row in table.rows()} - {""}
     assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
 

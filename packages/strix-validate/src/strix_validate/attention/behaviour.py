@@ -24,7 +24,7 @@ from strix_validate.checks import (
     reason_of,
     require,
     seed_of,
-)  # fmt: skip
+)
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16

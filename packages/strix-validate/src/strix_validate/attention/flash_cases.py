@@ -150,8 +150,12 @@ _SPECS = (
     _Spec("varlen-empty", partial(flash.varlen, **flash.NO_TOKENS), _EMPTY),
     # the slowest of all, in any dtype alike; emulated has them too
     *(_Spec(f"varlen-no-keys{name}", partial(flash.varlen, **flash.NO_KEYS, **other), _EMPTY,
-        half_only=True, size=size) for name, other, size in (("", {}, Size.QUICK), ("-full",
-        {"causal": False}, Size.FULL), ("-d72", {"head_dim": 72}, Size.FULL))),
+        half_only=True, size=size)
+      for name, other, size in (
+          ("", {}, Size.QUICK),
+          ("-full", {"causal": False}, Size.FULL),
+          ("-d72", {"head_dim": 72}, Size.FULL),
+      )),
     *(_Spec(f"varlen-packed-{pack}", partial(flash.varlen, lengths_q=(7, 33), lengths_k=(7, 33),
         heads=2, kv_heads=2, head_dim=32, pack=pack, scale=0.25),
         "k and v of one tensor swapped, or softmax_scale ignored",

@@ -27,7 +27,7 @@ from strix_validate.checks import (
     State,
     described,
     require,
-)  # fmt: skip
+)
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import run_each
 
