@@ -22,6 +22,8 @@ from support.project import CHECKOUT, MiniProject
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import write_index
 from forge.conda.package import Package
+from forge.hostbase.wheels import Conversion
+from forge.recipes.recipe import package_name, packages_in
 from forge.recipes.render import build_recipes
 
 LIB = trees.MULTIARCH
@@ -163,6 +165,42 @@ def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
     assert {*conda_forge.PYTHON_NEEDS} < {*conda_forge.PARTS}
     for name, part in conda_forge.PARTS.items():
         assert conda_forge.MARK in part.build.format(mark=conda_forge.MARK), name
+
+
+def test_recipes_and_stacks_say_which_wheels_there_are(tmp_path: Path) -> None:
+    """No version of another form than pip's, and nothing that a recipe or another maker has."""
+    recipe = tmp_path / "recipes" / "a" / "recipe.yaml"
+    recipe.parent.mkdir(parents=True)
+    (tmp_path / "recipes" / "b").mkdir()
+    (recipe.parents[1] / "b" / "recipe.yaml").write_text("outputs: [{package: {name: b}}]\n")
+    recipe.write_text("""
+package: {name: a}
+requirements:
+  build: ["${{ compiler('c') }}", {if: linux, then: [regex, zlib], else: six}]
+  run: [python >=3.12, a, "b >=2", "lark >=1.2.2,<2", ffmpeg 8.* lgpl_*, "__glibc >=2.28"]
+  run_constraints: [py-opencv]
+tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }}.*"]}}]
+""")
+    stack = tmp_path / "stacks" / "s" / "pixi.toml"
+    stack.parent.mkdir(parents=True)
+    stack.write_text('[dependencies]\na = "*"\npeft = "*"\ntrl = ">=1.10,<2"\n')
+    wheels = ["lark>=1.2.2,<2", "matplotlib-base", "peft", "regex", "six", "trl>=1.10,<2"]
+    assert conda_forge.asked(tmp_path) == wheels
+    real = conda_forge.asked(CHECKOUT)
+    assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
+    own = {name for file in CHECKOUT.glob("recipes/*/recipe.yaml") for name in packages_in(file)}
+    assert not own & {*map(package_name, real)}
+
+
+def test_a_name_that_pypi_writes_with_a_hyphen(tmp_path: Path) -> None:
+    """It asks for the wheel's package: the wheels' own requirements name that one."""
+    wheel = Conversion("x.whl", "prometheus-client", "0.26.0", "rehearsal_py314h0_0", [], None, "")
+    (made,) = conda_forge.renamed("prometheus_client", wheel, tmp_path)
+    index = Package(made).index
+    assert (index["name"], index["version"]) == ("prometheus_client", "0.26.0")
+    assert index["depends"] == ["prometheus-client ==0.26.0"]
+    assert conda_forge.MARK in index["build"]
+    assert not [*conda_forge.renamed("prometheus_client", wheel, tmp_path)]
 
 
 @pytest.mark.parametrize("host", compilers.Host)

@@ -46,7 +46,8 @@ def make(
     with place.noted("channel"):
         conda_forge.make(
             place.conda_forge, place.work, host,
-            copy / "bases" / "host" / "copy_interpreter.py", checkout.PYPI,
+            copy / "bases" / "host" / "copy_interpreter.py",
+            [*checkout.PYPI, *conda_forge.asked(copy)],
         )  # fmt: skip
     print(place.overlay(thin_torch))
 

@@ -29,48 +29,8 @@ from forge.hostbase.wheels import PYTHON
 VERSION = "10.0.0"
 ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
-# What the recipes, their tests and two stacks take from PyPI, whoever needs it.
-PYPI = [
-    "accelerate",
-    # AOTriton takes no CMake 4, and Debian has no other
-    "cmake<4",
-    "datasets",
-    "einops",
-    "filelock",
-    "fsspec",
-    "jinja2",
-    "matplotlib",
-    "msgpack",
-    "networkx",
-    "ninja",
-    "numpy",
-    "optree",
-    "packaging",
-    "pandas",
-    "peft",
-    "pip",
-    "poetry-core",
-    "psutil",
-    "pyelftools",
-    "pydantic",
-    "pybind11",
-    "pytest",
-    "pytest-xdist",
-    "pyyaml",
-    "requests",
-    "rich",
-    "scikit-build-core",
-    "setuptools<82",
-    "setuptools-scm",
-    "six",
-    "sympy",
-    "transformers<6",
-    "trl",
-    "typer",
-    "typing-extensions",
-    "wheel",
-    "zstandard",
-]
+# What is Debian's too, and required of PyPI by metadata or by AOTriton, which takes no CMake 4.
+PYPI = ["cmake<4", "ninja"]
 RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
 BASES, TORCH = "src/forge/bases.py", "recipes/pytorch/recipe.yaml"
 

@@ -8,23 +8,29 @@ other way has no run_exports: without them a wrong list of dependencies passes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from packageurl import PackageURL
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from rattler_build import assemble_package
 from rehearsal import compilers, debian, trees
 
 from forge.conda.local import write_index
-from forge.files import sha256_file
+from forge.files import move_whole, sha256_file
 from forge.hostbase import wheels
+from forge.recipes.recipe import package_name, packages_in
 from forge.recipes.render import build_recipes
 from forge.sources.cache import PYPI_URL, Source
 
@@ -124,6 +130,44 @@ PYTHON_NEEDS = (
     "bzip2", "libexpat", "libffi", "liblzma", "libuuid", "libzlib", "openssl", "zstd",
 )  # fmt: skip
 BLAS_NAMES = ("libblas", "libcblas", "liblapack")
+# of a recipe's requirements
+NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
+PYPI_NAMES = {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
+
+
+def required(section: Any) -> Iterator[str]:
+    """The specs in a section of a recipe's requirements, whatever its conditions."""
+    match section:
+        case str():
+            yield section
+        case list():
+            yield from itertools.chain(*map(required, section))
+        case dict():
+            kept = (part for key, part in section.items() if key not in NOT_INSTALLED)
+            yield from itertools.chain(*map(required, kept))
+
+
+def asked(root: Path) -> list[str]:
+    """What the recipes and stacks below `root` require that a wheel can be: specs without a blank.
+
+    That is a name of neither this channel's other makers nor a recipe, with versions or without.
+    """
+    own, specs = {*PARTS, "python", "gcc"}, set[str]()
+    for recipe in root.glob("recipes/*/recipe.yaml"):
+        own |= packages_in(recipe)
+        data = yaml.safe_load(recipe.read_text())
+        for part in [data, *data.get("outputs", [])]:
+            tests = [test.get("requirements") for test in part.get("tests", [])]
+            specs |= {*required([part.get("requirements"), tests])}
+    for stack in root.glob("stacks/*/pixi.toml"):
+        needs = tomllib.loads(stack.read_text())["dependencies"]
+        specs |= {f"{name} {'' if said == '*' else said}".strip() for name, said in needs.items()}
+    plain = [found for spec in specs if (found := re.fullmatch(r"([\w.-]+)( [<>=!~]\S+)?", spec))]
+    return sorted(
+        f"{name}{(bounds or '').strip()}"
+        for name, bounds in (found.groups() for found in plain)
+        if name not in own and not name.startswith("__")
+    )
 
 
 def outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, Any]]:
@@ -195,7 +239,7 @@ def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
     return own
 
 
-def make(folder: Path, work: Path, host: compilers.Host, python: Path, asked: list[str]) -> None:
+def make(folder: Path, work: Path, host: compilers.Host, python: Path, specs: list[str]) -> None:
     """Makes the channel in `folder`; what is there stays. `python` is copy_interpreter.py."""
     subdir = folder / "linux-64"
     for name in ("linux-64", "noarch"):
@@ -206,7 +250,7 @@ def make(folder: Path, work: Path, host: compilers.Host, python: Path, asked: li
         parts += python_outputs(work / "trees", python)
     if parts:
         build(parts, work, subdir)
-    for package in from_pypi(asked, work / "wheels", subdir):
+    for package in from_pypi(specs, work / "wheels", subdir):
         print(package.name, flush=True)
     write_index(folder, write_shards=False)
 
@@ -225,12 +269,14 @@ def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
     shutil.rmtree(work / "built")
 
 
-def from_pypi(names: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
-    """Wheels as packages: what pip resolves `names` to, but what is built here from source."""
+def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
+    """Wheels as packages: what pip resolves `specs` to, but what is built here from source."""
+    names = {spec: package_name(spec) for spec in specs}
+    wanted = [spec.replace(name, PYPI_NAMES.get(name, name), 1) for spec, name in names.items()]
     cache.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     command = [*pip, "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
-    done = subprocess.run([*command, "--report", "-", *names], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, "--report", "-", *wanted], stdout=subprocess.PIPE, check=True)
     chosen = [
         f"{entry['metadata']['name']}=={entry['metadata']['version']}"
         for entry in json.loads(done.stdout)["install"]
@@ -252,3 +298,19 @@ def from_pypi(names: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
         made = dataclasses.replace(made, build=f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0")
         if not (subdir / made.file_name).exists():
             yield made.make(subdir)
+        for name in {*names.values()} - {made.name}:
+            if canonicalize_name(name) == made.name:
+                yield from renamed(name, made, subdir)
+
+
+def renamed(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
+    """A package of conda-forge's name, with `_`, that needs the wheel's, whose name is PyPI's."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "none").mkdir()
+        made = assemble_package(
+            name, wheel.version, "linux-64", f"{MARK}_0", scratch,
+            files_dir=Path(scratch) / "none", depends=[f"{wheel.name} =={wheel.version}"],
+        )  # fmt: skip
+        if not (subdir / made.path.name).exists():
+            move_whole(made.path, subdir / made.path.name)
+            yield subdir / made.path.name
