@@ -115,7 +115,9 @@ def preprocess(kernel: Kernel, out, grad) -> tuple[np.ndarray, Launch]:
     return delta, launch(kernel, _grid(out.shape), given)
 
 
-def backward(kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: float):
+def backward(  # noqa: PLR0913 (what the kernel takes)
+    kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: float
+):
     """bwd_kernel_dk_dv or bwd_kernel_dq: ((dk, dv) or (dq,), the launch)."""
     values = _values(q, k, v, causal, scale) | _strides("do", grad)
     values |= {"DO": Buffer(grad, "in"), "L": Buffer(lse, "in"), "D": Buffer(delta, "in")}

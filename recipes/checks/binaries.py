@@ -10,6 +10,7 @@ object for the GPU in checks.target.
 
 import argparse
 import importlib.util
+from itertools import filterfalse
 from pathlib import Path
 
 from checks import elf, offload
@@ -34,6 +35,18 @@ def folder(text: str, path: Path, prefix: Path) -> Path:
     return found
 
 
+def searched(rpaths: list[str], path: Path, prefix: Path, strict: bool) -> list[Path]:
+    """The folders that `path`'s RPATH entries name. If `strict`, raises as `folder` does."""
+    found = []
+    for text in rpaths:
+        try:
+            found.append(folder(text, path, prefix))
+        except CheckFailed:
+            if strict:
+                raise
+    return found
+
+
 def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[str]:
     """What is wrong with `files`, one line each; together they need `least` device images.
 
@@ -48,32 +61,26 @@ def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[s
     while waiting:
         path = waiting.pop()
         seen.add(path)
-        folders = []
         try:
             dynamic = elf.dynamic(path)
             if path in ours:
                 images += offload.count_images(elf.section(path, offload.SECTION))
-            for text in dynamic.search_path:
-                try:
-                    folders.append(folder(text, path, prefix))
-                except CheckFailed:
-                    if path in ours:
-                        raise
+            folders = searched(dynamic.search_path, path, prefix, strict=path in ours)
         except CheckFailed as error:
             wrong.append(f"{path}: {error}")
             continue
-        for name in dynamic.needed:
-            if is_glibc(name):
-                continue
+        for name in filterfalse(is_glibc, dynamic.needed):
             hits = [place / name for place in folders if (place / name).exists()]
             if hits:
                 found.setdefault(name, hits[0])
                 waiting |= {hits[0].resolve()} - seen
             else:
                 missing.append((path, name))
-    for path, name in missing:
-        if path in ours or name not in found:
-            wrong.append(f"{path}: needs {name}, which its RPATH does not find")
+    wrong += [
+        f"{path}: needs {name}, which its RPATH does not find"
+        for path, name in missing
+        if path in ours or name not in found
+    ]
     if images < least and not wrong:
         wrong.append(f"{images} device images in all, expected at least {least}")
     libraries = [at for name, at in found.items() if name.startswith("libaotriton_v2.so.")]

@@ -51,7 +51,12 @@ def wrong(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
         found.append("Kineto, the profiler's library, is built for the CPU alone")
     if "Found system Eigen at" not in log:
         found.append("Eigen does not come from the environment, so it would be cloned")
+    return found + wrong_rules(ninja, prefix, gpu)
 
+
+def wrong_rules(ninja: str, prefix: str, gpu: str) -> list[str]:
+    """What is wrong by build.ninja alone."""
+    found = []
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {gpu}:
         found.append(f"device code for {sorted(architectures) or 'nothing'}, expected {gpu} only")

@@ -26,9 +26,8 @@ COPIES = ["lib/libaotriton*", "lib/aotriton*", "include/aotriton*"]
 
 def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
     """Raises SystemExit for a missing part, a file in the way, or a path of the build in a text."""
-    for pattern in COPIES:
-        for path in torch.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in (path for pattern in COPIES for path in torch.glob(pattern)):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     for folder, patterns in PARTS.items():
         for pattern in patterns:
             found = sorted((torch / folder).glob(pattern))

@@ -186,23 +186,27 @@ def prune(tree: Path) -> list[str]:
                 raise Refused(f"{name} is a link to {target}, which is not in the tree")
     for name in sorted(dropped):
         remove(name, found[name])
-    optional = re.compile(rf"{SYSDEPS}/[^/]+\.so|{CHOLMOD}")
-    bundled = {n: p for n, p in files_below(tree).items() if optional.match(n)}
-    rest = [p for n, p in files_below(tree).items() if n not in bundled and not p.is_symlink()]
-    wanted, todo = set(), set().union(*map(needed, rest)) if rest else set()
-    while todo:
-        wanted |= todo
-        paths = [p.resolve() for p in bundled.values() if p.name in todo]
-        todo = set().union(*map(needed, paths)) - wanted if paths else set()
-    loaded = {p.resolve() for p in bundled.values() if p.name in wanted}
-    for name, path in bundled.items():
-        if not path.is_symlink() and path not in loaded:
-            remove(name, path)
+    for name, path in unloaded(files_below(tree)).items():
+        remove(name, path)
     # links to what went; a link to such a link only dangles in the next round
     while dangling := [(n, p) for n, p in files_below(tree).items() if not p.exists()]:
         for name, path in dangling:
             remove(name, path)
     return gone
+
+
+def unloaded(found: dict[str, Path]) -> dict[str, Path]:
+    """The bundled libraries that none of the other files loads, also through another one."""
+    optional = re.compile(rf"{SYSDEPS}/[^/]+\.so|{CHOLMOD}")
+    bundled = {n: p for n, p in found.items() if optional.match(n)}
+    rest = [p for n, p in found.items() if n not in bundled and not p.is_symlink()]
+    wanted, todo = set(), set().union(*map(needed, rest))
+    while todo:
+        wanted |= todo
+        paths = [p.resolve() for p in bundled.values() if p.name in todo]
+        todo = set().union(*map(needed, paths)) - wanted
+    loaded = {p.resolve() for p in bundled.values() if p.name in wanted}
+    return {n: p for n, p in bundled.items() if not p.is_symlink() and p not in loaded}
 
 
 def mend_paths(tree: Path) -> list[str]:

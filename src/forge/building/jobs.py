@@ -25,7 +25,7 @@ ENGINE_LOG, STAGED_LOG = "engine.log", "build_cache/*/work_dir/conda_build.log"
 FULL = 1 << 16  # bytes free on a full disk, at most
 
 
-def run_job(
+def run_job(  # noqa: C901 (a job from its start to its end)
     project: Project, cpus: int, line: Callable[[str], None], stop: threading.Event,
     job: dict[str, Any], log: Path,
 ) -> None:  # fmt: skip

@@ -44,7 +44,7 @@ def admitted(
     return named
 
 
-def refusals(
+def refusals(  # noqa: C901 (one reason after another)
     channel: Channel, record: Record, known: str | None, places: list[Places]
 ) -> Iterator[str]:
     """Yield why a package may not be published, and what to do about each reason.

@@ -36,7 +36,7 @@ Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not at
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
 
 
-def run_build(
+def run_build(  # noqa: PLR0913 (the options of four commands)
     ctx: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
     rebuild: bool = False, with_dependents: bool = False, lenient: bool = False, asks: bool = False,
 ) -> None:  # fmt: skip
@@ -98,8 +98,7 @@ def not_there(ctx: Context, steps: list[Step]) -> str:
 
 def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
     """Print the closing table and exit: 1 if one failed, 3 if a wanted one was not attempted."""
-    for line in runner.table(results):
-        out.print(line)
+    out.print("\n".join(runner.table(results)))
     if ctx.project.logs.is_dir():
         out.print(f"logs: {ctx.project.logs}")
     skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}

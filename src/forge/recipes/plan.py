@@ -59,7 +59,7 @@ class RecipeSet:
     that cannot be read; with `keep_going` the latter are noted in `broken` and left out.
     """
 
-    def __init__(
+    def __init__(  # noqa: C901 (reads, orders and checks)
         self, project: Project, base: bases.Base, provided: Set[str] = frozenset(),
         base_key: str = "", keep_going: bool = False,
     ) -> None:  # fmt: skip

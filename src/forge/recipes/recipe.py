@@ -37,7 +37,7 @@ class Recipe:
     ForgeError if it does not render, has no digest or another build string, or lacks a file.
     """
 
-    def __init__(self, path: Path, base: Base) -> None:
+    def __init__(self, path: Path, base: Base) -> None:  # noqa: C901 (reads and checks)
         self.name, self.path = path.parent.name, path
         require_file(path)
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]

@@ -122,7 +122,7 @@ def disassemble(file: File, name: Name = None) -> None:
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-def device(
+def device(  # noqa: PLR0913 (a command's options)
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
     no_checks: Off = "",
     memory: Annotated[

@@ -24,7 +24,7 @@ def folder() -> Path:
     return path.resolve()
 
 
-def environment(
+def environment(  # noqa: PLR0913 (a device's settings)
     given: dict[str, str],
     off: frozenset[str] = frozenset(),
     memory: int | None = None,
