@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from rattler.package_streaming import extract
 from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, trees
 from support.project import CHECKOUT, MiniProject
@@ -190,6 +192,18 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
     assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
     own = {name for file in CHECKOUT.glob("recipes/*/recipe.yaml") for name in packages_in(file)}
     assert not own & {*map(package_name, real)}
+
+
+def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
+    """The version that pip chose this time is taken, be it older."""
+    for version in ("79.0.1", "81.0.0"):
+        with zipfile.ZipFile(tmp_path / f"setuptools-{version}-py3-none-any.whl", "w") as wheel:
+            metadata = f"Metadata-Version: 2.1\nName: setuptools\nVersion: {version}\n"
+            wheel.writestr(f"setuptools-{version}.dist-info/METADATA", metadata)
+            wheel.writestr(f"setuptools-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+            wheel.writestr(f"setuptools-{version}.dist-info/RECORD", "")
+    found = conda_forge.wheels_of({"setuptools": Version("79.0.1")}, tmp_path)
+    assert [str(wheel.version) for wheel in found.values()] == ["79.0.1"]
 
 
 def test_a_name_that_pypi_writes_with_a_hyphen(tmp_path: Path) -> None:

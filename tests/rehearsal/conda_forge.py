@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 from rattler_build import assemble_package
 from rehearsal import compilers, debian, trees
 
@@ -277,22 +278,14 @@ def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     command = [*pip, "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
     done = subprocess.run([*command, "--report", "-", *wanted], stdout=subprocess.PIPE, check=True)
-    chosen = [
-        f"{entry['metadata']['name']}=={entry['metadata']['version']}"
+    chosen = {
+        canonicalize_name(entry["metadata"]["name"]): Version(entry["metadata"]["version"])
         for entry in json.loads(done.stdout)["install"]
         if not re.match(r"(torch|triton|nvidia|cuda)", entry["metadata"]["name"])
-    ]
-    subprocess.run(
-        [*pip, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", cache, *chosen],
-        check=True,
-    )
-    found: dict[str, wheels.Wheel] = {}
-    for file in sorted(cache.glob("*.whl")):
-        name, version, *_ = parse_wheel_filename(file.name)
-        purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
-        found[name] = wheels.Wheel.read(
-            file, Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl), ""
-        )
+    }
+    download = [*pip, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", cache]
+    subprocess.run([*download, *(f"{name}=={v}" for name, v in chosen.items())], check=True)
+    found = wheels_of(chosen, cache)
     for wheel in found.values():
         made = wheel.conversion(found)
         made = dataclasses.replace(made, build=f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0")
@@ -301,6 +294,18 @@ def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
         for name in {*names.values()} - {made.name}:
             if canonicalize_name(name) == made.name:
                 yield from renamed(name, made, subdir)
+
+
+def wheels_of(chosen: Mapping[str, Version], cache: Path) -> dict[str, wheels.Wheel]:
+    """The wheels of these versions; a folder of several runs has others of the same names."""
+    found: dict[str, wheels.Wheel] = {}
+    for file in sorted(cache.glob("*.whl")):
+        name, version, *_ = parse_wheel_filename(file.name)
+        if chosen.get(name) == version:
+            purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
+            source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
+            found[name] = wheels.Wheel.read(file, source, "")
+    return found
 
 
 def renamed(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
