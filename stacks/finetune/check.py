@@ -308,10 +308,9 @@ def main() -> int:
         )
     if not is_bitsandbytes_available():
         print("SKIPPED  NF4: bitsandbytes is not installed")
-    if asked == "auto" and device == "cpu":
+    if unseen := asked == "auto" and device == "cpu":
         print("torch sees no GPU: only the CPU was checked. `pixi run doctor` says why")
-        return 1 if wrong else 3
-    return 1 if wrong else 0
+    return 1 if wrong else 3 * unseen
 
 
 if __name__ == "__main__":

@@ -124,15 +124,20 @@ API(hipFreeAsync)(void *p, hipStream_t stream) {
     LEAVE(work_submit(stream, &work));
 }
 
+/* Whether memory may be used again: the three attributes that a pool only remembers. */
+static int *reuse_of(hipMemPool_t pool, hipMemPoolAttr attribute) {
+    unsigned which = attribute - hipMemPoolReuseFollowEventDependencies;
+    return which < sizeof pool->reuse / sizeof *pool->reuse ? &pool->reuse[which] : NULL;
+}
 API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
+    int *reuse = reuse_of(pool, attribute);
+    if (reuse) {
+        *(int *)value = *reuse;
+        LEAVE(hipSuccess);
+    }
     switch ((int)attribute) {
-    case hipMemPoolReuseFollowEventDependencies:
-    case hipMemPoolReuseAllowOpportunistic:
-    case hipMemPoolReuseAllowInternalDependencies:
-        *(int *)value = pool->reuse[attribute - hipMemPoolReuseFollowEventDependencies];
-        break;
     case hipMemPoolAttrReleaseThreshold: *(uint64_t *)value = pool->threshold; break;
     case hipMemPoolAttrReservedMemCurrent:
     case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_count_of(pool->number); break;
@@ -146,12 +151,12 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
 API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
+    int *reuse = reuse_of(pool, attribute);
+    if (reuse) {
+        *reuse = *(int *)value;
+        LEAVE(hipSuccess);
+    }
     switch ((int)attribute) {
-    case hipMemPoolReuseFollowEventDependencies:
-    case hipMemPoolReuseAllowOpportunistic:
-    case hipMemPoolReuseAllowInternalDependencies:
-        pool->reuse[attribute - hipMemPoolReuseFollowEventDependencies] = *(int *)value;
-        break;
     case hipMemPoolAttrReleaseThreshold: pool->threshold = *(uint64_t *)value; break;
     case hipMemPoolAttrReservedMemHigh:
     case hipMemPoolAttrUsedMemHigh:

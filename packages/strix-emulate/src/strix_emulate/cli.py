@@ -56,15 +56,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+]
+
+
 @app.callback()
-def main_options(
-    version_: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
+def main_options(version_: Version = False) -> None:
     """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits.
 
     Those of gfx1150 and gfx1100 as well.

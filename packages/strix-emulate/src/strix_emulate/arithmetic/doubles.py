@@ -35,25 +35,7 @@ def div_fmas(a, b, c, flag):
 
 def div_fixup(quotient, denominator, numerator):
     """Compute V_DIV_FIXUP_F64: see :func:`floats.div_fixup`."""
-    quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
-    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -1.0, 1.0)
-    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
-    return np.select(
-        [
-            np.isnan(numerator),
-            np.isnan(denominator),
-            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
-            (denominator == 0) | infinite_n,
-            infinite_d | (numerator == 0),
-            exponent(numerator) - exponent(denominator) < -1075,
-            np.isnan(quotient),
-        ],
-        [
-            numerator, denominator, np.full_like(quotient, np.nan), sign * np.inf, sign * 0.0,
-            sign * 0.0, sign * np.inf,
-        ],
-        np.copysign(quotient, sign),
-    )  # fmt: skip
+    return floats.fixup(quotient, denominator, numerator, exponent, -1075)
 
 
 @cache

@@ -246,9 +246,14 @@ def div_fixup(quotient, denominator, numerator):
     A quotient that overflows reaches it as NaN (infinity less infinity in the steps before). The
     document's pseudocode would keep that; LLVM's division of float32 needs the infinity.
     """
+    return fixup(quotient, denominator, numerator, exponent, -150)
+
+
+def fixup(quotient, denominator, numerator, exponent, least):
+    """See :func:`div_fixup`; a quotient whose exponent is below `least` is zero."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
-    negative = np.signbit(denominator) ^ np.signbit(numerator)
-    sign = np.where(negative, np.float32(-1), np.float32(1))
+    one = np.ones_like(quotient)
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -one, one)
     infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
     return np.select(
         [
@@ -257,20 +262,15 @@ def div_fixup(quotient, denominator, numerator):
             ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
             (denominator == 0) | infinite_n,
             infinite_d | (numerator == 0),
-            exponent(numerator) - exponent(denominator) < -150,
-            (exponent(denominator) == 255) | np.isnan(quotient),
+            exponent(numerator) - exponent(denominator) < least,
+            np.isnan(quotient),
         ],
         [
-            numerator,
-            denominator,
-            np.full_like(quotient, np.nan),
-            sign * np.float32(np.inf),
-            sign * np.float32(0),
-            sign * np.float32(0),
-            sign * np.float32(np.inf),
+            numerator, denominator, np.full_like(quotient, np.nan), sign * np.inf, sign * 0.0,
+            sign * 0.0, sign * np.inf,
         ],
         np.copysign(quotient, sign),
-    )
+    )  # fmt: skip
 
 
 def to_integer(x, kind):
