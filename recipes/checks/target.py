@@ -6,7 +6,7 @@ import os
 from checks.verdict import require
 
 # LLVM, "User Guide for AMDGPU Backend", section "AMDGPU Embedding e_flags"
-PROCESSORS = {"gfx1150": 0x43, "gfx1151": 0x4A}
+PROCESSORS = {"gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58}
 # packages that are for no GPU are tested with the last
 ARCH = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name)
 require(ARCH in PROCESSORS, f"gpu_arch is {ARCH}; the checks know {', '.join(PROCESSORS)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: listed files are there, for gfx1151, and are what the compiler makes here and now.
+"""Package test: listed files are there, for the GPU, and are what the compiler makes here and now.
 
 ``python check_kernels.py PACKAGE [CALLS]``: compiles the kernels of so many calls, by default 4.
 """

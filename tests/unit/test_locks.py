@@ -20,7 +20,9 @@ from rattler.exceptions import SolverError
 from support.lock_format import PACKAGE_KEYS
 from support.project import CHECKOUT
 
-from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
+from forge.cli.context import Context
+from forge.cli.stacks import Stack
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest, match_spec
 from forge.envs.workspace import Workspace, virtual_packages
@@ -299,6 +301,27 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     lock = manifest.parent / "pixi.lock"
     for url in stack_urls(lock) if lock.exists() else []:
         assert url.startswith("https://")
+
+
+def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
+    """Its platform and the names of its kernels; what it is without --variant stays."""
+    shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
+    shutil.copytree(CHECKOUT / "bases", tmp_path / "bases")
+    written = {}
+    for gpu, asked in (("gfx1151", []), ("gfx1150", ["gpu_arch=gfx1150"])):
+        for manifest in STACKS:
+            shutil.copytree(manifest.parent, tmp_path / "stacks" / manifest.parent.name,
+                            dirs_exist_ok=True)  # fmt: skip
+            ctx = Context(BaseName.CONDA_FORGE, None, asked, root=tmp_path)
+            (stack := Stack(ctx, manifest.parent.name)).write(PUBLISHED)
+            text = (stack.copy.folder / "pixi.toml").read_text()
+            data = tomllib.loads(text)
+            assert data["workspace"]["platforms"][0]["amdgpu"] == gpu
+            assert f"flash-attn-kernels-{gpu}" in data["dependencies"]
+            written[gpu, manifest] = text
+    for manifest in STACKS:
+        ours, other = written["gfx1151", manifest], written["gfx1150", manifest]
+        assert "gfx1151" not in other and other == ours.replace("gfx1151", "gfx1150")
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)

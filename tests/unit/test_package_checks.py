@@ -107,6 +107,7 @@ def test_wrong_images(fatbin: bytes, message: str) -> None:
     ("arch", "processor", "said"),
     [
         ("gfx1150", 0x43, "'' 110500"),
+        ("gfx1153", 0x58, "'' 110503"),
         ("gfx1150", GFX1151, "is for processor 0x4a, not gfx1150 (0x43)"),
         ("gfx942", 0x4C, "gpu_arch is gfx942; the checks know gfx1150, gfx1151"),
     ],

@@ -152,7 +152,7 @@ def environ(**values: str) -> dict[str, str]:
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},
-        {"gpu": ("failed", "error", "gfx1150", "use packages")},
+        {"gpu": ("failed", "error", "gfx1150", "gpu_arch=gfx1150 has doctor")},
     ),
     "hidden-by-rocr": (
         environ(ROCR_VISIBLE_DEVICES="1"),

@@ -266,16 +266,39 @@ def test_names_of_gpus():
     assert Node(110501, 0).name == "gfx1151" and Node(90010, 0).name == "gfx90a"
 
 
-def test_command_on_a_host_without_amd_gpu(tmp_path):
-    """Exit 1, one finding, no traceback; and no torch is imported."""
-    hosts.without_gpu(tmp_path)
+def command(root, **variables):
+    """The command in a process of its own, without torch."""
     code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", "--root", str(tmp_path), "--json"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    return subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--root", str(root), "--json"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables,
         capture_output=True,
         text=True,
     )
+
+
+def test_a_gpu_next_door(tmp_path):
+    """gpu_arch names the GPU that is wanted: one of it is fine, and a gfx1151 is another."""
+    changes = {f"{hosts.KFD}/1/properties": hosts.node(110502, 16)}
+    changes |= {f"{hosts.GPU}/device": "0x1114\n", f"{hosts.PCI}/device": "0x1114\n"}
+    done = command(hosts.make(tmp_path / "krackan", changes), gpu_arch="gfx1152")
+    assert done.returncode == 0, done.stdout
+    found = {check["id"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("gpu", "pixi", "kfd", "carve-out", "gtt", "vllm-memory"):
+        assert found[f"doctor/{name}"]["state"] == "passed", found[f"doctor/{name}"]
+    for name in ("kernel", "firmware"):
+        assert found[f"doctor/{name}"]["measured"]["said"] == "known of gfx1151 alone"
+    done = command(hosts.make(tmp_path / "halo", {}), gpu_arch="gfx1152")
+    (gpu,) = [c for c in json.loads(done.stdout)["checks"] if c["state"] == "failed"]
+    assert (done.returncode, gpu["id"]) == (1, "doctor/gpu")
+    assert gpu["reason"] == "the GPU is gfx1151, and these packages are compiled for gfx1152"
+    done = command(tmp_path, gpu_arch="gfx1100")
+    assert done.returncode == 2 and "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
+
+
+def test_command_on_a_host_without_amd_gpu(tmp_path):
+    """Exit 1, one finding, no traceback; and no torch is imported."""
+    done = command(hosts.without_gpu(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     record = json.loads(done.stdout)
     failed = [check for check in record["checks"] if check["state"] == "failed"]

@@ -60,9 +60,9 @@ class Stack:
         if ctx.hostbase and not channel:
             named = {package_name(s) for many in self.manifest.environments.values() for s in many}
             unbuilt = named & ctx.recipes.owner.keys() - {r.name for r in ctx.channel.records()}
-        python = next(iter(ctx.base.overrides.get("python", ())), "")
         instead = {PUBLISHED: ours, "conda-forge": theirs, CONDA_FORGE: theirs}
-        text = self.manifest.localized(instead, unbuilt, python)
+        text = self.manifest.localized(instead, unbuilt, ctx.base.overrides.get("python", [""])[0])
+        text = text.replace("gfx1151", ctx.base.overrides.get("gpu_arch", ["gfx1151"])[0])
         write_text(self.copy.folder / "pixi.toml", text)
         self.say_left_out()
 

@@ -66,7 +66,7 @@ Version = Annotated[
 def main_options(version_: Version = False) -> None:
     """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits.
 
-    Those of gfx1150 and gfx1100 as well.
+    Those of gfx1150, gfx1152, gfx1153 and gfx1100 as well.
     """
 
 

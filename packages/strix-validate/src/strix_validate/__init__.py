@@ -11,7 +11,7 @@ import os
 __all__ = ["GPUS", "TARGET"]
 
 #: What kernels can be compiled for, and executed as.
-GPUS = ("gfx1151", "gfx1150", "gfx1100")
+GPUS = ("gfx1151", "gfx1150", "gfx1152", "gfx1153", "gfx1100")
 #: The GPU architecture that all of this is about, as LLVM and ROCm name it; the variable is named
 #: like the key in variants.yaml, which package tests get.
 TARGET = os.environ.get("gpu_arch", GPUS[0])  # noqa: SIM112

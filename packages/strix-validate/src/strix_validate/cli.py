@@ -153,9 +153,9 @@ def doctor(
         typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
     ] = 0,
 ) -> None:
-    """Find out what keeps this machine from running on gfx1151, with the command that fixes it.
+    """Find out what keeps this machine from running on the GPU, with the command that fixes it.
 
-    Needs no torch.
+    Needs no torch. The GPU is gfx1151, or what the variable gpu_arch names.
     """
     if not root.is_dir():
         raise typer.BadParameter(f"{root} is not a folder")

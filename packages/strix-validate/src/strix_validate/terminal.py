@@ -13,8 +13,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from strix_validate import TARGET
 from strix_validate.checks import RunOptions, Size, exit_code
 from strix_validate.doctor import host
+from strix_validate.doctor.tree import DEVICES
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
@@ -111,6 +113,8 @@ def run_and_exit(
         raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
     if options.get("questions") and not model:
         raise typer.BadParameter("--questions needs --model: the tiny models know no words")
+    if "doctor" in names and TARGET not in DEVICES:
+        raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
     console = Console(stderr=True, highlight=False)
     if plots and not find_spec("matplotlib"):
         raise typer.BadParameter("--plots needs matplotlib: pixi add matplotlib-base")

@@ -4,8 +4,8 @@
 Nothing else names a GPU or holds a number of one; hip/build.py writes the device's properties from
 here, so only the standard library is imported. Sources: LLVM 22's AMDGPU.td and GCNSubtarget
 (registers, waves, LDS), its guide (ELF flags, S_WAITCNT), AMD's GPU specifications
-(processors, engines, L2); names, clocks and buses of gfx1150 and gfx1100 are those of one product
-of each.
+(processors, engines, L2); names, clocks and buses of all but gfx1151 are those of one product of
+each. AMD's table lacks gfx1153: its L2 is gfx1152's.
 """
 
 from dataclasses import dataclass
@@ -71,6 +71,10 @@ TARGETS = {
                20, 2, 2 << 20, 2_900_000, 1_000_000, 256, True),
         Target("gfx1150", 0x43, (11, 5, 0), 1024, 16, "AMD Radeon 890M Graphics",
                8, 1, 2 << 20, 2_900_000, 1_000_000, 128, True),
+        Target("gfx1152", 0x55, (11, 5, 2), 1024, 16, "AMD Radeon 860M Graphics",
+               4, 1, 1 << 20, 3_000_000, 1_000_000, 128, True),
+        Target("gfx1153", 0x58, (11, 5, 3), 1024, 16, "AMD Radeon 840M Graphics",
+               2, 1, 1 << 20, 2_900_000, 1_000_000, 128, True),
         Target("gfx1100", 0x41, (11, 0, 0), 1536, 24, "AMD Radeon RX 7900 XTX",
                48, 6, 6 << 20, 2_500_000, 1_250_000, 384, False),
     )

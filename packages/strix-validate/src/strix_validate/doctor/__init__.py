@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this machine ready for gfx1151: its hardware, kernel, packages and memory. Needs no torch."""
+"""Is this machine ready for the GPU: its hardware, kernel, packages and memory. Needs no torch."""
 
 __all__ = [
     "cluster_machine", "environment", "hardware", "host", "installed", "kernel_lists", "tree",

@@ -34,5 +34,5 @@ def known(value, name: str):
 
 def need_gpu(tree: Tree) -> None:
     """Raise CannotRun if the machine has no AMD GPU."""
-    if not tree.gpus and not tree.has_strix_halo:
+    if not tree.gpus and not tree.has_ours:
         raise CannotRun("there is no AMD GPU")

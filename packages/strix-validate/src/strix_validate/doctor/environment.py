@@ -26,12 +26,9 @@ _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 def environment(tree: Tree) -> Result:
     """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
     faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
-    override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
-    if override:
-        what = f"HSA_OVERRIDE_GFX_VERSION={override}"
-        return error(
-            what, "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
-        )
+    if override := tree.environ.get("HSA_OVERRIDE_GFX_VERSION"):
+        fix = "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
+        return error(f"HSA_OVERRIDE_GFX_VERSION={override}", fix)
     own = tree.environ.get("CONDA_PREFIX", "no environment")
     foreign = [
         name
@@ -63,11 +60,7 @@ def _activation(tree: Tree) -> Result:
 def stray_rocm(tree: Tree) -> Result:
     """No other ROCm is on the loader's path. Two versions in one process crash, and these packages
     bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    files = [
-        file
-        for file in tree.glob("etc/ld.so.conf.d/*.conf")
-        if "rocm" in (tree.read(str(file.relative_to(tree.root))) or "")
-    ]
+    files = [f for f in tree.glob("etc/ld.so.conf.d/*.conf") if "rocm" in (tree.read_at(f) or "")]
     installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
     if files:
         name = f"/{files[0].relative_to(tree.root)}"
@@ -155,12 +148,10 @@ def caches(tree: Tree) -> Result:
             continue
         if newest < made:
             stale.append(name)
-    if stale:
-        what = (
-            f"older than the installed ROCm and Triton: {', '.join(f'~/{name}' for name in stale)}"
-        )
-        return warning(what, f"rm -r {' '.join(f'~/{name}' for name in stale)}")
-    return fine()
+    if not stale:
+        return fine()
+    listed = " ".join(f"~/{name}" for name in stale)
+    return warning(f"older than the installed ROCm and Triton: {listed}", f"rm -r {listed}")
 
 
 def two_machines(tree: Tree) -> Result:
@@ -198,11 +189,9 @@ def disk(tree: Tree) -> Result:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     place = tree.prefix or tree.root
     free = free_bytes(place)
-    measured = {"free_gb": round(free / 1e9, 1)}
     if free < DISK:
-        fix = "pixi clean cache, or: conda clean --all"
-        return warning(f"{free / 1e9:.1f} GB are free", fix, **measured)
-    return fine(**measured)
+        return warning(f"{free / 1e9:.1f} GB are free", "pixi clean cache, or: conda clean --all")
+    return fine(free_gb=round(free / 1e9, 1))
 
 
 def free_bytes(place: Path) -> int:

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from strix_validate import GPUS, TARGET
 from strix_validate.checks import CannotRun, Result, RunOptions
 from strix_validate.doctor import _distribution
 from strix_validate.doctor._verdicts import error, fine, known, need_gpu, remark, warning
 from strix_validate.doctor.host import kernel_version
-from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.tree import DEVICES, Tree
 from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, refused
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
@@ -46,13 +47,13 @@ def _chosen(gpus: list[int], listed: str) -> list[int]:
 
 
 def gpu(tree: Tree) -> Result:
-    """KFD, the compute part of the amdgpu driver, shows a gfx1151 GPU. gfx1150 (Strix Point) looks
-    alike and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
+    """KFD, the compute part of the amdgpu driver, shows the GPU. gfx1150 (Strix Point) looks like
+    gfx1151 and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
     names = list(dict.fromkeys(node.name for node in tree.gpus))
     measured = {"gpus": ", ".join(f"{node.name} ({node.units} units)" for node in tree.gpus)}
-    if tree.strix_halo:
-        index = tree.gpus.index(tree.strix_halo)
-        others = ", ".join(name for name in names if name != tree.strix_halo.name)
+    if tree.ours:
+        index = tree.gpus.index(tree.ours)
+        others = ", ".join(name for name in names if name != tree.ours.name)
         seen = list(range(len(tree.gpus)))
         for variable in _hiding(tree):
             listed = tree.environ.get(variable, "")
@@ -62,26 +63,27 @@ def gpu(tree: Tree) -> Result:
                 fix = f"export {variable}={before.index(index)}" if others else f"unset {variable}"
                 return error(what, fix, **measured)
         if others and seen != [index]:
-            what = f"{others} is beside gfx1151, the one GPU that these packages have kernels for"
+            what = f"{others} is beside {TARGET}, the one GPU that these packages have kernels for"
             return warning(what, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
         return fine(**measured)
     if names:
-        what = f"the GPU is {', '.join(names)}, and these packages are compiled for gfx1151"
-        return error(what, "use packages built for this GPU", **measured)
-    if tree.has_strix_halo:
-        what = "Strix Halo's GPU is on the PCI bus, but KFD does not list it"
+        what = f"the GPU is {', '.join(names)}, and these packages are compiled for {TARGET}"
+        mine = next((f"; gpu_arch={n} has doctor examine it" for n in names if n in DEVICES), "")
+        return error(what, f"use packages built for this GPU{mine}", **measured)
+    if tree.has_ours:
+        what = f"the {TARGET} is on the PCI bus, but KFD does not list it"
         return error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
     if tree.is_wsl:
         what = "this is WSL, whose kernel has no KFD: Windows owns the GPU"
         return error(what, "boot Linux itself, or take AMD's own packages for WSL")
     return error(
         "no AMD GPU: /sys/class/kfd lists none",
-        "lspci -nn -d 1002:1586   # a Strix Halo machine prints one line",
+        f"lspci -nn -d 1002:{DEVICES[TARGET][2:]}   # a machine with a {TARGET} prints one line",
     )
 
 
 def pixi(tree: Tree) -> Result:
-    """pixi takes this machine for a gfx1151. Of several GPUs it goes by the one with the most
+    """pixi takes this machine for one with the GPU. Of several it goes by the one with the most
     compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
     it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
     if wrong := refused(tree):
@@ -90,16 +92,21 @@ def pixi(tree: Tree) -> Result:
     found = detected(tree)
     if found == WANTED:
         return fine(**found)
-    if (tree.gpus and not tree.strix_halo) or tree.is_wsl:
+    if (tree.gpus and not tree.ours) or tree.is_wsl:
         # an override would make pixi install kernels of another GPU
-        raise CannotRun("there is no Strix Halo")
+        raise CannotRun(f"there is no {TARGET}")
     said = ", ".join(f"{name}={version}" for name, version in found.items()) or "no AMD GPU"
     missing = [name for name, version in WANTED.items() if found.get(name) != version]
-    return warning(f"pixi sees {said}; the stacks are for 11.5.1", _export(missing), **found)
+    return warning(f"pixi sees {said}; the stacks are for {TARGET}", _export(missing), **found)
 
 
 def _export(names: Iterable[str]) -> str:
     return "export " + " ".join(f"{VARIABLES[name]}={WANTED[name]}" for name in names)
+
+
+def _need_gfx1151() -> None:
+    if (measured := GPUS[0]) != TARGET:
+        raise CannotRun(f"known of {measured} alone")
 
 
 def driver(tree: Tree) -> Result:
@@ -119,6 +126,7 @@ def kernel(tree: Tree) -> Result:
     """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
     the sizes of the context save area, as backports do. Without them, compute fails to start or
     faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
+    _need_gfx1151()
     release = known(tree.release, "the kernel's release")
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
     if not found:
@@ -146,6 +154,7 @@ def firmware(tree: Tree) -> Result:
     """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151:
     https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
+    _need_gfx1151()
     mes = None
     for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
         text = tree.read(str(file.relative_to(tree.root))) or ""
@@ -191,7 +200,7 @@ def render(tree: Tree) -> Result:
     """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
-    gpus = [tree.strix_halo, *tree.gpus] if tree.strix_halo else tree.gpus
+    gpus = [tree.ours, *tree.gpus] if tree.ours else tree.gpus
     minors = [node.render_minor for node in gpus if node.render_minor >= 128]
     if not minors:
         nodes = tree.glob("dev/dri/renderD*")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from strix_validate import TARGET
 from strix_validate.json_file import small_text
 
-_GFX1151 = 110501
-#: PCI's id of AMD, and vendor:device of the GPU of Strix Halo.
+#: PCI's id of AMD, and of the devices that doctor may be about (libdrm's amdgpu.ids).
 AMD = "0x1002"
-_PCI_ID = (AMD, "0x1586")
+DEVICES = {"gfx1151": "0x1586", "gfx1150": "0x150e", "gfx1152": "0x1114", "gfx1153": "0x1902"}
 
 
 def open_device(path: Path) -> None:
@@ -144,27 +144,28 @@ class Tree:
         return found
 
     @property
-    def strix_halo(self) -> Node | None:
-        """The first gfx1151 in KFD's topology."""
-        return next((node for node in self.gpus if node.version == _GFX1151), None)
+    def ours(self) -> Node | None:
+        """The first GPU in KFD's topology that the packages are for."""
+        return next((node for node in self.gpus if node.name == TARGET), None)
 
     @cached_property
-    def has_strix_halo(self) -> bool:
-        """Whether a PCI device has the GPU's id, with or without a driver."""
-        return any(map(self._is_strix_halo, self.glob("sys/bus/pci/devices/*")))
+    def has_ours(self) -> bool:
+        """Whether a PCI device has that GPU's id, with or without a driver."""
+        return any(map(self._is_ours, self.glob("sys/bus/pci/devices/*")))
 
-    def _is_strix_halo(self, folder: Path) -> bool:
+    def _is_ours(self, folder: Path) -> bool:
         """Return whether the sysfs folder of a PCI device has the GPU's id."""
-        return (self.read_at(folder / "vendor"), self.read_at(folder / "device")) == _PCI_ID
+        found = [self.read_at(folder / name) for name in ("vendor", "device")]
+        return found == [AMD, DEVICES.get(TARGET)]
 
     @cached_property
     def gpu_folder(self) -> str | None:
-        """The sysfs folder with the sizes of Strix Halo's memory, or of the first GPU's.
+        """The sysfs folder with the sizes of that GPU's memory, or of the first GPU's.
 
         Relative to root.
         """
         files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
-        folders = sorted((file.parent for file in files), key=self._is_strix_halo, reverse=True)
+        folders = sorted((file.parent for file in files), key=self._is_ours, reverse=True)
         return str(folders[0].relative_to(self.root)) if folders else None
 
     @cached_property

@@ -7,10 +7,11 @@ https://github.com/conda/ceps/pull/189; conda and mamba detect none.
 
 import re
 
+from strix_validate import TARGET
 from strix_validate.doctor.tree import AMD, Node, Tree
 
 #: What the stacks ask for, and the variables that set it. `__amdgpu` has no other version than 0.
-WANTED = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
+WANTED = {"__amdgpu": "0", "__amdgpu_arch": ".".join((TARGET[3:-2], *TARGET[-2:]))}
 VARIABLES = {"__amdgpu": "CONDA_OVERRIDE_AMDGPU", "__amdgpu_arch": "CONDA_OVERRIDE_AMDGPU_ARCH"}
 #: What the variables may hold: anything else ends pixi with an error. Empty hides the package.
 _ACCEPTED = {"__amdgpu": "0?", "__amdgpu_arch": r"([0-9]{1,9}(\.[0-9]{1,9}){2})?"}

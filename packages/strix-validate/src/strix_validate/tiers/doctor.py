@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this machine ready for gfx1151? What is wrong, why it matters, and the command that fixes it.
+"""Is this machine ready for the GPU? What is wrong, why it matters, and the command that fixes it.
 
 A finding of severity error fails its check; a warning costs speed or memory and leaves it passed.
 Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
