@@ -38,11 +38,12 @@ _INTEGER = (
 )  # fmt: skip
 _FLOAT = ("({a} + {b})", "({a} - {b})", "({a} * {b})", "({a} / {b})", "({a} < {b} ? {a} : {b})",
           "(-{a})", "__builtin_fabs({a})", "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
+#: Inlined at -O0 too: of a file whose kernel calls functions, all is decoded for each kernel.
 _HEAD = """
 typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64;
 typedef unsigned short u16; typedef unsigned char u8; typedef float f32; typedef double f64;
 #ifdef __HIP__
-#define FUNCTION static __attribute__((device)) inline
+#define FUNCTION static __attribute__((device, always_inline)) inline
 #define KERNEL(n) extern "C" __attribute__((global)) void kernel##n(const u32 *in, u32 *out) { \\
     body##n(in, out, __builtin_amdgcn_workitem_id_x()); }
 #else

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from strix_emulate.code.decode import Instruction, read
 from strix_emulate.errors import Trap
+from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import waits
 from strix_emulate.run.program import NO_EFFECT, WAITS
 
@@ -89,28 +90,26 @@ def _watched() -> Iterator[set[int]]:
     """Collects the addresses of waits that had something to wait for."""
     retired: set[int] = set()
     at = 0
-    wait, compile_wait = waits.wait, waits.compile_wait
+    wait, execute, issue = waits.wait, Step.execute, Step.issue
 
     def counted(g, counter, allowed):
         if len(g.queues.state.queues[counter]) > allowed:
             retired.add(at)
         wait(g, counter, allowed)
 
-    def compiled(ins, target):
-        run = compile_wait(ins, target)
-
-        def located(g):
+    def located(original):
+        def run(step, *rest):
             nonlocal at
-            at = ins.address
-            run(g)
+            at = step.instruction.address
+            original(step, *rest)
 
-        return located
+        return run
 
-    waits.wait, waits.compile_wait = counted, compiled
+    waits.wait, Step.execute, Step.issue = counted, located(execute), located(issue)
     try:
         yield retired
     finally:
-        waits.wait, waits.compile_wait = wait, compile_wait
+        waits.wait, Step.execute, Step.issue = wait, execute, issue
 
 
 def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:

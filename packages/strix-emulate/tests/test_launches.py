@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from strix_emulate.code import llvm
+from strix_emulate.code import encodings, llvm
 from strix_emulate.code.decode import decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
@@ -62,6 +62,22 @@ def test_a_program_is_compiled_once(monkeypatch, native):
     with pytest.raises(Trap, match="bounds"):
         launch(shared, np.arange(64), 60, native=native)
     assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
+
+
+def test_equal_instructions_are_read_and_made_once(monkeypatch):
+    """Unoptimised code has nine of ten instructions twice."""
+    read, made = [], []
+    fields, compiled = encodings.fields, program._compile
+    monkeypatch.setattr(encodings, "fields", lambda *x: read.append(x) or fields(*x))
+    monkeypatch.setattr(program, "_compile", lambda *x: made.append(x[0]) or compiled(*x))
+    line = "v_add_nc_u32_e32 v7, 0x1234567, v7\n"
+    text = ELFFile(io.BytesIO(llvm.assemble(20 * line + BODY))).get_section_by_name(".text")
+    found = decode(text.data())
+    assert [ins.address for ins in found[:20]] == list(range(0, 160, 8))
+    assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
+    launch(Program(found), np.arange(64), 64, native=False)
+    # once for what is known of it, once for the memories of the launch
+    assert sum(ins.name == "v_add_nc_u32" for ins in made) <= 2
 
 
 def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):

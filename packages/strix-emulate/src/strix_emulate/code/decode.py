@@ -9,7 +9,8 @@ V_FMAAK_F16 as if an inline constant had been encoded.
 Nothing is guessed: an instruction that is not fully understood is `unknown`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from strix_emulate.code import encodings, llvm
 from strix_emulate.code.encodings import (
@@ -70,7 +71,15 @@ def decode(
 
 def read(code: bytes, text: str, address: int = 0) -> Instruction:
     """Read one instruction that LLVM calls so; `unknown` says what was not understood."""
-    size = len(code)
+    known = _read(code, text)
+    pair = tuple([replace(half, address=address) for half in known.pair])
+    return replace(known, address=address, pair=pair)
+
+
+@lru_cache(maxsize=1 << 15)
+def _read(code: bytes, text: str) -> Instruction:
+    """Read it at address 0. Nine of ten instructions of unoptimised code stand there before."""
+    address, size = 0, len(code)
     if not text:
         return Instruction(address, size, "?", "?", unknown="LLVM cannot decode these bytes")
     try:

@@ -14,11 +14,12 @@ from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.waves import Waves
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """Of an instruction: bits of the registers it touches; target: those of a load's own.
 
-    ops: what C executes; None until it is worked out, False if C cannot.
+    Equal instructions have the same one. ops: what C executes; None until it is worked out, False
+    if C cannot.
     """
 
     reads: int
@@ -38,10 +39,10 @@ class Step:
 
     @property
     def run(self) -> Callable:
-        """numpy's function on Waves; made when a launch needs it."""
-        run = self._home.made.get(self)
+        """numpy's function on Waves; made when a launch needs it, once for equal instructions."""
+        run = self._home.made.get(self.known)
         if run is None:
-            run = self._home.made[self] = self._make(self._home.spaces)
+            run = self._home.made[self.known] = self._make(self._home.spaces)
         return run
 
     def execute(self, g: Waves, checks: Findings | None) -> None:

@@ -96,7 +96,7 @@ class Blocks(dict[int, Block]):
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
         """Attach to the memories of another launch, or to none: what was compiled stays."""
         self.spaces = spaces
-        self.made: dict[Step, Callable] = {}
+        self.made: dict[Known, Callable] = {}
         for block in self.values():
             for part in block.parts or ():
                 if isinstance(part, Run):
