@@ -10,7 +10,8 @@ import hosts
 import pytest
 from mutants import Tally, texts, trees
 from strix_validate.cli import app
-from strix_validate.doctor import environment, host, installed, kernel_lists
+from strix_validate.doctor import environment, host, kernel_lists
+from strix_validate.json_file import json_object
 from strix_validate.precompiled import warm
 from strix_validate.reporting import record
 from test_doctor import examine
@@ -123,8 +124,8 @@ def test_models(tmp_path: Path, record_property) -> None:
 
     def read() -> warm.ModelLayers:
         try:
-            return warm.read_model(file)
-        except warm.NoAttention as error:
+            return warm.layers_of(json_object(file))
+        except ValueError as error:
             raise Refused(str(error)) from error
 
     for mutant in mutants(CONFIG, 2, 300):
@@ -186,17 +187,17 @@ def loaded(file: Path) -> record.Record:
         raise Refused(str(error)) from error
 
 
-@pytest.mark.parametrize("read", [warm.read_model, lambda file: asked(str(file)), loaded])
+@pytest.mark.parametrize("read", [json_object, lambda file: asked(str(file)), loaded])
 def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
     """A pipe, and a file of more bytes than memory has."""
     file = tmp_path / "config.json"
     with file.open("wb") as sparse:
         sparse.truncate(3 << 30)
-    with pytest.raises((Refused, warm.NoAttention), match="more than"):
+    with pytest.raises((Refused, ValueError), match="more than"):
         read(file)
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises((Refused, warm.NoAttention), match=r"regular file|not a file"):
+    with pytest.raises((Refused, ValueError), match=r"regular file|not a file"):
         read(file)
 
 
@@ -276,7 +277,7 @@ def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
 
 @pytest.mark.parametrize("reader", [
     host.packages,
-    installed.installed,
+    environment.installed,
     lambda prefix: list(environment.requirements(prefix, "pytorch")),
 ], ids=["packages", "installed", "requirements"])  # fmt: skip
 def test_conda_meta(reader, tmp_path: Path, record_property) -> None:

@@ -13,10 +13,10 @@ from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
+from strix_validate.triton import call as triton_call
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
 from strix_validate.triton.modes import CallAnswer, CallAnswers, ChildError, ExecutedKernel
-from strix_validate.triton_packages import package_call
 
 NAMES = ("d64-float16", "varlen")
 DONE = (
@@ -37,7 +37,7 @@ def tier():
 @pytest.fixture
 def answered(monkeypatch):
     """Runs the tier with these answers, or this exception, from the child process."""
-    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: True)
 
     def install(*answers, error=None):
         def mock(calls, mode):
@@ -89,7 +89,7 @@ RACE = "k at 0x1b04 `ds_store_b128 v45, v[0:3]`: race: LDS cell is touched by wa
 @pytest.mark.parametrize("name", ["varlen-empty-gqa", "varlen"])
 def test_a_wait_that_llvm_dropped(monkeypatch, name):
     """It is skipped where it is known, if the numbers are correct with it put back."""
-    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: True)
     answer = replace(right(name), executed=(replace(DONE[0], lost_wait=RACE),))
 
     def state(answer):
@@ -124,7 +124,7 @@ def test_without_a_disassembler_it_is_skipped(answered):
 
 
 def test_without_flash_attn_it_is_skipped(monkeypatch):
-    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     assert {check.state for check in tier()} == {State.SKIPPED}
 
 

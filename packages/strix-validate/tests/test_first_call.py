@@ -21,10 +21,9 @@ from strix_validate.attention import flash
 from strix_validate.layers.table import MODELS, Attention
 from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
-from strix_validate.precompiled.deferred import DeferredCall
-from strix_validate.precompiled.vllm_calls import LAYERS, AttentionCall
+from strix_validate.precompiled.vllm_calls import LAYERS, step
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call
+from strix_validate.triton.call import Call, DeferredCall
 from strix_validate.vllm import experts, linear_attention, mla, quantized, sampling
 
 pytestmark = pytest.mark.skipif(
@@ -50,9 +49,10 @@ def needs(calls: Sequence[Call]) -> set[str]:
     return set().union(*asked(calls))
 
 
-def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[AttentionCall]:
+def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[DeferredCall]:
+    made = partial(DeferredCall, "step", dtype=dtype, change={"source": SOURCE})
     return [
-        AttentionCall(f"{n}x{new}", layer, dtype, n, new, keys=new + cached, source=SOURCE)
+        made(partial(step, layer=layer, sequences=n, queries=new, keys=new + cached))
         for layer in layers
         for n, new, cached in STEPS
     ]
@@ -70,23 +70,23 @@ STEP_TOKENS = (
 )  # fmt: skip
 
 
-def first_experts(model: str) -> list[experts.ExpertsCall]:
-    layers = warm.experts_of(CONFIGS[model])
-    return list(experts.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
+def first_experts(model: str) -> list[DeferredCall]:
+    layers = warm.layers_of(CONFIGS[model]).experts
+    return list(vllm_calls.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
 
 
 @needs_vllm
 def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
     """Three experts for each token, which is compiled in."""
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
-    found = needs(list(experts.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64])))
+    found = needs(list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64])))
     assert found - shipped
 
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
     """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
-    linear, _ = warm.others_of(CONFIGS[model])
-    heads = {"heads": keys * linear[0].heads, "value_heads": keys * linear[0].value_heads}
+    (linear,) = warm.layers_of(CONFIGS[model]).linear
+    heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
     delta = partial(linear_attention.delta_rule, size=128, **heads)
     builds = [partial(delta, lengths=n, kernel="chunks") for n in ((7,), (1000, 24), (16, 16, 3))]
@@ -96,7 +96,7 @@ def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
         rows = n * heads["value_heads"]
         builds.append(partial(linear_attention.gated_norm, rows=rows, columns=128))
     builds.append(partial(delta, lengths=(1, 1, 70), kernel="several"))
-    made = partial(DeferredCall, model, dtype=torch.bfloat16, source=SOURCE)
+    made = partial(DeferredCall, model, dtype=torch.bfloat16, change={"source": SOURCE})
     return [made(build) for build in builds]
 
 
@@ -112,7 +112,7 @@ def first_choices(vocabulary: int) -> list[DeferredCall]:
         builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **more))
-    made = partial(DeferredCall, "choices", dtype=torch.float32, source=SOURCE)
+    made = partial(DeferredCall, "choices", dtype=torch.float32, change={"source": SOURCE})
     return [made(build) for build in builds]
 
 
@@ -124,20 +124,19 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 
 def first_steps(model: str) -> dict[str, list[Call]]:
     """All that a server's steps launch of vLLM's Triton kernels, by part of the model."""
-    config = CONFIGS[model]
-    linear, (words,) = warm.others_of(config)
+    layers = warm.layers_of(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
-        for x in warm.latent_of(config)
+        for x in layers.latent
         for n, count in ((300, 1), (77, 3), (64, 16))
     ]
-    made = partial(DeferredCall, model, dtype=torch.bfloat16, source=SOURCE)
+    made = partial(DeferredCall, model, dtype=torch.bfloat16, change={"source": SOURCE})
     return {
-        "attention": first_calls(*warm.layers_of(config)),
+        "attention": first_calls(layers.attention, layers.dtype),
         "experts": first_experts(model),
-        "linear": first_linear(model) if linear else [],
+        "linear": first_linear(model) if layers.linear else [],
         "latent": [made(build) for build in latent],
-        "sampling": first_choices(words),
+        "sampling": first_choices(*layers.vocabularies),
     }
 
 
@@ -154,7 +153,7 @@ def test_products_with_fp8_in_blocks_compile_nothing(shipped: set[str]) -> None:
     steps = [
         partial(quantized.fp8_blocks, tokens=n, size=640, rows=256) for n in (1, 7, 16, 99, 48)
     ]
-    made = partial(DeferredCall, "fp8", dtype=torch.bfloat16, source=SOURCE)
+    made = partial(DeferredCall, "fp8", dtype=torch.bfloat16, change={"source": SOURCE})
     found = needs([made(build) for build in steps])
     assert found and not found - shipped
 
@@ -175,8 +174,9 @@ def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     """What the recipe's patch is for; upstream's source fails here."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
+    made = partial(DeferredCall, "step", dtype=torch.float16, change={"source": SOURCE})
     calls = [
-        AttentionCall(f"{n}x9", x, torch.float16, n, 9, 64, source=SOURCE)
+        made(partial(step, layer=x, sequences=n, queries=9, keys=64))
         for x in layers
         for n in (1, 5, 16)
     ]
@@ -184,24 +184,24 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     assert len(ours) == 1
 
 
-def first_flash_calls(model: str, layers: list[Attention], dtype: torch.dtype) -> Iterator:
+def first_flash_calls(model: str, layers: warm.ModelLayers) -> Iterator:
     """Of a model's layers: prompts, batches without padding, training and a cache.
 
     As transformers and others call it, with windows of n, or n - 1, keys to either side, or to the
     left alone, and the model's scale.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
-    for layer in (layer for layer in layers if layer.head_dim <= 256):
+    for layer in (layer for layer in layers.attention if layer.head_dim <= 256):
         windows = [(-1, -1)]
         if (n := layer.window) and flash_calls.has_aiter():
             windows = [(n - 1, n - 1), (n, 0), (n, -1)]
         heads = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
         for window in windows:
             more = heads | {"window": window, "scale": scale**-0.5}
-            made = partial(DeferredCall, model, dtype=dtype)
+            made = partial(DeferredCall, model, dtype=layers.dtype)
             for n, causal in ((1, False), (32, True)):
                 build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **more)
-                yield made(build, gradients=causal)
+                yield made(build, change={} if causal else flash_calls.FORWARD)
             yield made(partial(flash.varlen, lengths_q=(9, 64), lengths_k=(9, 64), **more))
             for capacity, page in (
                 (4096, 0),
@@ -222,7 +222,7 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     calls = [
         call
         for model, config in CONFIGS.items()
-        for call in first_flash_calls(model, *warm.layers_of(config))
+        for call in first_flash_calls(model, warm.layers_of(config))
     ]
     found = asked(calls)
     assert all(found)
@@ -246,7 +246,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
     shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "causal": False}
     more = {"lengths_q": lengths, "lengths_k": lengths, "scale": head_dim**-0.5}
     build = partial(flash.varlen, **shape, **more)
-    found = needs([DeferredCall(model, build, dtype, gradients=False)])
+    found = needs([DeferredCall(model, build, dtype, flash_calls.FORWARD)])
     assert found and not found - shipped_flash
 
 
@@ -262,9 +262,8 @@ PARTS = ("attention", "experts", "linear", "latent", "vocabularies")
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Gemma-2-9B", "Qwen3.6-27B", "Qwen3-30B-A3B"])
-def test_a_model_of_the_table_compiles_nothing(model: str, tmp_path: Path) -> None:
+def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
     """More heads of the same ratio, and another window, are the same kernels."""
-    file = tmp_path / "config.json"
     config = CONFIGS[model].get("text_config", CONFIGS[model])
     more = {name: 2 * config[name] for name in ("num_attention_heads", "num_key_value_heads")}
     for change in ({}, more | {"head_dim": config.get("head_dim", 128)}, {"sliding_window": 77}):
@@ -272,8 +271,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str, tmp_path: Path) -> No
             continue
         if change and "linear_num_key_heads" in config:
             continue  # the size of a block depends on the heads
-        file.write_text(json.dumps(config | change))
-        found = warm.beyond_table(warm.read_model(file))
+        found = warm.beyond_table(warm.layers_of(config | change))
         assert not (found.attention or found.experts or found.linear or found.vocabularies)
 
 
@@ -282,12 +280,8 @@ def test_a_model_of_the_table_compiles_nothing(model: str, tmp_path: Path) -> No
     [({"num_attention_heads": 36}, "attention"), ({"head_dim": 96}, "attention"),
      ({"vocab_size": 77777}, "vocabularies"), ({"num_experts": 99}, "experts")],
 )  # fmt: skip
-def test_what_no_model_of_the_table_has_is_foretold(
-    change: dict, part: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIGS["Qwen3-30B-A3B"] | change))
-    found = warm.beyond_table(warm.read_model(file))
+def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> None:
+    found = warm.beyond_table(warm.layers_of(CONFIGS["Qwen3-30B-A3B"] | change))
     assert [name for name in PARTS if getattr(found, name)] == [part]
 
 
@@ -308,8 +302,9 @@ def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS[model]))
     warmed = needs(warm.calls(file, SOURCE)["vLLM"])
-    found = needs(first_calls(*warm.layers_of(CONFIGS[model])))
-    if warm.others_of(CONFIGS[model])[0]:
+    layers = warm.layers_of(CONFIGS[model])
+    found = needs(first_calls(layers.attention, layers.dtype))
+    if layers.linear:
         found |= needs(first_linear(model))
     assert found and not found - warmed
 
@@ -320,17 +315,15 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
     warmed = needs(warm.calls(file, None)["flash-attn"])
-    calls = first_flash_calls("Mistral-7B", *warm.layers_of(CONFIGS["Mistral-7B"]))
-    found = needs([replace(call, gradients=False) for call in calls])
+    calls = first_flash_calls("Mistral-7B", warm.layers_of(CONFIGS["Mistral-7B"]))
+    found = needs([replace(call, change=flash_calls.FORWARD) for call in calls])
     assert found and not found - warmed
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-def test_the_table_has_what_config_says(model: str, tmp_path: Path) -> None:
+def test_the_table_has_what_config_says(model: str) -> None:
     """All of a row, where the model is one; where it is not, its layers are of rows."""
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIGS[model]))
-    found = warm.read_model(file)
+    found = warm.layers_of(CONFIGS[model])
     beyond = warm.beyond_table(found)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):

@@ -112,7 +112,8 @@ LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 409
     ],
 )
 def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> None:
-    assert warm.layers_of(config) == (layers, dtype)
+    found = warm.layers_of(config)
+    assert (found.attention, found.dtype) == (layers, dtype)
 
 
 QWEN = LLAMA | {
@@ -145,7 +146,7 @@ INT4 = {"bits": 4, "group_size": 128}
     ],
 )
 def test_experts_of_a_model(config: dict, experts: list) -> None:
-    assert warm.experts_of(config) == experts
+    assert warm.layers_of(config).experts == experts
 
 
 LINEAR = {
@@ -158,8 +159,10 @@ LINEAR = {
 
 
 def test_other_layers_of_a_model() -> None:
-    assert warm.others_of(LLAMA) == ([], [])
-    assert warm.others_of({"text_config": LINEAR | {"vocab_size": 9}}) == ([Linear(4, 8, 64)], [9])
+    found = warm.layers_of(LLAMA)
+    assert (found.linear, found.vocabularies) == ([], [])
+    found = warm.layers_of({"text_config": LLAMA | LINEAR | {"vocab_size": 9}})
+    assert (found.linear, found.vocabularies) == ([Linear(4, 8, 64)], [9])
 
 
 @pytest.mark.parametrize(
@@ -168,8 +171,9 @@ def test_other_layers_of_a_model() -> None:
      {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"}],
 )  # fmt: skip
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
-    with pytest.raises(warm.NoAttention, match="no layers can be read from it"):
-        warm.others_of(LINEAR | wrong)
+    assert warm.layers_of(LLAMA | LINEAR).linear
+    with pytest.raises(ValueError, match="no layers can be read from it"):
+        warm.layers_of(LLAMA | LINEAR | wrong)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,8 @@ def test_no_model(tmp_path: Path, config: str) -> None:
 
 
 def test_a_model_of_mla_has_no_other_attention_to_warm_up() -> None:
-    found = warm.read_model(Path(__file__).parent / "configs" / "DeepSeek-V2-Lite.json")
+    file = Path(__file__).parent / "configs" / "DeepSeek-V2-Lite.json"
+    found = warm.layers_of(json.loads(file.read_text()))
     assert (found.attention, found.latent) == ([], [Latent(16, 512, 64)])
 
 

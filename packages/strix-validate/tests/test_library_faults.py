@@ -9,15 +9,15 @@ import pytest
 import torch
 from broken_process import CHECKS
 from strix_validate.checks import Result, RunOptions, State
-from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
+from strix_validate.libraries import convolution, gemm, host_memory, inductor, races
 from strix_validate.runner import run
 from strix_validate.tiers import isolated, libraries, run_each
 
 #: On a machine with a GPU the faults are planted in what it computes.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 right_multiply, right_convolve = gemm.multiply, convolution.convolve
-right_factorise = factors.factorise
-right_gradient = gradients.gradient
+right_factorise = races.factorise
+right_gradient = races.gradient
 
 
 def judge(module, id_) -> Result:
@@ -118,9 +118,9 @@ FACTORS = {
 @pytest.mark.parametrize("name", FACTORS)
 def test_wrong_factors_are_caught(name, monkeypatch):
     broken, check = FACTORS[name]
-    assert judge(factors, f"factors/{check}").state is State.PASSED
-    monkeypatch.setattr(factors, "factorise", broken)
-    failed = judge(factors, f"factors/{check}")
+    assert judge(races, f"factors/{check}").state is State.PASSED
+    monkeypatch.setattr(races, "factorise", broken)
+    failed = judge(races, f"factors/{check}")
     assert failed.state is State.FAILED and "rows: their factors give them back" in failed.reason
 
 
@@ -138,9 +138,9 @@ def neighbour(tokens, incoming):
 @pytest.mark.parametrize("broken", [lost_summand, neighbour])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_wrong_gradients_are_caught(broken, kind, monkeypatch):
-    assert judge(gradients, f"gradients/embedding-{kind}").state is State.PASSED
-    monkeypatch.setattr(gradients, "gradient", broken)
-    failed = judge(gradients, f"gradients/embedding-{kind}")
+    assert judge(races, f"gradients/embedding-{kind}").state is State.PASSED
+    monkeypatch.setattr(races, "gradient", broken)
+    failed = judge(races, f"gradients/embedding-{kind}")
     assert failed.state is State.FAILED and "sums of whole numbers" in failed.reason
 
 

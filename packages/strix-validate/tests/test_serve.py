@@ -11,7 +11,7 @@ import pytest
 from strix_validate import skips
 from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
-from strix_validate.serving import bench_serve, endpoint, tiny_llama, tiny_models, vllm_server
+from strix_validate.serving import endpoint, judges, tiny_llama, tiny_models, vllm_server
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
@@ -207,7 +207,7 @@ SERVER = endpoint.Endpoint("http://127.0.0.1:9", "any")
 
 def test_the_numbers_of_vllm_bench_serve_are_read(bench):
     bench(json.dumps(BENCH))
-    found = bench_serve.measure(SERVER)
+    found = judges.bench_serve(SERVER)
     assert found["output_throughput"] == 160.0 and found["median_ttft_ms"] == 75.0
     assert "ttfts" not in found and "model_id" not in found
 
@@ -225,13 +225,13 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
 def test_what_vllm_bench_serve_cannot_measure_fails(text, status, said, bench):
     bench(text, status)
     with pytest.raises(CheckFailed, match=said):
-        bench_serve.measure(SERVER)
+        judges.bench_serve(SERVER)
 
 
 def test_without_vllm_its_bench_is_skipped(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CannotRun, match="vllm is not installed"):
-        bench_serve.measure(SERVER)
+        judges.bench_serve(SERVER)
 
 
 def test_a_server_that_is_not_there_fails_with_its_address():

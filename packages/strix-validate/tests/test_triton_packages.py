@@ -12,9 +12,10 @@ from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import reference
 from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated
+from strix_validate.triton import call as triton_call
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
-from strix_validate.triton_packages import conch, fla, gguf, liger, package_call, sage
+from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.triton_packages.package_checks import PACKAGES
 from triton_faults import FAULTS
 
@@ -56,7 +57,7 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
 def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
     """Each with the reason that skips.toml knows: `said` is set where none of its entries fits."""
-    monkeypatch.setattr(package_call.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     name = f"{package.__name__.rpartition('.')[2]}-{next(iter(package.COMPILED))}"
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
     (check,) = run(["kernels"], RunOptions(), only).checks
@@ -159,7 +160,7 @@ def test_gradients_are_those_of_the_inputs():
 
     x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
     grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
-    found = package_call.differentiated(product, {"x": x, "y": y}, grads)
+    found = triton_call.differentiated(product, {"x": x, "y": y}, grads)
     assert found["out"].tolist() == [10, 21] and not found["out"].requires_grad
     assert found["dx"].tolist() == [105, 170] and found["dy"].tolist() == [102, 130]
 

@@ -22,7 +22,6 @@ from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import Case, make
 from strix_validate.vllm import attention as vllm_attention
-from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm import vllm_checks
@@ -177,8 +176,8 @@ def test_a_product_that_left_the_matrix_unit_is_caught(name):
 @pytest.mark.parametrize("name", ["prefill", "decode", "mixed"])
 def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
     check = Check(f"attention/vllm-{name}-bfloat16", "", "")
-    assert vllm_checks.applies(check, RunOptions(device="cuda"))
-    assert not vllm_checks.applies(check, RunOptions(device="cpu"))
+    assert attention.applies(check, RunOptions(device="cuda"))
+    assert not attention.applies(check, RunOptions(device="cpu"))
     call, expected = make("seed", vllm_checks.ON_GPU[f"{name}-bfloat16"])
     assert call.dtype is torch.bfloat16
     right = expected(call.dtype)
@@ -272,7 +271,7 @@ def test_triton_kernels_that_do_not_import_fail(tmp_path):
 
 def test_experts_in_mxfp4_by_another_formula():
     """And what a kernel could get wrong is outside the bounds."""
-    build = partial(vllm_kernels.mxfp4, tokens=3, size=64, inner=32)
+    build = partial(vllm_mxfp4.mixture, tokens=3, size=64, inner=32)
     case = Case(build, "", torch.bfloat16)
     call, expected = make("seed", case)
     given = call.tensors

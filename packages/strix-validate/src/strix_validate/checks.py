@@ -106,6 +106,12 @@ class CannotRun(Exception):
     """A check has nothing to judge here; the message is the reason for the skip."""
 
 
+def need_gpu(options: RunOptions, reason: str) -> None:
+    """Raise CannotRun without a GPU."""
+    if options.device != "cuda":
+        raise CannotRun(reason)
+
+
 class CheckFailed(Exception):
     """The verdict of a check: what is wrong, in words."""
 
@@ -144,6 +150,11 @@ def exit_code(states: Iterable[State]) -> int:
 def reason_of(body: Callable) -> str:
     """Return the docstring of a check's function, what the check catches, in one line."""
     return " ".join((body.__doc__ or "").split())
+
+
+def named(*bodies: Callable) -> dict[str, Callable]:
+    """Return functions by their names, as ids have them."""
+    return {body.__name__.replace("_", "-"): body for body in bodies}
 
 
 def described(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:

@@ -1,32 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Command line: strix-validate TIER | run | list | report. See EXIT_STATUS."""
 
+import contextlib
 import json
+import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from strix_validate import GPUS, TARGET, cluster, kernel_commands, tiers
-from strix_validate.checks import Size
+from strix_validate import GPUS, TARGET, cluster, tiers
+from strix_validate.checks import CannotRun, Size
+from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
 from strix_validate.runner import NoSuchCheck, select
 from strix_validate.terminal import (
+    OPTIONS,
     DeviceName,
-    DeviceOption,
-    EvidenceOption,
     JsonOption,
-    ModelOption,
     OnlyOption,
-    PlotsOption,
-    QuestionsOption,
-    SeedOption,
-    SizeOption,
-    SkipOption,
-    UrlOption,
     VllmOption,
     run_and_exit,
 )
@@ -63,73 +61,84 @@ def main_options(
         raise typer.BadParameter(f"the variable gpu_arch is {TARGET!a:.40}, not {', '.join(GPUS)}")
 
 
-#: Options of the commands that run one tier, by the names of run_and_exit's parameters.
-_OPTIONS = {
-    "as_json": (JsonOption, False), "only": (OnlyOption, None), "skip": (SkipOption, None),
-    "device": (DeviceOption, DeviceName.AUTO), "size": (SizeOption, Size.QUICK),
-    "url": (UrlOption, ""), "model": (ModelOption, ""), "questions": (QuestionsOption, 0),
-    "evidence": (EvidenceOption, None), "plots": (PlotsOption, None),
-    "vllm": (VllmOption, None), "seed": (SeedOption, 0),
-}  # fmt: skip
+def _command(
+    name: str, options: str, words: str, size: Size = Size.QUICK, run: Callable | None = None
+) -> None:
+    """Add a command that runs checks with these options; size: by default.
 
-
-def _tier(name: str, options: str, words: str, size: Size = Size.QUICK) -> None:
-    """Add the command that runs a tier with these options; size: by default.
-
-    One without a device has the CPU, and serve, which only a GPU can, the GPU.
+    run: instead of the tier of that name. One without a device has the CPU, and serve, which only a
+    GPU can, the GPU.
     """
 
-    def run_tier(**given) -> None:
+    def run_checks(**given) -> None:
+        if run:
+            return run(**given)
         given.setdefault("device", DeviceName.AUTO if name == "serve" else DeviceName.CPU)
-        run_and_exit([name], **given)
+        return run_and_exit([name], **given)
 
-    run_tier.__name__, run_tier.__doc__ = name, words
+    run_checks.__doc__ = words
     parameters = [
         Parameter(
             each, Parameter.KEYWORD_ONLY, annotation=kind,
             default=size if each == "size" else default,
         )
-        for each, (kind, default) in _OPTIONS.items()
+        for each, (kind, default) in OPTIONS.items()
         if each in f"as_json only skip {options}".split()
     ]  # fmt: skip
-    run_tier.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    app.command()(run_tier)
+    run_checks.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    app.command(name)(run_checks)
 
 
-_tier(
+def _doctor(root: Path, model_gib: float, **given) -> None:
+    if not root.is_dir():
+        raise typer.BadParameter(f"{root} is not a folder")
+    run_and_exit(["doctor"], root=root, weights=int(model_gib * 2**30), **given)
+
+
+def _run(tier: list[str] | None, skip: list[str] | None, quick: bool, size: Size, **given) -> None:
+    unknown = [name for name in tier or [] if name not in tiers.TIERS]
+    if unknown:
+        raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
+    if quick:
+        tier, size = tier or list(tiers.QUICK), Size.QUICK
+        skip = [*(skip or []), *(tiers.SLOW if "libraries" in tier else ())]
+    run_and_exit(tier or list(tiers.TIERS), skip=skip, size=size, **given)
+
+
+_command(
     "backend", "device",
     "Report which attention backends this torch has, and execute each one alone.",
 )  # fmt: skip
-_tier(
+_command(
     "libraries", "device seed",
     """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
 
     On a CPU, this checks only the checks themselves.
     """,
 )  # fmt: skip
-_tier(
+_command(
     "attention", "device size vllm seed",
     """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
 
     Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
     """,
 )  # fmt: skip
-_tier(
+_command(
     "kernels", "vllm",
     "Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them.",
 )  # fmt: skip
-_tier(
+_command(
     "emulated", "vllm",
     """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """,
 )  # fmt: skip
-_tier(
+_command(
     "bench", "device size plots vllm",
     "Time torch's backends, flash-attn and vLLM's attention, forward and backward.", Size.FULL,
 )  # fmt: skip
-_tier(
+_command(
     "serve", "url model questions evidence plots",
     """Generate and serve with vLLM and a small random model, made on the spot.
 
@@ -137,71 +146,96 @@ _tier(
     numbers in long prompts, and how fast it is.
     """,
 )  # fmt: skip
-
-
-@app.command()
-def doctor(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    root: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Examine a machine whose /proc, /sys and /etc are here."),
-    ] = Path("/"),
-    model_gib: Annotated[
-        float,
-        typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
-    ] = 0,
-) -> None:
+_command(
+    "doctor", "root model_gib",
     """Find out what keeps this machine from running on the GPU, with the command that fixes it.
 
     Needs no torch. The GPU is gfx1151, or what the variable gpu_arch names.
-    """
-    if not root.is_dir():
-        raise typer.BadParameter(f"{root} is not a folder")
-    run_and_exit(["doctor"], as_json, only, skip, root=root, weights=int(model_gib * 2**30))
-
-
-@app.command(name="run")
-def run_all(
-    as_json: JsonOption = False,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    size: SizeOption = Size.FULL,
-    tier: Annotated[
-        list[str] | None, typer.Option(help=f"Any of {', '.join(tiers.TIERS)}. Default: all.")
-    ] = None,
-    evidence: EvidenceOption = None,
-    vllm_source: VllmOption = None,
-    url: UrlOption = "",
-    model: ModelOption = "",
-    questions: QuestionsOption = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="What ten minutes of a GPU say of this machine.")
-    ] = False,
-    seed: SeedOption = 0,
-) -> None:
+    """, run=_doctor,
+)  # fmt: skip
+_command(
+    "run", "device size tier evidence vllm url model questions quick seed",
     """Run every tier and write a record of evidence.
 
     With --quick: the tiers that need this machine, at their quickest, and a table of its speeds.
-    """
-    unknown = [name for name in tier or [] if name not in tiers.TIERS]
-    if unknown:
-        raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
-    if quick:
-        tier, size = tier or list(tiers.QUICK), Size.QUICK
-        skip = [*(skip or []), *(tiers.SLOW if "libraries" in tier else ())]
-    run_and_exit(
-        tier or list(tiers.TIERS), as_json, only, skip, device, size=size, evidence=evidence,
-        vllm=vllm_source, url=url, model=model, questions=questions, seed=seed,
-    )  # fmt: skip
-
-
+    """, Size.FULL, _run,
+)  # fmt: skip
 app.command()(models_command.models)
 app.add_typer(cluster.app, name="cluster")
-app.command()(kernel_commands.warm)
-app.command()(kernel_commands.compilations)
+
+
+@contextlib.contextmanager
+def _unless_missing(what: str) -> Iterator[Console]:
+    """End a command with status 3 where a library is not installed, or has nothing for it."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        yield console
+    except (CannotRun, ModuleNotFoundError) as reason:
+        console.print(f"{escape(str(reason))}: nothing to {what}")
+        raise typer.Exit(3) from reason
+
+
+@app.command()
+def warm(
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG.json", help="Compile what this model needs, not common ones."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    vllm_source: VllmOption = None,
+) -> None:
+    """Compile the attention kernels that no package installed, before the first request.
+
+    Fills Triton's cache of this user for gfx1151, and needs no GPU. With --model it says first how
+    many kernels are in no package, and for how long they compile.
+    """
+    with _unless_missing("compile") as console:
+        from strix_validate.precompiled.warm import calls, fill, foretell
+
+        try:
+            wanted = calls(model, vllm_source)
+            if model and "vLLM" in wanted:
+                console.print(foretell(model, vllm_source, jobs))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        failed = fill(wanted, jobs, console)
+    raise typer.Exit(int(failed))
+
+
+@app.command()
+def compilations(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    most: Annotated[
+        int | None, typer.Option(min=0, help="Fail if more kernels than this are compiled.")
+    ] = None,
+    vllm_source: VllmOption = None,
+) -> None:
+    """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
+    with _unless_missing("count") as console:
+        from strix_validate.precompiled.warm import count
+
+        found = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
+    total = sum(origins["compiled"] for origins in found.values())
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        for group, origins in found.items():
+            typer.echo(f"{origins['compiled']:5} compiled {origins['packages']:5} shipped  {group}")
+        typer.echo(f"{total:5} compiled")
+    raise typer.Exit(int(most is not None and total > most))
+
+
+def _list_kernels(as_json: bool) -> None:
+    """List the kernels that packages installed into this environment."""
+    lists = installed(Path(sys.base_prefix))
+    if as_json:
+        typer.echo(json.dumps(lists, indent=1))
+    else:
+        for package, kernels in lists.items():
+            typer.echo(f"{package}: {len(kernels)} kernels")
+            typer.echo("\n".join(sorted(f"    {describe(each)}" for each in kernels.values())))
+    raise typer.Exit(0 if lists else 3)
 
 
 @app.command(name="list")
@@ -214,7 +248,7 @@ def list_checks(
 ) -> None:
     """List every check with the bug that it would catch."""
     if kernels:
-        kernel_commands.list_kernels(as_json)
+        _list_kernels(as_json)
 
     known, absent = {}, []
     for name in tiers.TIERS:

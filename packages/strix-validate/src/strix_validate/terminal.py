@@ -7,7 +7,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from strix_validate.doctor.tree import DEVICES
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
+from strix_validate.tiers import TIERS
 
 #: A record has megabytes, and a killed run loses no more than this.
 SECONDS_BETWEEN_WRITES = 5.0
@@ -43,13 +44,6 @@ OnlyOption = Annotated[
         "sdpa/flash or 'kernels/vllm-*'. Repeatable.",
     ),
 ]
-SkipOption = Annotated[
-    list[str] | None,
-    typer.Option("--skip", metavar="ID", help="Skip these checks, named likewise."),
-]
-DeviceOption = Annotated[
-    DeviceName, typer.Option(help="Where checks run. As in torch, cuda includes ROCm GPUs.")
-]
 VllmOption = Annotated[
     Path | None,
     typer.Option(
@@ -58,42 +52,50 @@ VllmOption = Annotated[
         help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Draw other random inputs.")
-]
-UrlOption = Annotated[
-    str, typer.Option("--url", metavar="URL", help="Look at this server of vLLM; needs no torch.")
-]
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="What the server at --url calls its model; without --url, a model's folder to serve.",
+
+
+def _option(kind: Any, default: object, words: str, *flags: str, **more) -> tuple[Any, object]:
+    return Annotated[kind, typer.Option(*flags, help=words, **more)], default
+
+
+#: Options of commands that run checks, each with its default, by the names of parameters.
+OPTIONS: dict[str, tuple[Any, object]] = {
+    "as_json": (JsonOption, False),
+    "only": (OnlyOption, None),
+    "skip": _option(list[str] | None, None, "Skip these checks, named likewise.", metavar="ID"),
+    "device": _option(
+        DeviceName, DeviceName.AUTO, "Where checks run. As in torch, cuda includes ROCm GPUs."
     ),
-]
-QuestionsOption = Annotated[
-    int,
-    typer.Option(
-        "--questions",
-        metavar="N",
-        min=0,
-        max=50,
-        help="Ask the model 50 questions in words; fewer than N right answers fail.",
+    "size": _option(Size, Size.QUICK, "How much to check; quick suits a CPU."),
+    "tier": _option(list[str] | None, None, f"Any of {', '.join(TIERS)}. Default: all."),
+    "evidence": _option(Path | None, None, "Write the record to this folder.", metavar="DIR"),
+    "plots": _option(
+        Path | None, None, "Draw plots here, as PNG and SVG; needs matplotlib.", metavar="DIR"
     ),
-]
-SizeOption = Annotated[Size, typer.Option(help="How much to check; quick suits a CPU.")]
-EvidenceOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write the record to this folder.")
-]
-PlotsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Draw plots here, as PNG and SVG; needs matplotlib."),
-]
+    "vllm": (VllmOption, None),
+    "url": _option(str, "", "Look at this server of vLLM; needs no torch.", metavar="URL"),
+    "model": _option(
+        str, "", "What the server at --url calls its model; without --url, a model's folder to "
+        "serve.", metavar="NAME",
+    ),
+    "questions": _option(
+        int, 0, "Ask the model 50 questions in words; fewer than N right answers fail.",
+        metavar="N", min=0, max=50,
+    ),
+    "quick": _option(bool, False, "What ten minutes of a GPU say of this machine.", "--quick"),
+    "seed": _option(int, 0, "Draw other random inputs.", min=0, max=2**32 - 1),
+    "root": _option(
+        Path, Path("/"), "Examine a machine whose /proc, /sys and /etc are here.", metavar="DIR"
+    ),
+    "model_gib": _option(
+        float, 0, "Weights of a model in GiB: print vLLM's flags for it.", min=0
+    ),
+}  # fmt: skip
 
 
 def run_and_exit(
     names: list[str],
+    *,
     as_json: bool,
     only: list[str] | None,
     skip: list[str] | None,

@@ -21,6 +21,8 @@ from strix_validate.checks import (
     RunOptions,
     Size,
     State,
+    named,
+    need_gpu,
     reason_of,
     require,
     seed_of,
@@ -245,8 +247,7 @@ def _dropped(route: sdpa.Route, n: int, causal: bool, device: str, p: float = 0.
 def nested(route: sdpa.Route, options: RunOptions) -> dict | Result:
     """Sequences of several lengths in one nested tensor, q, k and v of one product: keys of a
     neighbour, or offsets of the padded length."""
-    if options.device == "cpu":
-        raise CannotRun("only a GPU has fused attention of nested tensors")
+    need_gpu(options, "only a GPU has fused attention of nested tensors")
     lengths = (70, 1, 133)
     rows = [_randn(n, 3 * 4 * 64, device=options.device, seed=n) for n in lengths]
     whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
@@ -269,8 +270,7 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     """A captured graph computes with what its inputs hold when it is replayed: arguments of the
     captured call, or memory of its scratch, that another call has taken:
     https://github.com/vllm-project/vllm/issues/32180"""
-    if options.device == "cpu":
-        raise CannotRun("only a GPU captures graphs")
+    need_gpu(options, "only a GPU captures graphs")
     shape = SdpaShape("captured", "", causal=True, seqlen_q=113, seqlen_k=113)
     problem = Problem(shape, HALF, options.device)
     *tensors, _ = problem.inputs
@@ -312,9 +312,6 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     return comparison.compare(ANY, actual, problem.expected, HALF)
 
 
-BODIES: dict[str, Callable] = {
-    body.__name__.replace("_", "-"): body
-    for body in (
-        large, deterministic, finite, masked_row, nan, lse, dropout, compiled, nested, captured,
-    )
-}  # fmt: skip
+BODIES = named(
+    large, deterministic, finite, masked_row, nan, lse, dropout, compiled, nested, captured
+)

@@ -122,15 +122,7 @@ def dense(
     With dropout, only one thing is expected: that a second call drops other weights. alibi: slopes,
     (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
     """
-    options = {
-        "causal": causal,
-        "window_size": window,
-        "softcap": softcap,
-        "dropout_p": dropout,
-        "return_attn_probs": lse,
-    }
-    if scale is not None:
-        options["softmax_scale"] = scale
+    options = _options(causal, window, lse, scale) | {"softcap": softcap, "dropout_p": dropout}
     tensors = _packed({"q": q, "k": k, "v": v}, pack, 2)
     function = f"flash_attn_{pack}packed_func" if pack else "flash_attn_func"
     more = {"alibi_slopes": alibi} if alibi is not None else {}
@@ -172,15 +164,8 @@ def varlen(
         "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
         "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
     }
-    options = {
-        "max_seqlen_q": max(lengths_q),
-        "max_seqlen_k": max(lengths_k),
-        "causal": causal,
-        "window_size": window,
-        "return_attn_probs": lse,
-    }
-    if scale is not None:
-        options["softmax_scale"] = scale
+    options = _options(causal, window, lse, scale)
+    options |= {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k)}
     function = f"flash_attn_varlen_{pack}packed_func" if pack else "flash_attn_varlen_func"
     if pack == "qkv":
         starts = {"cu_seqlens": starts["cu_seqlens_q"]}
@@ -208,6 +193,12 @@ def varlen(
     return call, expected
 
 
+def _options(causal: bool, window: tuple[int, int], lse: bool, scale: float | None) -> dict:
+    """Return what a call of flash-attn takes beside tensors."""
+    options = {"causal": causal, "window_size": window, "return_attn_probs": lse}
+    return options | ({"softmax_scale": scale} if scale is not None else {})
+
+
 def _packed(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
     """Return the tensors, with those of the letters in pack stacked into one."""
     alone = {name: x for name, x in tensors.items() if name not in pack}
@@ -220,19 +211,6 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
     if pack:
         alone[f"d{pack}"] = torch.stack([found[f"d{name}"] for name in pack], axis)
     return alone
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Turn the first lanes of x (tokens, heads, head_dim) by angles (tokens, lanes / 2).
-
-    interleaved: pairs are neighbours, otherwise halves.
-    """
-    turned, rest = x.split([2 * cos.shape[1], x.shape[-1] - 2 * cos.shape[1]], -1)
-    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
-    both = (first * cos - second * sin, first * sin + second * cos)
-    found = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-    return torch.cat([found, rest], -1)
 
 
 def kv_cache(
@@ -308,8 +286,9 @@ def _turned(
     angles = {f"rotary_{n}": getattr(angle, n)().to(both[0].dtype) for n in ("cos", "sin")}
 
     def turn(x: Tensor, start: int) -> Tensor:
-        own = (angles[f"rotary_{n}"][start : start + len(x)].double() for n in ("cos", "sin"))
-        return _rotated(x.double(), *own, interleaved=rotary == "neighbours").to(x.dtype)
+        cos, sin = (angles[f"rotary_{n}"][start : start + len(x), None] for n in ("cos", "sin"))
+        neighbours = rotary == "neighbours"
+        return reference.rotated(x, cos, sin, torch.float64, neighbours=neighbours).to(x.dtype)
 
     return angles, [
         torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in both

@@ -200,7 +200,8 @@ def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
         yield FlashCase(name, title, spec.why, call, expected, spec.refusals, spec.size)
 
 
-MODULE = "flash_attn"
+#: Its checks, the first package's, have no prefix.
+PREFIX, MODULE = "", "flash_attn"
 _BOTH = (torch.float16, torch.bfloat16)
 _COMPILES = (
     "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "

@@ -5,7 +5,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -77,9 +79,11 @@ def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
         if shape.gib > _free_gib(options.device):
             yield Result(check, State.SKIPPED, f"{shape.gib} GiB of memory are not free")
             continue
+        begin = perf_counter()
         if problem is None or (problem.shape, problem.dtype) != (shape, dtype):
             problem = Problem(shape, dtype, options.device)
-        yield run_one(check, ROUTES[route], problem)
+        result = run_one(check, ROUTES[route], problem)
+        yield replace(result, seconds=perf_counter() - begin)
 
 
 def _sums_show(shape: SdpaShape, dtype: torch.dtype) -> bool:

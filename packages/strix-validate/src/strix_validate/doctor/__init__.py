@@ -2,6 +2,6 @@
 """Is this machine ready for the GPU: its hardware, kernel, packages and memory. Needs no torch."""
 
 __all__ = [
-    "cluster_machine", "environment", "hardware", "host", "installed", "kernel_lists", "tree",
+    "cluster_machine", "environment", "hardware", "host", "kernel_lists", "tree",
     "virtual_packages", "vllm_memory",
 ]  # fmt: skip

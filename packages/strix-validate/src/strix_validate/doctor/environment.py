@@ -5,15 +5,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
 from strix_validate.doctor._verdicts import error, fine, known, remark, warning
-from strix_validate.doctor.installed import CONDA_FORGE, installed
 from strix_validate.doctor.tree import Tree
-from strix_validate.json_file import small_file
+from strix_validate.json_file import small_file, small_text
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
@@ -21,6 +21,44 @@ DISK = 20 * 10**9
 _ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
 #: Packages whose updates make compiled kernels stale.
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
+
+#: Distribution, as its dist-info folder is named, to conda package.
+_NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
+_CONDA_FORGE = "conda-forge"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A distribution or package; by: the program that installed it, "conda" for pixi's conda
+    packages too, or "conda-forge" for a package of that channel."""
+
+    name: str
+    version: str
+    by: str
+
+
+def installed(prefix: Path) -> list[Installed]:
+    """Return each torch, triton and torchvision of an environment.
+
+    There are two of one name where one was put over the other. Distributions and conda packages
+    that cannot be read are left out.
+    """
+    found = []
+    for name, package in _NAMES.items():
+        for folder in sorted(prefix.glob(f"lib/python3.*/site-packages/{name}-*.dist-info")):
+            version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
+            by = small_text(folder / "INSTALLER") or "an unknown tool"
+            found.append(Installed(name, version, by))
+        for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
+            try:
+                record = json.loads(small_text(file) or "")
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(record, dict) or record.get("name") != package:
+                continue
+            if f"/{_CONDA_FORGE}" in str(record.get("channel")):
+                found.append(Installed(package, str(record.get("version")), _CONDA_FORGE))
+    return found
 
 
 def environment(tree: Tree) -> Result:
@@ -78,7 +116,7 @@ def packages(tree: Tree) -> Result:
         raise CannotRun("torch is not installed")
     measured = {each.name: each.version for each in found}
     for each in found:
-        if each.by == CONDA_FORGE:
+        if each.by == _CONDA_FORGE:
             what = f"{each.name} {each.version} is conda-forge's, which has no ROCm"
             fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
             return error(what, fix, **measured)

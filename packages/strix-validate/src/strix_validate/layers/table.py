@@ -132,17 +132,13 @@ class Model:
         return [Latent(self.heads, *self.latent)] if self.latent[0] else []
 
 
-def _model(row: dict[str, Any]) -> Model:
-    values: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in row.items()
-    }
-    return Model(**values)
-
-
 def _read() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
     text = (files("strix_validate.layers") / "models.toml").read_text()
     found = tomllib.loads(text)
-    models = {name: _model(row) for name, row in found["text"].items()}
+    models = {}
+    for name, row in found["text"].items():
+        values: dict[str, Any] = {k: tuple(x) if isinstance(x, list) else x for k, x in row.items()}
+        models[name] = Model(**values)
     return models, {name: (x["heads"], x["head_dim"]) for name, x in found["pictures"].items()}
 
 

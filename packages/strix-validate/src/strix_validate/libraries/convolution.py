@@ -119,14 +119,10 @@ def _check(
 
 
 def _gradients(
-    function: Callable[..., Tensor],
-    shape: ConvolutionShape,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    grad_out: Tensor,
+    function: Callable[..., Tensor], shape: ConvolutionShape, *tensors: Tensor
 ) -> dict[str, Tensor]:
-    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    *leaves, grad_out = (t.detach() for t in tensors)
+    leaves = [t.requires_grad_() for t in leaves]
     out = function(shape, *leaves)
     grads = torch.autograd.grad(out, leaves, grad_out)
     return {"out": out.detach(), **dict(zip(("dx", "dweight", "dbias"), grads, strict=True))}

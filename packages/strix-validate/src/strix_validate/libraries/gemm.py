@@ -84,21 +84,14 @@ def _check(
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device).to(dtype)
 
-    x, weight = (
-        randn(tokens, columns),
-        randn(columns, rows) if shape.plain else randn(rows, columns),
-    )
+    x = randn(tokens, columns)
+    weight = randn(columns, rows) if shape.plain else randn(rows, columns)
     out_dtype = torch.float32 if shape.widen else dtype
     # what a kernel leaves unwritten must not be an earlier result
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
         multiply(x, weight if shape.plain else weight.T, out)
-    inputs = x.cpu(), (weight.T if shape.plain else weight).cpu()
-
-    def expected(precision: reference.Precision) -> dict[str, Tensor]:
-        found = reference.product(*inputs, precision)
-        return {"out": reference.stored(found, precision)}
-
+    expected = reference.layer(x.cpu(), (weight.T if shape.plain else weight).cpu())
     return comparison.compare(ANY, {"out": out.cpu()}, expected, out_dtype)
 
 

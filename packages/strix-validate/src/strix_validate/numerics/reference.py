@@ -2,6 +2,7 @@
 """Attention in float64, as correct kernels of a dtype round it, and the sizes of its terms."""
 
 import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
@@ -33,6 +34,31 @@ def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Te
     x = x.abs() if dtype == TERMS else x
     parts = (part.to(x.dtype) for part in weight.split(rows))
     return torch.cat([x @ (part.abs() if dtype == TERMS else part).T for part in parts], -1)
+
+
+def layer(x: Tensor, weight: Tensor) -> Callable[[Precision], dict[str, Tensor]]:
+    """Return what a call that computes x @ weight^T, and nothing else, must return as "out"."""
+    return lambda dtype: {"out": stored(product(x, weight, dtype), dtype)}
+
+
+def rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, dtype: Precision, *, neighbours: bool = False
+) -> Tensor:
+    """Turn the first lanes of x by angles in the working precision, not rounded.
+
+    Args:
+        x: (..., head_dim). cos, sin: (..., lanes / 2), which broadcast to x's.
+        neighbours: pairs of lanes are neighbours, otherwise halves.
+    """
+    x, cos, sin = (t.to(working(dtype)) for t in (x, cos, sin))
+    sign = -1.0
+    if dtype == TERMS:
+        x, cos, sin, sign = x.abs(), cos.abs(), sin.abs(), 1.0
+    turned, rest = x.tensor_split([2 * cos.shape[-1]], -1)
+    first, second = (turned[..., ::2], turned[..., 1::2]) if neighbours else turned.chunk(2, -1)
+    both = (first * cos + sign * second * sin, second * cos + first * sin)
+    found = torch.stack(both, -1).flatten(-2) if neighbours else torch.cat(both, -1)
+    return torch.cat([found, rest], -1)
 
 
 WHY_SINK = (

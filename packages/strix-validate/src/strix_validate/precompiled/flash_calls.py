@@ -14,8 +14,10 @@ from itertools import product
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall, deferred
+from strix_validate.triton.call import BF16, FP16, DeferredCall, deferred
 
+#: A change of a call: without gradients.
+FORWARD = {"grad_out": None}
 #: In tokens, and no multiple of 16.
 _ODD = 100
 #: A window of flash-attn's: unbounded.
@@ -70,7 +72,7 @@ def flash_calls(
 def _plan(
     build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options
 ) -> DeferredCall:
-    return deferred(partial(build, **options), dtype, gradients=gradients)
+    return deferred(partial(build, **options), dtype, **({} if gradients else FORWARD))
 
 
 #: Of common models, vision encoders among them.

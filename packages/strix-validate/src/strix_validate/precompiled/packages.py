@@ -19,15 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from strix_validate.doctor.kernel_lists import FOLDER, LIST
-from strix_validate.precompiled.deferred import DeferredCall, deferred
 from strix_validate.precompiled.flash_calls import FLASH_SETS
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call
+from strix_validate.triton.call import Call, DeferredCall, deferred, require
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.triton_packages import fla, liger, sage
-from strix_validate.triton_packages.package_call import require
 
 #: Calls of one child process at most, which takes seconds to import torch.
 BATCH = 24

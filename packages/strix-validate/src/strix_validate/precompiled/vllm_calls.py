@@ -8,7 +8,6 @@ which one wins only the GPU can say.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,14 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strix_validate.layers.table import MODELS, Attention, Latent, Linear
-from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall, deferred
-from strix_validate.triton.call import Call
+from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
+from strix_validate.triton.call import BF16, FP16, Call, DeferredCall, deferred
+from strix_validate.triton.cases import Randn
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import experts as vllm_experts
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.source import VllmCall
 
 #: Beyond this, Triton addresses a cache with 64 bits, in another kernel.
 _GIB_2 = 2**31
@@ -35,54 +35,43 @@ _FP8_TOKENS = (1, 5, 16, 17, 32)
 _FP8_SIZES = (4096, 2560)
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """A batch's step in a layer: its keys are written into the cache, and its queries attend.
+def step(
+    randn: Randn, *, layer: Attention, sequences: int, queries: int, keys: int = 300, **cache: bool
+) -> tuple[VllmCall, None]:
+    """Build a batch's step in a layer: its keys are written into the cache, and its queries attend.
 
-    sequences: of the batch. queries: new tokens of each. keys: tokens of each, cached and new.
-    huge: the layer's cache exceeds 2 GiB. The tensors hold no numbers.
+    Args:
+        sequences: of the batch. queries: new tokens of each. keys: tokens of each, cached and new.
+        cache: fp8: of such numbers. huge: it exceeds 2 GiB.
     """
+    rows = randn(sequences * queries, layer.heads + 2 * layer.kv_heads, layer.head_dim)
+    options = {"layer": layer, "queries": queries, "keys": keys, **cache}
+    return VllmCall(_step, {"rows": rows}, options), None
 
-    name: str
-    layer: Attention
-    dtype: torch.dtype
-    sequences: int
-    queries: int
-    keys: int = 300
-    fp8: bool = False
-    huge: bool = False
-    source: Path = Path()
 
-    def prepare(self) -> str:
-        """Make vLLM importable from its source; return its version."""
-        vllm_source.install(self.source)
-        return vllm_source.version(self.source)
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        """Launch both kernels, on tensors that are made here; return nothing."""
-        layer, count, place = self.layer, self.sequences, {"device": device}
-        width = layer.heads + 2 * layer.kv_heads
-        rows = torch.empty(
-            count * self.queries, width, layer.head_dim, dtype=self.dtype, device=device
-        )
-        q, k, v = rows.split([layer.heads, layer.kv_heads, layer.kv_heads], 1)
-        shape = (4, layer.kv_heads, layer.block, 2 * layer.head_dim)
-        kind = vllm_attention.FP8 if self.fp8 else self.dtype
-        cache = torch.empty(shape, dtype=kind, device=device)
-        caches = vllm_attention.halves(cache)
-        for part in caches:
-            part.ptr_range = lambda: _GIB_2 if self.huge else cache.nbytes
-        vllm_attention.store(k, v, caches, torch.zeros(len(k), dtype=torch.int64, device=device))
-        vllm_attention.attend(
-            q, caches, layer, queries=self.queries, most=self.keys,
-            starts=torch.zeros(count + 1, dtype=torch.int32, **place),
-            keys=torch.full((count,), self.keys, dtype=torch.int32, **place),
-            # as wide as for the longest context: a multiple of 16
-            table=torch.zeros(count, 256, dtype=torch.int32, **place),
-            sinks=torch.empty(layer.heads, dtype=q.dtype, **place) if layer.sinks else None,
-            fp8=(1.0, 1.0) if self.fp8 else None,
-        )  # fmt: skip
-        return {}
+def _step(
+    rows: Tensor, *, layer: Attention, queries: int, keys: int, fp8: bool = False,
+    huge: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Launch both kernels, on a cache that is made here; return nothing."""
+    count, place = len(rows) // queries, {"device": rows.device}
+    q, k, v = rows.split([layer.heads, layer.kv_heads, layer.kv_heads], 1)
+    shape = (4, layer.kv_heads, layer.block, 2 * layer.head_dim)
+    cache = torch.empty(shape, dtype=vllm_attention.FP8 if fp8 else rows.dtype, **place)
+    caches = vllm_attention.halves(cache)
+    for part in caches:
+        part.ptr_range = lambda: _GIB_2 if huge else cache.nbytes
+    vllm_attention.store(k, v, caches, torch.zeros(len(k), dtype=torch.int64, **place))
+    vllm_attention.attend(
+        q, caches, layer, queries=queries, most=keys,
+        starts=torch.zeros(count + 1, dtype=torch.int32, **place),
+        keys=torch.full((count,), keys, dtype=torch.int32, **place),
+        # as wide as for the longest context: a multiple of 16
+        table=torch.zeros(count, 256, dtype=torch.int32, **place),
+        sinks=torch.empty(layer.heads, dtype=q.dtype, **place) if layer.sinks else None,
+        fp8=(1.0, 1.0) if fp8 else None,
+    )  # fmt: skip
+    return {}
 
 
 #: Attention layers of the table of models, by a model that has them.
@@ -99,12 +88,20 @@ _SET_LAYERS = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-
 def attention_calls(
     source: Path, layers: Iterable[Attention], dtypes: Iterable[torch.dtype],
     *, fp8: Iterable[bool] = (False, True), huge: Iterable[bool] = (False, True),
-) -> Iterator[AttentionCall]:  # fmt: skip
+) -> Iterator[DeferredCall]:  # fmt: skip
     """Yield prefill and decoding of these layers."""
-    for layer, dtype, is_fp8, is_huge, queries in product(layers, dtypes, fp8, huge, (1, 100)):
-        cache = f"{' fp8' * is_fp8}{' huge' * is_huge}"
-        name = f"{layer} {str(dtype).removeprefix('torch.')} 2x{queries}{cache}"
-        yield AttentionCall(name, layer, dtype, 2, queries, fp8=is_fp8, huge=is_huge, source=source)
+    for layer, dtype, is_fp8, is_huge, n in product(layers, dtypes, fp8, huge, (1, 100)):
+        build = partial(step, layer=layer, sequences=2, queries=n, fp8=is_fp8, huge=is_huge)
+        yield deferred(build, dtype, source=source)
+
+
+def experts_calls(
+    source: Path, layers: Iterable[Experts], dtypes: Iterable[torch.dtype],
+    tokens: Iterable[int] = vllm_experts.TOKENS,
+) -> Iterator[DeferredCall]:  # fmt: skip
+    """Yield both products of these layers of experts, for every kind of batch."""
+    for layer, dtype, n in product(layers, dtypes, tokens):
+        yield deferred(partial(vllm_experts.mixture, layer=layer, tokens=n), dtype, source=source)
 
 
 #: Layers, and sizes of vocabularies, by a model of the table that has them.
@@ -178,7 +175,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
         experts = [vllm_experts.LAYERS["Qwen3-30B-A3B"]]
         return [
             *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
-            *vllm_experts.experts_calls(source, experts, (BF16,), tokens=(1, 2)),
+            *experts_calls(source, experts, (BF16,), tokens=(1, 2)),
             *linear_calls(source, [LINEAR["Qwen3-Next-80B-A3B"]], (BF16,), prompts=()),
             *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
@@ -186,7 +183,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
     latent = dict.fromkeys(layer for row in MODELS.values() for layer in row.compressed())
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),
-        *vllm_experts.experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
+        *experts_calls(source, vllm_experts.LAYERS.values(), dtypes),
         *linear_calls(source, dict.fromkeys(LINEAR.values()), (BF16,)),
         *latent_calls(source, latent, (BF16,)),
         *sampling_calls(source, dict.fromkeys(VOCABULARIES.values())),

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +21,9 @@ from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Line
 from strix_validate.precompiled import packages, vllm_calls, workload
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call
+from strix_validate.triton.call import BF16, FP16, Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import LAYERS as EXPERTS
-from strix_validate.vllm.experts import experts_calls
 
 #: Of one core for a kernel: 594 took 29 minutes (evidence/2026-11-22-kernel-packages.md).
 _SECONDS = 3
@@ -35,27 +33,43 @@ _DEFAULTS = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4,
 _MOST = 4096
 
 
-class NoAttention(ValueError):
-    """A file that does not describe the layers of a model: a number is missing or none."""
+@dataclass(frozen=True)
+class ModelLayers:
+    """What a config.json says: layers of each kind, sizes of the vocabulary, and the dtype."""
+
+    attention: list[Attention]
+    experts: list[Experts]
+    linear: list[Linear]
+    latent: list[Latent]
+    vocabularies: list[int]
+    dtype: torch.dtype
 
 
-@contextmanager
-def _read(what: str) -> Iterator[None]:
-    """Turn what a config.json with other types or without a key raises into NoAttention."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise NoAttention(f"no {what} can be read from it: {error!r:.200}") from error
-
-
-@_read("attention")
-def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
-    """Return the kinds of attention layers of a model in transformers' config.json, and its dtype.
+def layers_of(config: dict) -> ModelLayers:
+    """Return what a model's config.json for transformers says.
 
     Raises:
-        NoAttention: a number is missing or none.
+        ValueError: a number is missing, none, or none that a model has.
     """
-    text = config.get("text_config", config)
+    try:
+        text = config.get("text_config", config)
+        size = int(text.get("vocab_size") or 0)
+        if not 0 <= size <= _MOST**2:
+            raise ValueError(f"a vocabulary of {size} tokens")
+        name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        dtype = getattr(torch, name.removeprefix("torch."), None)
+        return ModelLayers(
+            _attention(config, text), _experts(config, text), _linear(text), _latent(text),
+            [size] if size else [], dtype if dtype in (FP16, BF16) else BF16,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"no layers can be read from it: {error!r:.200}") from error
+
+
+def _attention(config: dict, text: dict) -> list[Attention]:
+    """Return the kinds of attention layers with keys and values of their own."""
+    if text.get("kv_lora_rank"):  # MLA has kernels of its own
+        return []
     kind = str(text.get("model_type"))
     text = _DEFAULTS.get(kind, {}) | text
     heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
@@ -66,24 +80,19 @@ def layers_of(config: dict) -> tuple[list[Attention], torch.dtype]:
     both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
     kinds = text.get("layer_types") or both or {"sliding_attention"}
     softcap = float(text.get("attn_logit_softcapping") or 0)
-    name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
     if not (0 < kv_heads <= heads <= _MOST and 0 < size <= _MOST and 0 <= window < 1 << 31):
         raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
     layer = Attention(
         heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
     )
     layers: list[Attention] = []
-    if text.get("kv_lora_rank"):  # MLA has kernels of its own: see latent_of
-        window, kinds = 1, ()
     if not window or set(kinds) - {"sliding_attention"}:
         layers.append(_global(text, layer))
     if window and "sliding_attention" in kinds:
         layers.append(replace(layer, window=window))
     if config.get("is_encoder_decoder"):
         layers.append(replace(layer, causal=False))
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-    return layers, dtype
+    return layers
 
 
 def _global(text: dict, layer: Attention) -> Attention:
@@ -105,34 +114,28 @@ def _block(text: dict, kv_heads: int, size: int) -> int:
     convolution in 16 bits, and in float32 of each value head. Follow _align_hybrid_block_size of
     vllm/platforms/interface.py.
     """
-    if not (linear := _linear(text)):
-        return 16
-    state = 2 * (linear.width - 1) * (2 * linear.heads + linear.value_heads) * linear.size
-    state += 4 * linear.value_heads * linear.size**2
-    return 16 * -(-state // (16 * 4 * kv_heads * size))
+    state = sum(
+        2 * (x.width - 1) * (2 * x.heads + x.value_heads) * x.size + 4 * x.value_heads * x.size**2
+        for x in _linear(text)
+    )
+    return 16 * max(1, -(-state // (16 * 4 * kv_heads * size)))
 
 
-def _linear(text: dict) -> Linear | None:
-    """Return a model's layers of linear attention, whose keys are as wide as its values."""
+def _linear(text: dict) -> list[Linear]:
+    """Return a model's layer of linear attention, whose keys are as wide as its values."""
     if not (values := int(text.get("linear_num_value_heads") or 0)):
-        return None
+        return []
     sizes = {int(text[f"linear_{name}_head_dim"]) for name in ("key", "value")}
     heads, width = int(text["linear_num_key_heads"]), int(text["linear_conv_kernel_dim"])
     if len(sizes) > 1 or not (0 < heads <= values <= _MOST and 0 < min(sizes) <= _MOST):
         raise ValueError(f"{heads} and {values} heads of linear attention, of {sizes} numbers")
     if not 2 <= width <= 4:  # what vLLM's convolution has
         raise ValueError(f"a convolution of {width} tokens")
-    return Linear(heads, values, sizes.pop(), width)
+    return [Linear(heads, values, sizes.pop(), width)]
 
 
-@_read("MLA")
-def latent_of(config: dict) -> list[Latent]:
-    """Return a model's layer of MLA.
-
-    Raises:
-        NoAttention: a number is missing or none.
-    """
-    text = config.get("text_config", config)
+def _latent(text: dict) -> list[Latent]:
+    """Return a model's layer of MLA."""
     if not (rank := int(text.get("kv_lora_rank") or 0)):
         return []
     heads, rope = int(text["num_attention_heads"]), int(text["qk_rope_head_dim"])
@@ -141,31 +144,12 @@ def latent_of(config: dict) -> list[Latent]:
     return [Latent(heads, rank, rope)]
 
 
-@_read("layers")
-def others_of(config: dict) -> tuple[list[Linear], list[int]]:
-    """Return a model's linear attention and the size of its vocabulary, as far as they are stated.
-
-    Raises:
-        NoAttention: a number is missing or none.
-    """
-    text = config.get("text_config", config)
-    linear, size = _linear(text), int(text.get("vocab_size") or 0)
-    if not 0 <= size <= _MOST**2:
-        raise ValueError(f"a vocabulary of {size} tokens")
-    return [linear] if linear else [], [size] if size else []
-
-
-@_read("experts")
-def experts_of(config: dict) -> list[Experts]:
+def _experts(config: dict, text: dict) -> list[Experts]:
     """Return a model's layer of experts, if vLLM multiplies them with its own Triton kernels.
 
     Those are for weights of 16 bits, of 4 in groups, and of FP8 in blocks; gpt-oss's have kernels
     of their own.
-
-    Raises:
-        NoAttention: a number is missing or none.
     """
-    text = config.get("text_config", config)
     quantized = config.get("quantization_config") or {}
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(text[name]) for name in names if text.get(name)), 0)
@@ -187,40 +171,16 @@ def experts_of(config: dict) -> list[Experts]:
     ]
 
 
-@dataclass(frozen=True)
-class ModelLayers:
-    """What a config.json says: layers of each kind, sizes of the vocabulary, and the dtype."""
-
-    attention: list[Attention]
-    experts: list[Experts]
-    linear: list[Linear]
-    latent: list[Latent]
-    vocabularies: list[int]
-    dtype: torch.dtype
-
-
-def read_model(file: Path) -> ModelLayers:
-    """Return what a file says: layers_of, experts_of and others_of. Raise NoAttention."""
-    try:
-        config = json_object(file)
-    except ValueError as error:
-        raise NoAttention(str(error)) from error
-    layers, dtype = layers_of(config)
-    linear, vocabularies = others_of(config)
-    latent = latent_of(config)
-    return ModelLayers(layers, experts_of(config), linear, latent, vocabularies, dtype)
-
-
 def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
     """Return what to warm up, by library: a model's calls, or those of common ones.
 
     A library that is not installed is left out.
 
     Raises:
-        CannotRun: neither library is there. NoAttention: see read_model.
+        CannotRun: neither library is there. ValueError: see layers_of.
     """
     found: dict[str, list[Call]] = {}
-    model = read_model(file) if file else None
+    model = layers_of(json_object(file)) if file else None
     if packages.has("flash_attn"):
         own = FLASH_SETS["core"]()
         if model:
@@ -241,7 +201,7 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
 
 def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
     yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
-    yield from experts_calls(source, model.experts, [model.dtype])
+    yield from vllm_calls.experts_calls(source, model.experts, [model.dtype])
     yield from vllm_calls.linear_calls(source, model.linear, [model.dtype])
     yield from vllm_calls.latent_calls(source, model.latent, [model.dtype])
     yield from vllm_calls.sampling_calls(source, model.vocabularies)
@@ -271,7 +231,8 @@ def foretell(file: Path, vllm: Path | None, jobs: int | None) -> str:
 
     Triton is asked, and compiles none. Raises: see :func:`calls`.
     """
-    wanted = list(_of_vllm(vllm_calls.vllm_source.find(vllm), beyond_table(read_model(file))))
+    lacking = beyond_table(layers_of(json_object(file)))
+    wanted = list(_of_vllm(vllm_calls.vllm_source.find(vllm), lacking))
     if not wanted:
         return "vLLM's kernels for this model are all in vllm-kernels-gfx1151"
     answers = triton_modes.run(wanted, "ask").calls

@@ -9,9 +9,9 @@ from pathlib import Path
 from strix_validate.attention import flash
 from strix_validate.layers.table import PICTURES, Attention
 from strix_validate.precompiled import vllm_calls
-from strix_validate.precompiled.deferred import BF16, FP16, DeferredCall
-from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES, AttentionCall
-from strix_validate.triton.call import Call
+from strix_validate.precompiled.flash_calls import FORWARD
+from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
+from strix_validate.triton.call import BF16, FP16, Call, DeferredCall
 from strix_validate.triton_packages import fla, liger, sage
 
 #: In tokens: short and long ones, even and odd, multiples of 16 and none.
@@ -44,14 +44,14 @@ def flash_workload() -> Iterator[tuple[str, Call]]:
             )
             cache: dict = {"capacity": _CAPACITY, "lengths": (n - 1,), "batch": 1}
             decode = partial(flash.kv_cache, queries=1, new=1, **cache, **heads)
-            for kind, build, gradients in (
-                ("forward", fixed, False),
-                ("backward", fixed, True),
-                ("varlen", packed, False),
-                ("kvcache", decode, False),
+            for kind, build, change in (
+                ("forward", fixed, FORWARD),
+                ("backward", fixed, {}),
+                ("varlen", packed, FORWARD),
+                ("kvcache", decode, FORWARD),
             ):
                 name = f"{model}/{kind}"
-                yield name, DeferredCall(f"{name}/{n}", build, dtype, gradients)
+                yield name, DeferredCall(f"{name}/{n}", build, dtype, change)
 
 
 def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
@@ -63,11 +63,9 @@ def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
         for i, n in enumerate(LENGTHS):
             for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
                 name = f"vllm-{model}/{'decode' if queries == 1 else 'prefill'}"
-                call = AttentionCall(
-                    f"{name}/{count}x{n}", LAYERS[model], BF16, count, queries, keys=n,
-                    source=source,
-                )  # fmt: skip
-                yield name, call
+                shape: dict = {"sequences": count, "queries": queries, "keys": n}
+                build = partial(vllm_calls.step, layer=LAYERS[model], **shape)
+                yield name, DeferredCall(f"{name}/{count}x{n}", build, BF16, {"source": source})
     for model, linear in LINEAR.items():
         for kind, prompts in (("linear", ()), ("linear-prefill", LENGTHS[::4])):
             for linear_call in vllm_calls.linear_calls(source, [linear], (BF16,), prompts=prompts):

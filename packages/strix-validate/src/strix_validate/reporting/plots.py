@@ -47,20 +47,17 @@ def figures(record: Record) -> Iterator[Figure]:
         if "forward_tflops" in check.measured and check.measured.get("forward_ms")
     }
     loads = [check.measured for check in record.checks if "tokens_per_second" in check.measured]
-    if loads:
-        with matplotlib.rc_context(_STYLE):
-            yield _loads(loads)
-    if not rates:
-        return
+    speedups = {
+        check.id.split("/")[2]: check.measured
+        for check in record.checks
+        if check.id.startswith("bench/speedup/") and "forward" in check.measured
+    }
     with matplotlib.rc_context(_STYLE):
-        for direction in ("forward", "backward"):
+        if loads:
+            yield _loads(loads)
+        for direction in ("forward", "backward") if rates else ():
             yield _rates(rates, direction)
-        speedups = {
-            check.id.split("/")[2]: check.measured
-            for check in record.checks
-            if check.id.startswith("bench/speedup/") and "forward" in check.measured
-        }
-        if speedups:
+        if rates and speedups:
             yield _speedups(speedups)
 
 
@@ -70,11 +67,10 @@ def svg(figure: Figure) -> str:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    # the page sets the size
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{figure.get_label()}" ', 1)
+    tag, _, rest = text[text.index("<svg") :].partition(">")
+    tag = re.sub(r' (width|height)="[^"]*"', "", tag)  # the page sets the size
+    label = f'<svg role="img" aria-label="{figure.get_label()}" '
+    return f"{tag.replace('<svg ', label)}>{rest}".replace(_INK, "currentColor")
 
 
 def write(record: Record, folder: Path) -> list[Path]:

@@ -7,16 +7,21 @@ wrong alike, a text that every model knows, and numbers hidden in a long prompt,
 """
 
 import itertools
+import json
 import math
 import re
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
+from pathlib import Path
 
-from strix_validate.checks import CannotRun, require
+from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, LIMIT, Endpoint, Generation
 
 #: Requests at a time that are measured; that are judged, and how often so many.
@@ -31,6 +36,13 @@ LONG, RECALLED = 300, (8192, 32768)
 #: one that guesses takes log2(32,000) / 4.3 = 3.5 bits and 10 nats, or as bytes 8 bits and 5.5.
 _BITS, _NATS = 2.0, 4.5
 _WINDOW = 256
+#: Requests, and how many at a time; tokens that each has and gets.
+_REQUESTS, _LOAD, _READ, _WRITTEN = 32, 16, 512, 64
+#: Of its result, what is kept; times are in milliseconds.
+_KEPT = (
+    "completed", "failed", "request_throughput", "output_throughput", "mean_ttft_ms",
+    "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
+)  # fmt: skip
 _SUBJECTS = [
     "a tide", "a violin", "photosynthesis", "the printing press", "a glacier", "bread",
     "the compass", "cement", "an eclipse", "the monsoon", "a honeybee", "paper", "a volcano",
@@ -299,3 +311,37 @@ def measure(server: Endpoint, load: int, prompts: Sequence, number: int = 64) ->
         "tokens_per_second": sum(len(each.tokens) for each in found) / taken,
         "requests": load,
     }
+
+
+def bench_serve(server: Endpoint) -> dict:
+    """Run `vllm bench serve`, and return its numbers under its own names.
+
+    Raises:
+        CannotRun: there is no command vllm. CheckFailed: it ends with an error, or a request did.
+    """
+    program = shutil.which("vllm")
+    if program is None:
+        raise CannotRun("vllm is not installed here")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            program, "bench", "serve", "--base-url", server.url, "--model", server.model,
+            "--dataset-name", "random", "--random-input-len", str(_READ),
+            "--random-output-len", str(_WRITTEN), "--num-prompts", str(_REQUESTS),
+            "--max-concurrency", str(_LOAD), "--ignore-eos", "--disable-tqdm", "--save-result",
+            "--result-dir", folder, "--result-filename", "found.json",
+        ]  # fmt: skip
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired as error:
+            raise CheckFailed(f"vllm bench serve took more than {LIMIT:.0f} s") from error
+        if ended.returncode:
+            last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1:]
+            raise CheckFailed(f"vllm bench serve ended with {ended.returncode}: {' '.join(last)}")
+        try:
+            found = json.loads(Path(folder, "found.json").read_bytes())
+            kept = {name: float(found[name]) for name in _KEPT if name in found}
+            done = int(found["completed"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckFailed(f"vllm bench serve wrote no result: {error!r:.200}") from error
+    require(done == _REQUESTS, f"{done} of {_REQUESTS} requests of vllm bench serve were answered")
+    return kept

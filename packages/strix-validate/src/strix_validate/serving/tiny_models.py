@@ -31,6 +31,7 @@ _COMMON = {
     # larger than the default: with flat logits, any token would do
     "initializer_range": 0.08,
 }  # fmt: skip
+_SMALL = _COMMON | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _LLAMA = _COMMON | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
 #: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
@@ -135,8 +136,7 @@ MODELS = {
         "compressed-tensors",
     ),
     "w4a16-moe": TinyModel(
-        "qwen3_moe", "Qwen3MoeForCausalLM",
-        _COMMON | _EXPERTS | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
+        "qwen3_moe", "Qwen3MoeForCausalLM", _SMALL | _EXPERTS,
         "experts in 4 bits, the form in which mixtures fit best, whose groups' scales are read "
         "for another expert or tile",
         int4,
@@ -144,8 +144,7 @@ MODELS = {
         "compressed-tensors",
     ),
     "fp8-moe": TinyModel(
-        "qwen3_moe", "Qwen3MoeForCausalLM",
-        _COMMON | _EXPERTS | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
+        "qwen3_moe", "Qwen3MoeForCausalLM", _SMALL | _EXPERTS,
         "experts in FP8 that cannot be constructed on RDNA 3: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/44",
         fp8,
@@ -160,9 +159,9 @@ MODELS = {
     ),
     "mxfp4-moe": TinyModel(
         "gpt_oss", "GptOssForCausalLM",
-        _COMMON | {
-            "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_local_experts": 4,
-            "num_experts_per_tok": 2, "sliding_window": 32, "max_position_embeddings": 131072,
+        _SMALL | {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32,
+            "max_position_embeddings": 131072,
         },
         "triton_kernels of another generation than Triton (gpt-oss): "
         "https://github.com/vllm-project/vllm/issues/49779",
@@ -175,8 +174,7 @@ MODELS = {
     ),
     "gdn": TinyModel(
         "qwen3_next", "Qwen3NextForCausalLM",
-        _COMMON | _EXPERTS | {
-            "hidden_size": 256, "intermediate_size": 256, "head_dim": 64,
+        _SMALL | _EXPERTS | {
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
             "linear_value_head_dim": 64, "shared_expert_intermediate_size": 128,

@@ -97,14 +97,10 @@ class ServerSession:
         self.need_vllm()
         return in_child("make", self.folder / "model")["logprobs"]
 
-    def make_model(self) -> None:
-        """Write the model, once."""
-        _ = self.reference
-
     @_once
     def offline(self) -> dict:
         """See tiny_llama._generate."""
-        self.make_model()
+        _ = self.reference  # writes the model
         return in_child("generate", self.folder / "model")
 
     def generate(self, name: str) -> tuple[list[float], dict]:
@@ -126,7 +122,7 @@ class ServerSession:
     def server(self) -> "VllmServer":
         """A server of the model, started when first asked for."""
         if not self.model:
-            self.make_model()
+            _ = self.reference
         folder, flags = Path(self.model or self.folder / "model"), _TINY
         if self.model:
             memory = memory_of(Tree())

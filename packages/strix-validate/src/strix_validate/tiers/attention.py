@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from time import perf_counter
 
 import torch
 
@@ -17,7 +16,6 @@ from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton_packages import package_checks
-from strix_validate.vllm import vllm_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
@@ -33,7 +31,6 @@ def checks() -> list[Check]:
         *sdpa.checks(),
         *behaviour.checks(),
         *_flash_cases(Size.STRESS),
-        *vllm_checks.checks("attention"),
         *package_checks.checks("attention"),
     ]
 
@@ -44,9 +41,7 @@ def applies(check: Check, options: RunOptions) -> bool:
         return check in _flash_cases(options.size, _kind(options))
     if case := sdpa.checks().get(check):
         return options.size.holds(case[1].size)
-    if check.id.startswith("attention/vllm-"):
-        return vllm_checks.applies(check, options)
-    return package_checks.applies(check, options.size)
+    return package_checks.applies(check, options)
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -55,13 +50,12 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     if options.device == "cpu" and options.size is Size.QUICK and not chosen:
         # tensors are small: on busy cores, threads would only wait for each other
         torch.set_num_threads(1)
-    yield from timed(sdpa.run(set(wanted), options))
+    yield from sdpa.run(set(wanted), options)
     bodies = behaviour.checks()
     yield from run_each([check for check in wanted if check in bodies], options, bodies)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
-    yield from vllm_checks.run("attention", wanted, options, mode, judge_kernels)
     yield from package_checks.run("attention", wanted, options, mode, judge_kernels)
 
 
@@ -70,15 +64,6 @@ def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.CallA
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     return compare(check, answer.tensors, expected, call.dtype)
-
-
-def timed(results: Iterator[Result]) -> Iterator[Result]:
-    """Yield the same results, each with its time."""
-    begin = perf_counter()
-    for result in results:
-        end = perf_counter()
-        yield replace(result, seconds=end - begin)
-        begin = perf_counter()
 
 
 def _kind(options: RunOptions) -> str:

@@ -26,6 +26,8 @@ from strix_validate.checks import (
     Severity,
     State,
     described,
+    named,
+    need_gpu,
     require,
 )
 from strix_validate.doctor.host import shorten
@@ -58,8 +60,7 @@ def _is_gfx1151(options: RunOptions) -> bool:
 def _require_rocm(options: RunOptions) -> None:
     if not torch.version.hip:
         raise CannotRun("only a ROCm build of torch has this")
-    if options.device != "cuda":
-        raise CannotRun("only a GPU shows this")
+    need_gpu(options, "only a GPU shows this")
 
 
 def versions(options: RunOptions) -> dict:
@@ -148,16 +149,14 @@ def preferred(options: RunOptions) -> dict:
 def compiled_in(options: RunOptions) -> dict:
     """This torch was built with flash attention. Builds without USE_FLASH_ATTENTION have only the
     math backend, up to 19 times slower: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
-    if options.device != "cuda":
-        raise CannotRun("only a GPU shows this")
+    need_gpu(options, "only a GPU shows this")
     available = torch.backends.cuda.is_flash_attention_available()
     require(available, "built without flash attention")
     return {"available": available}
 
 
 def _usable(options: RunOptions, ask) -> dict:
-    if options.device != "cuda":
-        raise CannotRun("only a GPU shows this")
+    need_gpu(options, "only a GPU shows this")
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     with warnings.catch_warnings(record=True) as said:
@@ -221,8 +220,7 @@ def kernel_name(options: RunOptions) -> dict:
     """The GPU kernel behind a forced flash call is one of attention. An operator can be named flash
     and launch a chain of matrix products; the profiler sees the launches. A gfx1151 kernel of
     AOTriton is attn_fwd: https://github.com/ROCm/TheRock/issues/1408"""
-    if options.device != "cuda":
-        raise CannotRun("only a GPU has kernels to profile")
+    need_gpu(options, "only a GPU has kernels to profile")
     from torch.profiler import ProfilerActivity, profile
 
     q = torch.randn(1, 4, 512, 64, device="cuda", dtype=torch.float16)
@@ -275,16 +273,7 @@ EXECUTES = {
     "cudnn": "cuDNN's attention, on NVIDIA only: https://docs.pytorch.org/docs/stable/backends.html",
 }
 BODIES = {
-    "versions": versions,
-    "environment": environment,
-    "library": library,
-    "preferred": preferred,
-    "compiled-in": compiled_in,
-    "can-flash": can_flash,
-    "can-efficient": can_efficient,
+    **named(versions, environment, library, preferred, compiled_in, can_flash, can_efficient),
     **{f"executes-{name}": _executes(name) for name in EXECUTES},
-    "default-is-fused": default_is_fused,
-    "kernel-name": kernel_name,
-    "limit-512": limit_512,
-    "flash-attn": flash_attn,
+    **named(default_is_fused, kernel_name, limit_512, flash_attn),
 }

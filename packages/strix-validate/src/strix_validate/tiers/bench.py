@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention import sdpa
-from strix_validate.checks import Body, CannotRun, Check, Result, RunOptions, Size, State, require
+from strix_validate.checks import (
+    Body,
+    CannotRun,
+    Check,
+    Result,
+    RunOptions,
+    Size,
+    State,
+    need_gpu,
+    require,
+)
 from strix_validate.layers.table import MODELS
 from strix_validate.tiers import run_each
 from strix_validate.timing import Timing, timed
@@ -248,10 +258,9 @@ def _function(route: str) -> Callable:
     return function
 
 
-def timed_launch(tensors: dict[str, Tensor], launch: Callable, **options) -> dict[str, Tensor]:
+def timed_launch(rows: Tensor, *, launch: Callable, **given) -> dict[str, Tensor]:
     """Return what Timing holds of a launch, in place of what it returns."""
-    device = next(iter(tensors.values())).device.type
-    found = timed(lambda: launch(dict(tensors), **options), device)
+    found = timed(lambda: launch(rows=rows, **given), rows.device.type)
     return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
 
 
@@ -278,8 +287,7 @@ def _peak(device: str) -> float | None:
 
 
 def _speedup(measure: Callable[..., dict], size: str, mask: str, options: RunOptions) -> dict:
-    if options.device != "cuda":
-        raise CannotRun("only a GPU's ratio is judged")
+    need_gpu(options, "only a GPU's ratio is judged")
     flash, math = (measure(route, size, mask) for route in ("flash", "math"))
     found = {
         direction: math[f"{direction}_ms"] / flash[f"{direction}_ms"]
@@ -297,8 +305,7 @@ def _published() -> dict:
 
 
 def _beside_published(measure: Callable[..., dict], size: str, options: RunOptions) -> dict:
-    if options.device != "cuda":
-        raise CannotRun("only a GPU is compared")
+    need_gpu(options, "only a GPU is compared")
     here = measure("flash", size, "causal")
     found = {f"{name}_tflops": here[f"{name}_tflops"] for name in ("forward", "backward")}
     with contextlib.suppress(CannotRun):
@@ -313,8 +320,7 @@ def _beside_published(measure: Callable[..., dict], size: str, options: RunOptio
 
 
 def _compare_timers(options: RunOptions) -> Result:
-    if options.device != "cuda":
-        raise CannotRun("only a GPU has do_bench")
+    need_gpu(options, "only a GPU has do_bench")
     from triton.testing import do_bench
 
     flash = sdpa.ROUTES["flash"]
@@ -349,8 +355,7 @@ def _compare_timers(options: RunOptions) -> Result:
 
 
 def _time_whole(options: RunOptions, shape: tuple[int, ...], function: Callable) -> Timing:
-    if options.device != "cuda":
-        raise CannotRun("only a GPU's speed is of interest")
+    need_gpu(options, "only a GPU's speed is of interest")
     tensors = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2)]
     return timed(lambda: function(*tensors), "cuda")
 

@@ -8,7 +8,7 @@ Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimizatio
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate.checks import Body, Check, Result, RunOptions, described
+from strix_validate.checks import Body, Check, Result, RunOptions, described, named
 from strix_validate.doctor import environment, hardware
 from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import run_each
@@ -30,8 +30,7 @@ def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Resul
 
 
 def _bodies(tree: Tree) -> dict[Check, Body]:
-    names = {find.__name__.replace("_", "-"): find for find in _FINDINGS}
-    known = described("doctor", names)
+    known = described("doctor", named(*_FINDINGS))
     return {check: partial(_find, find, tree) for check, find in known.items()}
 
 

@@ -13,17 +13,15 @@ from strix_validate.numerics.comparison import compare
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton_packages import package_checks
-from strix_validate.vllm import vllm_checks
 
 
 def checks() -> list[Check]:
     """List one check for each call."""
-    return [*vllm_checks.checks("emulated"), *package_checks.checks("emulated")]
+    return package_checks.checks("emulated")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. Needs a package or vLLM's source, a libLLVM, and no GPU."""
-    yield from vllm_checks.run("emulated", wanted, options, "emulate", judge)
     yield from package_checks.run("emulated", wanted, options, "emulate", judge)
 
 

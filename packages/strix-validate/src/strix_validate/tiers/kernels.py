@@ -12,10 +12,9 @@ from strix_validate import TARGET
 from strix_validate.attention import flash
 from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import PackageCall
 from strix_validate.triton_packages import package_checks
-from strix_validate.triton_packages.package_call import PackageCall
-from strix_validate.vllm import vllm_checks
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 #: In the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce")
@@ -23,12 +22,11 @@ _HELPERS = ("preprocess", "reduce")
 
 def checks() -> list[Check]:
     """List one check for each call; it covers every kernel that the call launches."""
-    return [*vllm_checks.checks("kernels"), *package_checks.checks("kernels")]
+    return package_checks.checks("kernels")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. Needs triton, and a package or vLLM's source, and no GPU."""
-    yield from vllm_checks.run("kernels", wanted, options, "compile", judge_products)
     yield from package_checks.run("kernels", wanted, options, "compile", judge_products)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from strix_validate.checks import Check, Result, RunOptions
-from strix_validate.libraries import convolution, factors, gemm, gradients, host_memory, inductor
+from strix_validate.libraries import convolution, gemm, host_memory, inductor, races
 from strix_validate.tiers import isolated
 
-_MODULES = (gemm, factors, gradients, host_memory, inductor)
+_MODULES = (gemm, races, host_memory, inductor)
 _ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
 
 

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
-from strix_validate.checks import Check, Result, RunOptions, described, reason_of, require
-from strix_validate.serving import bench_serve, judges
+from strix_validate.checks import Check, Result, RunOptions, described, named, reason_of, require
+from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
 from strix_validate.serving.vllm_server import ServerSession
@@ -249,32 +249,24 @@ _ABORT = (
     "https://github.com/vllm-project/vllm/issues/24584"
 )
 BODIES: dict[str, Callable[[ServerSession], dict]] = {
-    "offline-repeats": offline_repeats,
-    "offline-logits": offline_logits,
+    **named(offline_repeats, offline_logits),
     **{f"model-{name}": _serving(name) for name in MODELS},
-    "start": start,
-    "graphs": graphs,
-    "attention-backend": attention_backend,
-    "completion": completion,
-    "decode": decode,
+    **named(start, graphs, attention_backend, completion, decode),
     "prefill": _described(
         lambda s: judges.judge_greedy(s.server.endpoint, s.answer, bound=LOGPROB_BOUND), _PREFILL
     ),
-    "prefix": prefix,
-    "together": together,
+    **named(prefix, together),
     "usage": _described(lambda s: judges.judge_usage(s.answer, TOKENS), _USAGE),
-    "finish-reason": finish_reason,
+    **named(finish_reason),
     "probabilities": _described(lambda s: judges.judge_probabilities(s.answer), _PROBABILITIES),
-    "chat": chat,
+    **named(chat),
     "streaming": _described(
         lambda s: judges.judge_stream(s.server.endpoint, PROMPT, TOKENS), _STREAMING
     ),
     "abort": _described(
         lambda s: judges.judge_abort(s.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND), _ABORT
     ),
-    "latency": latency,
-    # last: it ends the server
-    "stop": stop,
+    **named(latency, stop),  # the last one ends the server
 }
 
 
@@ -345,7 +337,7 @@ URL_BODIES: dict[str, Callable[..., dict]] = {
         for load in judges.LOADS
     },
     "url-bench": _described(
-        bench_serve.measure,
+        judges.bench_serve,
         "What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published "
         "numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/",
     ),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of Triton kernels to build, of the same numbers for a seed, and how they are judged."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,12 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
 from strix_validate.triton.call import Call
 
-#: The class of a library's calls.
-C = TypeVar("C", bound=Call)
 #: Normal numbers of a shape, of the dtype under test.
 Randn = Callable[..., Tensor]
 #: What a call returns by name: in float64, as correct kernels of a dtype do, or its terms' sizes.
 Expected = Callable[[Precision], dict[str, Tensor]]
 #: Judges an answer: check, call, what it must return, answer.
-Judge = Callable[[Check, C, Expected, modes.CallAnswer], Result]
+Judge = Callable[[Check, Any, Expected, modes.CallAnswer], Result]
 #: How a tier runs kernels, in titles of checks.
 HOW = {
     "kernels": f"compiled for {TARGET}",
@@ -31,40 +29,40 @@ HOW = {
 
 
 @dataclass(frozen=True)
-class Case(Generic[C]):
+class Case:
     """A launch to build: build(randn) gives the call and what it must return.
 
     size: from which on the tier attention has it.
     """
 
-    build: Callable[[Randn], tuple[C, Expected]]
+    build: Callable[..., tuple[Any, Any]]
     why: str
     dtype: torch.dtype = torch.float16
     size: Size = Size.QUICK
 
 
-def make(name: str, case: Case[C]) -> tuple[C, Expected]:
+def make(name: str, case: Case) -> tuple[Any, Expected]:
     """Build the case's call, of the same numbers for a seed, and what it must return."""
     generator = torch.Generator().manual_seed(seed_of(name))
     return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
 
 
 def answered(
-    problems: dict[Check, tuple[C, Expected]], whose: str, mode: modes.Mode, judge: Judge[C]
+    problems: dict[Check, tuple[Call, Expected]], mode: modes.Mode, judge: Judge
 ) -> Iterator[Result]:
-    """Make one library's calls, and yield the results; `whose` is what a reason begins with."""
+    """Make one library's calls, and yield the results."""
     try:
         answers = modes.run([call for call, _ in problems.values()], mode)
     except (CannotRun, modes.ChildError) as error:
-        yield from unanswered(problems, error)
+        yield from (unanswered(check, error) for check in problems)
         return
     for (check, (call, expected)), answer in zip(problems.items(), answers.calls, strict=True):
         result = judge(check, call, expected, answer)
-        reason = f"{whose}{answers.backend}, {mode}. {result.reason}".strip()
+        reason = f"{answers.backend}, {mode}. {result.reason}".strip()
         yield replace(result, reason=reason, seconds=answer.seconds)
 
 
-def unanswered(checks: Iterable[Check], error: Exception) -> Iterator[Result]:
-    """Yield all of them skipped by CannotRun, failed by anything else."""
+def unanswered(check: Check, error: Exception) -> Result:
+    """Return it skipped by CannotRun, failed by anything else."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
-    yield from (Result(check, state, str(error)) for check in checks)
+    return Result(check, state, str(error))

@@ -9,16 +9,7 @@ import numpy as np
 import strix_emulate as emulator
 import torch
 
-from strix_validate.checks import CannotRun
 from strix_validate.triton.stand_in import InterceptedLaunch
-
-
-def require_disassembler() -> None:
-    """Raise CannotRun if no libLLVM can decode gfx1151; nothing can be executed then."""
-    try:
-        emulator.find_disassembler()
-    except emulator.DisassemblerError as error:
-        raise CannotRun(str(error)) from error
 
 
 def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:

@@ -169,9 +169,9 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
         from strix_validate.triton import emulation
 
         try:
-            emulation.require_disassembler()
-        except CannotRun as reason:
-            return reason
+            emulation.emulator.find_disassembler()
+        except emulation.emulator.DisassemblerError as error:
+            return CannotRun(str(error))
 
         def execute(launch: stand_in.InterceptedLaunch) -> None:
             if not launch.is_warmup:

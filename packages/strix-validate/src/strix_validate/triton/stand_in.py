@@ -87,38 +87,23 @@ def first_candidate() -> None:
     driver.active.get_benchmarker = lambda: partial(_measure_nothing, False)
 
 
-class _Driver:
-    """A Triton driver that knows its target but has no device.
+def _driver(all_candidates: bool) -> types.SimpleNamespace:
+    """Return a Triton driver that knows its target but has no device.
 
     triton.autotune measures nothing here, and its first configuration wins. all_candidates: the
     others are launched as well, once each.
     """
+    from triton.backends.compiler import GPUTarget
 
-    def __init__(self, all_candidates: bool) -> None:
-        self.all_candidates = all_candidates
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("hip", TARGET, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device=None):
-        return 0
-
-    def get_device_interface(self):
-        return torch.cuda
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
-
-    def get_benchmarker(self):
-        return partial(_measure_nothing, self.all_candidates)
-
-    def map_python_to_cpp_type(self, type_name):
-        return type_name
+    return types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("hip", TARGET, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_device_interface=lambda: torch.cuda,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        get_benchmarker=lambda: partial(_measure_nothing, all_candidates),
+        map_python_to_cpp_type=lambda name: name,
+    )
 
 
 class _WithoutAsserts(SourceFileLoader):
@@ -154,7 +139,7 @@ def install(all_candidates: bool = False) -> None:
     # computed for each sum and product of integers, and then ignored without TRITON_DEBUG
     unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = unchecked
-    triton.runtime.driver.set_active(_Driver(all_candidates))
+    triton.runtime.driver.set_active(_driver(all_candidates))
     properties = types.SimpleNamespace(
         multi_processor_count=MULTIPROCESSORS, gcnArchName=TARGET, warp_size=32
     )
@@ -197,17 +182,8 @@ def watch(on_lookup: Callable[[Lookup], None]) -> None:
             for name, kind in src.signature.items()
             if kind != "constexpr"
         }
-        on_lookup(
-            Lookup(
-                src.name,
-                _base32(metadata["hash"]),
-                types,
-                constants,
-                options,
-                dict(metadata_group),
-                not cache_hit,
-            )
-        )
+        key, files = _base32(metadata["hash"]), dict(metadata_group)
+        on_lookup(Lookup(src.name, key, types, constants, options, files, not cache_hit))
 
     triton.knobs.compilation.listener = listen
 

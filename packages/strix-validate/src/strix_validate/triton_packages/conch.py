@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from strix_validate.numerics import reference
-from strix_validate.numerics.reference import Precision
+from strix_validate.triton.call import PackageCall
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.package_call import PackageCall
 
 MODULE, PACKAGE = "conch", "conch-triton-kernels"
 BITS, CODES = 8, 256
@@ -55,12 +54,8 @@ def w8a16(
         tensors["zeros"] = points.to(torch.uint8)
     centre = BIAS if points is None else points.repeat_interleave(group, 0)
     weights = (codes - centre).to(x.dtype) * scales.repeat_interleave(group, 0)
-
-    def expected(dtype: Precision) -> dict[str, Tensor]:
-        return {"out": reference.stored(reference.product(x, weights.T, dtype), dtype)}
-
-    call = PackageCall(PACKAGE, _product, tensors, {"group_size": group}, products=1)
-    return call, expected
+    call = PackageCall(_product, tensors, {"group_size": group}, 1, package=PACKAGE)
+    return call, reference.layer(x, weights.T)
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"

@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid, normalize
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
 from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.triton.call import PackageCall, Shipped, differentiated
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.package_call import PackageCall, Shipped, differentiated
 
 MODULE, PACKAGE = "fla", "fla-core"
 #: Rule -> its functions: over chunks, and token by token.
@@ -126,9 +126,8 @@ def attention(
             }
         return found
 
-    return PackageCall(
-        PACKAGE, _attend, tensors | inputs, options, products=0 if decode else 4
-    ), expected
+    call = PackageCall(_attend, tensors | inputs, options, 0 if decode else 4, package=PACKAGE)
+    return call, expected
 
 
 def _lost(
@@ -168,7 +167,7 @@ def _recurrence(
 def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[PackageCall, None]:
     """Build a call of the norm of each head, times silu of a gate; compiled only."""
     tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
-    return PackageCall(PACKAGE, _norm, tensors | {"weight": randn(columns)}), None
+    return PackageCall(_norm, tensors | {"weight": randn(columns)}, package=PACKAGE), None
 
 
 def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
+from strix_validate.triton.call import PackageCall
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.package_call import PackageCall
 from strix_validate.vllm.experts import by_expert
 
 MODULE, PACKAGE = "vllm_gguf_plugin", "vllm-gguf-plugin"
@@ -164,7 +164,7 @@ def product(
 
     options = {"number": kind.number, "size": size}
     matrix = not name.startswith(("iq1", "iq2", "iq3"))  # those add up without it
-    return PackageCall(PACKAGE, _multiply, tensors, options, products=int(matrix)), expected
+    return PackageCall(_multiply, tensors, options, int(matrix), package=PACKAGE), expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit where it can"

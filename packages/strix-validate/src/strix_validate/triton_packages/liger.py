@@ -14,8 +14,8 @@ from strix_validate.checks import Size
 from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.triton.call import PackageCall, Shipped, differentiated
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.package_call import PackageCall, Shipped, differentiated
 
 MODULE, PACKAGE = "liger_kernel", "liger-kernel"
 #: A label that counts for nothing.
@@ -66,7 +66,7 @@ def rms_norm(
         }
         return {name: stored(value, dtype) for name, value in found.items()}
 
-    return PackageCall(PACKAGE, _rms_norm, tensors, options), expected
+    return PackageCall(_rms_norm, tensors, options, package=PACKAGE), expected
 
 
 def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor) -> dict:
@@ -95,24 +95,15 @@ def rope(
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
 
     def turned(dtype: Precision, x: Tensor, back: bool) -> Tensor:
-        a, c, s = _inputs(dtype, x, cos[:, None], sin[:, None])
-        part, rest = a.split([lanes, head_dim - lanes], -1)
-        first, second = part.chunk(2, -1)
-        minus = 1.0 if dtype == TERMS else -1.0
-        here, there = (1.0, minus) if back else (minus, 1.0)
-        half = slice(lanes // 2)
-        halves = (
-            first * c[..., half] + here * second * s[..., half],
-            second * c[..., half] + there * first * s[..., half],
-        )
-        return stored(torch.cat([*halves, rest], -1), dtype)
+        c, s = (angle[:, None, :, : lanes // 2] for angle in (cos, sin))
+        return stored(reference.rotated(x, c, -s if back else s, dtype), dtype)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         found = {name: turned(dtype, x, False) for name, x in (("q_out", q), ("k_out", k))}
         return found | {name: turned(dtype, x, True) for name, x in (("dq", dq), ("dk", dk))}
 
     tensors = {"q": q, "k": k, "cos": cos, "sin": sin, "dq": dq, "dk": dk}
-    return PackageCall(PACKAGE, _rope, tensors), expected
+    return PackageCall(_rope, tensors, package=PACKAGE), expected
 
 
 def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
@@ -136,7 +127,8 @@ def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[PackageCall,
         found = {"out": silu * u, "dgate": d * u * slope, "dup": d * silu}
         return {name: stored(value, dtype) for name, value in found.items()}
 
-    return PackageCall(PACKAGE, _swiglu, {"gate": gate, "up": up, "grad": grad}), expected
+    tensors = {"gate": gate, "up": up, "grad": grad}
+    return PackageCall(_swiglu, tensors, package=PACKAGE), expected
 
 
 def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str, Tensor]:
@@ -195,9 +187,8 @@ def loss(
             "dweight": stored(errors.T @ a, dtype),
         }
 
-    return PackageCall(
-        PACKAGE, _loss, {"x": x, "weight": weight, "labels": labels}, options
-    ), expected
+    tensors = {"x": x, "weight": weight, "labels": labels}
+    return PackageCall(_loss, tensors, options, package=PACKAGE), expected
 
 
 #: A vocabulary: all beyond 32,768 tokens have one kernel. So have numbers of a token up to a power

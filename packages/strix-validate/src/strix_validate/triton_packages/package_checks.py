@@ -1,62 +1,77 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of Triton packages that the tiers kernels, attention and emulated have.
+"""The checks of Triton kernels that the tiers kernels, attention and emulated have.
 
-A module of this subpackage, or flash_cases, is a package: MODULE is what it is imported as, and
-COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by the interpreter or
-a GPU, executed as gfx1151 code. A new package is a new module, named here and in skips.toml.
+A library is vllm_checks, or a package: flash_cases, or a module of this subpackage. MODULE is what
+it is imported as. COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by
+the interpreter or a GPU, executed as gfx1151 code. A new package is a new module, named here and in
+skips.toml.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 from strix_validate.attention import flash_cases
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size
+from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.call import require
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
-from strix_validate.triton_packages.package_call import require
+from strix_validate.vllm import vllm_checks
 
 PACKAGES: tuple[ModuleType, ...] = (flash_cases, conch, fla, gguf, liger, sage)
+LIBRARIES = (vllm_checks, *PACKAGES)
 _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
 
 
-def _cases(tier: str, package: ModuleType) -> dict[Check, tuple[str, Case]]:
-    # checks of flash-attn, the first package, have no prefix
-    prefix = f"{package.__name__.rpartition('.')[2]}-" * (package is not flash_cases)
-    title = f"{package.MODULE}'s kernels {HOW[tier]}"
+@cache
+def _cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
+    prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
+    title = f"{library.MODULE}'s kernels {HOW[tier]}"
     return {
         Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.why): (which, case)
-        for which, case in getattr(package, _TABLES[tier]).items()
+        for which, case in getattr(library, _TABLES[tier]).items()
     }
 
 
 def checks(tier: str) -> list[Check]:
-    """List the tier's checks, TIER/PACKAGE-NAME."""
-    return [check for package in PACKAGES for check in _cases(tier, package)]
+    """List the tier's checks, TIER/LIBRARY-NAME."""
+    return [check for library in LIBRARIES for check in _cases(tier, library)]
 
 
-def applies(check: Check, size: Size) -> bool:
-    """Return False for a check of the tier attention of another size."""
-    cases = (_cases("attention", package).get(check) for package in PACKAGES)
-    return all(case is None or size.holds(case[1].size) for case in cases)
+def applies(check: Check, options: RunOptions) -> bool:
+    """Return False for a check of the tier attention of another size or kind of device."""
+    for library in LIBRARIES:
+        if found := _cases("attention", library).get(check):
+            name, case = found
+            suits = library is not vllm_checks or vllm_checks.suits(name, options.device)
+            return suits and options.size.holds(case.size)
+    return True
 
 
 def run(
-    tier: str,
-    wanted: list[Check],
-    options: RunOptions,
-    mode: triton_modes.Mode,
-    judge: Judge[Any],
+    tier: str, wanted: list[Check], options: RunOptions, mode: triton_modes.Mode, judge: Judge
 ) -> Iterator[Result]:
     """Yield the results of those of the wanted checks that are the tier's checks here."""
-    for package in PACKAGES:
-        cases = _cases(tier, package)
-        mine = [check for check in wanted if check in cases]
-        try:
-            require(package.MODULE)
-        except CannotRun as error:
-            yield from unanswered(mine, error)
-            continue
-        if problems := {check: make(*cases[check]) for check in mine}:
-            yield from answered(problems, "", mode, judge)
+    for library in LIBRARIES:
+        cases, problems = _cases(tier, library), {}
+        for check in (check for check in wanted if check in cases):
+            try:
+                more = _given(library, cases[check][0], options)
+            except (CannotRun, ValueError) as error:
+                yield unanswered(check, error)
+                continue
+            call, expected = make(*cases[check])
+            problems[check] = replace(call, **more), expected
+        if problems:
+            yield from answered(problems, mode, judge)
+
+
+def _given(library: ModuleType, name: str, options: RunOptions) -> dict[str, Any]:
+    """Return what a call needs beside its case. Raise CannotRun where the library is missing."""
+    if library is vllm_checks:
+        return {"source": vllm_checks.source_for(name, options)}
+    require(library.MODULE)
+    return {}

@@ -14,8 +14,8 @@ from torch import Tensor
 from strix_validate.layers.table import PICTURES
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.triton.call import PackageCall, Shipped
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.triton_packages.package_call import PackageCall, Shipped
 
 MODULE, PACKAGE = "sageattention", "sageattention"
 #: Rows that share a scale.
@@ -133,17 +133,15 @@ def attention(
     if packed:
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         tensors = {"q": q, "k": k, "v": v, "ends": ends}
-        call = PackageCall(
-            PACKAGE, _varlen, tensors, options | {"longest": max(lengths)}, products=1
-        )
-        return call, expected
+        options |= {"longest": max(lengths)}
+        return PackageCall(_varlen, tensors, options, 1, package=PACKAGE), expected
     tensors = {
         name: x.unflatten(0, (len(lengths), -1)) for name, x in (("q", q), ("k", k), ("v", v))
     }
     if layout == "HND":
         tensors = {name: x.transpose(1, 2).contiguous() for name, x in tensors.items()}
     options |= {"tensor_layout": layout, "sm_scale": scale}
-    return PackageCall(PACKAGE, _attend, tensors, options, products=1), expected
+    return PackageCall(_attend, tensors, options, 1, package=PACKAGE), expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or multiplies 8 bits without WMMA"

@@ -70,12 +70,11 @@ def step(own: dict[str, Tensor], x: Tensor, state: dict[str, Tensor], first: boo
         qkv = linear_attention.convolve(qkv, own["conv"], state["conv"], blocks, begins)
     else:
         qkv = linear_attention.convolve_next(qkv, own["conv"], state["conv"], blocks)
-    tensors = {"qkv": qkv.contiguous(), "a": a, "b": b, "log": own["log"], "bias": own["bias"]}
-    tensors |= {"states": state["delta"], "blocks": blocks, "begins": begins}
     found = linear_attention.run_delta_rule(
-        tensors, HEADS, VALUE_HEADS, SIZE, "chunks" if first else "one"
-    )
+        qkv.contiguous(), a, b, own["log"], own["bias"], state["delta"], blocks, begins,
+        heads=HEADS, value_heads=VALUE_HEADS, size=SIZE, kernel="chunks" if first else "one",
+    )  # fmt: skip
     state["delta"] = found["states"]
-    rows = {"x": found["out"].reshape(-1, SIZE), "weight": own["gated"]}
-    rows["gate"] = gate.reshape(-1, SIZE)
-    return linear_attention.run_gated_norm(rows)["out"].view(len(x), VALUE_HEADS * SIZE)
+    rows = (part.reshape(-1, SIZE) for part in (found["out"], gate))
+    out = linear_attention.run_gated_norm(next(rows), own["gated"], next(rows))["out"]
+    return out.view(len(x), VALUE_HEADS * SIZE)

@@ -17,7 +17,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import source as vllm_source
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
@@ -123,7 +123,11 @@ def paged_attention(
     rows = torch.full((len(q) + padding, own.heads + 2 * own.kv_heads, own.head_dim), torch.nan)
     rows[: len(q), : own.heads] = q
     kept = [tuple(randn(n, own.kv_heads, own.head_dim) for _ in "kv") for n in keys]
-    cache, table = _filled(own, lengths, kept, first_block)
+    rows_of_both = [torch.cat(pair, -1) for pair in kept]
+    for (new, n), both in zip(lengths, rows_of_both, strict=True):
+        if own.window:  # freed, and written by whoever has it now
+            both[: max(n - new - own.window + 1, 0)] = torch.nan
+    cache, table = paged(rows_of_both, own.block, first_block)
     ends = [0, *accumulate(queries), *[len(q)] * bool(padding)]
     tensors = {
         "rows": rows.to(q.dtype),
@@ -168,40 +172,41 @@ def paged_attention(
     return VllmCall(_unified_attention, tensors, options, products=1), expected
 
 
-def _filled(
-    layer: Attention, lengths: tuple[tuple[int, int], ...], kept: list, first_block: int
-) -> tuple[Tensor, Tensor]:
-    """Return a cache with these keys and values, NaN elsewhere, and the sequences' blocks."""
-    block, size = layer.block, layer.head_dim
-    blocks = [-(-n // block) for _, n in lengths]
-    count = sum(blocks) + first_block
-    cache = torch.full((count, layer.kv_heads, block, 2 * size), torch.nan).to(kept[0][0].dtype)
-    table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+def paged(kept: list[Tensor], block: int, first_block: int = 2) -> tuple[Tensor, Tensor]:
+    """Return a cache with the rows of sequences, NaN elsewhere, and the blocks that each has.
+
+    Args:
+        kept: of each sequence (tokens, heads, width).
+
+    Returns:
+        (blocks, heads, block, width), and (sequences, blocks of the longest).
+    """
+    blocks = [-(-len(rows) // block) for rows in kept]
+    count, (_, heads, width) = sum(blocks) + first_block, kept[0].shape
+    cache = kept[0].new_full((count, heads, block, width), torch.nan)
+    table = torch.zeros(len(kept), max(blocks), dtype=torch.int32)
     order = iter(range(count - 1, first_block - 1, -1))  # not in sequence
-    for i, (new, n) in enumerate(lengths):
+    for i, rows in enumerate(kept):
         own = torch.tensor([next(order) for _ in range(blocks[i])])
         table[i, : blocks[i]] = own
-        values = torch.full((blocks[i] * block, layer.kv_heads, 2 * size), torch.nan)
-        values[:n] = torch.cat(kept[i], -1).to(values.dtype)
-        if layer.window:  # freed, and written by whoever has it now
-            values[: max(n - new - layer.window + 1, 0)] = torch.nan
-        cache[own] = values.to(cache.dtype).unflatten(0, (-1, block)).transpose(1, 2)
+        whole = rows.new_full((blocks[i] * block, heads, width), torch.nan)
+        whole[: len(rows)] = rows
+        cache[own] = whole.unflatten(0, (-1, block)).transpose(1, 2)
     return cache, table
 
 
 def _unified_attention(
-    tensors: dict[str, Tensor], layer: Attention, padding: int, fp8: bool, far: bool, **options
-) -> dict[str, Tensor]:
-    rows, cache = tensors.pop("rows"), tensors.pop("cache")
+    rows: Tensor, cache: Tensor, table: Tensor, *, layer: Attention, padding: int, fp8: bool,
+    far: bool, **given,
+) -> dict[str, Tensor]:  # fmt: skip
     if far:
         before = (1 << 31) // cache[0].numel() + 1
         wide = cache.new_empty(before + len(cache), *cache.shape[1:])
         wide[before:] = cache
-        cache, tensors["table"] = wide, tensors["table"] + before
+        cache, table = wide, table + before
     scales = (FP8_SCALES["k"], FP8_SCALES["v"]) if fp8 else None
-    out = attend(
-        rows[:, : layer.heads], halves(cache, fp8), layer, fp8=scales, **tensors, **options
-    )
+    q = rows[:, : layer.heads]
+    out = attend(q, halves(cache, fp8), layer, table=table, fp8=scales, **given)
     kept = len(out) - padding
     rest = {"rest": out[kept:].isnan().double().flatten(1).mean(1)} if padding else {}
     return {"out": out[:kept]} | rest
@@ -237,9 +242,10 @@ def store_keys(
     return VllmCall(_reshape_and_cache, tensors, {"heads": heads, "fp8": fp8}), expected
 
 
-def _reshape_and_cache(tensors: dict[str, Tensor], heads: int, fp8: bool) -> dict[str, Tensor]:
-    rows, cache = tensors["rows"], tensors["cache"]
+def _reshape_and_cache(
+    rows: Tensor, cache: Tensor, slots: Tensor, *, heads: int, fp8: bool
+) -> dict[str, Tensor]:
     k, v = rows[:, 2 * heads :].chunk(2, 1)
     own = cache.to(FP8) if fp8 else cache
-    store(k, v, halves(own), tensors["slots"], *(FP8_SCALES.values() if fp8 else ()))
+    store(k, v, halves(own), slots, *(FP8_SCALES.values() if fp8 else ()))
     return {"cache": own.to(cache.dtype)}

@@ -6,23 +6,20 @@ weights the second.
 """
 
 import importlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strix_validate.layers.table import MODELS, Experts
-from strix_validate.vllm import source as vllm_source
+from strix_validate.triton.cases import Randn
+from strix_validate.vllm.source import VllmCall
 
 _MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 #: In a step of a server. Together they need every kernel that any number up to 8192 needs: found by
 #: counting, with the tables of the recipe vllm. Those behind 518 are for few experts, and
 #: those of 4 modulo 8 for Mixtral: its padded rows are then a multiple of 16, and the others not.
-_TOKENS = (
+TOKENS = (
     1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100, 112, 129, 130, 132,
     144, 515, 516, 518, 528, 2065, 2068, 2080,
 )  # fmt: skip
@@ -36,66 +33,54 @@ LAYERS = {
 }
 
 
-@dataclass(frozen=True)
-class ExpertsCall:
-    """A layer's two products for this many tokens; the tensors hold no numbers."""
+def mixture(randn: Randn, *, layer: Experts, tokens: int) -> tuple[VllmCall, None]:
+    """Build a layer's two products for this many tokens; the weights hold no numbers."""
+    return VllmCall(_mix, {"x": randn(tokens, layer.hidden)}, {"layer": layer}), None
 
-    name: str
-    layer: Experts
-    dtype: torch.dtype
-    tokens: int
-    source: Path = Path()
 
-    def prepare(self) -> str:
-        """Make vLLM importable from its source; return its version."""
-        vllm_source.install(self.source)
-        return vllm_source.version(self.source)
-
-    def execute(self, device: str) -> dict[str, Tensor]:
-        """Launch both products, on tensors that are made here; return nothing."""
-        layer, module = self.layer, importlib.import_module(_MODULE)
-        place = {"device": device, "dtype": self.dtype}
-        first = _weights(layer, 2 * layer.inner, layer.hidden, place)
-        second = _weights(layer, layer.hidden, layer.inner, place)
-        scaled = [layer.block, layer.group or layer.block]
-        kind = {"block_shape": scaled} if any(scaled) else {}
-        name = "int4_w4a16" if layer.group else "fp8_w8a8" if layer.block else None
-        config = module.try_get_optimal_moe_config(
-            first[0].shape, second[0].shape, layer.top_k, name, self.tokens, **kind,
+def _mix(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
+    """Launch both products, with weights that are made here; return nothing."""
+    module, tokens, place = importlib.import_module(_MODULE), len(x), {"device": x.device}
+    own = place | {"dtype": x.dtype}
+    first = _weights(layer, 2 * layer.inner, layer.hidden, own)
+    second = _weights(layer, layer.hidden, layer.inner, own)
+    scaled = [layer.block, layer.group or layer.block]
+    kind = {"block_shape": scaled} if any(scaled) else {}
+    name = "int4_w4a16" if layer.group else "fp8_w8a8" if layer.block else None
+    config = module.try_get_optimal_moe_config(
+        first[0].shape, second[0].shape, layer.top_k, name, tokens, **kind,
+    )  # fmt: skip
+    chosen = torch.zeros(tokens, layer.top_k, dtype=torch.int32, **place)
+    assigned = module._prepare_expert_assignment(
+        chosen, config, tokens, layer.top_k, layer.experts, None,
+        use_int4_w4a16=bool(layer.group), **kind,
+    )  # fmt: skip
+    routed = torch.empty(chosen.shape, **place)
+    between = torch.empty(tokens * layer.top_k, layer.inner, **own)
+    for rows, (weight, scales, zeros), router, top_k in (
+        (x, first, None, layer.top_k),
+        (between, second, None if layer.first else routed, 1),
+    ):
+        out = torch.empty(tokens, layer.top_k, weight.shape[1], **own)
+        common = (router, *assigned, router is not None, top_k, config)
+        if layer.group:
+            module.invoke_fused_moe_wna16_triton_kernel(
+                rows, weight, out, scales, zeros, *common, **kind, use_int8_w8a16=False,
+                use_int4_w4a16=True,
+                compute_type=getattr(module.tl, str(x.dtype).removeprefix("torch.")),
+            )  # fmt: skip
+            continue
+        given, given_scales, computed = rows, None, x.dtype
+        if layer.block:  # tokens come in FP8 too, with a scale for each block
+            given, computed = torch.empty_like(rows, dtype=weight.dtype), torch.bfloat16
+            given_scales = torch.empty(len(rows), rows.shape[1] // layer.block, **place)
+        module.invoke_fused_moe_triton_kernel(
+            given, weight, out, given_scales, scales, *common, **kind,
+            use_fp8_w8a8=bool(layer.block), use_int8_w8a8=False, use_int8_w8a16=False,
+            use_int4_w4a16=False, per_channel_quant=False,
+            compute_type=getattr(module.tl, str(computed).removeprefix("torch.")),
         )  # fmt: skip
-        chosen = torch.zeros(self.tokens, layer.top_k, dtype=torch.int32, device=device)
-        assigned = module._prepare_expert_assignment(
-            chosen, config, self.tokens, layer.top_k, layer.experts, None,
-            use_int4_w4a16=bool(layer.group), **kind,
-        )  # fmt: skip
-        routed = torch.empty(chosen.shape, dtype=torch.float32, device=device)
-        rows = self.tokens * layer.top_k
-        for x, (weight, scales, zeros), router, top_k in (
-            (torch.empty(self.tokens, layer.hidden, **place), first, None, layer.top_k),
-            (torch.empty(rows, layer.inner, **place), second, None if layer.first else routed, 1),
-        ):
-            out = torch.empty(self.tokens, layer.top_k, weight.shape[1], **place)
-            common = (router, *assigned, router is not None, top_k, config)
-            compute = {"compute_type": getattr(module.tl, str(self.dtype).removeprefix("torch."))}
-            own = None
-            if layer.block:  # tokens come in FP8 too, with a scale for each block
-                own = torch.empty(len(x), x.shape[1] // layer.block, device=device)
-                x, compute = (
-                    torch.empty_like(x, dtype=weight.dtype),
-                    {"compute_type": module.tl.bfloat16},
-                )
-            if layer.group:
-                module.invoke_fused_moe_wna16_triton_kernel(
-                    x, weight, out, scales, zeros, *common, **compute, **kind,
-                    use_int8_w8a16=False, use_int4_w4a16=True,
-                )  # fmt: skip
-            else:
-                module.invoke_fused_moe_triton_kernel(
-                    x, weight, out, own, scales, *common, **compute, **kind,
-                    use_fp8_w8a8=bool(layer.block), use_int8_w8a8=False, use_int8_w8a16=False,
-                    use_int4_w4a16=False, per_channel_quant=False,
-                )  # fmt: skip
-        return {}
+    return {}
 
 
 def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
@@ -131,15 +116,3 @@ def by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor,
     place = {"dtype": torch.int32, "device": chosen.device}
     found = [torch.tensor(x, **place) for x in (pairs, owners, [len(pairs)])]
     return found[0], found[1], found[2]
-
-
-def experts_calls(
-    source: Path,
-    layers: Iterable[Experts],
-    dtypes: Iterable[torch.dtype],
-    tokens: Iterable[int] = _TOKENS,
-) -> Iterator[ExpertsCall]:
-    """Yield calls of these layers, for every kind of batch."""
-    for layer, dtype, n in product(layers, dtypes, tokens):
-        name = f"{layer} {str(dtype).removeprefix('torch.')} {n} tokens"
-        yield ExpertsCall(name, layer, dtype, n, source)

@@ -11,11 +11,10 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import FP8
 from strix_validate.vllm.experts import by_expert
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 _, _, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 _BLOCK = 128  # of FP8 weights that share a scale, both ways
@@ -31,11 +30,12 @@ def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall,
         out = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return VllmCall(_rms_norm, {"input": x, "weight": weight}, {"eps": eps}), expected
+    return VllmCall(run_rms_norm, {"x": x, "weight": weight}, {"eps": eps}), expected
 
 
-def _rms_norm(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
-    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(**tensors, eps=eps)}
+def run_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> dict[str, Tensor]:
+    """Run rms_norm_batch_invariant."""
+    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(x, weight, eps=eps)}
 
 
 def rope(
@@ -54,7 +54,7 @@ def rope(
     angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
     call = VllmCall(
-        _rope,
+        run_rope,
         {"q": q, "k": k, "cos": cos, "sin": sin},
         {
             "mrope_section": list(sections),
@@ -73,28 +73,20 @@ def rope(
         owner[(place % 3 == 2) & (place < 3 * sections[2])] = 2
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
-        index = owner.expand(1, tokens, -1)
-        c, s = (x.to(work).gather(0, index)[0][:, None] for x in (cos, sin))
+        c, s = (x.gather(0, owner.expand(1, tokens, -1))[0][:, None] for x in (cos, sin))
         found = {}
         for name, x in (("q", q), ("k", k)):
-            turned, rest = (
-                x.to(work).view(tokens, -1, head_dim).split([lanes, head_dim - lanes], -1)
-            )
-            first, second = turned.chunk(2, -1) if neox else (turned[..., ::2], turned[..., 1::2])
-            if dtype == reference.TERMS:
-                first, second, c, s, rest = (t.abs() for t in (first, second, c, s, rest))
-            sign = 1.0 if dtype == reference.TERMS else -1.0
-            turned = (first * c + sign * second * s, second * c + first * s)
-            both = torch.cat(turned, -1) if neox else torch.stack(turned, -1).flatten(-2)
-            found[name] = reference.stored(torch.cat([both, rest], -1).flatten(1), dtype)
+            heads = x.view(tokens, -1, head_dim)
+            turned = reference.rotated(heads, c, s, dtype, neighbours=not neox)
+            found[name] = reference.stored(turned.flatten(1), dtype)
         return found
 
     return call, expected
 
 
-def _rope(tensors: dict[str, Tensor], **options) -> dict[str, Tensor]:
-    q, k = importlib.import_module(_ROPE).triton_mrope(**tensors, **options)
+def run_rope(**given) -> dict[str, Tensor]:
+    """Run triton_mrope with these arguments."""
+    q, k = importlib.import_module(_ROPE).triton_mrope(**given)
     return {"q": q, "k": k}
 
 
@@ -115,7 +107,7 @@ def moe(
     weights = randn(experts, rows, columns) / columns**0.5
     own = torch.arange(tokens)
     chosen = torch.stack([own % experts, (own + 1) % experts], 1).int()
-    tensors = {"x": x, "experts": chosen[:, :top_k], "routed": randn(tokens, top_k).float()}
+    tensors = {"x": x, "experts": chosen[:, :top_k], "shares": randn(tokens, top_k).float()}
     if bits == 4:
         codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
         scales = (randn(experts, rows, columns // 32).abs() + 0.5).to(x.dtype)
@@ -126,7 +118,7 @@ def moe(
             tensors["zeros"] = points[:, ::2] | points[:, 1::2] << 4
         shifted = codes.to(x.dtype) - points.repeat_interleave(32, -1).to(x.dtype)
         weights = shifted * scales.repeat_interleave(32, -1)
-        tensors |= {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
+        tensors |= {"weights": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
     else:
         if bits == 8:
             x, weights = (both.to(FP8).to(x.dtype) for both in (x, weights))
@@ -153,7 +145,7 @@ def moe(
             for j in range(top_k)
         ]
         out = torch.cat(parts).view(tokens, top_k, rows)
-        shares = tensors["routed"] if routed else torch.ones(tokens, top_k)
+        shares = tensors["shares"] if routed else torch.ones(tokens, top_k)
         more = tensors["bias"][chosen[:, :top_k].long()] if bias else torch.zeros(1)
         shares, more = (x.to(reference.working(dtype)) for x in (shares, more))
         if dtype == reference.TERMS:
@@ -161,39 +153,38 @@ def moe(
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
     options = {"bits": bits, "routed": routed, "swizzle": swizzle}
-    return VllmCall(_moe, tensors, options, products=1), expected
+    return VllmCall(run_moe, tensors, options, products=1), expected
 
 
-def _moe(
-    tensors: dict[str, Tensor], bits: int, routed: bool = True, swizzle: int = 0
-) -> dict[str, Tensor]:
-    module = importlib.import_module(_MOE)
-    x, chosen = tensors["x"], tensors["experts"]
-    weights = tensors["codes" if bits == 4 else "weights"]
-    (tokens, top_k), (experts, rows) = chosen.shape, weights.shape[:2]
+def run_moe(
+    x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
+    zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
+    bits: int = 16, routed: bool = True, swizzle: int = 0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Run a product of experts; experts and shares: (tokens, top_k), of each token."""
+    module, dtype = importlib.import_module(_MOE), x.dtype
+    (tokens, top_k), (count, rows) = experts.shape, weights.shape[:2]
     kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
     block = {4: [0, 32], 8: [_BLOCK, _BLOCK]}.get(bits)
-    config = module.get_default_config(tokens, experts, rows, x.shape[1], top_k, kind, block)
+    config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, kind, block)
     if bits == 8:  # only here: tensors of fp8 cannot be pickled
         x, weights = x.to(FP8), weights.to(FP8)
     config |= {"GROUP_SIZE_M": swizzle} if swizzle else {}
-    ids, owners, filled = _assigned(module, chosen, config, experts, kind, block)
-    dtype = tensors["x"].dtype
+    ids, owners, filled = _assigned(module, experts, config, count, kind, block)
     out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
-        "A": x, "B": weights, "C": out, "topk_weights": tensors["routed"],
+        "A": x, "B": weights, "C": out, "topk_weights": shares,
         "sorted_token_ids": ids, "expert_ids": owners, "num_tokens_post_padded": filled,
-        "mul_routed_weight": routed,
-        "top_k": top_k, "config": config, "use_int8_w8a16": False, "use_int4_w4a16": bits == 4,
+        "mul_routed_weight": routed, "top_k": top_k, "config": config, "use_int8_w8a16": False,
+        "use_int4_w4a16": bits == 4, "B_scale": scales, "block_shape": block,
         "compute_type": getattr(module.tl, str(dtype).removeprefix("torch.")),
-        "B_scale": tensors.get("scales"), "block_shape": block,
     }  # fmt: skip
     if bits == 4:
-        module.invoke_fused_moe_wna16_triton_kernel(**common, B_zp=tensors.get("zeros"))
+        module.invoke_fused_moe_wna16_triton_kernel(**common, B_zp=zeros)
     else:
         module.invoke_fused_moe_triton_kernel(
-            **common, A_scale=tensors.get("x_scales"), use_fp8_w8a8=bits == 8, use_int8_w8a8=False,
-            per_channel_quant=False, B_bias=tensors.get("bias"),
+            **common, A_scale=x_scales, use_fp8_w8a8=bits == 8, use_int8_w8a8=False,
+            per_channel_quant=False, B_bias=bias,
         )  # fmt: skip
     return {"out": out}
 
@@ -211,11 +202,3 @@ def _assigned(
             chosen.contiguous(), config, *chosen.shape, experts, None, block_shape=block,
             use_int4_w4a16=kind == "int4_w4a16",
         )  # fmt: skip
-
-
-def mxfp4(
-    randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
-) -> tuple[VllmCall, Expected]:
-    """Build a call of all of gpt-oss's experts; see mxfp4."""
-    tensors, expected = vllm_mxfp4.problem(randn, tokens, experts, top_k, size, inner)
-    return VllmCall(vllm_mxfp4.launch, tensors, {"top_k": top_k}, products=2), expected

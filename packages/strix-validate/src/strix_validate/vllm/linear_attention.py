@@ -20,7 +20,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 _OPS = "vllm.third_party.flash_linear_attention.ops"
 _CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
@@ -38,7 +38,7 @@ def convolution(
     count = len(lengths)
     tensors = {
         "x": randn(sum(lengths), channels),
-        "next": randn(count, channels),
+        "new": randn(count, channels),
         "weight": randn(channels, width) / 2,
         "states": randn(count + 2, width - 1, channels),
         # not in sequence; block 0 belongs to none
@@ -53,7 +53,7 @@ def convolution(
         for i, part in enumerate(tensors["x"].to(work).split(lengths)):
             block = int(tensors["blocks"][i])
             before = states[block] if i else torch.zeros_like(states[block])
-            rows = torch.cat([before, part, tensors["next"][i : i + 1].to(work)])
+            rows = torch.cat([before, part, tensors["new"][i : i + 1].to(work)])
             states[block] = rows[1 - width :]
             windows = rows.unfold(0, width, 1).transpose(1, 2)
             if dtype == reference.TERMS:
@@ -67,11 +67,13 @@ def convolution(
     return VllmCall(_convolve, tensors), expected
 
 
-def _convolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    weight, blocks, states = tensors["weight"], tensors["blocks"], tensors["states"].clone()
-    out = convolve(tensors["x"], weight, states, blocks, tensors["begins"])
-    new = convolve_next(tensors["next"].clone(), weight, states, blocks)
-    return {"out": out, "next": new, "states": states}
+def _convolve(
+    x: Tensor, new: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor
+) -> dict[str, Tensor]:
+    states = states.clone()
+    out = convolve(x, weight, states, blocks, begins)
+    last = convolve_next(new.clone(), weight, states, blocks)
+    return {"out": out, "next": last, "states": states}
 
 
 def convolve(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor) -> Tensor:
@@ -196,11 +198,11 @@ def delta_rule(
 
 
 def run_delta_rule(
-    tensors: dict[str, Tensor], heads: int, value_heads: int, size: int, kernel: str
-) -> dict[str, Tensor]:
+    qkv: Tensor, a: Tensor, b: Tensor, log: Tensor, bias: Tensor, states: Tensor, blocks: Tensor,
+    begins: Tensor, *, heads: int, value_heads: int, size: int, kernel: str,
+) -> dict[str, Tensor]:  # fmt: skip
     """See delta_rule; states are a copy."""
-    qkv, states, blocks = tensors["qkv"], tensors["states"].clone(), tensors["blocks"]
-    a, b, log, bias, begins = (tensors[name] for name in ("a", "b", "log", "bias", "begins"))
+    states = states.clone()
     if kernel == "one":
         out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
         importlib.import_module(
@@ -241,10 +243,10 @@ def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[VllmCall, Expected]
     return VllmCall(run_gated_norm, tensors), expected
 
 
-def run_gated_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Run rmsnorm_fn on tensors x, weight and gate."""
+def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor) -> dict[str, Tensor]:
+    """Run rmsnorm_fn."""
     function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
-    return {"out": function(tensors["x"], tensors["weight"], None, z=tensors["gate"], eps=EPS)}
+    return {"out": function(x, weight, None, z=gate, eps=EPS)}
 
 
 _CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"

@@ -11,7 +11,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 _OPS = "vllm.lora.ops.triton_ops"
 
@@ -61,20 +61,22 @@ def adapted(
     return VllmCall(_adapt, tensors, {"slices": len(rows), "scaling": scaling}), expected
 
 
-def _adapt(tensors: dict[str, Tensor], slices: int, scaling: float) -> dict[str, Tensor]:
-    x, owners, adapters = tensors["x"], tensors["owners"], len(tensors["a0"])
+def _adapt(
+    x: Tensor, output: Tensor, owners: Tensor, shrunk: Tensor, *, slices: int, scaling: float,
+    **weights: Tensor,
+) -> dict[str, Tensor]:  # fmt: skip
+    a, b = ([weights[f"{name}{i}"] for i in range(slices)] for name in "ab")
     meta = importlib.import_module(f"{_OPS}.lora_kernel_metadata").LoRAKernelMeta.make(
-        adapters, len(x), x.device
+        len(a[0]), len(x), x.device
     )
     meta.prepare_tensors(owners)
-    a, b = ([tensors[f"{name}{i}"] for i in range(slices)] for name in "ab")
-    small = torch.zeros_like(tensors["shrunk"])
+    small = torch.zeros_like(shrunk)
     importlib.import_module(f"{_OPS}.lora_shrink_op")._lora_shrink(
         x, a, small, *meta.meta_args(len(x), False), scaling
     )
-    out = tensors["output"].clone()
+    out = output.clone()
     importlib.import_module(f"{_OPS}.lora_expand_op")._lora_expand(
-        tensors["shrunk"], b, out, *meta.meta_args(len(x), False), add_inputs=True
+        shrunk, b, out, *meta.meta_args(len(x), False), add_inputs=True
     )
     return {"shrunk": small, "out": out}
 

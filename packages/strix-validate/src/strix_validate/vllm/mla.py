@@ -15,10 +15,10 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.attention import FP8, paged
+from strix_validate.vllm.source import VllmCall
 
 _OPS = "vllm.v1.attention.ops"
-_FP8 = torch.float8_e4m3fn
 _FP8_SCALE = 0.5
 
 
@@ -29,20 +29,13 @@ def latent(
     """Build a call of decode_attention_fwd: a query of each sequence; slots of the cache without a
     key are NaN.
     """
-    q, blocks = randn(len(keys), heads, rank + rope), [-(-n // block) for n in keys]
-    cache = torch.full((sum(blocks) + 2, block, rank + rope), float("nan")).to(q.dtype)
-    table = torch.zeros(len(keys), max(blocks) + 1, dtype=torch.int32)
-    order, kept = iter(range(sum(blocks) + 1, 1, -1)), []  # not in sequence
-    for i, n in enumerate(keys):
-        own = torch.tensor([next(order) for _ in range(blocks[i])])
-        table[i, : blocks[i]] = own
-        kept.append(randn(n, rank + rope))
-        padded = torch.full((blocks[i] * block, rank + rope), float("nan")).to(q.dtype)
-        padded[:n] = kept[-1]
-        cache[own] = padded.view(blocks[i], block, -1)
+    q = randn(len(keys), heads, rank + rope)
+    kept = [randn(n, rank + rope) for n in keys]
+    cache, table = paged([rows[:, None] for rows in kept], block)
     if fp8:
-        kept = [x.to(_FP8).to(q.dtype) * _FP8_SCALE for x in kept]
-    tensors = {"q": q, "cache": cache, "table": table, "keys": torch.tensor(keys).int()}
+        kept = [x.to(FP8).to(q.dtype) * _FP8_SCALE for x in kept]
+    tensors = {"q": q, "cache": cache.squeeze(1), "keys": torch.tensor(keys).int()}
+    tensors["table"] = torch.nn.functional.pad(table, (0, 1))
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         parts = []
@@ -61,21 +54,18 @@ def latent(
 
 
 def _latent(
-    tensors: dict[str, Tensor], rank: int, splits: int, scale: float, fp8: bool
-) -> dict[str, Tensor]:
-    q, cache = tensors["q"], tensors["cache"]
+    q: Tensor, cache: Tensor, table: Tensor, keys: Tensor, *, rank: int, splits: int, scale: float,
+    fp8: bool,
+) -> dict[str, Tensor]:  # fmt: skip
     if fp8:  # only here: tensors of fp8 cannot be pickled
-        cache = cache.to(_FP8)
+        cache = cache.to(FP8)
     cache = cache.unsqueeze(2)
-    out, size = (
-        q.new_full((*q.shape[:2], rank), float("nan")),
-        q.new_full(q.shape[:2], float("nan")),
-    )
-    scratch = q.new_full((*q.shape[:2], splits, rank + 1), float("nan"), dtype=torch.float32)
+    out, size = (q.new_full((*q.shape[:2], *more), torch.nan) for more in ((rank,), ()))
+    scratch = q.new_full((*q.shape[:2], splits, rank + 1), torch.nan, dtype=torch.float32)
     one = torch.tensor(_FP8_SCALE if fp8 else 1.0, device=q.device)
     importlib.import_module(f"{_OPS}.triton_decode_attention").decode_attention_fwd(
-        q, cache, cache[..., :rank], out, size, tensors["table"], tensors["keys"], scratch, splits,
-        scale, cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
+        q, cache, cache[..., :rank], out, size, table, keys, scratch, splits, scale,
+        cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
     )  # fmt: skip
     return {"out": out, "logsumexp": size}
 
@@ -106,13 +96,13 @@ def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[V
     return VllmCall(_merge, tensors, {"cached": cached}), expected
 
 
-def _merge(tensors: dict[str, Tensor], cached: int) -> dict[str, Tensor]:
-    out = torch.full_like(tensors["prefix"], float("nan"))
-    lse = torch.full_like(tensors["prefix_lse"], float("nan"))
+def _merge(
+    prefix: Tensor, suffix: Tensor, prefix_lse: Tensor, suffix_lse: Tensor, *, cached: int
+) -> dict[str, Tensor]:
+    out, lse = (torch.full_like(x, torch.nan) for x in (prefix, prefix_lse))
     importlib.import_module(f"{_OPS}.triton_merge_attn_states").merge_attn_states(
-        out, tensors["prefix"], tensors["prefix_lse"], tensors["suffix"], tensors["suffix_lse"],
-        lse, cached,
-    )  # fmt: skip
+        out, prefix, prefix_lse, suffix, suffix_lse, lse, cached
+    )
     return {"out": out, "lse": lse}
 
 

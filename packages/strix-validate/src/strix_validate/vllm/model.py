@@ -5,6 +5,7 @@ Norms, rope, the cache's writer, attention, linear attention and experts are vLL
 a server's step; the other matrix products are torch's.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import _hybrid, attention, kernels
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
 HIDDEN = HEADS * SIZE
@@ -84,12 +85,11 @@ def _forward(
     def times(x: Tensor, weight: Tensor) -> Tensor:
         return reference.stored(reference.product(x, weight, dtype), dtype)
 
-    cos, sin = (tensors[name].to(reference.working(dtype))[:, None] for name in ("cos", "sin"))
+    cos, sin = (tensors[name][:, None] for name in ("cos", "sin"))
 
     def turned(x: Tensor) -> Tensor:
-        first, second = x.view(len(x), -1, SIZE).chunk(2, -1)
-        both = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-        return reference.stored(both, dtype)
+        heads = x.view(len(x), -1, SIZE)
+        return reference.stored(reference.rotated(heads, cos, sin, dtype), dtype)
 
     x = tensors["embedding"].to(reference.working(dtype))[tensors["tokens"]]
     for i in range(LAYERS):
@@ -129,10 +129,9 @@ def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tenso
     return shares, chosen.int()
 
 
-def _decode(
-    tensors: dict[str, Tensor], window: int, experts: int, linear: int
-) -> dict[str, Tensor]:
+def _decode(*, window: int, experts: int, linear: int, **tensors: Tensor) -> dict[str, Tensor]:
     """Prefill the prompt, then decode token by token."""
+    step = partial(_step, tensors, window=window, experts=experts, linear=linear)
     block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
     caches: list[Any] = [
         _hybrid.empty(place)
@@ -140,14 +139,13 @@ def _decode(
         else torch.full((4, KV_HEADS, block, 2 * SIZE), float("nan"), **place)
         for i in range(LAYERS)
     ]
-    found = [_step(tensors, caches, 0, PROMPT, window, experts, linear)[-1:]]
-    for at in range(PROMPT, PROMPT + STEPS):
-        found.append(_step(tensors, caches, at, at + 1, window, experts, linear))
+    found = [step(caches, 0, PROMPT)[-1:]]
+    found += [step(caches, at, at + 1) for at in range(PROMPT, PROMPT + STEPS)]
     return {"logprobs": torch.cat(found)[1:]}
 
 
 def _step(
-    tensors: dict[str, Tensor], caches: list, begin: int, end: int, window: int, experts: int,
+    tensors: dict[str, Tensor], caches: list, begin: int, end: int, *, window: int, experts: int,
     linear: int,
 ) -> Tensor:  # fmt: skip
     """Compute the log probabilities after the tokens from begin to end."""
@@ -166,13 +164,12 @@ def _step(
     layer = attention.Attention(HEADS, KV_HEADS, SIZE, window)
 
     def norm(x: Tensor, weight: str) -> Tensor:
-        return kernels._rms_norm({"input": x, "weight": tensors[weight]}, _EPS)["out"]
+        return kernels.run_rms_norm(x, tensors[weight], eps=_EPS)["out"]
 
     def attended(i: int, normed: Tensor) -> Tensor:
         rows = (normed @ tensors[f"qkv{i}"].T).view(len(normed), -1, SIZE)
         q, k, v = rows.split([HEADS, KV_HEADS, KV_HEADS], 1)
-        parts = {"q": q.flatten(1), "k": k.flatten(1), "cos": cos, "sin": sin}
-        both = kernels._rope(parts, **turn)
+        both = kernels.run_rope(q=q.flatten(1), k=k.flatten(1), cos=cos, sin=sin, **turn)
         q, k = (both[name].view(len(normed), -1, SIZE) for name in "qk")
         # as the server has them: slices of one tensor
         rows = torch.cat([q, k, v], 1)
@@ -196,11 +193,11 @@ def _step(
         normed = norm(x, f"norm{i}b")
         shares, chosen = _routed(tensors[f"router{i}"], tokens, experts)
         if experts:
-            up = {"x": normed, "weights": tensors[f"up{i}"], "experts": chosen, "routed": shares}
-            gate, up = kernels._moe(up, 16, routed=False)["out"].flatten(0, 1).chunk(2, -1)
-            down = {"x": silu(gate) * up, "weights": tensors[f"down{i}"]}
-            down |= {"experts": chosen.reshape(-1, 1), "routed": shares.reshape(-1, 1)}
-            x = x + kernels._moe(down, 16)["out"].view(len(x), TOP_K, HIDDEN).sum(1)
+            wide = kernels.run_moe(normed, chosen, shares, tensors[f"up{i}"], routed=False)
+            gate, up = wide["out"].flatten(0, 1).chunk(2, -1)
+            each = chosen.reshape(-1, 1), shares.reshape(-1, 1)
+            down = kernels.run_moe(silu(gate) * up, *each, tensors[f"down{i}"])
+            x = x + down["out"].view(len(x), TOP_K, HIDDEN).sum(1)
         else:
             gate, up = (normed @ tensors[f"up{i}"][0].T).chunk(2, -1)
             x = x + (silu(gate) * up) @ tensors[f"down{i}"][0].T

@@ -2,7 +2,6 @@
 """gpt-oss's experts in MXFP4: vLLM's function over triton_kernels, and what it must return."""
 
 import importlib
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
-from strix_validate.vllm import source
+from strix_validate.triton.cases import Expected, Randn
+from strix_validate.vllm.source import KERNELS, VllmCall
 
 _SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 #: The numbers of fp4: a sign, two bits of exponent, one of mantissa.
@@ -21,10 +21,10 @@ _GROUP = 32
 _ALPHA, _LIMIT = 1.702, 7.0
 
 
-def problem(
-    randn: Callable[..., Tensor], tokens: int, experts: int, top_k: int, size: int, inner: int
-) -> tuple[dict[str, Tensor], Callable[[Precision], dict[str, Tensor]]]:
-    """Return the tensors of a call of :func:`launch`, and what it must return.
+def mixture(
+    randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
+) -> tuple[VllmCall, Expected]:
+    """Build a call of all of gpt-oss's experts.
 
     Args:
         size: of a token's vector.
@@ -50,7 +50,7 @@ def problem(
             out.append(reference.stored(weighted, dtype).sum(0))
         return {"out": reference.stored(torch.stack(out), dtype)}
 
-    return tensors, expected
+    return VllmCall(launch, tensors, {"top_k": top_k}, products=2), expected
 
 
 def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision) -> Tensor:
@@ -70,20 +70,18 @@ def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision
     return layer("w2", reference.stored(gate * (_ALPHA * gate).sigmoid() * (up + 1), dtype))
 
 
-def launch(tensors: dict[str, Tensor], top_k: int) -> dict[str, Tensor]:
+def launch(x: Tensor, logits: Tensor, *, top_k: int, **weights: Tensor) -> dict[str, Tensor]:
     """Run triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
-    module = importlib.import_module(source.KERNELS[5])
+    module = importlib.import_module(KERNELS[5])
     generation = module.triton_kernels_version
-    config = SimpleNamespace()
+    config, wrapped = SimpleNamespace(), []
     for name in ("w1", "w2"):
-        tensors[name], precision = _wrapped(generation, tensors[name], tensors[f"{name}_scale"])
+        codes, precision = _wrapped(generation, weights[name], weights[f"{name}_scale"])
+        wrapped.append(codes)
         setattr(config, f"{name}_precision", precision)
-        setattr(config, f"{name}_bias", tensors[f"{name}_bias"])
-    out = module.triton_kernel_moe_forward(
-        tensors["x"], tensors["w1"], tensors["w2"], tensors["logits"], top_k, True,
-        quant_config=config,
-    )  # fmt: skip
-    return {"out": out}
+        setattr(config, f"{name}_bias", weights[f"{name}_bias"])
+    forward = module.triton_kernel_moe_forward
+    return {"out": forward(x, *wrapped, logits, top_k, True, quant_config=config)}
 
 
 def _wrapped(generation: str, codes: Tensor, scale: Tensor):

@@ -15,11 +15,11 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.attention import FP8
+from strix_validate.vllm.source import VllmCall
 
 _LAYERS = "vllm.model_executor.layers.quantization"
 _HYBRID = "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16"
-_FP8 = torch.float8_e4m3fn
 #: Where an int32 of AWQ's has each of eight columns, in nibbles.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -57,11 +57,10 @@ def awq(randn: Randn, *, tokens=5, size=256, rows=64, group=64) -> tuple[VllmCal
     return VllmCall(_awq, tensors, products=1), expected
 
 
-def _awq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _awq(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
     module = importlib.import_module(f"{_LAYERS}.awq_triton")
-    codes, scales, zeros = (tensors[name] for name in ("codes", "scales", "zeros"))
     # eight parts, as awq_gemm's caller has it
-    out = module.awq_gemm_triton(tensors["x"], codes, scales, zeros, 8)
+    out = module.awq_gemm_triton(x, codes, scales, zeros, 8)
     return {"out": out, "weights": module.awq_dequantize_triton(codes, scales, zeros)}
 
 
@@ -81,20 +80,16 @@ def w4a16(
         tensors["zeros"] = _packed(few.T, tuple(range(8))).T.contiguous()
         points = few.repeat_interleave(group, 1)
     weights = (codes - points).to(x.dtype) * scales.repeat_interleave(group, 1)
-
-    def expected(dtype: Precision) -> dict[str, Tensor]:
-        return {"out": reference.stored(reference.product(x, weights, dtype), dtype)}
-
-    return VllmCall(_w4a16, tensors, {"group": group}, products=1), expected
+    call = VllmCall(_w4a16, tensors, {"group": group}, products=1)
+    return call, reference.layer(x, weights)
 
 
-def _w4a16(tensors: dict[str, Tensor], group: int) -> dict[str, Tensor]:
+def _w4a16(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None = None, *, group: int
+) -> dict[str, Tensor]:
     module = importlib.import_module(_HYBRID)
-    packed = module.pack_skinny_int4(tensors["codes"]).view(torch.int32)
-    out = module.triton_w4a16_skinny_fmt_gemm(
-        tensors["x"], packed, tensors["scales"], group, zp=tensors.get("zeros")
-    )
-    return {"out": out}
+    packed = module.pack_skinny_int4(codes).view(torch.int32)
+    return {"out": module.triton_w4a16_skinny_fmt_gemm(x, packed, scales, group, zp=zeros)}
 
 
 def fp8_blocks(
@@ -103,7 +98,7 @@ def fp8_blocks(
     """Build a call of w8a8_triton_block_scaled_mm: a scale for 128 numbers of a token, or 128 by
     128 weights.
     """
-    x, weights = randn(tokens, size).to(_FP8), randn(rows, size).to(_FP8)
+    x, weights = randn(tokens, size).to(FP8), randn(rows, size).to(FP8)
     blocks = -(-rows // block), size // block
     tensors = {
         "x": x.to(randn(1).dtype),
@@ -124,14 +119,13 @@ def fp8_blocks(
     return VllmCall(_fp8_blocks, tensors, {"block": block}, products=1), expected
 
 
-def _fp8_blocks(tensors: dict[str, Tensor], block: int) -> dict[str, Tensor]:
-    module = importlib.import_module(f"{_LAYERS}.utils.fp8_utils")
+def _fp8_blocks(
+    x: Tensor, weights: Tensor, x_scales: Tensor, scales: Tensor, *, block: int
+) -> dict[str, Tensor]:
+    multiply = importlib.import_module(f"{_LAYERS}.utils.fp8_utils").w8a8_triton_block_scaled_mm
     # only here: tensors of fp8 cannot be pickled
-    x, weights = tensors["x"].to(_FP8), tensors["weights"].to(_FP8)
-    out = module.w8a8_triton_block_scaled_mm(
-        x, weights, tensors["x_scales"], tensors["scales"], [block, block], tensors["x"].dtype
-    )
-    return {"out": out}
+    both = x.to(FP8), weights.to(FP8)
+    return {"out": multiply(*both, x_scales, scales, [block, block], x.dtype)}
 
 
 _AWQ = "nibbles in the wrong order, or a zero point or scale of the wrong group (AWQ)"

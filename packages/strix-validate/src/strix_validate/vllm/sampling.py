@@ -15,7 +15,7 @@ from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.source import VllmCall
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 #: Standard deviations by which a count of draws may be off: one of 2 million healthy runs is.
@@ -71,13 +71,13 @@ def truncated(
     return VllmCall(_truncate, tensors), expected
 
 
-def _truncate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _truncate(
+    logits: Tensor, k: Tensor | None = None, p: Tensor | None = None
+) -> dict[str, Tensor]:
     module = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
-    logits = tensors["logits"]
     if logits.device.type == "cpu":
         logits = logits.as_subclass(_Elsewhere)
-    found = module.apply_top_k_top_p_triton(logits, tensors.get("k"), tensors.get("p"))
-    return _kept(found.as_subclass(Tensor))
+    return _kept(module.apply_top_k_top_p_triton(logits, k, p).as_subclass(Tensor))
 
 
 def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[VllmCall, Expected]:
@@ -131,21 +131,19 @@ def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Vll
     return VllmCall(_penalize, tensors), expected
 
 
-def _penalize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    module, logits = importlib.import_module(f"{_SAMPLE}.penalties"), tensors["logits"]
-    count, vocabulary = len(tensors["states"]), logits.shape[1]
+def _penalize(
+    logits: Tensor, rows: Tensor, states: Tensor, tokens: Tensor, prompts: Tensor, ends: Tensor,
+    local: Tensor, drafts: Tensor, **penalties: Tensor,
+) -> dict[str, Tensor]:  # fmt: skip
+    module = importlib.import_module(f"{_SAMPLE}.penalties")
+    count, vocabulary = len(states), logits.shape[1]
     place = {"dtype": torch.int32, "device": logits.device}
     # what another request left there
     seen = torch.full((count, -(-vocabulary // 32)), -1, **place)
     counts = torch.full((count, vocabulary), 7, **place)
-    module.bincount(
-        tensors["states"], tensors["tokens"], tensors["prompts"], tensors["ends"], seen, counts,
-        int(tensors["ends"].max()),
-    )  # fmt: skip
-    module.apply_penalties(
-        logits, tensors["rows"], tensors["drafts"], tensors["local"], tensors["repetition"],
-        tensors["frequency"], tensors["presence"], seen, counts,
-    )  # fmt: skip
+    module.bincount(states, tokens, prompts, ends, seen, counts, int(ends.max()))
+    own = [penalties[name] for name in ("repetition", "frequency", "presence")]
+    module.apply_penalties(logits, rows, drafts, local, *own, seen, counts)
     return {"logits": logits}
 
 
@@ -176,12 +174,9 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     return VllmCall(_scale, tensors), expected
 
 
-def _scale(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    logits, rows = tensors["logits"], tensors["rows"]
-    importlib.import_module(f"{_SAMPLE}.gumbel").apply_temperature(
-        logits, rows, tensors["temperature"]
-    )
-    importlib.import_module(f"{_SAMPLE}.min_p").apply_min_p(logits, rows, tensors["min_p"])
+def _scale(logits: Tensor, rows: Tensor, temperature: Tensor, min_p: Tensor) -> dict[str, Tensor]:
+    importlib.import_module(f"{_SAMPLE}.gumbel").apply_temperature(logits, rows, temperature)
+    importlib.import_module(f"{_SAMPLE}.min_p").apply_min_p(logits, rows, min_p)
     return _kept(logits)
 
 
@@ -221,21 +216,22 @@ def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[VllmCa
     return VllmCall(_draw, tensors, {"temperature": 0.5}), expected
 
 
-def _draw(tensors: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
-    module = importlib.import_module(f"{_SAMPLE}.gumbel")
-    best, seeds, place = tensors["greedy"], tensors["seeds"], {"device": tensors["greedy"].device}
-    (greedy, vocabulary), draws = best.shape, len(seeds)
-    heat = torch.tensor([temperature] * draws + [0.0] * greedy, **place)
-    rows = torch.arange(draws + greedy, dtype=torch.int32, **place)
+def _draw(
+    logits: Tensor, greedy: Tensor, seeds: Tensor, *, temperature: float
+) -> dict[str, Tensor]:
+    module, place = importlib.import_module(f"{_SAMPLE}.gumbel"), {"device": greedy.device}
+    (count, vocabulary), draws = greedy.shape, len(seeds)
+    heat = torch.tensor([temperature] * draws + [0.0] * count, **place)
+    rows = torch.arange(draws + count, dtype=torch.int32, **place)
     sampled = module.gumbel_sample(
-        torch.cat([tensors["logits"].expand(draws, -1), best]),
-        rows, heat, torch.cat([seeds, seeds[:greedy]]),
+        torch.cat([logits.expand(draws, -1), greedy]),
+        rows, heat, torch.cat([seeds, seeds[:count]]),
         # each seed is drawn with at two positions
         rows.long() % 2 + 7, True, False,
     )  # fmt: skip
     return {
         "greedy": _one_hot(sampled[draws:], vocabulary),
-        "beyond": beyond(sampled[:draws], tensors["logits"] / temperature),
+        "beyond": beyond(sampled[:draws], logits / temperature),
     }
 
 
@@ -260,17 +256,17 @@ def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expe
     return VllmCall(_accept, tensors, {"requests": requests}), expected
 
 
-def _accept(tensors: dict[str, Tensor], requests: int) -> dict[str, Tensor]:
+def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> dict[str, Tensor]:
     module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
-    greedy, place = tensors["greedy"], {"device": tensors["greedy"].device}
+    place = {"device": greedy.device}
     vocabulary, count = greedy.shape[-1], 6 + requests
     halves = torch.full((requests, 3, vocabulary), -60.0, **place)
     halves[..., [1, 4]] = 0
     one = torch.full((requests, 2, vocabulary), -60.0, **place)
     one[..., 1] = 0
-    target = torch.cat([greedy, tensors["same"], halves])
-    draft = torch.cat([greedy[:, :2], tensors["same"][:, :2], one])
-    drafts = torch.cat([tensors["drafts"], torch.ones(requests, 2, dtype=torch.int64, **place)])
+    target = torch.cat([greedy, same, halves])
+    draft = torch.cat([greedy[:, :2], same[:, :2], one])
+    drafts = torch.cat([drafts, torch.ones(requests, 2, dtype=torch.int64, **place)])
     states = torch.arange(count, dtype=torch.int32, **place)
     sampled, number = module.rejection_sample(
         target.view(-1, vocabulary), draft.contiguous(),

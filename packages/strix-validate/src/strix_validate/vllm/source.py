@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,6 +22,7 @@ import torch
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun
+from strix_validate.triton.call import Launch
 from strix_validate.triton.stand_in import MULTIPROCESSORS
 
 #: The modules that run as they are in the source.
@@ -110,6 +112,18 @@ def install(folder: Path) -> None:
     sys.path.append(str(third_party(folder)))
 
 
+@dataclass(frozen=True)
+class VllmCall(Launch):
+    """A launch of vLLM's kernels by a function of this subpackage; source: vLLM's folder."""
+
+    source: Path = Path()
+
+    def prepare(self) -> str:
+        """Make vLLM importable from its source; return its version."""
+        install(self.source)
+        return f"vLLM's kernels: {version(self.source)}"
+
+
 def third_party(folder: Path) -> Path:
     """Return where vLLM's build puts triton_kernels, which are not in the sdist."""
     return folder / "vllm" / "third_party"
@@ -160,30 +174,7 @@ def mock(name: str) -> types.ModuleType:
     module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
         setattr(module, class_name, type(class_name, (), {}))
-    if name == "vllm.platforms":
-        module.current_platform = _Platform()
-    if name == "vllm.platforms.rocm":
-        asked = ["on_mi3xx", "on_rdna4", "on_cdna"]
-        others = ("9", "90a", "942", "950", "12x", "1250", "1100", "115x", "1151")
-        asked += [*(f"on_gfx{n}" for n in others), *_GPU_IS]
-        for question in asked:
-            setattr(module, question, lambda answer=question in _GPU_IS: answer)
-    if name == _MOE:
-        # no tiles but those of the tables
-        module.get_config = lambda: None
-    if name == "vllm.utils.platform_utils":
-        # the tables are named after it
-        module.get_device_name_as_file_name = lambda: "AMD_Radeon_8060S"
-        module.num_compute_units = lambda device=None: MULTIPROCESSORS
-    if name == "vllm.utils.torch_utils":
-        module.async_tensor_h2d = lambda x, **place: torch.as_tensor(x).to(**place)
-    if name == "vllm.v1.attention.backends.utils":
-        module.PAD_SLOT_ID, module.NULL_BLOCK_ID = -1, 0
-    if name == "vllm.config.cache":
-        # no plugin registers a kind of cache
-        module.get_kv_cache_dtype_handler = lambda kind: None
-    if name == "vllm.utils.import_utils":
-        module.get_triton_kernels_version = _generation
+    vars(module).update(_ANSWERS.get(name, {}))
     if name == "vllm.triton_utils":
         import triton
         from triton import language
@@ -198,6 +189,31 @@ def mock(name: str) -> types.ModuleType:
         module.exp, module.log = lambda x: language.exp(x), lambda x: language.log(x)
         module.exp2, module.log2 = lambda x: language.exp2(x), lambda x: language.log2(x)
     return module
+
+
+#: Of vllm.platforms.rocm, the questions whose answer is no.
+_GPU_IS_NOT = (
+    *("on_mi3xx", "on_rdna4", "on_cdna"),
+    *(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100", "115x", "1151")),
+)
+#: What kernels and their functions take from mocks, by module.
+_ANSWERS: dict[str, dict[str, Any]] = {
+    "vllm.platforms": {"current_platform": _Platform()},
+    "vllm.platforms.rocm": {
+        **dict.fromkeys(_GPU_IS_NOT, lambda: False), **dict.fromkeys(_GPU_IS, lambda: True),
+    },
+    _MOE: {"get_config": lambda: None},  # no tiles but those of the tables, named after the device
+    "vllm.utils.platform_utils": {
+        "get_device_name_as_file_name": lambda: "AMD_Radeon_8060S",
+        "num_compute_units": lambda device=None: MULTIPROCESSORS,
+    },
+    "vllm.utils.torch_utils": {
+        "async_tensor_h2d": lambda x, **place: torch.as_tensor(x).to(**place),
+    },
+    "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1, "NULL_BLOCK_ID": 0},
+    "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda kind: None},  # of no plugin
+    "vllm.utils.import_utils": {"get_triton_kernels_version": _generation},
+}  # fmt: skip
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
+"""The cases of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
-from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
-from strix_validate.vllm import linear_attention, lora, mla, model_layers, quantized, sampling
+from strix_validate.checks import CannotRun, RunOptions, Size
+from strix_validate.triton.cases import Case
+from strix_validate.vllm import (
+    linear_attention,
+    lora,
+    mla,
+    model_layers,
+    mxfp4,
+    quantized,
+    sampling,
+)
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
-from strix_validate.vllm.kernels import moe, mxfp4, rms_norm, rope
-from strix_validate.vllm.vllm_call import VllmCall
+from strix_validate.vllm.kernels import moe, rms_norm, rope
 
+#: What checks are called, in ids and titles.
+PREFIX, MODULE = "vllm-", "vLLM"
 _BF16 = torch.bfloat16
 #: Each has a table of cases for the tier attention, and some have one for the tier kernels.
 FAMILIES = (sampling, mla, linear_attention, quantized, lora)
@@ -47,8 +55,9 @@ COMPILED = {
     "moe-fp8-prefill": Case(partial(moe, tokens=99, rows=256, columns=256, bits=8),
         quantized.MINUTES, _BF16),
     # gpt-oss-20b has 32 experts of 2880 by 2880
-    "mxfp4-prefill": Case(partial(mxfp4, tokens=1024, size=512, inner=512), _GENERATION, _BF16),
-    "mxfp4-decode": Case(partial(mxfp4, tokens=2, size=512, inner=512), _GENERATION, _BF16),
+    "mxfp4-prefill": Case(partial(mxfp4.mixture, tokens=1024, size=512, inner=512), _GENERATION,
+        _BF16),
+    "mxfp4-decode": Case(partial(mxfp4.mixture, tokens=2, size=512, inner=512), _GENERATION, _BF16),
     **mla.COMPILED,
     **quantized.COMPILED,
 }  # fmt: skip
@@ -171,52 +180,28 @@ EMULATED = {
     **quantized.EMULATED,
 }
 
-_TIERS = {"kernels": COMPILED, "attention": COMPUTED | ON_GPU, "emulated": EMULATED}
+COMPUTED |= ON_GPU
 
 
-def checks(tier: str) -> list[Check]:
-    """List the tier's checks, TIER/vllm-NAME."""
-    return [
-        Check(f"{tier}/vllm-{name}", f"vLLM's kernels {HOW[tier]}: {name}", case.why)
-        for name, case in _TIERS[tier].items()
-    ]
-
-
-def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of the tier attention of another size or kind of device."""
-    name, on_gpu = check.id.removeprefix("attention/vllm-"), options.device == "cuda"
-    if name in ON_GPU and not on_gpu:
+def suits(name: str, device: str) -> bool:
+    """Return whether a case of COMPUTED is for this kind of device."""
+    if name in ON_GPU and device != "cuda":
         return False
-    if name.startswith(("w4a16-packed", "mla-decode")) and on_gpu and not torch.version.hip:
-        return False  # an instruction of gfx1151, and an option of AMD's compiler
-    return options.size.holds(_TIERS["attention"][name].size)
+    # an instruction of gfx1151, and an option of AMD's compiler
+    ours = name.startswith(("w4a16-packed", "mla-decode"))
+    return not ours or device != "cuda" or bool(torch.version.hip)
 
 
-def run(
-    tier: str,
-    wanted: list[Check],
-    options: RunOptions,
-    mode: triton_modes.Mode,
-    judge: Judge[VllmCall],
-) -> Iterator[Result]:
-    """Yield the results of those of the wanted checks that are the tier's checks here."""
-    known = set(checks(tier))
-    wanted = [check for check in wanted if check in known]
-    if not wanted:
-        return
-    try:
-        source = vllm_source.find(options.vllm)
-    except (CannotRun, ValueError) as error:
-        yield from unanswered(wanted, error)
-        return
-    if not (vllm_source.third_party(source) / "triton_kernels").is_dir():
-        lacking = [check for check in wanted if "/vllm-mxfp4" in check.id]
-        yield from (Result(check, State.SKIPPED, _NO_KERNELS) for check in lacking)
-        wanted = [check for check in wanted if check not in lacking]
-    problems = {}
-    for check in wanted:
-        name = check.id.removeprefix(f"{tier}/vllm-")
-        call, expected = make(name, _TIERS[tier][name])
-        problems[check] = replace(call, source=source), expected
-    if problems:
-        yield from answered(problems, "vLLM's kernels: ", mode, judge)
+def source_for(name: str, options: RunOptions) -> Path:
+    """Return the folder of vLLM for a case.
+
+    Raises:
+        CannotRun: there is none, or it lacks what the case needs. ValueError: see source.find.
+    """
+    found = vllm_source.find(options.vllm)
+    if (
+        name.startswith("mxfp4")
+        and not (vllm_source.third_party(found) / "triton_kernels").is_dir()
+    ):
+        raise CannotRun(_NO_KERNELS)
+    return found
