@@ -170,15 +170,12 @@ class VllmServer:
             ended = self.process.poll()
             if ended is not None:
                 raise CheckFailed(f"vllm serve ended with status {ended}: {_tail(self.log)}")
-            with contextlib.suppress(OSError), self.get("/health"):
+            address = f"{self.endpoint.url}/health"
+            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
         raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
-
-    def get(self, path: str):
-        """Return the answer to a GET; an HTTPError is for the caller."""
-        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5)
 
     def stop(self, limit: float) -> int:
         """Send SIGTERM; return the exit status.
