@@ -45,12 +45,14 @@ EDITS: Edits = [
 ]
 # What the package tests and simple arithmetic call; every tensor is made in TensorFactories.
 # bitsandbytes' test and `strix-validate backend` call mean (ReduceMomentKernel), any, >=, argwhere,
-# masked_fill (Indexing) and round besides.
+# masked_fill (Indexing) and round besides; the math backend of attention softmax, tril, where
+# (TensorCompare) and logical_not (UnarySignKernels).
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
 DistributionNormal FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
-ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape TensorFactories UfuncCUDA_add
-UnaryFractionKernels attention attention_backward mha_all_aot
+ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax TensorCompare
+TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels attention
+attention_backward mha_all_aot
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
