@@ -46,22 +46,6 @@ void region_drop(void *address) {
     free(region);
 }
 
-API(hipGraphMemAllocNodeGetParams)(hipGraphNode_t node, hipMemAllocNodeParams *p) {
-    ENTER();
-    REQUIRE(p && graph_of(node) && node->work.kind == WORK_ALLOCATE, hipErrorInvalidValue);
-    *p = (hipMemAllocNodeParams){.poolProps = {.allocType = hipMemAllocationTypePinned,
-                                               .location = {hipMemLocationTypeDevice, 0}},
-                                 .bytesize = node->work.memory.size,
-                                 .dptr = node->work.memory.address};
-    LEAVE(hipSuccess);
-}
-API(hipGraphMemFreeNodeGetParams)(hipGraphNode_t node, void *p) {
-    ENTER();
-    REQUIRE(p && graph_of(node) && node->work.kind == WORK_FREE, hipErrorInvalidValue);
-    *(void **)p = node->work.memory.address;
-    LEAVE(hipSuccess);
-}
-
 API(hipDeviceGetGraphMemAttribute)(int device, hipGraphMemAttributeType attribute, void *value) {
     ENTER();
     REQUIRE(device_exists(device), hipErrorInvalidDevice);

@@ -121,6 +121,21 @@ API(hipGraphHostNodeGetParams)(hipGraphNode_t node, hipHostNodeParams *p) {
     *p = (hipHostNodeParams){node->work.call.function, node->work.call.data};
     LEAVE(hipSuccess);
 }
+API(hipGraphMemAllocNodeGetParams)(hipGraphNode_t node, hipMemAllocNodeParams *p) {
+    ENTER();
+    REQUIRE(p && graph_of(node) && node->work.kind == WORK_ALLOCATE, hipErrorInvalidValue);
+    *p = (hipMemAllocNodeParams){.poolProps = {.allocType = hipMemAllocationTypePinned,
+                                               .location = {hipMemLocationTypeDevice, 0}},
+                                 .bytesize = node->work.memory.size,
+                                 .dptr = node->work.memory.address};
+    LEAVE(hipSuccess);
+}
+API(hipGraphMemFreeNodeGetParams)(hipGraphNode_t node, void *p) {
+    ENTER();
+    REQUIRE(p && graph_of(node) && node->work.kind == WORK_FREE, hipErrorInvalidValue);
+    *(void **)p = node->work.memory.address;
+    LEAVE(hipSuccess);
+}
 API(hipGraphChildGraphNodeGetGraph)(hipGraphNode_t node, hipGraph_t *graph) {
     ENTER();
     REQUIRE(graph && graph_of(node) && node->work.kind == WORK_GRAPH, hipErrorInvalidValue);
