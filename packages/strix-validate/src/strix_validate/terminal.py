@@ -93,7 +93,7 @@ OPTIONS: dict[str, tuple[Any, object]] = {
 }  # fmt: skip
 
 
-def run_and_exit(
+def run_and_exit(  # noqa: C901 (usage, run, results)
     names: list[str],
     *,
     as_json: bool,

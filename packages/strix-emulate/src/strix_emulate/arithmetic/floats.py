@@ -252,7 +252,7 @@ def div_fixup(quotient, denominator, numerator):
 def fixup(quotient, denominator, numerator, exponent, least):
     """See :func:`div_fixup`; a quotient whose exponent is below `least` is zero."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
-    one = np.ones_like(quotient)
+    one = np.full_like(quotient, 1)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -one, one)
     infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
     return np.select(

@@ -88,7 +88,7 @@ def backend() -> str:
     return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
 
 
-def fixed(
+def fixed(  # noqa: PLR0913 (a case's options)
     randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, strided=False,
     sink=None, alibi="", **options,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def fixed(
     return dense(q, k, v, grad_out, **options)
 
 
-def dense(
+def dense(  # noqa: PLR0913 (a case's options)
     q, k, v, grad_out, *, causal=False, window=(-1, -1), softcap=0.0, dropout=0.0, repeats=1,
     lse=False, scale=None, alibi=None, pack="", infers=False,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def dense(
     return call, expected
 
 
-def varlen(
+def varlen(  # noqa: PLR0913 (a case's options)
     randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), head_dim=64, causal=True,
     window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="",
 ):  # fmt: skip
@@ -213,7 +213,7 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
     return alone
 
 
-def kv_cache(
+def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
     rotary="", scale=None, queries=4, heads=4, kv_heads=2, head_dim=64, capacity=100, batch=4,
     window=(-1, -1),

@@ -125,7 +125,7 @@ def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) 
     return seen
 
 
-def attention(
+def attention(  # noqa: C901, PLR0913 (one formula)
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -148,7 +148,7 @@ def _child(mode, asked: str, answered: str) -> None:
     Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
 
 
-def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:
+def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:  # noqa: C901 (by mode)
     #: Of the call that runs, by the names of CallAnswer's fields.
     seen: dict[str, list] = {name: [] for name in ("kernels", "executed", "lookups", "asked")}
     if mode != "native":

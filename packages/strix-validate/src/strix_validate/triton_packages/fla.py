@@ -55,7 +55,7 @@ def _attend(
     return differentiated(attend, tensors, grads)
 
 
-def attention(
+def attention(  # noqa: C901, PLR0913 (a case and what it should give)
     randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
     state=False, normal=False, last=True, train=True,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip

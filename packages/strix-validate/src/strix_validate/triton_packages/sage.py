@@ -81,7 +81,7 @@ def _settle(
                 near |= bool(middle.any())
 
 
-def attention(
+def attention(  # noqa: PLR0913 (a case and what it should give)
     randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False,
     lengths_k=(), layout="HND", scale=None,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip

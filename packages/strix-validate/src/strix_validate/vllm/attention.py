@@ -40,7 +40,7 @@ def halves(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def attend(
+def attend(  # noqa: PLR0913 (what the kernels take)
     q: Tensor, caches: tuple[Tensor, Tensor], layer: Attention, *, starts: Tensor, keys: Tensor,
     table: Tensor, queries: int, most: int, scale: float | None = None, sinks: Tensor | None = None,
     slopes: Tensor | None = None, fp8: tuple[float, float] | None = None,

@@ -90,7 +90,7 @@ def run_rope(**given) -> dict[str, Tensor]:
     return {"q": q, "k": k}
 
 
-def moe(
+def moe(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
     bias=False, routed=True, swizzle=0,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
@@ -156,7 +156,7 @@ def moe(
     return VllmCall(run_moe, tensors, options, products=1), expected
 
 
-def run_moe(
+def run_moe(  # noqa: PLR0913 (what the kernels take)
     x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
     zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
     bits: int = 16, routed: bool = True, swizzle: int = 0,

@@ -197,7 +197,7 @@ def delta_rule(
     return VllmCall(run_delta_rule, tensors, options), expected
 
 
-def run_delta_rule(
+def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
     qkv: Tensor, a: Tensor, b: Tensor, log: Tensor, bias: Tensor, states: Tensor, blocks: Tensor,
     begins: Tensor, *, heads: int, value_heads: int, size: int, kernel: str,
 ) -> dict[str, Tensor]:  # fmt: skip

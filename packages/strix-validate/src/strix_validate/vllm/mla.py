@@ -22,7 +22,7 @@ _OPS = "vllm.v1.attention.ops"
 _FP8_SCALE = 0.5
 
 
-def latent(
+def latent(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
     scale=0.07, fp8=False,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
