@@ -330,7 +330,17 @@ FAULTS = {
     "firmware-bad-mes": (
         {"var/lib/dpkg/status": None, "sys/kernel/debug/dri/1/amdgpu_firmware_info":
          "MES feature version: 1, firmware version: 0x00000083\n"},
-        {"firmware": ("failed", "error", "0x83", "linux-firmware")},
+        {"firmware": ("failed", "error", "the loaded MES 0x83 is known bad", "linux-firmware")},
+    ),
+    "firmware-loaded-before-the-upgrade": (
+        {"sys/kernel/debug/dri/1/amdgpu_firmware_info":
+         "MES feature version: 1, firmware version: 0x00000083\n"},
+        {"firmware": ("failed", "error", "the loaded MES 0x83 is known bad", "dnf upgrade")},
+    ),
+    "firmware-bad-debian": (
+        {"var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20251125-1\n\n",
+         "etc/os-release": "ID=debian\n"},
+        {"firmware": ("failed", "error", "20251125-1", "firmware-amd-graphics 20260110")},
     ),
     "no-kfd-node": (
         {"dev/kfd": None},

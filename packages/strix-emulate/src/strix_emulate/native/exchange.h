@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Values that go from lane to lane, or between vector and scalar registers. See crosslane.py.
+// Values that go from lane to lane, or between vector and scalar registers. See crosslane.py,
+// and vmem.py for those that go through LDS.
 static void permlane(State *w, const Op *o, int across) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);

@@ -60,7 +60,8 @@ def kernel_fix(tree: Tree) -> str:
 
 def firmware_fix(tree: Tree) -> str:
     """Return the command that installs a newer linux-firmware."""
-    other = "install linux-firmware 20260110 or newer, then reboot"
+    name = "firmware-amd-graphics" if family(tree) == "debian" else "linux-firmware"
+    other = f"install {name} 20260110 or newer, then reboot"
     return _UPGRADE.get(family(tree), other).format(fedora="linux-firmware amd-gpu-firmware")
 
 

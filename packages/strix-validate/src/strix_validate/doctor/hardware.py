@@ -164,9 +164,10 @@ def firmware(tree: Tree) -> Result:
     if version is None and mes is None:
         raise CannotRun("linux-firmware's version cannot be read")
     measured = {"version": version, "mes": hex(mes) if mes is not None else None}
-    if (version and _BAD_FIRMWARE in version) or mes == _BAD_MES:
-        fix = _distribution.firmware_fix(tree)
-        return error(f"linux-firmware {version or measured['mes']} is known bad", fix, **measured)
+    is_bad = bool(version and _BAD_FIRMWARE in version)
+    if is_bad or mes == _BAD_MES:
+        what = f"linux-firmware {version}" if is_bad else f"the loaded MES {measured['mes']}"
+        return error(f"{what} is known bad", _distribution.firmware_fix(tree), **measured)
     if mes == _SUSPECT_MES:
         what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
         return warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
@@ -174,9 +175,8 @@ def firmware(tree: Tree) -> Result:
 
 
 def _opens(tree: Tree, name: str) -> Result:
-    path = tree.path(name)
     try:
-        tree.open_device(path)
+        tree.open_device(tree.path(name))
     except FileNotFoundError:
         return error(f"/{name} does not exist", "sudo modprobe amdgpu; in a container: --device "
                       "/dev/kfd --device /dev/dri")  # fmt: skip
