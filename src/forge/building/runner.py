@@ -75,7 +75,7 @@ class Builder:
             if reason := recipes.missing(name, lost | recipes.broken.keys()):
                 raise NotAttempted(reason)
 
-        for name, result in todo.items():  # all sources first, so that no build waits for a host
+        for name, result in todo.items():  # all sources first, so that no build waits for a server
             with self._attempt(result, FETCHED, name):
                 require(name)
                 self._fetch(result.step)

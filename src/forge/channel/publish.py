@@ -109,7 +109,7 @@ class StaticChannel:
         return entries[-1] if changed else None
 
     def _describe(self, names: pypi.Names) -> bool:
-        """Write what hosts and clients read of a channel; returns whether it is new."""
+        """Write what web servers and clients read of a channel; returns whether it is new."""
         texts = {pypi.TABLE: json.dumps(names, indent=1, sort_keys=True) + "\n", HEADERS: headers()}
         new = {n: t for n, t in texts.items() if t.encode() != (self.location.read(n) or b"")}
         for name, text in new.items():

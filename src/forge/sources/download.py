@@ -53,14 +53,14 @@ class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
 
 
 class Client(CLIENT):
-    """Gives a host `network.patience()` seconds to answer; one that takes more is asked once."""
+    """Gives a server `network.patience()` seconds to answer; one that takes more is asked once."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(timeout=network.patience(), **settings)
         self.slow: set[str] = set()
 
     def send(self, request: Any, *, stream: bool = False, **settings: Any) -> Any:
-        """Get the answer, with its body unless `stream`. Raises ReadTimeout that names the host."""
+        """Get an answer; its body too unless `stream`. Raises ReadTimeout that names the server."""
         host = request.url.netloc.decode().rpartition("@")[2]
         try:
             if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits

@@ -34,11 +34,7 @@ typedef struct {
   uint8_t lanes[32];
   Operand target, flag, source[4];
 } Op;
-// clang-format off
-enum { COMPUTE, COMPUTE_SCALAR, WMMA_F16, WMMA_BF16, PERMLANE16, PERMLANEX16, READLANE, FIRSTLANE,
-       WRITELANE, LOAD, STORE_, SAVEEXEC, LOAD_SCALAR, BPERMUTE, PERMUTE_LANES, SWIZZLE,
-       WMMA_HALF, WMMA_IU8, PERMLANE64, ATOMIC, GUARD };
-// clang-format on
+// FORM_...: by generate.py, what library.py numbers the forms of instructions.
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -318,44 +314,44 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
     int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + lanes(w) * w->n) : 0;
     if (log) log[0] = 0;
     switch (o->form) {
-    case COMPUTE: compute(w, o); break;
-    case COMPUTE_SCALAR: compute_scalar(w, o); break;
-    case WMMA_F16:
-    case WMMA_BF16:
-    case WMMA_HALF:
+    case FORM_VECTOR: compute(w, o); break;
+    case FORM_SCALAR: compute_scalar(w, o); break;
+    case FORM_WMMA_F16:
+    case FORM_WMMA_BF16:
+    case FORM_WMMA_HALF:
       if (wmma(w, o)) return i;
       break;
-    case WMMA_IU8:
+    case FORM_WMMA_IU8:
       if (wmma_iu8(w, o)) return i;
       break;
-    case PERMLANE16:
-    case PERMLANEX16:
+    case FORM_PERMLANE16:
+    case FORM_PERMLANEX16:
       if (!w->full) return i;
-      permlane(w, o, o->form == PERMLANEX16 ? 16 : 0);
+      permlane(w, o, o->form == FORM_PERMLANEX16 ? 16 : 0);
       break;
-    case PERMLANE64: swap_halves(w, o); break;
-    case READLANE:
-    case FIRSTLANE:
-    case WRITELANE: between_files(w, o); break;
-    case SAVEEXEC: save_exec(w, o); break;
-    case LOAD:
+    case FORM_PERMLANE64: swap_halves(w, o); break;
+    case FORM_READLANE:
+    case FORM_READFIRSTLANE:
+    case FORM_WRITELANE: between_files(w, o); break;
+    case FORM_SAVEEXEC: save_exec(w, o); break;
+    case FORM_LOAD:
       if (load(w, o, log)) return i;
       break;
-    case STORE_:
+    case FORM_STORE:
       if (store(w, o, log)) return i;
       break;
-    case GUARD:
+    case FORM_GUARD:
       if (!follow(w, o)) return i;
       break;
-    case ATOMIC:
+    case FORM_ATOMIC:
       if (atomic(w, o, log)) return i;
       break;
-    case LOAD_SCALAR:
+    case FORM_LOAD_SCALAR:
       if (load_scalar(w, o)) return i;
       break;
-    case BPERMUTE:
-    case PERMUTE_LANES:
-    case SWIZZLE: exchange(w, o); break;
+    case FORM_BPERMUTE:
+    case FORM_PERMUTE:
+    case FORM_SWIZZLE: exchange(w, o); break;
     default: break;
     }
   }

@@ -88,8 +88,8 @@ def build(folder: Path, compiler: str, levels: Iterable[int] = LEVELS) -> list[P
             made.append(folder / f"libstrix-emulate-v{level}.so")
             running.append(subprocess.Popen(
                 [*shlex.split(compiler), *FLAGS, LEVELS[level], f"-march=x86-64-v{level}",
-                 f"-I{scratch}",
-                 f'-DDIGEST="{library.digest()}"',
+                 f"-I{scratch}", f'-DDIGEST="{library.digest()}"',
+                 *(f"-DFORM_{name.upper()}={number}" for name, number in library.SHAPES.items()),
                  str(Path(__file__).with_name("emulate.c")), "-o", str(made[-1]), "-lm"],
             ))  # fmt: skip
         ends = [(process.wait(), process.args) for process in running]
