@@ -10,10 +10,7 @@ import ctypes
 
 import torch
 import triton
-from strix_validate.attention import flash
-from strix_validate.checks import Check, State
-from strix_validate.numerics.comparison import compare
-from strix_validate.triton import stand_in
+from strix_validate import testing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from triton.backends.amd.driver import HIPDriver
@@ -60,7 +57,7 @@ def without_custom_operators(interface) -> None:
 
 def use_tritons_driver() -> HIPDriver:
     """Makes Triton's driver the active one; torch.cuda, which has no device, only names it."""
-    stand_in.install()
+    testing.stand_in()
     driver = HIPDriver()
     driver.get_current_device = lambda: 0
     driver.get_current_stream = lambda _device=None: 0
@@ -81,12 +78,12 @@ def main() -> None:
         tensors = [
             torch.randn(1, TOKENS, HEADS, HEAD_DIM, generator=generator).half() for _ in range(4)
         ]
-        call, expected = flash.dense(*tensors, causal=True)
+        call, expected = testing.flash_attention(*tensors, causal=True)
         found = call.execute("cpu")
-    result = compare(Check("device", "flash-attn", ""), found, expected, call.dtype)
-    print(flash.backend(), result.state, result.measured)
-    if result.state is not State.PASSED:
-        raise SystemExit(f"wrong on the emulated device: {result.reason}")
+    fault, measured = testing.flash_fault(call, found, expected)
+    print(flash_attn_interface.BACKEND, measured)
+    if fault:
+        raise SystemExit(f"wrong on the emulated device: {fault}")
 
 
 if __name__ == "__main__":

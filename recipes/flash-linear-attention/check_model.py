@@ -9,15 +9,15 @@ import os
 import warnings
 
 import torch
-from strix_validate.triton import interpreter, stand_in
+from strix_validate import testing
 from torch import Tensor
 from torch.nn.functional import conv1d, cross_entropy, normalize, pad, silu, softplus
 
 from checks.verdict import require
 
 require(os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1: there may be no GPU")
-stand_in.install()
-interpreter.complete()
+testing.stand_in()
+testing.complete_interpreter()
 warnings.simplefilter("ignore")  # exp2 of a masked number overflows; fla warns of the loss below
 
 from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM  # noqa: E402

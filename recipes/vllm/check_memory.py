@@ -22,8 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 from check_detection import ROCM, STRIX_HALO, functions, make_nodes, select_platform
-from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.vllm_memory import OVERHEAD, memory_of
+from strix_validate import testing
 
 GIB = 2**30
 
@@ -111,7 +110,7 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
     }
     wrong += [f"{what}: {found}, not {right}" for what, (found, right) in said.items()
               if found != right]  # fmt: skip
-    found = memory_of(Tree(Path(root)))
+    found = testing.memory_of(Path(root))
     if found is None or found.total != snapshot.total_memory:
         return [*wrong, f"the doctor reads {found}, HIP's total is {snapshot.total_memory}"]
     flags = found.flags(case.weights * GIB)
@@ -132,7 +131,7 @@ def refused(
     _, utilization, _, cache = flags.split()
     if not fits(snapshot, float(utilization), mem_utils):
         yield f"the doctor's --gpu-memory-utilization {utilization} is refused"
-    if weights + parse(cache) + OVERHEAD > snapshot.total_memory * float(utilization):
+    if weights + parse(cache) + testing.OVERHEAD > snapshot.total_memory * float(utilization):
         yield f"the doctor's --kv-cache-memory-bytes {cache} is more than vLLM would take"
 
 

@@ -28,7 +28,11 @@ def name_of(path: Path) -> str:
 
 
 def shown(subpackage: Path) -> list[str]:
-    for node in ast.parse((subpackage / "__init__.py").read_text()).body:
+    return shown_by(subpackage / "__init__.py")
+
+
+def shown_by(module: Path) -> list[str]:
+    for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
     return []
@@ -97,6 +101,21 @@ def test_others_use_the_emulator_through_its_public_face() -> None:
     }
     assert any("strix-validate/src" in path for path, _, _ in used)
     assert {u for u in used if u[1] != "strix_emulate" or u[2] not in face} == set()
+
+
+def test_recipes_use_the_validator_through_its_public_face() -> None:
+    """strix_validate.testing is for them; beside it they only run commands (`python -m`)."""
+    face = "strix_validate.testing"
+    used = {
+        (str(path.relative_to(CHECKOUT)), f"{module}.{name}")
+        for path in (CHECKOUT / "recipes").rglob("*.py")
+        for module, name in imported(ast.parse(path.read_text()))
+        if module.split(".")[0] == "strix_validate"
+    }
+    names = {face, *(f"{face}.{name}" for name in shown_by(MODULES[face]))}
+    assert {name for _, name in used} == names
+    tree = ast.parse("from strix_validate.triton import stand_in; stand_in.install()")
+    assert not {".".join(each) for each in imported(tree)} <= names
 
 
 def test_the_emulators_names_are_where_they_are_said_to_be() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from strix_validate import cli
+from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
 from strix_validate.layers.table import Attention, Latent, Linear
 from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
-from strix_validate.triton.modes import CallAnswer, CallAnswers
+from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts
 from typer.testing import CliRunner
@@ -37,12 +37,13 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_packages.write(package, [lookup(tmp_path / "cache")]) == 1
     (kernel,) = kernel_lists.installed(tmp_path)["some-kernels"].values()
     assert sorted(kernel["files"]) == ["k.hsaco", "k.json"]
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    assert testing.packaged_kernels("some-kernels") == (package, {"KEY": kernel})
     for name, digest in kernel["files"].items():
         content = (package / "KEY" / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == digest
         assert b"/build" not in content
     assert kernel_lists.describe(kernel) == "k(*fp16:16, i32) BLOCK=64 num_warps=4"
-    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     told = CliRunner().invoke(cli.app, ["list", "--kernels"])
     assert told.exit_code == 0 and "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in told.output
 
@@ -73,6 +74,29 @@ def test_answers_come_in_the_order_of_calls(
     assert [answer.asked for answer in answers] == [(call,) for call in calls]
     assert len(batches) == 3 and batches[0][:3] == ["0", "3", "6"]
     assert kernel_packages.look_up([], tmp_path) == []
+
+
+def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call's kernels otherwise, of as many calls as were asked for."""
+    answers = [CallAnswer(kernels=(CompiledKernel("k", b"", "", n),)) for n in range(3)]
+    monkeypatch.setattr(
+        kernel_packages.triton_modes, "run",
+        lambda calls, mode: CallAnswers("", answers[: len(calls)]),
+    )  # fmt: skip
+    assert [kernel.launch_lds for kernel in testing.compile_sample(3)] == [0, 1, 2]
+    answers[1] = CallAnswer(error=("OutOfResources", "LDS"))
+    assert len(testing.compile_sample(1)) == 1
+    with pytest.raises(RuntimeError, match="LDS"):
+        testing.compile_sample(3)
+
+
+def test_a_wrong_result_of_flash_attn_is_told() -> None:
+    tensors = [torch.randn(1, 9, 2, 16, dtype=torch.float16) for _ in range(4)]
+    call, expected = testing.flash_attention(*tensors, causal=True)
+    right = expected(call.dtype)
+    assert testing.flash_fault(call, right, expected)[0] == ""
+    wrong = right | {"dk": right["dk"] * 1.1}
+    assert testing.flash_fault(call, wrong, expected)[0] == "wrong: dk"
 
 
 def test_origins(tmp_path: Path) -> None:

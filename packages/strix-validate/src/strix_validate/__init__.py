@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Validate the attention of PyTorch, flash-attn and vLLM, and the machine, for AMD gfx1151.
 
-The command `strix-validate` is the interface; `runner.run` makes a record from Python. Each folder
-is a subpackage, whose `__all__` names the modules that others may import; what each is for, it says
-itself. A module or a name that begins with an underscore is its subpackage's own.
+The command `strix-validate` is the interface; `runner.run` makes a record from Python. Tests of
+other packages import `testing`. Each folder is a subpackage, whose `__all__` names the modules that
+the others may import; what each is for, it says itself. A module or a name that begins with an
+underscore is its subpackage's own.
 """
 
 import os
