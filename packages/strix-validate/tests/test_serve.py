@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The serving tier's logic, with a mock of vLLM and each fault of it."""
+"""The serving tier's logic, with a mock of vLLM and each fault of it.
+
+What a judge of an answer finds, test_serve_url shows.
+"""
 
 import importlib
 import json
@@ -17,14 +20,15 @@ from strix_validate.tiers import run_each, serve
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
 #: Seconds to wait for what comes, and for what never comes: no verdict depends on how many.
 LONG, SHORT = 600, 0.1
-#: What needs the server.
-SERVED = set(serve.BODIES) - ALL_MODELS - {"offline-repeats", "offline-logits"}
+#: What needs no server, and what does.
+OFFLINE = {"offline-repeats", "offline-logits"} | ALL_MODELS
+SERVED = set(serve.BODIES) - OFFLINE
 FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 
 @pytest.fixture
 def examine(monkeypatch, tmp_path):
-    """Runs every check against the mock with a fault; results by name."""
+    """Runs checks against the mock with faults; results by name."""
     program = tmp_path / "vllm"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE / "vllm.py"} "$@"\n')
     program.chmod(0o755)
@@ -51,11 +55,11 @@ def examine(monkeypatch, tmp_path):
 
     monkeypatch.setattr(vllm_server, "in_child", child)
 
-    def run(fault, names=tuple(serve.BODIES)):
-        monkeypatch.setenv("FAKE_VLLM", fault)
-        monkeypatch.setattr(serve, "FIRST_TOKEN_LIMIT", SHORT if fault == "latency" else LONG)
-        start_limit = 2 if fault == "hangs" else LONG
-        stop_limit = {"stays": SHORT, "orphan": 10}.get(fault, LONG)
+    def run(faults, names=tuple(serve.BODIES)):
+        monkeypatch.setenv("FAKE_VLLM", faults)
+        monkeypatch.setattr(serve, "FIRST_TOKEN_LIMIT", SHORT if "latency" in faults else LONG)
+        start_limit = 2 if faults == "hangs" else LONG
+        stop_limit = SHORT if "stays" in faults else 10 if "orphan" in faults else LONG
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
                 Check(f"serve/{name}"): serve.of_session(body, session)
@@ -66,56 +70,6 @@ def examine(monkeypatch, tmp_path):
         return {result.check.id.removeprefix("serve/"): result for result in results}
 
     return run
-
-
-def test_a_right_server_passes(examine):
-    found = examine("")
-    assert {r.state for r in found.values()} == {State.PASSED}, found
-    assert found["attention-backend"].measured == {"backend": "TRITON_ATTN"}
-    assert "seconds" in found["start"].measured
-
-
-@pytest.mark.parametrize(
-    "fault, failing, said",
-    [
-        ("repeats", {"offline-repeats"} | ALL_MODELS, "different tokens"),
-        ("logits", {"offline-logits"}, "off by 0.2"),
-        ("tokens", {"completion", "decode", "prefill", "prefix", "together", "abort"}, ""),
-        ("http", SERVED - {"start", "graphs", "attention-backend", "stop"}, "HTTP 500"),
-        ("garbage", {"completion", "decode", "prefill", "prefix", "together", "abort",
-                     "finish-reason"}, ""),
-        ("decode-logprobs", {"decode", "prefill", "prefix", "together", "abort"}, "0.20"),
-        ("prefix", {"prefix"}, "less likely than another"),
-        ("cross-talk", {"together"}, "less likely than another"),
-        ("usage", {"usage", "together"}, "'completion_tokens': 25"),
-        ("finish", {"finish-reason"}, "expected 'length'"),
-        ("stop-string", {"finish-reason"}, "expected 'stop'"),
-        ("probabilities", {"probabilities"}, "sum to 1.1"),
-        ("template", {"chat"}, "prompt [5, 7, 4, 11, 4]"),
-        ("abort", {"abort"}, "less likely than another"),
-        ("latency", {"latency"}, "s to the first token"),
-        ("doubled-text", {"streaming"}, "text of a stream"),
-        ("stream-usage", {"streaming"}, "usage of a stream"),
-        ("lost", {"streaming"}, "of a stream"),
-        ("one-part", {"streaming"}, "one part"),
-        ("no-done", {"streaming", "latency"}, r"without [DONE]"),
-        ("slow-backend", {"attention-backend"}, "ROCM_ATTN"),
-        ("silent", {"attention-backend"}, "names no attention backend"),
-        ("stays", {"stop"}, "after SIGTERM"),
-        ("orphan", {"stop"}, "left a process behind"),
-        *((name, {f"model-{name}"}, "off by 0.4") for name in tiny_models.MODELS),
-        ("no-graphs", {"graphs"}, "without graphs"),
-        ("dies", SERVED, "Engine core initialization failed"),
-        ("crash", {"offline-repeats", "offline-logits", "completion"} | ALL_MODELS,
-         "Failed to infer device type"),
-    ],
-)  # fmt: skip
-def test_each_fault_is_caught(fault, failing, said, examine):
-    # the models made on the spot take a process each, and have faults of their own
-    found = examine(fault, SERVED if failing < SERVED else tuple(serve.BODIES))
-    assert {name for name, r in found.items() if r.state is not State.PASSED} == failing, found
-    assert all(found[name].state is State.FAILED for name in failing)
-    assert all(said in found[name].reason for name in failing), found
 
 
 @pytest.fixture
@@ -129,6 +83,53 @@ def started(monkeypatch):
 
     monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
     return found
+
+
+def test_a_right_server_passes(examine, started):
+    """It captures graphs, so that "completion" compares them with offline's eager decoding."""
+    found = examine("")
+    assert {r.state for r in found.values()} == {State.PASSED}, found
+    assert found["attention-backend"].measured == {"backend": "TRITON_ATTN"}
+    assert "seconds" in found["start"].measured
+    (command,) = started
+    assert "--enforce-eager" not in command
+    captured = json.loads(command[command.index("--compilation-config") + 1])
+    assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
+
+
+ODD, EVEN = list(tiny_models.MODELS)[1::2], list(tiny_models.MODELS)[::2]
+#: Faults at a time, each of other checks: which fail, and with which words.
+FAULTS = {
+    "prefix stop-string template slow-backend no-graphs stays": {
+        "prefix": "less likely than another", "finish-reason": "expected 'stop'",
+        "chat": "prompt [5, 7, 4, 11, 4]", "attention-backend": "ROCM_ATTN",
+        "graphs": "without graphs", "stop": "after SIGTERM",
+    },
+    "finish silent latency orphan": {
+        "finish-reason": "expected 'length'", "attention-backend": "names no attention backend",
+        "latency": "s to the first token", "stop": "left a process behind",
+    },
+    "decode-logprobs": dict.fromkeys(("decode", "prefill", "prefix", "together", "abort"), "0.20"),
+    "garbage": dict.fromkeys(("completion", "decode", "prefill", "prefix", "together", "abort",
+                              "finish-reason"), ""),
+    "http": dict.fromkeys(SERVED - {"start", "graphs", "attention-backend", "stop"}, "HTTP 500"),
+    "dies": dict.fromkeys(SERVED, "Engine core initialization failed"),
+    "crash": dict.fromkeys({"completion"} | OFFLINE, "Failed to infer device type"),
+    "repeats": dict.fromkeys(OFFLINE - {"offline-logits"}, "different tokens"),
+    f"logits {' '.join(ODD)}": {"offline-logits": "off by 0.2"}
+    | {f"model-{name}": "off by 0.4" for name in ODD},
+    " ".join(EVEN): {f"model-{name}": "off by 0.4" for name in EVEN},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_each_fault_is_caught(faults, examine):
+    failing = FAULTS[faults]
+    # without a server where none is to fail
+    found = examine(faults, SERVED if failing.keys() <= SERVED else OFFLINE | failing.keys())
+    assert {n for n, r in found.items() if r.state is not State.PASSED} == failing.keys(), found
+    assert all(found[name].state is State.FAILED for name in failing)
+    assert all(said in found[name].reason for name, said in failing.items()), found
 
 
 def test_a_start_that_hangs_is_waited_for_once(examine, started):
@@ -149,15 +150,6 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
         assert result.reason in ("vllm is not installed",
                                  "vLLM serves only on a GPU here, and torch sees none")  # fmt: skip
         assert skips.judge(result, Device(type="cpu", architecture="x86_64")).state is State.SKIPPED
-
-
-def test_the_server_captures_graphs(examine, started):
-    """So that "completion" compares graphs with the eager decoding of "offline"."""
-    examine("", {"start"})
-    (command,) = started
-    assert "--enforce-eager" not in command
-    captured = json.loads(command[command.index("--compilation-config") + 1])
-    assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
 
 
 def test_a_folder_of_the_users_is_served(examine, started, tmp_path):

@@ -180,7 +180,9 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "lost":
             parts.pop()
         if fault == "doubled":
-            parts.append(parts[-1])
+            parts[-1] = parts[-1] | {"text": 2 * parts[-1]["text"]}
+        if fault == "stream-usage":
+            usage = usage | {"completion_tokens": 0}
         parts[-1] = parts[-1] | {"finish_reason": finish}
         said = [{"choices": [part]} for part in parts] + [{"choices": [], "usage": usage}]
         if fault == "stream-error":

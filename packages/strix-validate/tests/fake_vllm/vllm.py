@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stands in for vLLM: the interfaces that the serving tier uses, and faults by $FAKE_VLLM.
+"""Stands in for vLLM: the interfaces that the serving tier uses, and the faults of $FAKE_VLLM.
 
 Imported it is the offline engine; run as `vllm serve` it is the server.
 """
@@ -11,15 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-FAULT = os.environ.get("FAKE_VLLM", "")
+from strix_validate.serving.endpoint import COUNTS
 
-
+FAULTS = os.environ.get("FAKE_VLLM", "").split()
 RIGHT, OTHER = math.log(0.5), math.log(0.5 / 511)
 
 
@@ -53,16 +52,17 @@ class LLM:
     def __init__(self, model, *, skip_tokenizer_init, kv_cache_memory_bytes, **options):
         assert Path(model).is_dir() and skip_tokenizer_init and kv_cache_memory_bytes
         self.model = Path(model).name
-        if FAULT == "crash":
+        if "crash" in FAULTS:
             raise RuntimeError("Failed to infer device type")
 
     def generate(self, prompts, sampling):
         outputs = []
         for i, prompt in enumerate(prompts):
             tokens = tokens_for(prompt["prompt_token_ids"], sampling.max_tokens)
-            if FAULT == "repeats" and i:
+            if "repeats" in FAULTS and i:
                 tokens[-1] += 1
-            off = {"logits": 0.2, self.model: 0.4}.get(FAULT, 0.0)
+            off = 0.2 if "logits" in FAULTS and self.model == "model" else 0.0
+            off += 0.4 * (self.model in FAULTS)
             logprob = SimpleNamespace(logprob=math.log(0.5) + off)
             output = SimpleNamespace(token_ids=tokens, logprobs=[{tokens[0]: logprob}])
             outputs.append(SimpleNamespace(outputs=[output]))
@@ -74,13 +74,11 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/health"
         self.answer(b"")
 
-    lock, busy, two = threading.Lock(), 0, threading.Event()
-
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if FAULT == "latency":
+        if "latency" in FAULTS:
             time.sleep(0.2)
-        if FAULT == "http":
+        if "http" in FAULTS:
             self.send_error(500, "EngineCore died")
             return
         assert body["temperature"] == 0 and body["ignore_eos"] and body["return_token_ids"]
@@ -95,59 +93,33 @@ class Handler(BaseHTTPRequestHandler):
             found = [None, *scores(prompt[:1], prompt[1:])]
             self.answer(json.dumps({"choices": [{"prompt_logprobs": found}]}).encode())
             return
-        self.complete(body, prompt, FAULT == "cross-talk" and self.mixed(body, prompt))
-
-    def mixed(self, body, prompt):
-        """Whether two of tiny_llama.OTHERS, which alone begin so, were here at a time.
-
-        The first waits for a second, however slowly that comes.
-        """
-        if prompt[0] < 29 or body["max_tokens"] == 1 or body.get("stream"):
-            return False
-        with Handler.lock:
-            Handler.busy += 1
-            if Handler.busy > 1:
-                Handler.two.set()
-        found = Handler.two.wait(200)
-        with Handler.lock:
-            Handler.busy -= 1
-        return found
+        self.complete(body, prompt)
 
     def templated(self, messages):
         """Of tiny_llama's template."""
         found = []
         for message in messages:
-            found += [3] * (message["role"] == "user" and FAULT != "template")
+            found += [3] * (message["role"] == "user" and "template" not in FAULTS)
             found += [*(int(word[1:]) for word in message["content"].split()), 4]
         return found
 
-    def complete(self, body, prompt, mixed):
+    def complete(self, body, prompt):
         number = body["max_tokens"]
-        # the cross-talk: another request's tokens from the second one on
-        tokens = tokens_for(prompt, number)
-        logprobs = [RIGHT] * number
-        if FAULT == "tokens":
-            tokens[3] += 1
-        if FAULT == "garbage" or (FAULT == "abort" and Handler.aborted):
+        tokens, logprobs = tokens_for(prompt, number), [RIGHT] * number
+        if "garbage" in FAULTS or ("prefix" in FAULTS and len(prompt) > 70):
             tokens[1:] = [7] * (number - 1)
-        if FAULT == "prefix":
-            tokens[1:] = [7] * (number - 1) if len(prompt) > 70 else tokens[1:]
-        if mixed:
-            tokens = [tokens[0], *tokens_for([1, *prompt], number)[1:]]
-        if FAULT.startswith("decode-logprobs"):
-            # a server of the user's may be off by more
-            logprobs[1:] = [RIGHT + (0.2 if FAULT == "decode-logprobs" else 0.4)] * (number - 1)
+        if "decode-logprobs" in FAULTS:
+            logprobs[1:] = [RIGHT + 0.2] * (number - 1)
         text, finish = "".join(f"w{token} " for token in tokens), "length"
         for stop in body.get("stop", []):
-            if stop in text and FAULT != "stop-string":
+            if stop in text and "stop-string" not in FAULTS:
                 text, finish = text[: text.index(stop)], "stop"
-        if FAULT == "finish":
+        if "finish" in FAULTS:
             finish = "stop" if finish == "length" else "length"
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": number + (FAULT == "usage"),
-                 "total_tokens": len(prompt) + number + (FAULT == "usage")}  # fmt: skip
-        top = {"token_id:1": 0.1 if FAULT == "probabilities" else RIGHT}
+        counts = (len(prompt), number, len(prompt) + number)
+        usage = dict(zip(COUNTS, counts, strict=True))
         if not body.get("stream"):
-            listed = {"token_logprobs": logprobs, "top_logprobs": [top] * number}
+            listed = {"token_logprobs": logprobs, "top_logprobs": [{"token_id:1": RIGHT}] * number}
             choice = {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
                       "finish_reason": finish, "logprobs": listed}  # fmt: skip
             # which a stream's usage lacks
@@ -155,27 +127,13 @@ class Handler(BaseHTTPRequestHandler):
             whole = {"choices": [choice], "usage": usage, "prompt_token_ids": prompt}
             self.answer(json.dumps(whole).encode())
             return
-        cut = number if FAULT == "one-part" else number // 2
+        cut = number // 2
         words = text.split(" ")
-        parts = [(tokens[:cut], " ".join(words[:cut]) + " " * (cut < number))]
-        parts += [(tokens[cut:], " ".join(words[cut:]))] * (cut < number)
-        if FAULT == "one-part":
-            parts = [(tokens, text)]
-        if FAULT == "lost":
-            parts.pop()
-        if FAULT == "doubled-text":
-            parts[-1] = (parts[-1][0], parts[-1][1] * 2)
-        lines = [{"choices": [{"token_ids": ids, "text": said}]} for ids, said in parts]
-        lines[-1]["choices"][0]["finish_reason"] = finish
-        if FAULT == "stream-usage":
-            usage["completion_tokens"] -= 1
-        lines = [json.dumps(line) for line in [*lines, {"choices": [], "usage": usage}]]
-        lines += ["[DONE]"] * (FAULT != "no-done")
-        if body["max_tokens"] == 200:
-            Handler.aborted = True
+        first = {"token_ids": tokens[:cut], "text": " ".join(words[:cut]) + " "}
+        last = {"token_ids": tokens[cut:], "text": " ".join(words[cut:]), "finish_reason": finish}
+        said = [{"choices": [first]}, {"choices": [last]}, {"choices": [], "usage": usage}]
+        lines = [*map(json.dumps, said), "[DONE]"]
         self.answer("".join(f"data: {line}\n\n" for line in lines).encode())
-
-    aborted = False
 
     def answer(self, data):
         self.send_response(200)
@@ -195,18 +153,18 @@ class Server(ThreadingHTTPServer):
 
 def serve(arguments):
     port = int(arguments[arguments.index("--port") + 1])
-    if FAULT == "dies":
+    if "dies" in FAULTS:
         sys.exit("RuntimeError: Engine core initialization failed")
-    if FAULT == "hangs":
+    if "hangs" in FAULTS:
         time.sleep(600)
-    if FAULT == "stays":
+    if "stays" in FAULTS:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if FAULT == "orphan":
+    if "orphan" in FAULTS:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    name = "ROCM_ATTN" if FAULT == "slow-backend" else "TRITON_ATTN"
-    if FAULT != "silent":
+    name = "ROCM_ATTN" if "slow-backend" in FAULTS else "TRITON_ATTN"
+    if "silent" not in FAULTS:
         print(f"Using {name} backend out of potential backends: ['{name}'].", flush=True)
-    if FAULT != "no-graphs":
+    if "no-graphs" not in FAULTS:
         print("Graph capturing finished in 1 secs, took 0.01 GiB", flush=True)
     Server(("127.0.0.1", port), Handler).serve_forever()
 
