@@ -166,15 +166,6 @@ def test_no_control_character_reaches_the_terminal(
     assert "\x1b" not in str(raised.value)
 
 
-def test_no_tracked_file_is_ignored() -> None:
-    """An archive of the checkout, where git says nothing, has the same content as a clone."""
-    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-per-directory", ".gitignore"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"not a git checkout: {done.stderr.strip()}")
-    assert done.stdout == ""
-
-
 def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
     path = channel / "noarch/repodata.json"
     data = json.loads(path.read_text())

@@ -204,13 +204,6 @@ def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: P
     assert child.returncode == 130 and "Traceback" not in said and "interrupted" in said, said
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_every_line_is_understood(line: str) -> None:
-    words = shlex.split(line)
-    assert words[0] in COMMANDS or words[0].startswith("-")
-    assert understood(words)
-
-
 @pytest.mark.parametrize("line", VALIDATOR)
 def test_the_validator_understands_every_line(line: str) -> None:
     done = CliRunner().invoke(validate, [*shlex.split(line), "--help"])
@@ -244,23 +237,6 @@ def test_paths_are_the_caller_s(
         capture_output=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == str(tmp_path if inside else cwd)
-
-
-def tasks_of(manifest: dict) -> set[str]:
-    """The names of its tasks, and of those that a feature brings."""
-    features = manifest.get("feature", {}).values()
-    return {name for part in (manifest, *features) for name in part.get("tasks", {})}
-
-
-def test_every_task_that_pages_show_exists() -> None:
-    tasks = tasks_of(MANIFEST)
-    text = "\n".join(page.read_text() for page in PAGES)
-    named = set(re.findall(r"\bpixi run (?:-e \w+ )?([a-z][a-z-]*)", text))
-    tasks |= {"python", "pip", "pre-commit"}  # programs of environments, not tasks
-    # those of the stacks, which are workspaces of their own
-    for stack in CHECKOUT.glob("stacks/*/pixi.toml"):
-        tasks |= {"strix-validate", *tasks_of(tomllib.loads(stack.read_text()))}
-    assert named and named <= tasks
 
 
 def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:

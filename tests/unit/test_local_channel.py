@@ -11,7 +11,7 @@ import pytest
 from support.conda_packages import file, package
 from support.static_channel import Source
 
-from forge.conda.local import HOST_BOUND, Channel, Record
+from forge.conda.local import HOST_BOUND, Channel
 from forge.errors import ForgeError
 
 
@@ -22,13 +22,6 @@ def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
     (tmp_path / "noarch" / "repodata.json").write_text(text)
     with pytest.raises(ForgeError, match=r"repodata.json is damaged"):
         channel.records()
-
-
-def test_damaged_note_of_a_digest_is_no_note(tmp_path: Path) -> None:
-    record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
-    (tmp_path / "forge").mkdir()
-    (tmp_path / "forge" / f"{record.dist}.json").write_text("{")
-    assert Channel(tmp_path).digest_of(record) is None
 
 
 def test_what_is_added_can_be_served(tmp_path: Path) -> None:

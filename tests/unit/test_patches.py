@@ -16,7 +16,9 @@ from support import recipe_checks
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, TRAILERS, lint, lint_file
 from support.project import CHECKOUT, MiniProject
+from typer.testing import CliRunner
 
+from forge.cli.main import app
 from forge.cli.upkeep import applied
 from forge.errors import ForgeError
 from forge.files import sha256_file
@@ -179,11 +181,15 @@ def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
     assert patched.check() == ("applies", "alpha: 1 patches: applies")
 
 
-def test_source_out_of_reach(patched: Patched) -> None:
+def test_source_out_of_reach(patched: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not counted as passed."""
     for archive in patched.cached.folder.rglob("*.tar.gz"):
         archive.unlink()
     assert patched.check()[0] == "not attempted"
+    monkeypatch.setenv("FORGE_ROOT", str(patched.project.root))
+    for option, code in (([], 0), (["--strict"], 3)):
+        words = ["patches", "check", "--base", "conda-forge", *option]
+        assert CliRunner().invoke(app, words).exit_code == code
 
 
 @pytest.mark.parametrize(
