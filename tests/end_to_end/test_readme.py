@@ -22,9 +22,12 @@ def test_build_all_leaves_the_packages(built: Path) -> None:
     rows = json.loads(forge("status", "--json", root=built))["packages"]
     state = {row["name"]: row["state"] for row in rows}
     assert [state[name] for name in ("triton", "flash-attn", "strix-validate")] == ["built"] * 3
+    assert state["vllm"] == "not built"
     for row in rows:
         if row["file"]:
-            assert sha256_file(built / "channel" / row["file"]) == row["sha256"]
+            file = built / "channel" / row["file"]
+            assert (row["sha256"], row["size"]) == (sha256_file(file), file.stat().st_size)
+            assert file.name == f"{row['name']}-{row['version']}-{row['build']}.conda"
     assert "built  " not in forge("build-all", root=built), "the second run built something"
 
 

@@ -152,19 +152,6 @@ def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Pat
     assert count.read_text() == "run\n" and len(project.packages()) == 1
 
 
-def test_usage(project: MiniProject) -> None:
-    project.recipe("alpha")
-    assert "there are: alpha" in project.forge("build", "nothing", code=2).stderr
-    assert "did you mean alpha?" in project.forge("build", "Alpha", code=2).stderr
-    assert "nowhere" in project.forge("lock", "nowhere", code=2).stderr
-    project.forge("build-all", "--base", "other", code=2)
-    project.forge("no-such-command", code=2)
-    assert "MAX_JOBS" in project.forge("build-all", code=2, MAX_JOBS="many").stderr
-    project.forge("build-all", "--package-format", "zip:1", code=2)
-    (project.root / "variants.yaml").write_text("pytorch: [")
-    assert "variants.yaml" in project.forge("plan", code=2).stderr
-
-
 def wait_for(path: Path, child: subprocess.Popen) -> None:
     while not path.exists():
         assert child.poll() is None, f"ended without {path}"
@@ -217,38 +204,25 @@ def test_killed_build_is_completed(
     assert processes_in(project.root) == [], "a compiler of the killed build lives on"
 
 
-def test_killed_between_placing_and_indexing(project: MiniProject) -> None:
-    project.recipe("alpha")
-    project.forge("build-all")
-    undisturbed = project.packages()
-    index = project.channel / "noarch" / "repodata.json"
-    index.write_text('{"packages": {}, "packages.conda": {}}')
-    (project.channel / "noarch" / ".partial-alpha.conda").write_text("half")
-    assert "up to date" in project.forge("build-all").stdout
-    assert project.packages() == undisturbed
-    assert not list(project.channel.glob("*/.partial-*"))
-
-
-def test_deleted_package_is_built_again(project: MiniProject) -> None:
+def test_an_index_that_is_not_of_the_packages(project: MiniProject) -> None:
+    """Damaged, reading commands say so. The next build writes it anew, and builds what is gone."""
     project.recipe("alpha")
     project.forge("build-all")
     (file,) = project.channel.glob("noarch/*.conda")
-    file.unlink()
-    project.forge("build-all")
-    assert project.packages() == {file.name}
-
-
-def test_damaged_index(project: MiniProject) -> None:
-    """Reading commands say so; the next build writes it anew from the packages, building none."""
-    project.recipe("alpha")
-    project.forge("build-all")
-    index = project.channel / "noarch" / "repodata.json"
+    index = file.with_name("repodata.json")
     whole = index.read_text()
     index.write_text(whole[: len(whole) // 2])
     error = project.forge("plan", code=2).stderr
     assert str(index) in error and "build-all" in error
     assert "up to date" in project.forge("build-all").stdout
-    assert project.to_build() == set()
+    # killed between placing and indexing
+    index.write_text('{"packages": {}, "packages.conda": {}}')
+    (partial := file.with_name(".partial-alpha.conda")).write_text("half")
+    assert "up to date" in project.forge("build-all").stdout
+    assert project.packages() == {file.name} and not partial.exists()
+    file.unlink()
+    assert "alpha 1.0: built" in project.forge("build-all").stdout
+    assert project.packages() == {file.name} and project.to_build() == set()
 
 
 @pytest.fixture
@@ -323,13 +297,6 @@ def test_no_room_for_a_source(project: MiniProject, mounted: object, tmp_path: P
     assert not partial.exists() and "logs:" not in done.stdout
     subprocess.run(["mount", "-o", "remount,size=10m", folder], check=True)
     assert "logs:" in project.forge("build-all").stdout and len(project.packages()) == 1
-
-
-def test_two_bases_do_not_mix(project: MiniProject) -> None:
-    project.recipe("alpha")
-    project.forge("build-all")
-    error = project.forge("build-all", "--base", "conda-forge", code=2).stderr
-    assert "other base" in error and "--output" in error
 
 
 def test_live_display_on_a_terminal(project: MiniProject) -> None:

@@ -15,8 +15,6 @@ import pytest
 from support import bindings
 from support.project import CHECKOUT, MiniProject
 
-from forge.bases import PUBLISHED
-
 # Unit tests in which the driver calls, in this process, what it takes of the bindings: to render
 # and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
 # the cache. The others reach the bindings through the same functions.
@@ -74,12 +72,7 @@ def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
     project.forge("build-all", **path)
     assert len(project.packages()) == 2
     assert "up to date" in project.forge("build-all", **path).stdout
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(
-        f'[workspace]\nname = "app"\nchannels = ["{PUBLISHED}", "conda-forge"]\n'
-        'platforms = ["linux-64"]\n[dependencies]\nbeta = "*"\n'
-    )
+    project.stack("app", "beta")
     project.forge("lock", "app", **path)
     project.forge("install", "app", **path)
     words = ("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/beta/text"')

@@ -26,7 +26,7 @@ from support.night import Machine, archived
 from support.project import CHECKOUT, MiniProject
 from support.servers import Revalidating, served
 
-from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.bases import CONDA_FORGE
 from forge.files import sha256_file
 
 # `python -c NIGHT N SCRIPT WORDS`: SIGKILL before the N-th command or rename of the script
@@ -57,13 +57,6 @@ test -e "$CONDA_PREFIX/share/alpha" && mkdir -p "$3" || exit 1
 echo '{{"summary": {{"passed": 7, "failed": 0, "skipped": 1}}}}' > "$3/record.json"
 END
 chmod +x "$PREFIX/bin/strix-validate"
-"""
-STACK = f"""\
-[workspace]
-name = "NAME"
-channels = ["{PUBLISHED}", "conda-forge"]
-platforms = ["linux-64"]
-[dependencies]
 """
 COSTS = "alpha: {download: 0, disk: 0.01, memory: 0.1, cpu_hours: 6}\n"
 
@@ -106,10 +99,7 @@ class Owner:
         self.add("strix-validate", [], script=VALIDATOR % self.killing("validates"))
         (self.root / "recipes/costs.yaml").write_text(COSTS)
         for stack, names in {"one": ["alpha", "beta"], "two": ["alpha", "lost"]}.items():
-            folder = self.root / "stacks" / stack
-            folder.mkdir(parents=True)
-            wanted = "".join(f'{name} = "*"\n' for name in [*names, "strix-validate"])
-            (folder / "pixi.toml").write_text(STACK.replace("NAME", stack) + wanted)
+            self.project.stack(stack, *names, "strix-validate")
 
     def add(self, name: str, run: list[str], **more: str) -> None:
         folder = self.project.recipe(name, run, **more)

@@ -14,14 +14,6 @@ from support.project import CHECKOUT, MiniProject
 
 PACKAGES = CHECKOUT / "packages"
 PRODUCTS = ("strix-validate", "strix-emulate")
-MANIFEST = """\
-[workspace]
-name = "products"
-channels = ["conda-forge"]
-platforms = ["linux-64"]
-
-[dependencies]
-"""
 NEEDS = ("jinja2", "matplotlib-base", "msgpack-python", "numpy", "pydantic", "pyelftools", "pytest",
          "python", "pytorch", "rich", "triton", "typer")  # fmt: skip
 
@@ -31,9 +23,7 @@ def products(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> MiniP
     """An environment of what they and their tests import; they themselves are the checkout's."""
     project = MiniProject(tmp_path_factory.mktemp("products"))
     project.recipe("probe")
-    manifest = project.root / "stacks" / "products" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(MANIFEST + "".join(f'{name} = "*"\n' for name in NEEDS))
+    project.stack("products", *NEEDS)
     project.forge("lock", "products")
     project.forge("install", "products")
     return project

@@ -90,9 +90,7 @@ def stack(root: Path, text: str = MANIFEST) -> tuple[MiniProject, Path]:
     nothing = root / "conda-forge"
     (nothing / "noarch").mkdir(parents=True)
     index(nothing)
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(text.replace('"conda-forge"', f'"{nothing.as_uri()}"'))
+    project.stack("app", text=text.replace('"conda-forge"', f'"{nothing.as_uri()}"'))
     return project, project.root / "build" / "stacks" / "app"
 
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from support.commands import refused
 from support.lock_format import PACKAGE_KEYS
 from support.project import MiniProject
 
@@ -36,7 +36,7 @@ more = ["more"]
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha and beta are built; never-built names a host that does not exist."""
+    """alpha and beta are built, and locked; never-built names a host that does not exist."""
     project = MiniProject(tmp_path_factory.mktemp("app"))
     project.recipe(
         "alpha",
@@ -49,9 +49,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     source = '[{url: "http://upstream.invalid/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
     project.recipe("never-built", source=source)
     project.forge("build-all")
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(MANIFEST)
+    project.stack("app", text=MANIFEST)
+    project.forge("lock", "app")
     return project
 
 
@@ -79,11 +78,9 @@ def test_lock_install_run(app: MiniProject) -> None:
 def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> None:
     project = MiniProject(tmp_path)
     (project.root / "build" / "host-base").unlink()
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(MANIFEST)
-    said = project.forge("lock", "app", code=2).stderr
-    assert "error: the host base is not made yet: run forge build-all --base host" in said
+    project.stack("app", text=MANIFEST)
+    error = refused("lock", "app", **project.environment)
+    assert str(error) == "the host base is not made yet: run forge build-all --base host"
     assert not lock_of(project).exists()
 
 
@@ -94,9 +91,7 @@ def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> Non
     text, imports = recipe.read_text(), "python: {imports: [os]}"
     recipe.write_text(text.replace("script: ['test -n ok']", imports))
     project.forge("build-all")
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(re.sub("(?s)never-built.*", "", MANIFEST))
+    project.stack("app", "python", "alpha")
     project.forge("lock", "app")
     project.forge("install", "app")
     project.forge("test-packages", "alpha")
@@ -105,9 +100,10 @@ def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> Non
 
 
 def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:
-    """Field by field: order of sections, channels, package keys and hashes."""
-    app.forge("lock", "app")
+    """Field by field: order of sections, channels, package keys and hashes; twice the same."""
     text = lock_of(app).read_text()
+    app.forge("lock", "app")
+    assert lock_of(app).read_text() == text
     top = re.findall(r"^(\w+):", text, re.M)
     assert top == ["version", "platforms", "environments", "packages"]
     head = "version: 7\nplatforms:\n- name: linux-64\nenvironments:\n  default:\n    channels:\n"
@@ -126,21 +122,11 @@ def test_lock_has_the_form_of_pixi(app: MiniProject) -> None:
     assert f"sha256: {sha256_file(file)}" in local[0]
 
 
-def test_lock_is_reproducible(app: MiniProject) -> None:
-    app.forge("lock", "app")
-    first = lock_of(app).read_bytes()
-    app.forge("lock", "app")
-    assert lock_of(app).read_bytes() == first
-
-
 def test_path_with_a_space(tmp_path: Path) -> None:
     project = MiniProject(tmp_path / "with space")
     project.recipe("alpha")
     project.forge("build-all")
-    manifest = project.root / "stacks" / "app" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    kept = [line for line in MANIFEST.splitlines() if not line.startswith(("python", "never"))]
-    manifest.write_text("\n".join(kept).replace('["more"]', "[]"))
+    project.stack("app", "alpha")
     project.forge("lock", "app")
     project.forge("install", "app")
     run = project.forge("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/alpha/text"')
@@ -148,7 +134,6 @@ def test_path_with_a_space(tmp_path: Path) -> None:
 
 
 def test_tampered_package_is_not_installed(app: MiniProject) -> None:
-    app.forge("lock", "app")
     (file,) = app.channel.glob("noarch/beta-*.conda")
     content = file.read_bytes()
     file.write_bytes(content + b"x")
@@ -169,7 +154,6 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
     pixi.chmod(0o755)
     path = f"{tmp_path}:{app.environment['PATH']}"
     copy = lock_of(app).with_name("pixi.toml")
-    app.forge("lock", "app")
     for words, becomes in (
         (["lock", "app"], ["lock"]),
         (["install", "app", "-e", "more"], ["install", "--locked", "-e", "more"]),
@@ -188,49 +172,24 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
     assert "host-base" in text and 'python = "3.' in text
 
 
-def test_usage(app: MiniProject, tmp_path: Path) -> None:
-    assert "not locked" in unlocked_copy(app, tmp_path).forge("install", "app", code=2).stderr
-    app.forge("lock", "app")
-    assert "no environment 'x'" in app.forge("install", "app", "-e", "x", code=2).stderr
-    error = app.forge("run", "app", "-e", "x", "--", "true", code=2).stderr
-    assert "app -e x is not installed: run forge install app -e x" in error
-    lock_of(app).write_text("version: [")
-    assert "not a lock file" in app.forge("install", "app", code=2).stderr
+def test_usage(app: MiniProject) -> None:
+    lock, here = lock_of(app), app.environment
+    text = lock.read_text()
+    assert "no environment 'x'" in str(refused("install", "app", "-e", "x", **here))
+    error = refused("run", "app", "-e", "x", "--", "true", **here)
+    assert "app -e x is not installed: run forge install app -e x" in str(error)
+    for damaged, says in (("version: [", "not a lock file"), (None, "not locked")):
+        lock.write_text(damaged) if damaged else lock.unlink()
+        error = refused("install", "app", **here)
+        assert says in str(error) and error.exit_code == 2
+    lock.write_text(text)
 
 
-def unlocked_copy(app: MiniProject, folder: Path) -> MiniProject:
-    """The manifest in a project of its own, without a lock."""
-    project = MiniProject(folder)
-    project.recipe("alpha")
-    (folder / "stacks" / "app").mkdir(parents=True)
-    (folder / "stacks/app/pixi.toml").write_text(MANIFEST)
-    return project
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"1.0.*"', '"2.0.*"', "does not solve"),
-        ("[dependencies]", "[other]", "[top level] other is not supported"),
-        ("[dependencies]", "[dependencies", "not TOML"),
-        ('["more"]', '["less"]', "features: less is not defined"),
-    ],
-)
-def test_bad_manifest(app: MiniProject, tmp_path: Path, old: str, new: str, message: str) -> None:
-    project = unlocked_copy(app, tmp_path)
-    manifest = tmp_path / "stacks/app/pixi.toml"
-    manifest.write_text(MANIFEST.replace(old, new))
-    code = 1 if "solve" in message else 2
-    assert message in project.forge("lock", "app", code=code).stderr
-
-
-def test_status_agrees_with_the_files(app: MiniProject) -> None:
-    rows = json.loads(app.forge("status", "--json").stdout)["packages"]
-    assert {row["name"]: row["state"] for row in rows} == {
-        "alpha": "built", "beta": "built", "never-built": "not built",
-    }  # fmt: skip
-    for row in rows:
-        if row["file"]:
-            file = app.channel / row["file"]
-            assert (row["sha256"], row["size"]) == (sha256_file(file), file.stat().st_size)
-            assert file.name == f"{row['name']}-{row['version']}-{row['build']}.conda"
+def test_what_does_not_solve(app: MiniProject) -> None:
+    """test_locks.py has what else a manifest may not have."""
+    manifest, text = app.root / "stacks/app/pixi.toml", lock_of(app).read_text()
+    manifest.write_text(MANIFEST.replace('"1.0.*"', '"2.0.*"'))
+    error = refused("lock", "app", **app.environment)
+    manifest.write_text(MANIFEST)
+    assert "does not solve" in str(error) and error.exit_code == 1
+    assert lock_of(app).read_text() == text

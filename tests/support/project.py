@@ -34,6 +34,14 @@ about:
   license: BSD-3-Clause
   summary: a test package
 """
+STACK = """\
+[workspace]
+name = "{name}"
+channels = ["https://repo.prefix.dev/strix-forge", "conda-forge"]
+platforms = ["linux-64"]
+
+[dependencies]
+"""
 SCRIPT = """\
 mkdir -p "$PREFIX/share/{name}"
 echo {name} > "$PREFIX/share/{name}/text"
@@ -76,6 +84,14 @@ class MiniProject:
         )
         (folder / "build.sh").write_text(script.format(name=name))
         return folder
+
+    def stack(self, name: str, *wants: str, text: str = "") -> Path:
+        """Write stacks/NAME/pixi.toml, which asks for packages, or is `text`."""
+        manifest = self.root / "stacks" / name / "pixi.toml"
+        manifest.parent.mkdir(parents=True)
+        asked = "".join(f'{package} = "*"\n' for package in wants)
+        manifest.write_text(text or STACK.format(name=name) + asked)
+        return manifest
 
     def command(self, *arguments: str) -> list[str]:
         return driver(CHECKOUT, *arguments)

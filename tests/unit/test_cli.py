@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 from rich.console import Console
+from support.commands import refused
 from support.project import CHECKOUT, MiniProject, driver, driver_environment
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -89,6 +90,25 @@ def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Cont
         said = " ".join(done.output.replace("│", " ").split())
         assert done.exit_code == 2
         assert "'other' is not one of 'auto', 'conda-forge', 'host'" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "says"),
+    [
+        ("build nothing", {}, "no recipe nothing; there are: alpha"),
+        ("build Alpha", {}, "did you mean alpha?"),
+        ("lock nowhere", {}, "no stack 'nowhere'"),
+        ("build-all", {"MAX_JOBS": "many"}, "MAX_JOBS"),
+        ("build-all --package-format zip:1", {}, "'zip:1' is not conda:LEVEL"),
+    ],
+)
+def test_usage(tmp_path: Path, line: str, environment: dict[str, str], says: str) -> None:
+    MiniProject(tmp_path).recipe("alpha")
+    words = ["--base", "conda-forge", *line.split()]
+    error = refused(*words, FORGE_ROOT=str(tmp_path), **environment)
+    assert says in str(error) and error.exit_code == 2
+    (tmp_path / "variants.yaml").write_text("pytorch: [")
+    assert "variants.yaml" in str(refused("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
 
 
 PASSED_ON = {

@@ -25,7 +25,9 @@ def mini(tmp_path: Path) -> MiniProject:
     local.mkdir(parents=True)
     (local / "text").write_text("one\n")
     (mini.root / "single.sh").write_text("exit\n")
-    mini.recipe("alpha", source="[{path: ../../packages/local}, {path: ../../single.sh}]")
+    (mini.root / "a.patch").touch()
+    local = "{path: ../../packages/local, patches: [../../a.patch]}"
+    mini.recipe("alpha", source=f"[{local}, {{path: ../../single.sh}}]")
     return mini
 
 
@@ -59,12 +61,15 @@ def test_what_git_tracks_is_content_whatever_gitignore_says(mini: MiniProject, f
 
 
 @pytest.mark.parametrize(
-    "name", ["packages/local/new", "recipes/alpha/build/x", "recipes/alpha/x~y"]
-)
-def test_a_new_file_is_content(mini: MiniProject, name: str) -> None:
+    "name",
+    ["packages/local/new", "recipes/alpha/build/x", "recipes/alpha/x~y", "packages/local/text",
+     "recipes/alpha/build.sh", "recipes/alpha/recipe.yaml", "single.sh", "a.patch"],
+)  # fmt: skip
+def test_what_is_new_or_edited_is_content(mini: MiniProject, name: str) -> None:
     before = content(mini)
     (mini.root / name).parent.mkdir(exist_ok=True)
-    (mini.root / name).touch()
+    with (mini.root / name).open("a") as stream:
+        stream.write("# a comment\n")
     assert content(mini) != before
 
 

@@ -83,13 +83,23 @@ def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
 def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:
     source.require_base("")
     source.require_base("rehearsal_")  # a prefix of build strings is no base
-    with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1"):
+    with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1.*--output"):
         source.require_base(HOST_BOUND)
     bound = Source(tmp_path / "bound")
     bound.make("alpha", build=f"{HOST_BOUND}h1234567_0")
     bound.require_base(HOST_BOUND)
     with pytest.raises(ForgeError, match="of the other base"):
         bound.require_base("")
+
+
+def test_a_renamed_package_is_named(source: Source) -> None:
+    """Another file name does not hide that it is host-bound: its own metadata says so too."""
+    dist = source.make("gamma", build=f"{HOST_BOUND}h1234567_0")
+    file = source.folder / f"noarch/{dist}.conda"
+    renamed = file.rename(file.with_name("gamma-1.0-h1234567_0.conda"))
+    source.index()
+    with pytest.raises(ForgeError, match=f"{renamed} calls itself {file.name}: it was renamed"):
+        source.records()
 
 
 def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:

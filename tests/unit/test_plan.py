@@ -275,6 +275,35 @@ class Recorded(Channel):
         return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
 
 
+def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:
+    recipe = mini.recipe("uses") / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("a test package", "for torch ${{ colour }}"))
+    mini.recipe("other")
+    variants, channel = mini.root / "variants.yaml", Recorded(mini.channel)
+    variants.write_text(variants.read_text() + 'colour:\n  - "red"\n')
+    channel.taken = recipes_of(mini).plan(channel)
+    for old, new, changed in (('"0.1.19"', '"0.1.20"', set()), ("red", "blue", {"uses"})):
+        text = variants.read_text()
+        assert old in text
+        variants.write_text(text.replace(old, new))
+        steps = recipes_of(mini).plan(channel)
+        assert {step.recipe.name for step in steps if step.action == BUILD} == changed
+
+
+def test_an_explicit_build_string_carries_the_tag(mini: MiniProject) -> None:
+    recipe, project = mini.recipe("alpha") / "recipe.yaml", Project.at(mini.root)
+    text = recipe.read_text()
+    string = 'number: 0\n  string: "${{ base_tag }}rocm_h${{ hash }}_0"'
+    recipe.write_text(text.replace("number: 0", string))
+    for base, begin in (("host", "hostbound_rocm_h"), ("conda-forge", "rocm_h")):
+        recipes = RecipeSet(project, bases.load(project, base))
+        (step,) = recipes.plan(Channel(mini.channel))
+        assert step.outputs[0].build.startswith(begin)
+    recipe.write_text(text.replace("number: 0", string.replace("${{ base_tag }}", "")))
+    with pytest.raises(ForgeError, match="base_tag"):
+        RecipeSet(project, bases.load(project, "host"))
+
+
 @pytest.mark.parametrize("note", [[], "", 1, {}, {"content": []}])
 def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -> None:
     mini.recipe("alpha")
