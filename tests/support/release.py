@@ -18,9 +18,9 @@ from support.project import CHECKOUT, copy_checkout, driver
 from support.stand_in import MAPPING, PYTHON, clean_environment, write_mapping, write_mirrors
 
 from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.conda import cache
 from forge.conda.local import HOST_BOUND
 from forge.conda.package import Package
-from forge.envs import cache
 
 # What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
 RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate", "triton")

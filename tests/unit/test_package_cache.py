@@ -17,8 +17,8 @@ from support.conda_packages import file
 from support.project import CHECKOUT
 from support.small_channel import workspace
 
+from forge.conda import cache
 from forge.conda.package import Package, cache_folder
-from forge.envs import cache
 from forge.errors import Failed
 from forge.files import sha256_file
 from forge.sources import patching

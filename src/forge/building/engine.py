@@ -20,7 +20,7 @@ import rattler
 from rattler_build import Package
 
 from forge import network
-from forge.envs import cache
+from forge.conda import cache
 from forge.envs.workspace import solve
 from forge.hostbase.wheels import Conversion
 from forge.recipes.render import build_recipes

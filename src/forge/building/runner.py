@@ -25,9 +25,8 @@ from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import run_job
 from forge.building.preflight import costs, fits
-from forge.conda import provenance
+from forge.conda import cache, provenance
 from forge.conda.local import Channel
-from forge.envs import cache
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs

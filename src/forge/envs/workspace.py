@@ -19,10 +19,11 @@ from rattler.shell import ActivationVariables, activate
 
 from forge import network
 from forge.bases import CONDA_FORGE
+from forge.conda import cache
 from forge.conda.attestations import FIELD, Publisher
 from forge.conda.index import is_of
 from forge.conda.package import cache_folder
-from forge.envs import cache, lockfile
+from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, sha256_file, swept, write_text
