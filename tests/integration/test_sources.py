@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import io
 import json
 import os
 import shutil
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
 from support.project import MiniProject
+from support.servers import QuietHandler, served
 
 from forge.errors import NotAttempted
 from forge.project import Project
@@ -38,15 +37,27 @@ def archive(folder: Path, name: str, text: str) -> tuple[Path, str]:
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
+@dataclass
+class Upstream:
+    """What a server has, and what it was asked for; after `cut` bytes it hangs up, once."""
+
+    folder: Path
+    url: str = ""
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    cut: int | None = None
+
+
+class Handler(QuietHandler):
     """Serves a folder, honours `Range: bytes=N-`, and records the requests.
 
     /moved/X redirects to /X, /stalled/X never answers, /secret/X wants the password.
     """
 
+    upstream: Upstream
+
     def do_GET(self) -> None:
         start = self.headers.get("Range", "bytes=0-")[6:-1]
-        self.server.asked.append((self.path, int(start)))
+        self.upstream.asked.append((self.path, int(start)))
         if self.path.startswith("/moved/"):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/moved"))
@@ -75,28 +86,20 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Type", self.guess_type(file))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[: self.server.cut])
-        self.server.cut = None
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.wfile.write(data[: self.upstream.cut])
+        self.upstream.cut = None
 
 
 @pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
-    """An upstream host on the loopback interface; `folder` is what it serves."""
-    folder = tmp_path / "upstream"
-    folder.mkdir()
-    handler = functools.partial(Handler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.folder, server.asked, server.cut = folder, [], None
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def upstream(tmp_path: Path) -> Iterator[Upstream]:
+    made = Upstream(tmp_path / "upstream")
+    made.folder.mkdir()
+
+    class Own(Handler):
+        upstream = made
+
+    with served(made.folder, Own) as made.url:
+        yield made
 
 
 @pytest.fixture
@@ -110,9 +113,7 @@ def source(url: str, sha256: str) -> str:
     return json.dumps([{"url": url, "sha256": sha256}])
 
 
-def test_fetched_once_then_built_without_the_host(
-    private: MiniProject, upstream: http.server.ThreadingHTTPServer
-) -> None:
+def test_fetched_once_then_built_without_the_host(private: MiniProject, upstream: Upstream) -> None:
     """The build itself must not reach the host: it is gone when the build starts."""
     _, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
     url = f"{upstream.url}/demo-1.0.tar.gz"
@@ -125,9 +126,7 @@ def test_fetched_once_then_built_without_the_host(
     assert len(private.packages()) == 1
 
 
-def test_all_sources_come_before_the_first_build(
-    private: MiniProject, upstream: http.server.ThreadingHTTPServer
-) -> None:
+def test_all_sources_come_before_the_first_build(private: MiniProject, upstream: Upstream) -> None:
     """The first build takes the second one's source away; that is fetched already."""
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
     script = f'rm {path}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/a"\n'
@@ -138,9 +137,7 @@ def test_all_sources_come_before_the_first_build(
     assert not path.exists() and len(private.packages()) == 2
 
 
-def test_interrupted_download_goes_on(
-    private: MiniProject, upstream: http.server.ThreadingHTTPServer
-) -> None:
+def test_interrupted_download_goes_on(private: MiniProject, upstream: Upstream) -> None:
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
     private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
     folder = private.root / "build" / "sources" / sha256
@@ -151,9 +148,7 @@ def test_interrupted_download_goes_on(
     assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
-def test_connection_that_breaks_off(
-    private: MiniProject, upstream: http.server.ThreadingHTTPServer
-) -> None:
+def test_connection_that_breaks_off(private: MiniProject, upstream: Upstream) -> None:
     """What came is kept; the next run asks for the rest."""
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
     private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
@@ -174,7 +169,7 @@ def fetch(private: MiniProject) -> Callable[[str, str], Path]:
 
 def test_download_that_was_complete(
     private: MiniProject,
-    upstream: http.server.ThreadingHTTPServer,
+    upstream: Upstream,
     fetch: Callable[[str, str], Path],
 ) -> None:
     """Killed before it got its name: the server has nothing to add (416)."""
@@ -187,7 +182,7 @@ def test_download_that_was_complete(
 
 
 def test_redirect_and_host_that_stalls(
-    upstream: http.server.ThreadingHTTPServer,
+    upstream: Upstream,
     fetch: Callable[[str, str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +194,7 @@ def test_redirect_and_host_that_stalls(
 
 
 def test_index_that_wants_a_password(
-    upstream: http.server.ThreadingHTTPServer, private: MiniProject, monkeypatch: pytest.MonkeyPatch
+    upstream: Upstream, private: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file, too, is asked for with the password of the index."""
     (upstream.folder / "secret" / "demo").mkdir(parents=True)
@@ -219,7 +214,7 @@ def test_index_that_wants_a_password(
                 cached.fetch(wanted, lambda *_: None)
 
 
-def test_wrong_sha256(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+def test_wrong_sha256(private: MiniProject, upstream: Upstream) -> None:
     path, found = archive(upstream.folder, "demo-1.0.tar.gz", "changed\n")
     private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", "0" * 64), script=READ)
     done = private.forge("build", "alpha", code=1)
@@ -255,7 +250,7 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}
 
 
-def test_http_error(private: MiniProject, upstream: http.server.ThreadingHTTPServer) -> None:
+def test_http_error(private: MiniProject, upstream: Upstream) -> None:
     private.recipe("alpha", source=source(f"{upstream.url}/no.tar.gz", "0" * 64))
     assert "HTTP 404" in private.forge("build", "alpha", code=3).stderr
 
@@ -274,9 +269,7 @@ def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
     private.forge("build", "alpha")
 
 
-def test_mirrors_are_tried_in_turn(
-    private: MiniProject, upstream: http.server.ThreadingHTTPServer
-) -> None:
+def test_mirrors_are_tried_in_turn(private: MiniProject, upstream: Upstream) -> None:
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from the mirror\n")
     urls = ["http://upstream.invalid/demo-1.0.tar.gz", f"{upstream.url}/{path.name}"]
     named = json.dumps([{"url": urls, "sha256": sha256}])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Web servers on loopback."""
+"""Web servers on loopback, each at an address that no other one has or had.
+
+rattler keeps an index by its address in the cache of the home folder, and ports come again: of one
+used before it would take what another test served there.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,20 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     """Serves a folder as any static host does, without a line per request."""
+
+    server: Server
+
+    def parse_request(self) -> bool:
+        """Read a request; its path is then what follows the server's address."""
+        read = super().parse_request()
+        if read:
+            self.path = self.path.replace(self.server.place, "", 1) or "/"
+        return read
 
     def log_message(self, *_: object) -> None:
         pass
@@ -49,6 +63,10 @@ class Server(http.server.ThreadingHTTPServer):
 
     request_queue_size = 128
 
+    def __init__(self, handler: Any) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.place = f"/{uuid4().hex}"
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         # a client that a test kills hangs up, and its traceback stood among the dots
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -56,13 +74,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def served(
-    folder: Path, handler: type[http.server.BaseHTTPRequestHandler] = QuietHandler
-) -> Iterator[str]:
+def served(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
     """Serve `folder` on a free port of this machine; yields its URL."""
-    make = functools.partial(handler, directory=str(folder))
-    with Server(("127.0.0.1", 0), make) as server:
+    with Server(functools.partial(handler, directory=str(folder))) as server:
         # the default looks for shutdown() every half second
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}{server.place}"
         server.shutdown()

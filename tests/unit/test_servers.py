@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The tests' own servers: rattler's cache of a home folder has nothing of an address before."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import urllib.error
+from pathlib import Path
+
+import pytest
+from support import servers
+from support.project import CHECKOUT
+from support.servers import served
+from support.small_channel import index, package, workspace
+from support.static_channel import fetch
+
+
+def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is locked is what is served now, not what another test served there before."""
+    ports: list[int] = []
+    bind = http.server.HTTPServer.server_bind
+
+    def again(server: http.server.HTTPServer) -> None:
+        server.server_address = ("127.0.0.1", ports[0] if ports else 0)
+        bind(server)
+        ports.append(server.server_port)
+
+    monkeypatch.setattr(servers.Server, "server_bind", again)
+    for version in ("1.0", "2.0"):
+        channel = tmp_path / version / "channel"
+        (channel / "noarch").mkdir(parents=True)
+        for name in ("alpha", "beta"):
+            package(channel, name, version)
+        index(channel)
+        for file in channel.rglob("repodata*"):
+            os.utime(file, (0, 0))  # by which rattler asks whether it is another one
+        with served(channel) as url:
+            app = workspace(tmp_path / version / "app", url)
+            app.lock()
+        assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
+    assert ports == ports[:1] * 2
+
+
+def test_an_address_is_no_other_servers(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with served(tmp_path) as one, served(tmp_path) as other:
+        assert one.rpartition("/")[2] != other.rpartition("/")[2]
+        assert fetch(f"{one}/file") == fetch(f"{other}/file") == b"x"
+        with pytest.raises(urllib.error.HTTPError):
+            fetch(f"{one}/none")
+
+
+def test_no_test_has_a_web_server_of_another_kind() -> None:
+    makes = re.compile(r"HTTPServer\(\(")
+    found = [f.name for f in CHECKOUT.glob("tests/**/*.py") if makes.search(f.read_text())]
+    assert found == []
