@@ -6,28 +6,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.project import forge
+from support.wheels import write_wheel
 
 PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
-
-
-def wheel(folder: Path, *requirements: str) -> Path:
-    """A wheel of the distribution `probe` with nothing but requirements."""
-    file, info = folder / "probe-1.0-py3-none-any.whl", "probe-1.0.dist-info"
-    metadata = ["Metadata-Version: 2.1", "Name: probe", "Version: 1.0"]
-    metadata += [f"Requires-Dist: {requirement}" for requirement in requirements]
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(f"{info}/METADATA", "\n".join(metadata) + "\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return file
 
 
 def pip(stack: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -51,10 +37,12 @@ def doctor(stack: Path, code: int) -> dict[str, str]:
 def test_pip_keeps_our_torch(stack: Path, tmp_path: Path) -> None:
     before = doctor(stack, 0)["measured"]
     assert {"torch", "triton"} <= set(before)
-    done = pip(stack, "install", "--no-index", wheel(tmp_path, "torch>=2", "triton", "einops"))
+    probe = write_wheel(tmp_path, "probe", requires=("torch>=2", "triton", "einops"))
+    done = pip(stack, "install", "--no-index", probe)
     assert done.returncode == 0, done.stderr
     assert doctor(stack, 0)["measured"] == before
-    refused = pip(stack, "install", "--no-index", "--upgrade", wheel(tmp_path, "torch>=99"))
+    probe = write_wheel(tmp_path, "probe", requires=("torch>=99",))
+    refused = pip(stack, "install", "--no-index", "--upgrade", probe)
     assert refused.returncode == 1 and "torch>=99" in refused.stderr
 
 

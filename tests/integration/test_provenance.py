@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import shutil
-import tarfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.conda_packages import repacked
+from support.conda_packages import file, repacked, tarball
 from support.project import MiniProject
 
 from forge.cli.publishing import verify_one
@@ -52,10 +50,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     """alpha 1.0, from an archive, a patch and a folder of the repository; beta needs it."""
     project = MiniProject(tmp_path_factory.mktemp("app"))
     archive = project.root / "demo-1.0.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        info = tarfile.TarInfo("demo-1.0/text")
-        info.size = 9
-        tar.addfile(info, io.BytesIO(b"upstream\n"))
+    archive.write_bytes(tarball(file("demo-1.0/text", b"upstream\n")))
     for name, text in ((PATCH_NAME, PATCH), ("src/alpha/own", "own\n")):
         (project.root / name).parent.mkdir(parents=True)
         (project.root / name).write_text(text)
@@ -77,8 +72,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
 
 @pytest.fixture(scope="module")
 def package(app: MiniProject) -> Path:
-    (file,) = app.channel.glob("*/alpha-*.conda")
-    return file
+    (built,) = app.channel.glob("*/alpha-*.conda")
+    return built
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,7 +17,9 @@ import pytest
 from packaging.version import Version
 from rattler.package_streaming import extract
 from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, trees
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, MiniProject, module
+from support.sdk_tree import gcc
+from support.wheels import write_wheel
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import write_index
@@ -52,9 +52,7 @@ get_filename_component(_IMPORT_PREFIX "${_DIR}/../../../../../" ABSOLUTE)
 
 def library(path: Path, soname: str, *needs: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = ["gcc", "-shared", "-nostartfiles", "-x", "c", "/dev/null", "-x", "none", "-o", path]
-    linked = ["-Wl,--no-as-needed", *needs, f"-Wl,-soname,{soname}"]
-    subprocess.run([*command, *linked], check=True)
+    gcc(path, soname, "-Wl,--no-as-needed", *needs)
     return path
 
 
@@ -197,11 +195,7 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
 def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
     """The version that pip chose this time is taken, be it older."""
     for version in ("79.0.1", "81.0.0"):
-        with zipfile.ZipFile(tmp_path / f"setuptools-{version}-py3-none-any.whl", "w") as wheel:
-            metadata = f"Metadata-Version: 2.1\nName: setuptools\nVersion: {version}\n"
-            wheel.writestr(f"setuptools-{version}.dist-info/METADATA", metadata)
-            wheel.writestr(f"setuptools-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
-            wheel.writestr(f"setuptools-{version}.dist-info/RECORD", "")
+        write_wheel(tmp_path, "setuptools", version)
     found = conda_forge.wheels_of({"setuptools": Version("79.0.1")}, tmp_path)
     assert [str(wheel.version) for wheel in found.values()] == ["79.0.1"]
 
@@ -283,9 +277,7 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
     count = len(thin_torch.DEVICE_CODE.split())
     assert f"device code for {count} HIP files alone" in printed
     assert f"{count} of torch's 261 HIP files" in (CHECKOUT / "docs/rehearsal.md").read_text()
-    spec = importlib.util.spec_from_file_location("check", place.root / thin_torch.CHECK)
-    check = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(check)
+    check = module(place.root / thin_torch.CHECK)
     off = {name for name in check.SUMMARY if f" {name}=OFF" in added}
     assert len(off) == 4 and {check.SUMMARY[name] for name in off} == {"OFF"}
     assert not [reason for reason in check.wrong("", "", "/p", "gfx1151") if "Kineto" in reason]

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
+from support.conda_packages import file, tarball
 from support.project import MiniProject
 from support.servers import QuietHandler, served
 
@@ -30,10 +29,7 @@ READ = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
 def archive(folder: Path, name: str, text: str) -> tuple[Path, str]:
     """demo-1.0/text as NAME; returns the path and its sha256."""
     path = folder / name
-    with tarfile.open(path, "w:gz") as tar:
-        info = tarfile.TarInfo("demo-1.0/text")
-        info.size = len(text)
-        tar.addfile(info, io.BytesIO(text.encode()))
+    path.write_bytes(tarball(file("demo-1.0/text", text.encode())))
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -73,17 +69,17 @@ class Handler(QuietHandler):
         ):
             self.send_error(401)
             return
-        file = Path(self.translate_path(self.path))
-        file = file / "index.html" if file.is_dir() else file
-        if not file.is_file():
+        path = Path(self.translate_path(self.path))
+        path = path / "index.html" if path.is_dir() else path
+        if not path.is_file():
             self.send_error(404)
             return
-        data = file.read_bytes()[int(start) :]
+        data = path.read_bytes()[int(start) :]
         if not data:
             self.send_error(416)
             return
         self.send_response(206 if int(start) else 200)
-        self.send_header("Content-Type", self.guess_type(file))
+        self.send_header("Content-Type", self.guess_type(path))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data[: self.upstream.cut])

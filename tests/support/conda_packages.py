@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conda packages by hand: with any member, listed or not, that no well-meaning tool makes."""
+"""Archives by hand: conda packages with members that no well-meaning tool makes, and sources."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -58,6 +59,11 @@ def tar(members: Iterable[Member]) -> bytes:
         for info, content in members:
             archive.addfile(info, io.BytesIO(content))
     return out.getvalue()
+
+
+def tarball(*members: Member) -> bytes:
+    """A .tar.gz, the same at any time."""
+    return gzip.compress(tar(members), mtime=0)
 
 
 def package(

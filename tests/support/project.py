@@ -7,6 +7,7 @@ sources.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -179,6 +181,15 @@ def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     )  # fmt: skip
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def module(path: Path) -> ModuleType:
+    """A program that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 def processes_in(folder: Path) -> list[str]:

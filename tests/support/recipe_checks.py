@@ -7,14 +7,13 @@ files skip without pyelftools: `pytest.importorskip("elftools")`.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from support.project import CHECKOUT
+from support.project import CHECKOUT, module
 
 RECIPES = CHECKOUT / "recipes"
 # a folder without __init__.py, so that no setup.py takes it for a package to install
@@ -25,11 +24,7 @@ sys.modules["checks"] = checks
 
 def load(recipe: str, name: str) -> ModuleType:
     """A recipe's own program as a module."""
-    spec = importlib.util.spec_from_file_location(name, RECIPES / recipe / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(RECIPES / recipe / f"{name}.py")
 
 
 def run(*arguments: str | Path, path: Path | None = None, **environment: str | Path):

@@ -107,16 +107,17 @@ def library(path: Path, needs: list[str]) -> None:
     for name in needs:
         stub = path.parent / "stubs" / name
         stub.parent.mkdir(exist_ok=True)
-        _gcc(stub, name)
+        gcc(stub, name)
     stubs = [path.parent / "stubs" / name for name in needs]
-    _gcc(path, soname, "-Wl,--no-as-needed", *stubs, "-lstdc++")
+    gcc(path, soname, "-Wl,--no-as-needed", *stubs, "-lstdc++")
     for stub in stubs:
         stub.unlink()
     if needs:
         (path.parent / "stubs").rmdir()
 
 
-def _gcc(out: Path, soname: str, *arguments: object) -> None:
+def gcc(out: Path, soname: str, *arguments: object) -> None:
+    """Link an empty shared library."""
     command = ["gcc", "-shared", "-nostartfiles", "-x", "c", "/dev/null", "-x", "none", "-o", out]
     subprocess.run([*command, f"-Wl,-soname,{soname}", *arguments], check=True)
 

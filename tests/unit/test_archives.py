@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.conda_packages import Member, file, tarball
 from support.mutants import Tally, texts
 
 from forge.errors import Refused
@@ -17,19 +18,16 @@ from forge.sources import archives
 from forge.sources.archives import unpack
 
 
-def member(name: str, text: str = "", **fields: object) -> tuple[tarfile.TarInfo, io.BytesIO]:
-    info = tarfile.TarInfo(name)
-    info.size = len(text)
+def member(name: str, text: str = "", **fields: object) -> Member:
+    info, content = file(name, text.encode())
     for field, value in fields.items():
         setattr(info, field, value)
-    return info, io.BytesIO(text.encode())
+    return info, content
 
 
-def packed(folder: Path, *members: tuple[tarfile.TarInfo, io.BytesIO]) -> Path:
+def packed(folder: Path, *members: Member) -> Path:
     path = folder / "demo-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        for info, data in members:
-            tar.addfile(info, data)
+    path.write_bytes(tarball(*members))
     return path
 
 
@@ -169,7 +167,7 @@ def tar(folder: Path, kind: str) -> bytes:
             member("demo/text", "one\ntwo\n" * 9), member("demo/l", type=LINK, linkname="text"),
             member("demo/sub/more", "x" * 700), member("demo/h", type=HARD, linkname="demo/text"),
         ):  # fmt: skip
-            made.addfile(info, data)
+            made.addfile(info, io.BytesIO(data))
     return path.read_bytes()
 
 

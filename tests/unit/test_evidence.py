@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from strix_validate.reporting import record
-from support.project import CHECKOUT
+from support.project import CHECKOUT, module
 
 from forge.bases import BaseName
 from forge.building import runner
@@ -26,10 +25,7 @@ RECORDS = sorted(EVIDENCE.glob("*.json"))
 README = (CHECKOUT / "README.md").read_text()
 Rows = dict[str, dict[str, list[str]]]
 
-spec = importlib.util.spec_from_file_location("table", EVIDENCE / "table.py")
-assert spec and spec.loader
-table = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(table)
+table = module(EVIDENCE / "table.py")
 ROWS: Rows = table.claims()
 
 

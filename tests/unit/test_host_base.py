@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -15,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +23,8 @@ from packaging.version import Version
 from rattler import MatchSpec
 from rattler_build import assemble_package
 from support.mutants import Tally, texts, trees
-from support.project import CHECKOUT, MiniProject, processes_in
+from support.project import CHECKOUT, MiniProject, module, processes_in
+from support.wheels import write_wheel
 
 from forge import bases
 from forge.building.jobs import run_job
@@ -93,31 +90,12 @@ def test_markers_and_extras() -> None:
     assert depends(others["web"].metadata, others) == ["core"]
 
 
-def write_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
-    """A wheel, version 1.0, of text files."""
-    info = f"{name}-1.0.dist-info"
-    files = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n",
-    } | files
-    record = "".join(
-        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}\n"
-        for name, text in files.items()
-    )
-    file = folder / f"{name}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(file, "w") as archive:
-        for place, text in files.items():
-            archive.writestr(place, text)
-        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
-    return file
-
-
 def test_unpack_wheel(tmp_path: Path) -> None:
     """Console scripts run from any prefix, .data trees land where PEP 427 says."""
     file = write_wheel(
         tmp_path,
         "demo",
-        {
+        files={
             "demo/__init__.py": "def main():\n    import sys; print(sys.executable)\n",
             "demo-1.0.data/scripts/plain": "#!python\nprint('plain script')\n",
             "demo-1.0.data/data/share/demo.txt": "data\n",
@@ -149,11 +127,7 @@ def test_debians_python_installs_into_its_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its sysconfig is changed back, which is a package from Python 3.13 on; others stay."""
-    spec = importlib.util.spec_from_file_location(
-        "copy_interpreter", CHECKOUT / "bases/host/copy_interpreter.py"
-    )
-    copier = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copier)
+    copier = module(CHECKOUT / "bases/host/copy_interpreter.py")
     stdlib = Path(copier.sysconfig.get_path("stdlib"))
     monkeypatch.setattr(copier.sysconfig, "__file__", str(stdlib / name))
     write_text(tmp_path / name, "")
@@ -303,13 +277,13 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
 
     machine.project.sources.mkdir(parents=True, exist_ok=True)
     folder = machine.project.root
-    alpha = write_wheel(folder, "alpha", {"alpha.py": "ONE = 1\n"})
+    alpha = write_wheel(folder, "alpha", files={"alpha.py": "ONE = 1\n"})
     future = {"beta-1.0.dist-info/WHEEL": "Wheel-Version: 9.0\nRoot-Is-Purelib: true\n"}
     with pytest.raises(Failed, match=r"Incompatible Wheel-Version 9(?s:.*)work folder"):
-        make(alpha, write_wheel(folder, "beta", {"beta.py": ""} | future))
+        make(alpha, write_wheel(folder, "beta", files={"beta.py": ""} | future))
     (first,) = machine.folder.glob("linux-64/alpha-1.0-hostbound_py*_0.conda")
     made = first.stat().st_ino
-    make(alpha, write_wheel(folder, "beta", {"beta.py": ""}))
+    make(alpha, write_wheel(folder, "beta", files={"beta.py": ""}))
     assert machine.is_current() and first.stat().st_ino == made
     assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
     assert not machine.output.exists()
@@ -349,7 +323,7 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
     made = [
         asdict(Conversion(str(file), name, "1.0", "0", [], None, ""))
         for name in ("long", "short")
-        for file in [write_wheel(tmp_path, name, {f"{name}.py": ""})]
+        for file in [write_wheel(tmp_path, name, files={f"{name}.py": ""})]
     ]
     subdir.mkdir()
     job = {"action": "convert", "subdir": str(subdir), "output_dir": str(output), "wheels": made}

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import subprocess
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
+from support.conda_packages import file, tarball
 from support.project import MiniProject
 
 from forge.errors import ForgeError, NotAttempted, Refused
@@ -174,22 +173,12 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> Non
         kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
 
 
-def tarball(text: bytes) -> bytes:
-    """An archive of one file."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        info = tarfile.TarInfo("demo/text")
-        info.size = len(text)
-        tar.addfile(info, io.BytesIO(text))
-    return out.getvalue()
-
-
 class Moved:
     """A recipe names the sha256 of another file; `index` is what pip's index has of this one."""
 
     def __init__(self, index: Index) -> None:
         self.index, self.name = index, "demo-2.0.tar.gz"
-        self.file, self.content = index.folder / self.name, tarball(b"2.0")
+        self.file, self.content = index.folder / self.name, tarball(file("demo/text", b"2.0"))
         self.file.write_bytes(self.content)
         self.found = hashlib.sha256(self.content).hexdigest()
         index.settings["index-url"] = (index.folder / "simple").as_uri()
@@ -242,7 +231,8 @@ def test_nobody_states_the_sha256(moved: Moved) -> None:
 @pytest.mark.parametrize("cut", [0, 60])
 def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
     """Whole or not: pip's index states another sha256."""
-    moved.file.write_bytes(tarball(b"evil")[:cut] or tarball(b"evil"))
+    evil = tarball(file("demo/text", b"evil"))
+    moved.file.write_bytes(evil[:cut] or evil)
     moved.refused(
         f"It was deleted: pip's index states {moved.found}: damaged in transit, or forged"
     )
@@ -251,8 +241,8 @@ def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"<html>please log in</html>", tarball(b"2.0")[:60], b""],
-    ids=["a page", "cut", "empty"],  # a tarball has the time, and every worker its own
+    [b"<html>please log in</html>", tarball(file("demo/text", b"2.0"))[:60], b""],
+    ids=["a page", "cut", "empty"],
 )
 def test_what_is_no_archive_is_not_to_be_written(moved: Moved, content: bytes) -> None:
     """Nor where nobody states a sha256."""

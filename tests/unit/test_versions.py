@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.conda_packages import file, tarball
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, lint
 from support.project import MiniProject
@@ -76,16 +75,6 @@ toy = ">=1.0,<1.1.1"
 """
 
 
-def archive(top: str, text: str) -> bytes:
-    """A .tar.gz of TOP/text."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        info = tarfile.TarInfo(f"{top}/text")
-        info.size = len(text)
-        tar.addfile(info, io.BytesIO(text.encode()))
-    return out.getvalue()
-
-
 class World:
     """A project, and the folders that serve as its upstreams."""
 
@@ -101,7 +90,7 @@ class World:
         """Put an archive into the folder of files; returns its sha256."""
         path = self.hosts / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(archive(name, text))
+        path.write_bytes(tarball(file(f"{name}/text", text.encode())))
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def release(self, name: str, text: str = TEXT, attributes: str = "") -> str:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Wheels for every Python, of text files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    files: Mapping[str, str] | None = None,
+    requires: Iterable[str] = (),
+) -> Path:
+    """A wheel of `files`, which may stand for those of its .dist-info too."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    held = {
+        f"{info}/METADATA": "\n".join(["Metadata-Version: 2.1", *metadata, ""]),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    held |= files or {}
+    folder.mkdir(parents=True, exist_ok=True)
+    path, record = folder / f"{module}-{version}-py3-none-any.whl", ""
+    with zipfile.ZipFile(path, "w") as archive:
+        for place, text in held.items():
+            archive.writestr(place, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+            record += f"{place},sha256={digest.rstrip(b'=').decode()},{len(text)}\n"
+        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+    return path
