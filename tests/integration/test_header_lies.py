@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import rattler
 import zstandard
+from support import small_channel
 from support.conda_packages import file, listed, tar
 from support.servers import served
-from support.small_channel import index, package, workspace
 
 from forge.conda.package import Package
 from forge.errors import ForgeError
@@ -131,12 +131,8 @@ def lies() -> Iterator[tuple[str, bytes]]:
 
 
 def test_what_is_judged_is_what_is_installed(tmp_path: Path) -> None:
-    channel = tmp_path / "www" / "channel"
-    (channel / "noarch").mkdir(parents=True)
-    for name in ("alpha", "beta"):
-        package(channel, name, "1.0")
-    index(channel)
-    chosen = workspace(tmp_path / "home", channel.as_uri())
+    channel = small_channel.make(tmp_path / "www" / "channel", "alpha", "beta")
+    chosen = small_channel.workspace(tmp_path / "home", channel.as_uri())
     chosen.lock()
     record = next(r for r in chosen.locked("default") if r.name.normalized == "alpha")
     outcomes: dict[str, str] = {}

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 from support.project import MiniProject
 from support.servers import QuietHandler, served
-from support.small_channel import MANIFEST, index, package, workspace
+from support.small_channel import MANIFEST, make, workspace
 from support.static_channel import Source
 
 from forge.bases import PUBLISHED
@@ -70,12 +70,7 @@ class Flipping(QuietHandler):
 @pytest.fixture(scope="module")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "channel"
-    (folder / "noarch").mkdir(parents=True)
-    package(folder, "alpha", "1.0")
-    package(folder, "beta", "1.0", depends=["alpha", "gamma >=1"])
-    package(folder, "gamma", "1.0")
-    index(folder)
-    return folder
+    return make(folder, "alpha", "gamma", "beta", depends=["alpha", "gamma >=1"])
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +82,7 @@ def url(channel: Path) -> Iterator[str]:
 def stack(root: Path, text: str = MANIFEST) -> tuple[MiniProject, Path]:
     """A project with one stack, in whose conda-forge there is nothing; and the stack's copy."""
     project = MiniProject(root / "project")
-    nothing = root / "conda-forge"
-    (nothing / "noarch").mkdir(parents=True)
-    index(nothing)
+    nothing = make(root / "conda-forge")
     project.stack("app", text=text.replace('"conda-forge"', f'"{nothing.as_uri()}"'))
     return project, project.root / "build" / "stacks" / "app"
 

@@ -43,6 +43,15 @@ def index(channel: Path) -> None:
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 
 
+def make(channel: Path, *names: str, version: str = "1.0", **more: list) -> Path:
+    """A channel folder of packages; `more` is of the last one."""
+    (channel / "noarch").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        package(channel, name, version, **(more if name == names[-1] else {}))
+    index(channel)
+    return channel
+
+
 def workspace(folder: Path, channel: str, text: str = "") -> Workspace:
     """A workspace that takes all from one channel, with `text` at the end of its manifest."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.small_channel import index, package
+from support import small_channel
 from support.static_channel import Source
 
 
@@ -23,9 +23,4 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def channel(tmp_path: Path) -> Path:
     """Of alpha and beta, in a folder."""
-    folder = tmp_path / "channel"
-    (folder / "noarch").mkdir(parents=True)
-    package(folder, "alpha", "1.0")
-    package(folder, "beta", "1.0")
-    index(folder)
-    return folder
+    return small_channel.make(tmp_path / "channel", "alpha", "beta")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.project import CHECKOUT, MiniProject
 from support.servers import QuietHandler, served
-from support.small_channel import index, package, workspace
+from support.small_channel import workspace
 
 from forge import bases
 from forge.channel import verify
@@ -142,14 +142,9 @@ def test_a_message_does_not_repeat_long_names(part: str) -> None:
 
 @pytest.mark.parametrize("where", ["a version", "an override", "depends"])
 def test_no_control_character_reaches_the_terminal(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, escape = "", "\x1b[31m"
-    channel = tmp_path / "channel"
-    (channel / "noarch").mkdir(parents=True)
-    for name in ("alpha", "beta"):
-        package(channel, name, "1.0")
-    index(channel)
     if where == "a version":
         wanted = '"gam\\u001bma" = "*"\n'
     elif where == "an override":

@@ -62,6 +62,16 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
         StaticChannel(tmp_path / "together").publish(source)
 
 
+def test_links_of_two_packages() -> None:
+    """Each alone stays inside."""
+    links = {"alpha": {"lib/p": "q/../.."}, "beta": {"lib/q": ".."}}
+    both = [Places(Path(f"{n}.conda"), n, False, held, []) for n, held in links.items()]
+    for one in both:
+        require_confined([one])
+    with pytest.raises(Refused, match="alpha.*'lib/p' leads out of the prefix"):
+        require_confined(both)
+
+
 def test_a_link_of_the_lock_before(tmp_path: Path) -> None:
     """A link may stay alone: it goes before what the next lock has in its place is written."""
     links = {"share": "{out}", "bin/x": "{out}/victim"}

@@ -10,10 +10,9 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from support import servers
+from support import servers, small_channel
 from support.project import CHECKOUT
 from support.servers import served
-from support.small_channel import index, package, workspace
 from support.static_channel import fetch
 
 
@@ -29,15 +28,11 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(servers.Server, "server_bind", again)
     for version in ("1.0", "2.0"):
-        channel = tmp_path / version / "channel"
-        (channel / "noarch").mkdir(parents=True)
-        for name in ("alpha", "beta"):
-            package(channel, name, version)
-        index(channel)
+        channel = small_channel.make(tmp_path / version / "c", "alpha", "beta", version=version)
         for file in channel.rglob("repodata*"):
             os.utime(file, (0, 0))  # by which rattler asks whether it is another one
         with served(channel) as url:
-            app = workspace(tmp_path / version / "app", url)
+            app = small_channel.workspace(tmp_path / version / "app", url)
             app.lock()
         assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
     assert ports == ports[:1] * 2
