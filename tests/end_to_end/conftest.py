@@ -45,9 +45,9 @@ def release(conda_forge: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     root = tmp_path_factory.mktemp("release")
     with served(root, Revalidating) as url:
         made = Release(root, conda_forge, url)
-        # 5 GB of PyPI's torch, and what ours does not need; then what two builds at once unpacked
-        # into the cold cache, where one has failed: "Failed to resolve dependencies", and no more
-        for name in ("nvidia-*", "pytorch-*", "pip-*", "python-*", "setuptools-*", "*sysroot*"):
+        # what two builds at once unpacked into the cold cache, where one has failed: "Failed to
+        # resolve dependencies", and no more
+        for name in ("pip-*", "python-*", "setuptools-*", "*sysroot*"):
             made.hold(stand_in.PACKAGES.glob(f"{name}.conda"))
         made.build()
         made.publish()

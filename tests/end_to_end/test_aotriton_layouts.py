@@ -7,26 +7,28 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.project import CHECKOUT
 
 PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
-#: Lays out arguments whose values are their own names: stdin is kernel, [(kind, size)], causal.
+#: Lays out arguments whose values are their own names: stdin is a list of kernel, [(kind, size)],
+#: causal; of one that is refused it prints why.
 SCRIPT = """
 import json, sys
 from strix_emulate import Argument, EmulatorError, Kernel
 import emulated_kernels
 
-name, kinds, causal = json.load(sys.stdin)
-kinds += [("global_buffer", 8), ("global_buffer", 8), ("hidden_none", 8)]
-declared = tuple(Argument("", 8 * i, size, kind) for i, (kind, size) in enumerate(kinds))
 words = " ".join(emulated_kernels.LAYOUTS.values()).replace("[", "").replace("]", "").split()
-try:
-    values = {word[:-2]: word[:-2] for word in words}
-    kernel = Kernel(name, b"", arguments=declared)
-    print(json.dumps(emulated_kernels.arguments(kernel, values, causal)))
-except EmulatorError as error:
-    sys.exit(str(error))
+values = {word[:-2]: word[:-2] for word in words}
+
+def lay_out(name, kinds, causal):
+    kinds += [("global_buffer", 8), ("global_buffer", 8), ("hidden_none", 8)]
+    declared = tuple(Argument("", 8 * i, size, kind) for i, (kind, size) in enumerate(kinds))
+    try:
+        return emulated_kernels.arguments(Kernel(name, b"", arguments=declared), values, causal)
+    except EmulatorError as error:
+        return str(error)
+
+print(json.dumps([lay_out(*case) for case in json.load(sys.stdin)]))
 """
 
 _POINTER, _WORD, _WIDE = ("global_buffer", 8), ("by_value", 4), ("by_value", 8)
@@ -37,37 +39,26 @@ _PADDED, _RANDOM = [_WORD] * 2, [_WORD, _POINTER, _POINTER, _WIDE, _POINTER, _PO
 _WINDOW, _PERSISTENT = [_WORD] * 2, [_POINTER, _WORD, _WORD]
 
 
-def lay_out(
-    stack: Path, kinds: list, causal: bool, name: str = "attn_fwd"
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [stack / PYTHON, "-c", SCRIPT],
-        cwd=CHECKOUT / "recipes" / "aotriton",
-        input=json.dumps([name, kinds, causal]),
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+#: and the last argument of each
+LAYOUTS = [
+    (_BASE, False, "ss_k"),
+    (_BASE + _PADDED, False, "Hdim_vo"),
+    (_BASE + _WINDOW, True, "Window_right"),
+    (_BASE + _PADDED + _RANDOM + _WINDOW + _PERSISTENT, True, "Batch"),
+    (_BASE + _RANDOM + [_WORD] * 2, False, "Batch"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "causal", "last"),
-    [
-        (_BASE, False, "ss_k"),
-        (_BASE + _PADDED, False, "Hdim_vo"),
-        (_BASE + _WINDOW, True, "Window_right"),
-        (_BASE + _PADDED + _RANDOM + _WINDOW + _PERSISTENT, True, "Batch"),
-        (_BASE + _RANDOM + [_WORD] * 2, False, "Batch"),
-    ],
-)
-def test_optional_groups_are_found(
-    attention_stack: Path, kinds: list, causal: bool, last: str
-) -> None:
-    given = json.loads(lay_out(attention_stack, kinds, causal).stdout)
-    assert len(given) == len(kinds) and given[:4] == ["Q", "K", "V", "Sm_scale"]
-    assert given[-1] == last
-
-
-def test_unknown_layouts_are_refused(attention_stack: Path) -> None:
-    assert "fit no known layout" in lay_out(attention_stack, [_POINTER, *_BASE], False).stderr
-    assert "not one of attn_fwd" in lay_out(attention_stack, _BASE, False, "bwd_kernel_fuse").stderr
+def test_layouts(attention_stack: Path) -> None:
+    """Optional groups are found, and what is no known layout is refused."""
+    cases = [("attn_fwd", kinds, causal) for kinds, causal, _ in LAYOUTS]
+    cases += [("attn_fwd", [_POINTER, *_BASE], False), ("bwd_kernel_fuse", _BASE, False)]
+    done = subprocess.run(
+        [attention_stack / PYTHON, "-c", SCRIPT], cwd=CHECKOUT / "recipes" / "aotriton",
+        input=json.dumps(cases), text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    *given, unknown, other = json.loads(done.stdout)
+    for (kinds, _, last), arguments in zip(LAYOUTS, given, strict=True):
+        assert len(arguments) == len(kinds) and arguments[:4] == ["Q", "K", "V", "Sm_scale"]
+        assert arguments[-1] == last
+    assert "fit no known layout" in unknown and "not one of attn_fwd" in other

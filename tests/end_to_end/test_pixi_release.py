@@ -22,11 +22,11 @@ CHANNELS = ("-c", PUBLISHED, "-c", "conda-forge")
 class User(Pixi):
     """Somebody with an empty home folder and a copy of a stack."""
 
-    def __init__(self, release: Release, folder: Path, stack: str = "attention") -> None:
+    def __init__(self, release: Release, folder: Path) -> None:
         super().__init__(folder / "home", release.mirrors)
         # the packages that the build has unpacked already
         self.cache = str(release.cache)
-        self.folder = copy_stack(stack, folder)
+        self.folder = copy_stack("attention", folder)
         fit(self.folder / "pixi.toml")
 
     @property
@@ -41,17 +41,16 @@ def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
     return user
 
 
-def test_install_and_check(release: Release, user: User) -> None:
-    """`pixi install`, `pixi run check`: the README's way, with nothing that is host-bound."""
+def test_install_and_run(release: Release, user: User) -> None:
+    """`pixi install`, `pixi run TASK`: the README's way, with nothing that is host-bound."""
     lock, prefix = user.folder / "pixi.lock", user.folder / ".pixi" / "envs" / "default"
     assert host_bound(lock) == [] and host_bound(prefix) == []
     packages = release.packages()
     for file in map(packages.get, published_in("attention")):
         assert f"- conda: {PUBLISHED}/{file.parent.name}/{file.name}\n" in lock.read_text()
     assert f"- conda: {CONDA_FORGE}/linux-64/pytorch-2.13.0-rocm_" in lock.read_text()
-    words = ("run", "--locked", "check", "--only", "sdpa", "--json")
-    report = user.data(*words, cwd=user.folder)
-    assert report["summary"]["failed"] == 0 and report["summary"]["passed"] >= 30
+    words = ("run", "--locked", "doctor", "--only", "doctor/disk", "--json")
+    assert user.data(*words, cwd=user.folder)["summary"]["passed"] == 1
 
 
 def test_exec(user: User, tmp_path: Path) -> None:
@@ -78,10 +77,6 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
     """A locked stack as one file, installed where there is no network at all."""
     pack, unpack, unshare = map(require, ("pixi-pack", "pixi-unpack", "unshare"))
     user = User(release, tmp_path)
-    manifest = user.folder / "pixi.toml"
-    # gigabytes, and no other case
-    large = r"(?m)^(pytorch|torch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
-    manifest.write_text(re.sub(large, "", manifest.read_text()))
     user("lock", cwd=user.folder)
     config = user.home / ".pixi" / "config.toml"  # pixi-pack looks for none by itself
     words = [pack, "--config", config, user.folder, "-o", tmp_path / "stack.tar"]

@@ -79,20 +79,13 @@ def test_hadolint_has_no_finding(tmp_path: Path) -> None:
     assert "DL3006" in run([hadolint, untagged], dict(os.environ), code=1).stdout
 
 
-def without_large(folder: Path) -> Path:
-    """A copy of the stack without what is gigabytes, and no other case."""
-    manifest = fit(copy_stack("attention", folder) / "pixi.toml")
-    large = r"(?m)^(pytorch|torch|triton|flash-attn|flash-attn-kernels-gfx1151|amd-aiter) = .*\n"
-    manifest.write_text(re.sub(large, "", manifest.read_text()))
-    return manifest.parent
-
-
 @pytest.mark.pixi
 def test_its_commands_make_an_environment_that_needs_no_pixi(
     release: Release, tmp_path: Path
 ) -> None:
     """What its first stage runs, in a copy of the stack; then its entry point, without pixi."""
-    folder = without_large(tmp_path)
+    folder = copy_stack("attention", tmp_path)
+    fit(folder / "pixi.toml")
     pixi = Pixi(tmp_path / "home", release.mirrors)
     for instruction, rest in instructions():
         if instruction == "RUN":
@@ -138,7 +131,8 @@ def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
     These have the programs of this machine, and nothing else. The last image has no pixi.
     """
     build = [builder(), "build", "--network", "host", "--pull=false"]
-    folder, made = without_large(tmp_path), []
+    folder, made = copy_stack("attention", tmp_path), list[str]()
+    fit(folder / "pixi.toml")
     Pixi(tmp_path / "home", release.mirrors)
     text = (folder / "Dockerfile").read_text()
 

