@@ -89,7 +89,7 @@ def test_lock_install_run(clone: Clone) -> None:
 
 
 def test_test(clone: Clone) -> None:
-    assert "passed" in clone.task("test", "tests/unit/test_destination.py", "-q")
+    assert "passed" in clone.task("test", "tests/unit/test_network.py", "-q")
 
 
 def test_without_pixi_it_is_a_skip_or_a_failure(

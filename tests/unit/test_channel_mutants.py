@@ -193,6 +193,12 @@ def test_names(record_property: Property) -> None:
 MEMBERS = [file("lib/x", b"text" * 50), link("lib/y", "x"), file("bin/z")]
 
 
+def safe(built: Path) -> Package:
+    package = Package(built)
+    package.require_safe()
+    return package
+
+
 @pytest.mark.parametrize("name", ["index.json", "paths.json"])
 def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
     """Where it passes, every listed path is plain and a member."""
@@ -203,12 +209,9 @@ def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
     for mutant in [*map(dumps, trees(json.loads(content), 12, 60)), *texts(content, 13, 30)]:
         repacked(valid, built, lambda _, n, old, m=mutant: m if n == f"info/{name}" else old)
 
-        def read() -> Package:
-            read = Package(built)
-            read.require_safe()
-            return read
-
-        tally.give(read, lambda p: p.listed.keys() == payload == p.payload.keys(), mutant)
+        tally.give(
+            lambda: safe(built), lambda p: p.listed.keys() == payload == p.payload.keys(), mutant
+        )
         verdict = provenance.verify(built, None)
         assert all(len(line) < 2000 and "\n" not in line for line in verdict.wrong)
 
@@ -221,13 +224,10 @@ def test_archive(single: bool, tmp_path: Path, record_property: Property) -> Non
     for mutant in texts(whole, 14, 120):
         built.write_bytes(mutant)
 
-        def read() -> Package:
-            read = Package(built)
-            read.require_safe()
-            return read
-
         tally.give(
-            read, lambda p: provenance.verify(built, None).wrong or p.payload == held, mutant
+            lambda: safe(built),
+            lambda p: provenance.verify(built, None).wrong or p.payload == held,
+            mutant,
         )
     built.write_bytes(b"")
     with pytest.raises(ForgeError):

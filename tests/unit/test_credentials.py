@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import refused
 from support.project import CHECKOUT
 from support.small_channel import workspace
 from typer.testing import CliRunner
@@ -57,6 +58,48 @@ def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert SECRET not in said and "Traceback" not in said
 
 
+def publish(to: str) -> None:
+    """Run the command as far as its destination."""
+    raise refused("publish", "--to", to)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (f"https://user:{SECRET}@prefix.dev/demo", "carries a credential"),
+        (f"https://{SECRET}@anaconda.org/demo", "carries a credential"),
+        (f"https://anaconda.org/t/{SECRET}/demo", "carries a credential"),
+        (f"https://prefix.dev/demo?token={SECRET}", "carries a credential"),
+        (f"s3://key:{SECRET}@bucket/prefix", "carries a credential"),
+        ("http://[::1/x", "malformed channel URL"),
+        ("https://h:99999/x", "malformed channel URL"),
+        # it has lost its host, so that the password stands where a port would
+        (f"https://me:{SECRET}/x", "malformed channel URL"),
+    ],
+    ids=range(8),  # pytest would show the secret
+)
+def test_what_is_no_address_of_a_channel(url: str, says: str) -> None:
+    """Refused wherever a channel is named, in words that do not repeat it."""
+    for reader in (publish, Location):
+        with pytest.raises(ForgeError, match=says) as error:
+            reader(url)
+        assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("", "is empty"),
+        ("https://prefix.dev/channel", "is not a directory: publish to one"),
+        ("ftp://example.org/channel", "is neither a folder nor"),
+        ("s3://bucket/channel", "is neither a folder nor"),
+    ],
+)
+def test_where_nothing_is_published(to: str, message: str) -> None:
+    with pytest.raises(ForgeError, match=message):
+        publish(to)
+
+
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_manifests(url: str, tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
@@ -99,7 +142,7 @@ def test_a_mirror_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_the_rule_itself(url: str) -> None:
-    for text in (url, f"see {url}/noarch/a.conda (404)", f"'{url}', and {url}"):
+    for text in (url, f"see {url}/noarch/a.conda (404)", f"'{url}', and {url}", f"403 ({url})"):
         for shown in (str(ForgeError(text)), one_line(text), redacted(text)):
             assert SECRET not in shown and "127.0.0.1:9" in shown
     assert SECRET in url, "or nothing was tested"
@@ -109,6 +152,9 @@ def test_what_is_no_credential_stays() -> None:
     for text in ("https://a.invalid/b/noarch/x-1-0.conda", "a@b.c wrote /t/x", "1/t/ 2; token"):
         assert redacted(text).startswith(text[:10])
     assert redacted("https://a.invalid/b/noarch/x-1-0.conda: 404").endswith("x-1-0.conda: 404")
+    shown = redacted(f"403 for url (https://h.invalid/t/{SECRET}/c/x.conda)")
+    assert shown == "403 for url (https://h.invalid/t/***/c/x.conda)"
+    assert Location("file:///srv/t/channel").folder == Path("/srv/t/channel")
 
 
 def test_a_mirror_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,3 +175,17 @@ def test_the_driver_has_every_form_that_pages_show() -> None:
 def test_a_form_that_the_driver_has_not_is_found(line: str) -> None:
     (words,) = forms(f"`./forge {line}`")
     assert re.search("No such (option|command)", unknown(words))
+
+
+def validators() -> set[str]:
+    """What follows `strix-validate`, alone, in a stack, or in an environment of its own."""
+    spans = (re.split(r"\s(?:&&|[|]+|;|#)\s", s) for p in PAGES for s in code(p.read_text()))
+    found = (re.match(r"(?:.* )?strix-validate ([a-z].*)", part) for span in spans for part in span)
+    known = COMMANDS["strix-validate"]
+    return {line[1].strip() for line in found if line and line[1].split()[0] in known}
+
+
+@pytest.mark.parametrize("line", sorted(validators()))
+def test_the_validator_understands_every_line(line: str) -> None:
+    done = CliRunner().invoke(validate, [*shlex.split(line), "--help"])
+    assert done.exit_code == 0 and "<bool>" not in done.output
