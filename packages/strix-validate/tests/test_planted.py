@@ -2,8 +2,8 @@
 """The checks of a size, as a whole, against a kernel with one fault at a time.
 
 tiled.Kernel stands behind scaled_dot_product_attention and flash-attn's functions. Right, it passes
-every check; with any fault, one fails. test_faults shows what single checks catch. All sizes that a
-CPU can hold: python tests/test_planted.py full
+every check; with any fault, one fails. test_faults has what such a kernel cannot do. All sizes that
+a CPU can hold: python tests/test_planted.py full
 """
 
 import sys
@@ -28,9 +28,11 @@ FAULTS = {
     "scale off by 1 %": {"scale": 1.01},
     "causal sees one key more": {"diagonal": 1},
     "causal sees one key less": {"diagonal": -1},
+    "causal mask dropped": {"diagonal": 1 << 20},
     "causal in the other corner": {"other_corner": True},
     "window one key wider": {"window": 1},
     "window one key narrower": {"window": -1},
+    "window ignored": {"window": 1 << 20},
     "softcap dropped": {"softcap": False},
     "key/value head of a neighbour": {"neighbour_head": True},
     "gradient of one head of a group": {"one_head_of_group": True},
@@ -39,14 +41,18 @@ FAULTS = {
     "padding behind the keys counted": {"counts_padding": True},
     "keys behind the 512th left out": {"most_keys": 512},
     "queries behind the 512th left out": {"most_queries": 512},
+    "nothing written": {"most_queries": 0},
     "first sequence read for each": {"first_sequence": True},
     "padded lanes of the head dim used": {"padded_lanes": True},
+    "lanes behind the 256th left out": {"most_lanes": 256},
     "strides ignored": {"contiguous": True},
     "mask read for the first tile only": {"mask_of_first_tile": True},
+    "mask inverted": {"inverts_mask": True},
     "logsumexp in base 2": {"log_base": 0.6931471805599453},
     "logsumexp of the last tile": {"lse_of_last_tile": True},
     "dq without the scale": {"dq_scale": 8.0},
     "dk without the scale": {"dk_scale": 8.0},
+    "no gradient for keys": {"dk_scale": 0.0},
     "dv off by 2 %": {"dv_scale": 1.02},
     "delta left out": {"no_delta": True},
     "backward reads a stale output": {"stale_out": True},
@@ -126,6 +132,8 @@ CLAIMED = {
     "a slice of a cache read as a whole": "cache",
     "gradient of a sum read once": "summed",
     "masks ignored at head dim 128": "bool-mask-d128",
+    "mask inverted": "bool-mask",
+    "lanes behind the 256th left out": "d512",
     "key/value head of a neighbour in decoding": "layer-Llama-3.1-8B-decode",
     "scale off by 2 % at head dim 128, not causal": "d128-full",
     "keys behind the 256th left out in decoding": "cache-Llama-3.1-8B",

@@ -48,6 +48,7 @@ class Kernel:
     keep_scale: bool = True  # kept weights are multiplied by 1 / (1 - p)
     keep_again: bool = False  # backward drops other weights
     mask_of_first_tile: bool = False  # of an additive or Boolean mask
+    inverts_mask: bool = False  # a Boolean one
     queries_for_keys: bool = False  # offsets of a packed sequence
     empty_shifts: bool = False  # a sequence without keys is left out, and all behind it move up
     ignores_scale: bool = False  # the argument
@@ -89,6 +90,7 @@ class Kernel:
     causal_keep: bool = True  # keep_scale of causal calls
     most_keys_of_one: int = 1 << 30  # keys behind it are left out, where there is one query
     most_lanes_of_one: int = 1 << 30  # and lanes of it
+    most_lanes: int = 1 << 30  # lanes of queries behind it are left out
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
@@ -158,8 +160,8 @@ class Kernel:
             return wrong(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
         if k.shape[2] > self.most_keys_of_one and q.shape[2] == 1:
             k, v = (x[:, :, : self.most_keys_of_one] for x in (k, v))
-        if q.shape[2] == 1:
-            q = q.masked_fill(torch.arange(q.shape[-1]) >= self.most_lanes_of_one, 0)
+        most_lanes = self.most_lanes_of_one if q.shape[2] == 1 else self.most_lanes
+        q = q.masked_fill(torch.arange(q.shape[-1]) >= most_lanes, 0)
         dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5
@@ -181,6 +183,8 @@ class Kernel:
             v = v.index_fill(-1, torch.arange(lanes, v_lanes), 0)
         if self.v_lanes_shared and v_lanes != lanes:
             v = v.roll(1, -1)
+        if mask is not None and self.inverts_mask and mask.dtype is torch.bool:
+            mask = ~mask
         if mask is not None and self.first_mask and mask.dim() == 4:
             mask = mask[:1].expand(q.shape[0], -1, -1, -1)
         if mask is not None and self.one_mask_for_heads and mask.dim() == 4:
