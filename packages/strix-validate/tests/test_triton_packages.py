@@ -4,29 +4,19 @@
 import importlib.util
 import os
 import shutil
-from functools import partial
 
 import pytest
 import torch
-from strix_validate.checks import Check, RunOptions, Size, State
+from calls import CHECK, answer, make
+from strix_validate.checks import RunOptions, Size, State
 from strix_validate.numerics import reference
 from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated
 from strix_validate.triton import call as triton_call
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.cases import make
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.triton_packages.package_checks import PACKAGES
 from triton_faults import FAULTS
-
-CHECK = Check("x", "", "")
-
-
-def answer(tensors) -> triton_modes.CallAnswer:
-    return triton_modes.CallAnswer(
-        tensors, executed=(triton_modes.ExecutedKernel("kernel", "0123", 1, 0.0),)
-    )
-
 
 CONCH_SPOILT = {
     "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
@@ -39,7 +29,7 @@ CONCH_SPOILT = {
 def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
     """The answer to expect is that of the packed tensors, and of no others."""
     case, spoil = CONCH_SPOILT[name]
-    call, expected = make("seed", conch.COMPUTED[case])
+    call, expected = make(conch.COMPUTED[case])
 
     def product(tensors):
         bytes_ = torch.stack([tensors["codes"].long() >> 8 * i & 255 for i in range(4)], 1)
@@ -137,21 +127,13 @@ SPOILT = {
 @pytest.mark.parametrize("which", SPOILT, ids=lambda which: f"{which[0].MODULE}-{which[1]}")
 def test_spoilt_answers_of_a_package_are_caught(which):
     package, name = which
-    call, expected = make("seed", package.COMPUTED[name])
-    expected = partial(_kept, expected, {})
+    call, expected = make(package.COMPUTED[name])
     right = expected(call.dtype)
     for judge in (attention.judge_kernels, emulated.judge):
         assert judge(CHECK, call, expected, answer(right)).state is State.PASSED
         for fault, (tensor, spoil) in SPOILT[which].items():
             wrong = right | {tensor: spoil(right[tensor])}
             assert judge(CHECK, call, expected, answer(wrong)).state is State.FAILED, fault
-
-
-def _kept(expected, found, dtype):
-    """The recurrences take seconds: each is computed once."""
-    if dtype not in found:
-        found[dtype] = expected(dtype)
-    return found[dtype]
 
 
 def test_gradients_are_those_of_the_inputs():

@@ -8,19 +8,19 @@ kernels, which run in Triton's interpreter.
 import importlib.util
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from calls import CHECK, make
 from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.runner import run
 from strix_validate.tiers import attention
-from strix_validate.triton.cases import make
 from strix_validate.vllm import sampling, vllm_checks
-from vllm_faults import ATTENTION, FAULTS, LAYOUT
+from vllm_faults import ATTENTION, FAULTS, LAYOUT, TIERS
 
-CHECK = Check("x", "", "")
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
 needs_vllm = pytest.mark.skipif(
     not os.environ.get("VLLM_SOURCE") or importlib.util.find_spec("triton") is None,
@@ -29,10 +29,15 @@ needs_vllm = pytest.mark.skipif(
 CASES = {name: case for family in vllm_checks.FAMILIES for name, case in family.COMPUTED.items()}
 
 
-def judged(name: str, tensor: str = "", spoil=None, seed: str = "seed"):
+@cache
+def made(name: str, seed: str):
+    return make(CASES[name], seed)
+
+
+def judged(name: str, tensor: str = "", spoil=None, seed: str = "a"):
     """The check's verdict about what its own reference returns, spoilt."""
-    call, expected = make(seed, CASES[name])
-    found = expected(call.dtype)
+    call, expected = made(name, seed)
+    found = dict(expected(call.dtype))
     if spoil:
         found[tensor] = spoil(found[tensor].clone())
     return compare(CHECK, found, expected, call.dtype).state
@@ -122,18 +127,24 @@ def test_slow_checks_are_left_to_full():
     assert attention.applies(Check("attention/vllm-penalties", "", ""), RunOptions(size=Size.QUICK))
 
 
+PLANTED = FAULTS | ATTENTION | LAYOUT | TIERS
+
+
 @needs_vllm
-@pytest.mark.parametrize("fault", FAULTS | ATTENTION | LAYOUT)
+@pytest.mark.parametrize("fault", PLANTED)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
     """Each by the check that is there for it."""
-    file, old, new, check = (FAULTS | ATTENTION | LAYOUT)[fault]
+    file, old, new, check = PLANTED[fault]
+    tier, _, name = check.rpartition("/")
+    tier = tier or "attention"
     shutil.copytree(SOURCE / "vllm", tmp_path / "vllm", ignore=shutil.ignore_patterns("*.json"))
     text = (tmp_path / file).read_text()
     assert old in text
     (tmp_path / file).write_text(text.replace(old, new))
-    wanted = [f"attention/vllm-{check}"]
-    (found,) = run(["attention"], RunOptions(vllm=tmp_path, size=Size.FULL), wanted).checks
-    assert found.state is State.FAILED and "wrong:" in found.reason, found.reason
+    wanted = [f"{tier}/vllm-{name}"]
+    (found,) = run([tier], RunOptions(vllm=tmp_path, size=Size.FULL), wanted).checks
+    said = "bytes of LDS" if tier == "kernels" else "wrong:"
+    assert found.state is State.FAILED and said in found.reason, found.reason
 
 
 @needs_vllm

@@ -341,6 +341,10 @@ ATTENTION = {
         _MOE, "b_scale = tl.load(b_scale_ptrs + offs_ks * stride_bsk)",
         "b_scale = tl.load(b_scale_ptrs)", "moe-fp8",
     ),
+    "zero points of the neighbour for experts": (
+        _MOE, "b_zp_shifter = (offs_bn[None, :] % 2) * 4",
+        "b_zp_shifter = (offs_bn[None, :] % 1) * 4", "moe-int4-zeros",
+    ),
     "a model sees the future": (_HELPERS, *_BEYOND, "model"),
     "a model's keys one slot on": (
         _WRITER, "block_offset = slot_idx % block_size",
@@ -364,5 +368,15 @@ ATTENTION = {
     "a model's gate without its sigmoid": (
         f"{_FLA}/layernorm_guard.py", "            y *= z * tl.sigmoid(z)", "            y *= z",
         "model-hybrid",
+    ),
+}  # fmt: skip
+#: Of other tiers, each named before its check.
+TIERS = {
+    "LDS of twice the tile": (
+        _UNIFIED, "    TILE_SIZE_PREFILL = _get_tile_size(",
+        "    TILE_SIZE_PREFILL = 2 * _get_tile_size(", "kernels/prefill-d512",
+    ),
+    "another expert under emulation": (
+        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "emulated/moe",
     ),
 }  # fmt: skip

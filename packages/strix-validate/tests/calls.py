@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Calls of kernels whose results are computed once, and the answers that a child process gives."""
+
+from functools import cache
+
+from strix_validate.checks import Check
+from strix_validate.triton import cases
+from strix_validate.triton.modes import CallAnswer, ExecutedKernel
+
+CHECK = Check("x")
+
+
+def answer(tensors) -> CallAnswer:
+    return CallAnswer(tensors, executed=(ExecutedKernel("kernel", "0123", 1, 0.0),))
+
+
+def make(case, seed="seed"):
+    """As cases.make does; each precision of what must be returned is computed once."""
+    call, expected = cases.make(seed, case)
+    return call, cache(expected)
