@@ -245,10 +245,11 @@ def storage(dtype) -> str:
     return "uint16_t" if dtype.char == "e" else "uint32_t" if dtype.char == "?" else _ctype(dtype)
 
 
-def loop(name: str, function: Callable, results, sources) -> str:
+def loop(name: str, function: Callable, results, sources, each: str = "EACH") -> str:
     """Write a C function over n elements: p holds pointers to the results and then the sources.
 
-    results, sources: dtypes; a bool is a uint32_t in memory, a float16 a uint16_t.
+    results, sources: dtypes; a bool is a uint32_t in memory, a float16 a uint16_t. each: its loop,
+    as emulate.c calls it.
 
     Raises:
         Untranslatable: numpy goes on.
@@ -265,7 +266,7 @@ def loop(name: str, function: Callable, results, sources) -> str:
         raise Untranslatable(f"{name}: {error}") from error
     values = values if isinstance(values, tuple) else (values,)
     # halves are converted in loops of their own, which become vector code
-    first = [f"float h{i}[n]; LANES h{i}[l] = half_value(s{i}[l]);"
+    first = [f"float h{i}[n]; from_halves(h{i}, s{i}, n);"
              for i, dtype in enumerate(sources) if np.dtype(dtype).char == "e"]  # fmt: skip
     lines, last = [], []
     for i, (value, dtype) in enumerate(zip(values, results, strict=True)):
@@ -277,7 +278,7 @@ def loop(name: str, function: Callable, results, sources) -> str:
             code = body.cast(value, dtype).code
         if dtype.char == "e":
             first.append(f"float r{i}[n];")
-            last.append(f"LANES d{i}[l] = half_bits(r{i}[l]);")
+            last.append(f"to_halves(d{i}, r{i}, n);")
             # rounded there
             code = body.before_rounding.get(code, code)
         lines.append(f"{'r' if dtype.char == 'e' else 'd'}{i}[l] = {code};")
@@ -293,4 +294,4 @@ def loop(name: str, function: Callable, results, sources) -> str:
     inner = "\n    ".join([*body.lines, *lines])
     before, behind = "\n  ".join([*pointers, *first]), "".join(f"\n  {x}" for x in last)
     return (f"static void {name}(void *const *p, long n)\n{{\n  {before}"
-            f"\n  LANES {{\n    {inner}\n  }}{behind}\n}}\n")  # fmt: skip
+            f"\n  {each} {{\n    {inner}\n  }}{behind}\n}}\n")  # fmt: skip

@@ -6,7 +6,9 @@
 // stops in front of such an instruction, and numpy executes it, or traps.
 #include "numbers.h"
 
-#define LANES _Pragma("GCC ivdep") for (long l = 0; l < n; l++)
+// For any number, and for one that is a multiple of 32: that becomes vector code without a rest.
+#define EACH for (long l = 0; l < n; l++)
+#define LANES _Pragma("GCC ivdep") for (long l = 0; l < (n & ~31l); l++)
 enum { EXEC = 126, NIL = 124 };
 
 typedef void Function(void *const *p, long n);
@@ -14,6 +16,15 @@ typedef struct {
   const char *name;
   Function *function;
 } Named;
+
+// Once: a hundred operations have halves.
+#define ONCE static __attribute__((noinline)) void
+ONCE from_halves(float *restrict to, const uint16_t *restrict from, long n) {
+  EACH to[l] = half_value(from[l]);
+}
+ONCE to_halves(uint16_t *restrict to, const float *restrict from, long n) {
+  EACH to[l] = half_bits(from[l]);
+}
 
 #include "operations.inc"
 
@@ -90,9 +101,9 @@ static void refresh(State *w) {
 // clang-format off
 #define MODIFY(T, SIGN, TINY) { \
     T *x = at; const T sign = SIGN; \
-    if (o->flush) LANES { T m = x[l] & ~sign; x[l] = m < TINY ? x[l] & sign : x[l]; } \
-    if (o->abs) LANES x[l] &= ~sign; \
-    if (o->neg) LANES x[l] ^= sign; }
+    if (o->flush) EACH { T m = x[l] & ~sign; x[l] = m < TINY ? x[l] & sign : x[l]; } \
+    if (o->abs) EACH x[l] &= ~sign; \
+    if (o->neg) EACH x[l] ^= sign; }
 // clang-format on
 
 static void flush(void *at, int bits, long n) {
@@ -124,9 +135,9 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
     return x;
   case LANE: LANES x[l] = (uint32_t)(l & (width - 1)); return x;
   case CONSTANT:
-    if (o->bits == 64) LANES wide[l] = o->value;
-    else if (o->bits == 32) LANES x[l] = (uint32_t)o->value;
-    else LANES narrow[l] = (uint16_t)o->value;
+    if (o->bits == 64) EACH wide[l] = o->value;
+    else if (o->bits == 32) EACH x[l] = (uint32_t)o->value;
+    else EACH narrow[l] = (uint16_t)o->value;
     break;
   case VECTOR:
     if (o->bits == 64) LANES wide[l] = row[l] | (uint64_t)row[l + n] << 32;
