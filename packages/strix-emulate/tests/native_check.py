@@ -110,8 +110,8 @@ _DPP_ENDS = ("row_mask:0xf bank_mask:0xf", "row_mask:0xf bank_mask:0xf bound_ctr
 _DPP_NAMES = ("v_add_f32_dpp v1, v2, v3", "v_mov_b32_dpp v2, v2", "v_max_f32_e64_dpp v1, -v2, v3",
               "v_add_nc_u32_dpp v1, v1, v2", "v_cmp_gt_f32_e64_dpp s12, v2, v3",
               "v_add_f16_dpp v1.l, v2.h, v3.l")  # fmt: skip
-OTHERS += [f"{name} {how} {'fi:1' if 'dpp8' in how else end}" for name in _DPP_NAMES for how in _DPP
-           for end in (_DPP_ENDS[:1] if "dpp8" in how else _DPP_ENDS)]  # fmt: skip
+OTHERS += [f"{name} {how} {end}" for name in _DPP_NAMES for how in _DPP
+           for end in (("", "fi:1") if "dpp8" in how else _DPP_ENDS)]  # fmt: skip
 OTHERS += [
     f"{name}_e64 " + ", ".join(
         f"v{i + 1}" + (".l" if "16" in name else "")

@@ -8,6 +8,7 @@ plain Python: lists V[register][lane] and S[register], and EXEC among S.
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 from exact import B16, F16, F32, add, encode, multiply, signed, value
 from strix_emulate.code.decode import EXEC, M0
@@ -186,15 +187,17 @@ _DPP: dict[str, Callable[[int, int], int | None]] = {
     "row_xmask:{}": lambda i, n: i ^ n,
     "row_mirror": lambda i, _n: i ^ 15,
     "row_half_mirror": lambda i, _n: i ^ 7,
+    "quad_perm:[3,1,0,2]": lambda i, _n: i // 4 * 4 + (3, 1, 0, 2)[i % 4],
+    "dpp8:[5,4,7,6,1,0,3,2]": lambda i, _n: i // 8 * 8 + (5, 4, 7, 6, 1, 0, 3, 2)[i % 8],
 }
 
 
-def _dpp(rng: random.Random) -> Case:
-    """V_ADD_NC_U32 with its first source from another lane."""
-    d, a, b = _registers(rng, 3)
-    n, rows, banks = rng.randrange(1, 16), rng.choice((15, 1, 2)), rng.choice((15, 5, 10))
+def _dpp(rng: random.Random, pattern: str) -> Case:
+    """V_ADD_NC_U32 with its first source, which the target may be, from another lane."""
+    a, b = _registers(rng, 2)
+    d, n = rng.choice((a, rng.randrange(8))), rng.randrange(1, 16)
+    rows, banks = rng.choice((15, 1, 2)), rng.choice((15, 5, 10))
     zero, fetch = rng.random() < 0.5, rng.random() < 0.5
-    pattern = rng.choice([*_DPP, "quad_perm:[3,1,0,2]", "dpp8:[5,4,7,6,1,0,3,2]"])
     text = f"v_add_nc_u32_dpp v{d}, v{a}, v{b} {pattern.format(n)}"
     if "dpp8" in pattern:
         rows, banks, zero = 15, 15, False
@@ -203,17 +206,10 @@ def _dpp(rng: random.Random) -> Case:
         text += f" row_mask:{rows:#x} bank_mask:{banks:#x}{' bound_ctrl:1' if zero else ''}"
         text += " fi:1" if fetch else ""
 
-    def source_of(i: int) -> int | None:
-        if "quad" in pattern:
-            return i // 4 * 4 + (3, 1, 0, 2)[i % 4]
-        if "dpp8" in pattern:
-            return i // 8 * 8 + (5, 4, 7, 6, 1, 0, 3, 2)[i % 8]
-        return _DPP[pattern](i, n)
-
     def run(V, S):
         old, add_to = list(V[a]), list(V[b])
         for i in _active(S):
-            source = source_of(i)
+            source = _DPP[pattern](i, n)
             if not rows >> i // 16 & 1 or not banks >> i % 16 // 4 & 1:
                 continue
             if source is None or not (fetch or S[EXEC] >> source & 1):
@@ -353,7 +349,8 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     **{name: _move_relative(name) for name in (
         "v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32")},
     "ds_bpermute_b32": _exchange(True), "ds_permute_b32": _exchange(False),
-    "ds_swizzle_b32": _swizzle, "v_add_nc_u32_dpp": _dpp, "v_dual": _dual,
+    "ds_swizzle_b32": _swizzle, "v_dual": _dual,
+    **{f"v_add_nc_u32_dpp {control}": partial(_dpp, pattern=control) for control in _DPP},
 }  # fmt: skip
 MATRICES: dict[str, Callable[[random.Random], Case]] = {
     f"v_wmma_{result}_16x16x16_{source}": _wmma(source, result)

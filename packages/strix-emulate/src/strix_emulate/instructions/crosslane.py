@@ -29,13 +29,13 @@ _U32 = np.uint32
 def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     """Return source 0 seen through DPP, and a function of the lanes to write (None: EXEC).
 
-    A source lane that is out of its row, or not active without FI, gives 0 with BOUND_CTRL and
-    otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
+    A source lane that is out of its row, or not active without FI, gives 0 with BOUND_CTRL or DPP8
+    and otherwise leaves the destination lane alone (RDNA3.5 ISA, "DPP").
     """
     if mods is None:
         return read, lambda _g: None
     source, valid, written = dpp_lanes(mods)
-    zero_bound, fetch_inactive = bool(mods.get("bound_ctrl")), bool(mods.get("fi"))
+    zero_bound, fetch_inactive = gives_zero(mods), bool(mods.get("fi"))
 
     def fetched(g: Waves):
         w = g.width
@@ -50,6 +50,11 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
         return mask if zero_bound else mask & fetched(g)
 
     return permuted, lanes
+
+
+def gives_zero(mods: dict) -> bool:
+    """Return whether a lane without a source gets 0 for one."""
+    return bool(mods.get("bound_ctrl")) or "dpp8" in mods
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from strix_emulate.code.decode import EXEC, NULL, Operand, Unknown
-from strix_emulate.instructions.crosslane import dpp_lanes
+from strix_emulate.instructions.crosslane import dpp_lanes, gives_zero
 from strix_emulate.instructions.forms import Form
 from strix_emulate.memory.waves import ZERO, constant, constant_half
 
@@ -238,7 +238,7 @@ def _encode_targets(op: COp, form: Form) -> None:
 
 def _encode_dpp(op: COp, dpp: dict) -> None:
     source, valid, lanes = dpp_lanes(dpp)
-    op.dpp, op.zero_bound, op.fetch_inactive = 1, bool(dpp.get("bound_ctrl")), bool(dpp.get("fi"))
+    op.dpp, op.zero_bound, op.fetch_inactive = 1, gives_zero(dpp), bool(dpp.get("fi"))
     # both halves of a wave64 have the same sources, in themselves, but other rows to write
     op.lanes[:] = source[:32].tolist()
     valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
