@@ -16,7 +16,6 @@ from exact import (
     F32,
     F64,
     M32,
-    M64,
     add,
     bfe,
     compared,
@@ -24,7 +23,6 @@ from exact import (
     encode,
     extreme,
     fields,
-    floor_like,
     fma,
     leading_signs,
     multiply,
@@ -68,25 +66,38 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 lambda a, b, f=form, t=test: int(t(compared(a, b, f))),
             )
     for bits in (16, 32, 64):
-        for name in ("lt", "eq", "le", "gt", "ge", "lg", "f", "t"):
-            spelt, kinds = {"lg": "ne"}.get(name, name), (f"u{bits}",) * 2
-            table[f"v_cmp_{spelt}_u{bits}"] = (
-                "mask", kinds, lambda a, b, t=COMPARE[name]: int(t(sign_of(a, b))))  # fmt: skip
-            table[f"v_cmp_{spelt}_i{bits}"] = (
-                "mask",
-                kinds,
-                lambda a, b, t=COMPARE[name], n=bits: int(t(sign_of(signed(a, n), signed(b, n)))),
-            )
+        kinds = (f"u{bits}",) * 2
+        for sign, read in (("u", int), ("i", lambda x, n=bits: signed(x, n))):
+            for name in ("lt", "eq", "le", "gt", "ge", "lg", "f", "t"):
+                table[f"v_cmp_{'ne' if name == 'lg' else name}_{sign}{bits}"] = (
+                    "mask", kinds, lambda a, b, t=COMPARE[name], r=read: int(
+                        t(sign_of(r(a), r(b)))))  # fmt: skip
+            if bits == 64:
+                continue
+            table |= {
+                f"v_{name}_{sign}{bits}": (
+                    kinds[0], kinds[:1] * count, lambda *x, f=pick, r=read: f(*map(r, x)))
+                for name, count, pick in (("max", 2, max), ("min", 2, min), ("max3", 3, max),
+                                          ("min3", 3, min), ("med3", 3, lambda *x: sorted(x)[1]))
+            }  # fmt: skip
+        of_any_size = {
+            "and_b": lambda a, b: a & b, "or_b": lambda a, b: a | b, "xor_b": lambda a, b: a ^ b,
+            "mul_lo_u": lambda a, b: a * b, "not_b": lambda a: ~a, "mov_b": lambda a: a,
+        }  # fmt: skip
+        for name, function in of_any_size.items() if bits < 64 else ():
+            count = function.__code__.co_argcount
+            table[f"v_{name}{bits}"] = (kinds[0], kinds[:1] * count, function)
+        by = "u16" if bits == 16 else "u32"
+        for name, function in (
+            ("lshlrev_b", lambda a, b, n=bits: shifted(b, a & n - 1, n)),
+            ("lshrrev_b", lambda a, b, n=bits: b >> (a & n - 1)),
+            ("ashrrev_i", lambda a, b, n=bits: signed(b, n) >> (a & n - 1)),
+        ):
+            table[f"v_{name}{bits}"] = (kinds[0], (by, kinds[0]), function)
     u = "u32"
     two = {
-        "v_mul_lo_u32": lambda a, b: a * b, "v_mul_hi_u32": lambda a, b: a * b >> 32,
-        "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32, "v_and_b32": lambda a, b: a & b,
-        "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b,
-        "v_xnor_b32": lambda a, b: ~(a ^ b),
-        "v_lshlrev_b32": lambda a, b: b << (a & 31), "v_lshrrev_b32": lambda a, b: b >> (a & 31),
-        "v_ashrrev_i32": lambda a, b: signed(b) >> (a & 31), "v_max_u32": max, "v_min_u32": min,
-        "v_max_i32": lambda a, b: max(signed(a), signed(b)),
-        "v_min_i32": lambda a, b: min(signed(a), signed(b)),
+        "v_mul_hi_u32": lambda a, b: a * b >> 32, "v_xnor_b32": lambda a, b: ~(a ^ b),
+        "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32,
         "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF),
         "v_mul_i32_i24": lambda a, b: signed(a, 24) * signed(b, 24),
         "v_mul_hi_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
@@ -108,10 +119,6 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
         "v_mad_u32_u24": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
         "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + signed(c),
-        "v_max3_i32": lambda a, b, c: max(map(signed, (a, b, c))),
-        "v_min3_u32": lambda a, b, c: min(a, b, c),
-        "v_max3_u32": lambda a, b, c: max(a, b, c),
-        "v_min3_i32": lambda a, b, c: min(map(signed, (a, b, c))),
         "v_maxmin_i32": lambda a, b, c: min(max(signed(a), signed(b)), signed(c)),
         "v_minmax_i32": lambda a, b, c: max(min(signed(a), signed(b)), signed(c)),
         "v_maxmin_u32": lambda a, b, c: min(max(a, b), c),
@@ -124,11 +131,8 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_msad_u8": lambda a, b, c: sum(abs(x - y) for x, y in fields(a, b, 8) if y) + c,
         "v_lerp_u8": lambda a, b, c: sum(
             (x + y + (c >> 8 * i & 1) >> 1) << 8 * i for i, (x, y) in enumerate(fields(a, b, 8))),
-        "v_med3_i32": lambda a, b, c: sorted(map(signed, (a, b, c)))[1],
-        "v_med3_u32": lambda a, b, c: sorted((a, b, c))[1],
     }  # fmt: skip
     one = {
-        "v_mov_b32": lambda a: a, "v_not_b32": lambda a: ~a,
         "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
         "v_clz_i32_u32": lambda a: 32 - a.bit_length() if a else -1,
         "v_ctz_i32_b32": lambda a: (a & -a).bit_length() - 1,
@@ -137,44 +141,18 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_cvt_f32_i32": lambda a: encode(Fraction(signed(a)), F32),
         "v_cvt_f32_u32": lambda a: encode(Fraction(a), F32),
         "v_cls_i32": lambda a: leading_signs(signed(a), 32),
-        "v_cvt_f32_ubyte1": lambda a: encode(Fraction(a >> 8 & 255), F32),
-        "v_cvt_f32_ubyte2": lambda a: encode(Fraction(a >> 16 & 255), F32),
-        "v_cvt_f32_ubyte0": lambda a: encode(Fraction(a & 255), F32),
-        "v_cvt_f32_ubyte3": lambda a: encode(Fraction(a >> 24), F32),
+        **{f"v_cvt_f32_ubyte{i}": lambda a, i=i: encode(Fraction(a >> 8 * i & 255), F32)
+           for i in range(4)},
     }  # fmt: skip
     for count, group in ((1, one), (2, two), (3, three)):
         for name, function in group.items():
             table[name] = (u, (u,) * count, function)
     table["v_cvt_f32_f16"] = ("f32", ("f16",), lambda a: convert(a, F16, F32))
     table["v_cvt_f16_f32"] = ("f16", ("f32",), lambda a: convert(a, F32, F16))
-    for name, rounding in (
-        ("floor", lambda x: x // 1),
-        ("ceil", lambda x: -(-x // 1)),
-        ("trunc", int),
-        ("rndne", round),
-    ):
-        table[f"v_{name}_f32"] = ("f32", ("f32",), floor_like(rounding))
-    for name, function in {
-        "v_mul_lo_u16": lambda a, b: a * b,
-        "v_lshlrev_b16": lambda a, b: b << (a & 15), "v_lshrrev_b16": lambda a, b: b >> (a & 15),
-        "v_ashrrev_i16": lambda a, b: signed(b, 16) >> (a & 15), "v_max_u16": max,
-        "v_and_b16": lambda a, b: a & b, "v_or_b16": lambda a, b: a | b,
-        "v_xor_b16": lambda a, b: a ^ b, "v_min_u16": min,
-        "v_max_i16": lambda a, b: max(signed(a, 16), signed(b, 16)),
-        "v_min_i16": lambda a, b: min(signed(a, 16), signed(b, 16)),
-    }.items():  # fmt: skip
-        table[name] = ("u16", ("u16", "u16"), function)
     for sign, read in (("i", lambda x: signed(x, 16)), ("u", int)):
-        for name, function in (
-            ("max3", max), ("min3", min), ("med3", lambda *x: sorted(x)[1]),
-        ):  # fmt: skip
-            table[f"v_{name}_{sign}16"] = (
-                "u16", ("u16",) * 3,
-                lambda a, b, c, f=function, r=read: f(r(a), r(b), r(c)))  # fmt: skip
         table[f"v_mad_{sign}32_{sign}16"] = (
             u, ("u16", "u16", u), lambda a, b, c, r=read: r(a) * r(b) + c)  # fmt: skip
         table[f"v_cvt_{sign}32_{sign}16"] = (u, ("u16",), lambda a, r=read: r(a))
-    table["v_not_b16"] = ("u16", ("u16",), lambda a: ~a)
     for source, form in (("f32", F32), ("f64", F64)):
         for target, other in (("f32", F32), ("f64", F64)):
             if source != target:
@@ -190,145 +168,137 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_cvt_u16_f16"] = ("u16", ("f16",), lambda a: to_integer(a, F16, 0, 0xFFFF))
     table["v_alignbit_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> (c & 31))
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
-    table["v_mov_b16"] = ("u16", ("u16",), lambda a: a)
     table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
     for name, counts in (("qsad", lambda _y: True), ("mqsad", bool)):
         table[f"v_{name}_pk_u16_u8"] = (
             "u64", ("u64", u, "u64"), lambda a, b, c, n=counts: sum(
                 (sum(abs(x - y) for x, y in fields(a >> 8 * i & M32, b, 8) if n(y))
                  + (c >> 16 * i) & 0xFFFF) << 16 * i for i in range(4)))  # fmt: skip
-    table["v_lshlrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: shifted(b, a & 63, 64))
-    table["v_lshrrev_b64"] = ("u64", ("u32", "u64"), lambda a, b: b >> (a & 63))
-    table["v_ashrrev_i64"] = ("u64", ("u32", "u64"), lambda a, b: signed(b, 64) >> (a & 63))
     return table | oracle_floats.vector_table() | oracle_parts.vector_table()
 
 
+def alone(function: Callable) -> Callable:
+    """SCC stays as it is."""
+    return lambda *x: (function(*x), None)
+
+
+def nonzero(function: Callable, mask: int = M32) -> Callable:
+    """SCC: whether the result is not 0."""
+    return lambda *x: (function(*x), int(function(*x) & mask != 0))
+
+
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Like vector_table; functions give (result, SCC), SCC None where it is left alone."""
+    """Like vector_table; functions give (result, SCC), SCC None where it is left alone, or, for
+    those that write it, (result, SCC, EXEC)."""
+    table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
 
-    def bits(x: int) -> tuple[int, int]:
-        return x, int(x & M32 != 0)
-
-    def wide(x: int) -> tuple[int, int]:
-        return x, int(x & M64 != 0)
+    def enter(result: str, sources: tuple[str, ...], functions: dict[str, Callable]) -> None:
+        table.update({f"s_{name}": (result, sources, f) for name, f in functions.items()})
 
     def add_signed(x: int) -> tuple[int, int]:
         return x, int(not -(2**31) <= x < 2**31)
 
-    def field(a: int, b: int, sign: bool, span: int = 32) -> tuple[int, int]:
-        width = min(b >> 16 & 127, span)
-        plain = (signed(a, span) if sign else a) >> (b & span - 1)
-        plain &= (1 << width) - 1
-        found = signed(plain, width) if sign and width else plain
-        return bits(found) if span == 32 else wide(found)
+    enter("u32", ("u32", "u32"), {
+        "add_u32": lambda a, b: (a + b, int(a + b > M32)),
+        "sub_u32": lambda a, b: (a - b, int(a < b)),
+        "add_i32": lambda a, b: add_signed(signed(a) + signed(b)),
+        "sub_i32": lambda a, b: add_signed(signed(a) - signed(b)),
+        "min_i32": lambda a, b: (min(signed(a), signed(b)), int(signed(a) < signed(b))),
+        "max_i32": lambda a, b: (max(signed(a), signed(b)), int(signed(a) >= signed(b))),
+        "min_u32": lambda a, b: (min(a, b), int(a < b)),
+        "max_u32": lambda a, b: (max(a, b), int(a >= b)),
+        "absdiff_i32": nonzero(lambda a, b: abs(signed(a - b))),
+        "mul_i32": alone(lambda a, b: a * b), "mul_hi_u32": alone(lambda a, b: a * b >> 32),
+        "mul_hi_i32": alone(lambda a, b: signed(a) * signed(b) >> 32),
+        **{f"pack_{'lh'[i]}{'lh'[j]}_b32_b16": alone(lambda a, b, i=i, j=j: (
+            a >> 16 * i & 0xFFFF | (b >> 16 * j & 0xFFFF) << 16))
+           for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))},
+        **{f"lshl{n}_add_u32": lambda a, b, n=n: ((a << n) + b, int((a << n) + b > M32))
+           for n in (1, 2, 3, 4)},
+    })  # fmt: skip
+    enter("u32", ("u32",), {
+        "abs_i32": nonzero(lambda a: abs(signed(a))),
+        "sext_i32_i16": alone(lambda a: signed(a, 16)),
+        "sext_i32_i8": alone(lambda a: signed(a, 8)),
+        "cvt_f32_u32": alone(lambda a: encode(Fraction(a), F32)),
+        "cvt_u32_f32": alone(lambda a: to_integer(a, F32, 0, M32)),
+        "cvt_f32_i32": alone(lambda a: encode(Fraction(signed(a)), F32)),
+        "cvt_i32_f32": alone(lambda a: to_integer(a, F32, -(2**31), 2**31 - 1)),
+    })  # fmt: skip
+    for kind, form in (("f32", F32), ("f16", F16)):
+        enter("", (kind, kind), {
+            f"cmp_{name}_{kind}": lambda a, b, t=test, f=form: (None, int(t(compared(a, b, f))))
+            for name, test in COMPARE.items()})  # fmt: skip
+    for name in ("lt", "eq", "le", "gt", "lg", "ge"):
+        for kind, read in (("i", signed), ("u", lambda x, _bits=0: x)):
 
-    u, q = ("u32", "u32"), ("u64", "u64")
-    f = {
-        "s_add_f32": lambda a, b: (add(a, b, F32), None),
-        "s_mul_f32": lambda a, b: (multiply(a, b, F32), None),
-        "s_sub_f32": lambda a, b: (add(a, negate(b, F32), F32), None),
-        "s_max_f32": lambda a, b: (extreme(a, b, F32, True), None),
-        "s_min_f32": lambda a, b: (extreme(a, b, F32, False), None),
-    }  # fmt: skip
-    two = {
-        "s_add_u32": lambda a, b: (a + b, int(a + b > M32)),
-        "s_sub_u32": lambda a, b: (a - b, int(a < b)),
-        "s_add_i32": lambda a, b: add_signed(signed(a) + signed(b)),
-        "s_sub_i32": lambda a, b: add_signed(signed(a) - signed(b)),
-        "s_and_b32": lambda a, b: bits(a & b), "s_or_b32": lambda a, b: bits(a | b),
-        "s_xor_b32": lambda a, b: bits(a ^ b),
-        "s_and_not1_b32": lambda a, b: bits(a & ~b),
-        "s_or_not1_b32": lambda a, b: bits(a | ~b & M32),
-        "s_nand_b32": lambda a, b: bits(~(a & b)), "s_nor_b32": lambda a, b: bits(~(a | b)),
-        "s_xnor_b32": lambda a, b: bits(~(a ^ b)),
-        "s_lshl_b32": lambda a, b: bits(a << (b & 31)),
-        "s_lshr_b32": lambda a, b: bits(a >> (b & 31)),
-        "s_ashr_i32": lambda a, b: bits(signed(a) >> (b & 31)),
-        "s_mul_i32": lambda a, b: (a * b, None),
-        "s_mul_hi_u32": lambda a, b: (a * b >> 32, None),
-        "s_mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
-        "s_min_i32": lambda a, b: (min(signed(a), signed(b)), int(signed(a) < signed(b))),
-        "s_max_i32": lambda a, b: (max(signed(a), signed(b)), int(signed(a) >= signed(b))),
-        "s_min_u32": lambda a, b: (min(a, b), int(a < b)),
-        "s_max_u32": lambda a, b: (max(a, b), int(a >= b)),
-        "s_bfe_u32": lambda a, b: field(a, b, False), "s_bfe_i32": lambda a, b: field(a, b, True),
-        "s_absdiff_i32": lambda a, b: bits(abs(signed(a - b))),
-        "s_pack_ll_b32_b16": lambda a, b: (a & 65535 | (b & 65535) << 16, None),
-        "s_pack_lh_b32_b16": lambda a, b: (a & 65535 | b >> 16 << 16, None),
-        "s_pack_hh_b32_b16": lambda a, b: (a >> 16 | b >> 16 << 16, None),
-        **{
-            f"s_lshl{n}_add_u32": lambda a, b, n=n: ((a << n) + b, int((a << n) + b > M32))
-            for n in (1, 2, 3, 4)
-        },
-    }  # fmt: skip
-    one = {
-        "s_mov_b32": lambda a: (a, None), "s_not_b32": lambda a: bits(~a),
-        "s_brev_b32": lambda a: (int(f"{a:032b}"[::-1], 2), None),
-        "s_abs_i32": lambda a: bits(abs(signed(a))),
-        "s_bcnt1_i32_b32": lambda a: bits(a.bit_count()),
-        "s_sext_i32_i16": lambda a: (signed(a, 16), None),
-        "s_sext_i32_i8": lambda a: (signed(a, 8), None),
-        "s_ctz_i32_b32": lambda a: ((a & -a).bit_length() - 1, None),
-        "s_clz_i32_u32": lambda a: (32 - a.bit_length() if a else -1, None),
-        "s_cls_i32": lambda a: (leading_signs(signed(a), 32), None),
-        "s_bcnt0_i32_b32": lambda a: bits(32 - a.bit_count()),
-        "s_cvt_f32_u32": lambda a: (encode(Fraction(a), F32), None),
-        "s_cvt_u32_f32": lambda a: (to_integer(a, F32, 0, M32), None),
-        "s_cvt_f32_i32": lambda a: (encode(Fraction(signed(a)), F32), None),
-        "s_cvt_i32_f32": lambda a: (to_integer(a, F32, -(2**31), 2**31 - 1), None),
-    }  # fmt: skip
-    compare = {
-        f"s_cmp_{name}_{kind}": lambda a, b, t=COMPARE[name], read=read: (
-            None, int(t(sign_of(read(a), read(b)))))
-        for kind, read in (("i32", signed), ("u32", int))
-        for name in ("lt", "eq", "le", "gt", "lg", "ge")
-    }  # fmt: skip
-    compare |= {
-        "s_bitcmp0_b32": lambda a, b: (None, int(not a >> (b & 31) & 1)),
-        "s_bitcmp1_b32": lambda a, b: (None, a >> (b & 31) & 1),
-        **{
-            f"s_cmp_{name}_f32": lambda a, b, t=test: (None, int(t(compared(a, b, F32))))
-            for name, test in COMPARE.items()
-        },
-    }  # fmt: skip
-    table = {name: ("u32", u, function) for name, function in two.items()}
-    table |= {name: ("f32", ("f32", "f32"), function) for name, function in f.items()}
-    table |= {name: ("u32", ("u32",), function) for name, function in one.items()}
-    table |= {name: ("", u, function) for name, function in compare.items()}
-    for name, function in {
-        "xor": lambda a, b: a ^ b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
-        "xnor": lambda a, b: ~(a ^ b), "and_not1": lambda a, b: a & ~b,
-        "or_not1": lambda a, b: a | ~b & M64,
-    }.items():  # fmt: skip
-        table[f"s_{name}_b64"] = ("u64", q, lambda a, b, f=function: wide(f(a, b)))
-    for name, test in (("eq", 0), ("lg", 1)):
-        table[f"s_cmp_{name}_u64"] = ("", q, lambda a, b, t=test: (None, int((a != b) == t)))
-    table["s_bcnt1_i32_b64"] = ("u32", ("u64",), lambda a: bits(a.bit_count()))
-    table["s_bcnt0_i32_b64"] = ("u32", ("u64",), lambda a: bits(64 - a.bit_count()))
-    table["s_clz_i32_u64"] = (
-        "u32", ("u64",), lambda a: (64 - a.bit_length() if a else -1, None))  # fmt: skip
-    table["s_ctz_i32_b64"] = ("u32", ("u64",), lambda a: ((a & -a).bit_length() - 1, None))
-    table["s_cls_i32_i64"] = ("u32", ("u64",), lambda a: (leading_signs(signed(a, 64), 64), None))
-    table["s_not_b64"] = ("u64", ("u64",), lambda a: wide(~a))
-    for on in (0, 1):
-        table[f"s_bitcmp{on}_b64"] = (
-            "",
-            ("u64", "u32"),
-            lambda a, b, on=on: (None, int((a >> (b & 63) & 1) == on)),
-        )
-    table["s_mov_b64"] = ("u64", ("u64",), lambda a: (a, None))
-    table["s_brev_b64"] = ("u64", ("u64",), lambda a: (int(f"{a:064b}"[::-1], 2), None))
-    for name, test in COMPARE.items():
-        table[f"s_cmp_{name}_f16"] = (
-            "",
-            ("f16", "f16"),
-            lambda a, b, t=test: (None, int(t(compared(a, b, F16)))),
-        )
-    table["s_and_b64"] = ("u64", q, lambda a, b: wide(a & b))
-    table["s_or_b64"] = ("u64", q, lambda a, b: wide(a | b))
-    table["s_lshl_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(shifted(a, b & 63, 64)))
-    table["s_lshr_b64"] = ("u64", ("u64", "u32"), lambda a, b: wide(a >> (b & 63)))
-    table["s_bfe_u64"] = ("u64", ("u64", "u32"), lambda a, b: field(a, b, False, 64))
-    table["s_bfe_i64"] = ("u64", ("u64", "u32"), lambda a, b: field(a, b, True, 64))
-    table["s_ashr_i64"] = ("u64", ("u64", "u32"), lambda a, b: wide(signed(a, 64) >> (b & 63)))
+            def compare(a, b, test=COMPARE[name], r=read, bits=32):
+                return None, int(test(sign_of(r(a), r(b, bits))))
+
+            enter("", ("u32", "u32"), {f"cmp_{name}_{kind}32": compare})
+            enter("", ("r:u32", "imm"), {
+                f"cmpk_{name}_{kind}32": lambda a, b, c=compare: c(a, b, bits=16)})  # fmt: skip
+        if name in ("eq", "lg"):
+            enter("", ("u64", "u64"), {f"cmp_{name}_u64": compare})
+    for bits in (32, 64):
+        _of_size(bits, enter)
     return table | oracle_parts.scalar_table()
+
+
+def _of_size(n: int, enter: Callable) -> None:
+    """What there is of 32 and of 64 bits."""
+    kind, mask = f"u{n}", (1 << n) - 1
+
+    def field(a: int, b: int, sign: bool) -> int:
+        width = min(b >> 16 & 127, n)
+        plain = (signed(a, n) if sign else a) >> (b & n - 1) & (1 << width) - 1
+        return signed(plain, width) if sign and width else plain
+
+    logic = {
+        "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+        "and_not1": lambda a, b: a & ~b, "or_not1": lambda a, b: a | ~b,
+        "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
+        "xnor": lambda a, b: ~(a ^ b),
+    }  # fmt: skip
+    enter(kind, (kind, kind), {f"{name}_b{n}": nonzero(f, mask) for name, f in logic.items()})
+    logic |= {"and_not0": lambda a, b: ~a & b, "or_not0": lambda a, b: ~a | b}
+    for name, function in logic.items():
+
+        def result(s, e, f=function):
+            return f(s, e) & mask
+
+        sources = (kind, "exec" if n == 32 else "exec64")
+        enter(kind, sources, {f"{name}_saveexec_b{n}": lambda s, e, f=result: (
+            e, int(f(s, e) != 0), f(s, e))})  # fmt: skip
+        if name in ("and_not0", "and_not1"):
+            enter(kind, sources, {f"{name}_wrexec_b{n}": lambda s, e, f=result: (
+                f(s, e), int(f(s, e) != 0), f(s, e))})  # fmt: skip
+    enter(kind, (kind, "u32"), {
+        f"lshl_b{n}": nonzero(lambda a, b: a << (b & n - 1), mask),
+        f"lshr_b{n}": nonzero(lambda a, b: a >> (b & n - 1), mask),
+        f"ashr_i{n}": nonzero(lambda a, b: signed(a, n) >> (b & n - 1), mask),
+        f"bfe_u{n}": nonzero(lambda a, b: field(a, b, False), mask),
+        f"bfe_i{n}": nonzero(lambda a, b: field(a, b, True), mask),
+    })  # fmt: skip
+    enter(kind, (kind,), {
+        f"mov_b{n}": alone(lambda a: a), f"not_b{n}": nonzero(lambda a: ~a, mask),
+        f"brev_b{n}": alone(lambda a: int(f"{a:0{n}b}"[::-1], 2))})  # fmt: skip
+    enter("u32", (kind,), {
+        f"bcnt1_i32_b{n}": nonzero(lambda a: a.bit_count()),
+        f"bcnt0_i32_b{n}": nonzero(lambda a: n - a.bit_count()),
+        f"clz_i32_u{n}": alone(lambda a: n - a.bit_length() if a else -1),
+        f"ctz_i32_b{n}": alone(lambda a: (a & -a).bit_length() - 1),
+        "cls_i32" if n == 32 else "cls_i32_i64": alone(lambda a: leading_signs(signed(a, n), n)),
+    })  # fmt: skip
+    for on in (0, 1):
+        enter(
+            "",
+            (kind, "u32"),
+            {f"bitcmp{on}_b{n}": lambda a, b, on=on: (None, int(a >> (b & n - 1) & 1 == on))},
+        )
+        enter(kind, ("u32", "old"), {f"bitset{on}_b{n}": alone(
+            lambda a, old, on=on: old & ~(1 << (a & n - 1)) | on << (a & n - 1))})  # fmt: skip
+    enter(kind, ("u32", "u32"), {
+        f"bfm_b{n}": alone(lambda a, b: ((1 << (a & n - 1)) - 1) << (b & n - 1))})  # fmt: skip
+    enter(kind, (kind, kind, "scc"), {f"cselect_b{n}": alone(lambda a, b, c: a if c else b)})
+    enter(kind, (kind, "old", "scc"), {f"cmov_b{n}": alone(lambda a, old, c: a if c else old)})

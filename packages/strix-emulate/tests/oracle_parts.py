@@ -288,40 +288,13 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
 
 
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Functions give (result, SCC) or, for those that write it, (result, SCC, EXEC)."""
+    """As :func:`oracle.scalar_table`."""
     u = "u32"
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
 
     def overflow(x: int) -> tuple[int, int]:
         return x & M32, int(not -(2**31) <= x < 2**31)
 
-    for name, function in {
-        "and": lambda s, e: s & e, "or": lambda s, e: s | e, "xor": lambda s, e: s ^ e,
-        "and_not1": lambda s, e: s & ~e, "and_not0": lambda s, e: ~s & e,
-        "or_not0": lambda s, e: ~s | e, "or_not1": lambda s, e: s | ~e,
-        "nand": lambda s, e: ~(s & e), "nor": lambda s, e: ~(s | e), "xnor": lambda s, e: ~(s ^ e),
-    }.items():  # fmt: skip
-        for bits, source, exec_ in ((32, u, "exec"), (64, "u64", "exec64")):
-
-            def result(s, e, f=function, mask=(1 << bits) - 1):
-                return f(s, e) & mask
-
-            table[f"s_{name}_saveexec_b{bits}"] = (
-                source, (source, exec_),
-                lambda s, e, f=result: (e, int(f(s, e) != 0), f(s, e)))  # fmt: skip
-            if name in ("and_not0", "and_not1"):
-                table[f"s_{name}_wrexec_b{bits}"] = (
-                    source, (source, exec_),
-                    lambda s, e, f=result: (f(s, e), int(f(s, e) != 0), f(s, e)))  # fmt: skip
-    for name, test in {
-        "eq": lambda a, b: a == b, "lg": lambda a, b: a != b, "gt": lambda a, b: a > b,
-        "ge": lambda a, b: a >= b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    }.items():  # fmt: skip
-        table[f"s_cmpk_{name}_u32"] = (
-            "", ("r:u32", "imm"), lambda a, b, t=test: (None, int(t(a, b))))  # fmt: skip
-        table[f"s_cmpk_{name}_i32"] = (
-            "", ("r:u32", "imm"),
-            lambda a, b, t=test: (None, int(t(signed(a), signed(b, 16)))))  # fmt: skip
     for kind, form, target in (("f32", F32, "f32"), ("f16", F16, "z16")):
         table |= {
             f"s_{name}_{kind}": (target, (kind,), lambda a, f=form, r=rounding: (
@@ -347,20 +320,9 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     return table | {
         "s_addc_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a + b + c)),
         "s_subb_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a - b - c)),
-        "s_cselect_b32": (u, (u, u, "scc"), lambda a, b, c: (a if c else b, None)),
-        "s_cselect_b64": ("u64", ("u64", "u64", "scc"), lambda a, b, c: (a if c else b, None)),
-        "s_cmov_b32": (u, (u, "old", "scc"), lambda a, old, c: (a if c else old, None)),
-        "s_cmov_b64": ("u64", ("u64", "old", "scc"), lambda a, old, c: (a if c else old, None)),
         "s_movk_i32": (u, ("imm",), lambda a: (signed(a, 16), None)),
         "s_addk_i32": (u, ("old", "imm"), lambda a, b: overflow(signed(a) + signed(b, 16))),
         "s_mulk_i32": (u, ("old", "imm"), lambda a, b: (signed(a) * signed(b, 16), None)),
-        "s_bitset0_b32": (u, (u, "old"), lambda a, old: (old & ~(1 << (a & 31)), None)),
-        "s_bitset1_b32": (u, (u, "old"), lambda a, old: (old | 1 << (a & 31), None)),
-        "s_bitset0_b64": ("u64", (u, "old"), lambda a, old: (old & ~(1 << (a & 63)), None)),
-        "s_bitset1_b64": ("u64", (u, "old"), lambda a, old: (old | 1 << (a & 63), None)),
-        "s_bfm_b32": (u, (u, u), lambda a, b: (((1 << (a & 31)) - 1) << (b & 31), None)),
-        "s_bfm_b64": ("u64", (u, u), lambda a, b: (((1 << (a & 63)) - 1) << (b & 63), None)),
-        "s_pack_hl_b32_b16": (u, (u, u), lambda a, b: (a >> 16 | (b & 65535) << 16, None)),
         "s_cvt_f16_f32": ("z16", ("f32",), lambda a: (convert(a, F32, F16), None)),
         "s_cvt_f32_f16": ("f32", ("f16",), lambda a: (convert(a, F16, F32), None)),
         "s_cvt_hi_f32_f16": ("f32", (u,), lambda a: (convert(a >> 16, F16, F32), None)),

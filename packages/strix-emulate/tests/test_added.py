@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import selftest
 from single import FULL, LANE, f32, run
-from strix_emulate.arithmetic import doubles, floats
+from strix_emulate.arithmetic import floats
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import LANES, SCALARS
-from test_checks import LOAD, STORE, execute
+from test_checks import LOAD, execute
 
 
 def wide(x) -> dict[str, np.ndarray]:
@@ -72,98 +72,12 @@ def test_fma_of_float64_rounds_once():
         assert r == (float(exact) if abs(exact) < 2**1024 else np.copysign(np.inf, exact))
 
 
-def test_float64_exponents_and_angles():
-    x = np.array([1.5, -0.1, 1e300, 5e-324] * 8)
-    text = """
-    v_frexp_mant_f64 v[4:5], v[0:1]
-    v_frexp_exp_i32_f64 v6, v[0:1]
-    v_ldexp_f64 v[8:9], v[4:5], v6
-    v_fract_f64 v[10:11], v[0:1]
-    v_cvt_i32_f64 v12, v[0:1]
-    v_sqrt_f64 v[14:15], |v[0:1]|
-    """
-    g = run(text, **pairs(v0=x))
-    assert (double(g, 4) == np.frexp(x)[0]).all() and (g.I[6, 0] == np.frexp(x)[1]).all()
-    assert (double(g, 8) == x).all() and (double(g, 10) == x - np.floor(x)).all()
-    assert (g.I[12, 0] == np.clip(np.trunc(x), -(2**31), 2**31 - 1)).all()
-    assert (double(g, 14) == np.sqrt(np.abs(x))).all()
-    # bits of 2 / pi: the three segments together, of a small angle and of a large one
-    parts = [doubles.trig_preop(np.array([1.0]), np.uint32(i))[0] for i in range(3)]
-    two_over_pi = Fraction("0.63661977236758134307553505349005744813783858296182579499066937623558")
-    assert abs(sum(map(Fraction, parts)) - two_over_pi) < Fraction(1, 2**155)
-    far = doubles.trig_preop(np.array([2.0**1000]), np.uint32(0))[0]
-    assert 0 < far * 2.0**946 < 2.0**1000 and parts[0] > parts[1] > parts[2] > 0
-
-
 def test_carries_through_dpp():
     g = run("v_add_co_u32_e64_dpp v2, vcc_lo, v0, v1 row_xmask:1 row_mask:0xf bank_mask:0xf",
             v0=LANE * 0x08000000, v1=LANE * 0 + 0xF0000000)  # fmt: skip
     total = (LANE ^ 1).astype(np.uint64) * 0x08000000 % 2**32 + 0xF0000000
     assert (g.V[2, 0] == total.astype(np.uint32)).all()
     assert (selftest.waves(g.V, g.S).S[106, 0, 0] >> LANE & 1 == total >> 32).all()
-
-
-@pytest.mark.parametrize(("name", "pick"), [("max3", max), ("min3", min)])
-@pytest.mark.parametrize("kind", ["i16", "u16"])
-def test_extremes_of_16_bits(name, pick, kind):
-    values = [0x7FFF, 0x8000, 5]
-    numbers = [np.uint16(v).view(kind.replace("16", "2")) for v in values]
-    g = run(f"v_{name}_{kind} v3.l, v0.l, v1.l, v2.l", v0=LANE * 0 + values[0],
-            v1=LANE * 0 + values[1], v2=LANE * 0 + values[2])  # fmt: skip
-    assert g.V[3, 0, 0] & 0xFFFF == int(pick(numbers)) & 0xFFFF
-
-
-def test_dot_products():
-    a, b = np.array([0x01FF7F80, 0x02030405], np.uint32)
-    signed = [np.array([x], np.uint32).view(np.int8).astype(int) for x in (a, b)]
-    plain = [np.array([x], np.uint32).view(np.uint8).astype(int) for x in (a, b)]
-    text = """
-    v_dot4_i32_iu8 v3, v0, v1, v2 neg_lo:[1,1,0]
-    v_dot4_i32_iu8 v4, v0, v1, v2 neg_lo:[1,0,0]
-    v_dot4_u32_u8 v5, v0, v1, v2
-    v_dot4_i32_iu8 v6, v0, v1, 0x7fffffff clamp
-    v_dot8_i32_iu4 v7, v0, v1, v2 neg_lo:[1,1,0]
-    v_dot2_f32_bf16 v8, v9, v10, v2
-    v_dot2_bf16_bf16 v11.l, v9, v10, v12.l
-    """
-    bf = floats.to_bfloat(np.float32([1.5, -2.0]))
-    pair = LANE * 0 + int(bf[0]) | int(bf[1]) << 16
-    g = run(text, v0=LANE * 0 + a, v1=LANE * 0 + b, v2=LANE * 0 + 7, v9=pair, v10=pair,
-            v12=LANE * 0 + int(floats.to_bfloat(np.float32([4]))[0]))  # fmt: skip
-    nibbles = [[(int(x) >> 4 * i & 15) - (16 if int(x) >> 4 * i & 8 else 0) for i in range(8)]
-               for x in (a, b)]  # fmt: skip
-    assert g.I[3, 0, 0] == (signed[0] * signed[1]).sum() + 7
-    assert g.I[4, 0, 0] == (signed[0] * plain[1]).sum() + 7
-    assert g.V[5, 0, 0] == (plain[0] * plain[1]).sum() + 7 and g.V[6, 0, 0] == 0x7FFFFFFF
-    assert g.I[7, 0, 0] == sum(x * y for x, y in zip(*nibbles, strict=True)) + 7
-    assert g.F[8, 0, 0] == np.float32(6.25)
-    assert floats.bfloat(g.U16[11, 0, :1])[0] == 10.25
-
-
-def test_leading_signs_and_64_bit_counts():
-    for value, expected in ((0, -1), (FULL, -1), (1, 31), (0xFFFF0000, 16), (0x7FFFFFFF, 1)):
-        g = run("v_cls_i32 v1, v0\ns_cls_i32 s1, s0", scalars={0: value}, v0=LANE * 0 + value)
-        assert g.I[1, 0, 0] == expected and int(g.S[1, 0, 0]) == expected & FULL
-    g = run("s_clz_i32_u64 s2, s[0:1]\ns_ctz_i32_b64 s3, s[0:1]\ns_bcnt1_i32_b64 s4, s[0:1]",
-            scalars={0: 0x10, 1: 0x300})  # fmt: skip
-    assert [int(g.S[i, 0, 0]) for i in (2, 3, 4)] == [22, 4, 3]
-
-
-def test_packed_integers_saturate():
-    g = run("v_pk_add_u16 v2, v0, v1 clamp\nv_pk_sub_u16 v3, v1, v0 clamp\n"
-            "v_pk_add_i16 v4, v0, v0 clamp\nv_pk_mad_u16 v5, v0, v0, v1",
-            v0=LANE * 0 + 0xFFF07000, v1=LANE * 0 + 0x00200001)  # fmt: skip
-    assert [hex(int(g.V[i, 0, 0])) for i in (2, 3, 4)] == ["0xffff7001", "0x0", "0xffe07fff"]
-    assert g.V[5, 0, 0] == 0x01200001
-
-
-def test_scalar_halves():
-    half = {x: int(np.float16(x).view(np.uint16)) for x in (1.5, -2.0)}
-    g = run("s_cmp_lt_f16 s1, s0\ns_add_f16 s2, s0, s1\ns_mul_f16 s3, s0, s1",
-            scalars={0: half[1.5], 1: half[-2.0]})  # fmt: skip
-    assert g.scc[0, 0]
-    got = g.S[2:4, 0, 0].astype(np.uint16).view(np.float16)
-    assert got.tolist() == [-0.5, -3.0]
 
 
 def test_half_overflow_mode():
@@ -179,46 +93,6 @@ def test_half_overflow_mode():
     g = run(text, v0=f32(1e6), v1=f32(-np.inf))
     assert g.H[2, 0, :2].tolist() == [65504, -np.inf] and g.H[3, 0, 0] == np.inf
     assert g.S[1, 0, 0] == 0
-
-
-def test_movrel():
-    V = {f"v{i}": LANE + 100 * i for i in range(6)}
-    text = "v_movrels_b32 v8, v0\nv_movreld_b32 v8, v1\nv_movrelsd_b32 v10, v1"
-    g = run(text, scalars={125: 2}, **V)
-    assert (g.V[8, 0] == LANE + 200).all() and (g.V[10, 0] == LANE + 100).all()
-    assert (g.V[12, 0] == LANE + 300).all()
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    ("flat_store_b32 v[4:5], v0", lambda i: i),
-    ("flat_atomic_add_u32 v[4:5], v0", lambda i: i),
-    ("v_mov_b32 v3, 0\nglobal_atomic_cmpswap_b32 v1, v[2:3], s[6:7]", lambda i: i + 5),
-    ("global_atomic_swap_b32 v6, v1, v2, s[6:7] glc", lambda i: i + 5),
-    ("global_atomic_inc_u32 v1, v2, s[6:7]", lambda i: i * 0 + 1),
-    ("global_atomic_dec_u32 v1, v2, s[6:7]", lambda i: i + 5),
-])  # fmt: skip
-def test_stores_and_atomics(text, expected):
-    body = LOAD + f"""
-    v_add_nc_u32 v2, 5, v0
-    v_add_co_u32 v4, vcc_lo, s6, v1
-    v_add_co_ci_u32 v5, vcc_lo, s7, 0, vcc_lo
-    {text}
-    s_endpgm
-    """  # fmt: skip
-    assert (execute(body, second="inout") == expected(np.arange(64))).all()
-
-
-def test_lds_atomics():
-    body = LOAD + """
-    ds_store_b32 v1, v0
-    v_mov_b32 v4, 9
-    s_waitcnt lgkmcnt(0)
-    ds_cmpstore_rtn_b32 v2, v1, v4, v0
-    ds_storexchg_rtn_b32 v3, v1, v0
-    s_waitcnt lgkmcnt(0)
-    v_lshl_add_u32 v2, v3, 8, v2
-    """ + STORE  # fmt: skip
-    assert (execute(body) == np.arange(64) + (9 << 8)).all()
 
 
 FLAG = """
