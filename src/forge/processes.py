@@ -38,7 +38,7 @@ def kill(processes: Set[int]) -> None:
 def left_behind(job: int) -> set[int] | None:
     """Find what holds a job's output open after its script has ended; None while that runs."""
     holders: dict[int, set[str]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
+    for entry in Path("/proc").glob("[0-9]*"):  # psutil's open_files lists no pipes
         with contextlib.suppress(OSError):
             state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
             if int(parent) == job and state != "Z":

@@ -253,7 +253,8 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""
-    found = needs(list(first_flash_calls("Phi-4", [Attention(4, 2, 112)], torch.float16)))
+    layers = replace(warm.layers_of(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
+    found = needs(list(first_flash_calls("Phi-4", layers)))
     assert len(found - shipped_flash) > 3
 
 
