@@ -133,17 +133,6 @@ def test_all_sources_come_before_the_first_build(private: MiniProject, upstream:
     assert not path.exists() and len(private.packages()) == 2
 
 
-def test_interrupted_download_goes_on(private: MiniProject, upstream: Upstream) -> None:
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
-    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
-    folder = private.root / "build" / "sources" / sha256
-    folder.mkdir(parents=True)
-    (folder / f"{path.name}.partial").write_bytes(path.read_bytes()[:40])
-    private.forge("sources", "fetch")
-    assert upstream.asked == [(f"/{path.name}", 40)]
-    assert (folder / path.name).read_bytes() == path.read_bytes()
-
-
 def test_connection_that_breaks_off(private: MiniProject, upstream: Upstream) -> None:
     """What came is kept; the next run asks for the rest."""
     path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
@@ -210,14 +199,6 @@ def test_index_that_wants_a_password(
                 cached.fetch(wanted, lambda *_: None)
 
 
-def test_wrong_sha256(private: MiniProject, upstream: Upstream) -> None:
-    path, found = archive(upstream.folder, "demo-1.0.tar.gz", "changed\n")
-    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", "0" * 64), script=READ)
-    done = private.forge("build", "alpha", code=1)
-    assert found in done.stdout and "0" * 64 in done.stdout and path.name in done.stdout
-    assert private.packages() == set()
-
-
 def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> None:
     path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "by hand\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
@@ -244,11 +225,6 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     private.forge("sources", "add", str(path))
     private.forge("build-all", "--strict")
     assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}
-
-
-def test_http_error(private: MiniProject, upstream: Upstream) -> None:
-    private.recipe("alpha", source=source(f"{upstream.url}/no.tar.gz", "0" * 64))
-    assert "HTTP 404" in private.forge("build", "alpha", code=3).stderr
 
 
 def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:

@@ -54,10 +54,20 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
     path.write_text(json.dumps(data))
 
 
+def says(name: str, **changes: object) -> Callable[[Path], object]:
+    """A form of the index says something else of alpha."""
+    return lambda c: edit(c / name, lambda d: d["packages.conda"][ALPHA[7:]].update(changes))
+
+
 def repack(path: Path, change: Callable[[dict], object]) -> None:
     data = msgpack.unpackb(unzstd(path.read_bytes()))
     change(data)
     path.write_bytes(zstandard.compress(msgpack.packb(data)))
+
+
+def compress(path: Path) -> None:
+    """Have the compressed form say the same."""
+    Path(f"{path}.zst").write_bytes(zstandard.compress(path.read_bytes()))
 
 
 def shard_of(channel: Path) -> Path:
@@ -90,20 +100,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda c: (c / "noarch/x-1-0.conda").write_bytes(b"x"),
         "noarch/x-1-0.conda: not in the index",
     ),
-    "md5": (
-        lambda c: edit(
-            c / "noarch/repodata.json",
-            lambda d: d["packages.conda"][ALPHA[7:]].update(md5="0" * 32),
-        ),
-        "noarch/repodata.json.zst: disagrees",
-    ),
-    "json": (
-        lambda c: edit(
-            c / "noarch/repodata.json",
-            lambda d: d["packages.conda"][ALPHA[7:]].update(depends=[]),
-        ),
-        "noarch/repodata.json.zst: disagrees",
-    ),
+    "json": (says("noarch/repodata.json", depends=[]), "noarch/repodata.json.zst: disagrees"),
     "no sha256": (
         lambda c: edit(
             c / "noarch/repodata.json", lambda d: d["packages.conda"][ALPHA[7:]].pop("sha256")
@@ -144,10 +141,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "noarch/run_exports.json: disagrees",
     ),
     "other run exports": (
-        lambda c: edit(
-            c / "noarch/run_exports.json",
-            lambda d: d["packages.conda"][ALPHA[7:]].update(run_exports={"weak": ["beta"]}),
-        ),
+        says("noarch/run_exports.json", run_exports={"weak": ["beta"]}),
         "noarch/run_exports.json: disagrees",
     ),
     "log": (
@@ -245,17 +239,16 @@ LIES = {
 @pytest.mark.parametrize("key", LIES)
 def test_record_that_is_not_the_package(key: str, damaged: Path) -> None:
     """Edited in repodata.json and its compressed form alike."""
-    path = damaged / "noarch/repodata.json"
-    edit(path, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: LIES[key]}))
-    (damaged / "noarch/repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    says("noarch/repodata.json", **{key: LIES[key]})(damaged)
+    compress(damaged / "noarch/repodata.json")
     assert any(f"{ALPHA}: {key} is {LIES[key]}" in line for line in findings(damaged))
 
 
 @pytest.mark.parametrize("key", ["depends", "md5", "run_exports"])
 def test_record_that_says_less_than_the_package(key: str, damaged: Path) -> None:
     path = damaged / "noarch/repodata.json"
-    edit(path, lambda d: d["packages.conda"][ALPHA.split("/")[1]].pop(key))
-    (damaged / "noarch/repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    edit(path, lambda d: d["packages.conda"][ALPHA[7:]].pop(key))
+    compress(path)
     assert any(f"{ALPHA}: {key} is None in its record" in line for line in findings(damaged))
 
 
@@ -263,7 +256,7 @@ def test_record_that_says_less_than_the_package(key: str, damaged: Path) -> None
 def test_shard_that_is_not_the_package(key: str, damaged: Path) -> None:
     """pixi reads shards alone; its digest is right."""
     shard, index = shard_of(damaged), damaged / "noarch" / verify.SHARDS
-    repack(shard, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: LIES[key]}))
+    repack(shard, lambda d: d["packages.conda"][ALPHA[7:]].update({key: LIES[key]}))
     digest = hashlib.sha256(shard.read_bytes()).digest()
     shard.rename(shard.with_name(f"{digest.hex()}.msgpack.zst"))
     repack(index, lambda d: d["shards"].update(alpha=digest))
@@ -275,7 +268,7 @@ def test_shard_that_is_not_the_package(key: str, damaged: Path) -> None:
 def test_form_that_is_not_the_package(form: str, key: str, damaged: Path) -> None:
     """A revision is a channel of its own, and the next index is made from the unpatched one."""
     name, lie = form if "/" in form else f"noarch/{form}", LIES.get(key, "0")
-    edit(damaged / name, lambda d: d["packages.conda"][ALPHA.split("/")[1]].update({key: lie}))
+    says(name, **{key: lie})(damaged)
     assert any(f"{ALPHA}: {key} is {lie} in {name}, " in line for line in findings(damaged))
 
 
@@ -290,7 +283,7 @@ def test_a_package_with_two_records(damaged: Path) -> None:
     repack(shard, again)
     assert any("damaged (shard of alpha)" in line for line in findings(damaged))
     edit(path, again)
-    path.with_name("repodata.json.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    compress(path)
     assert any("repodata.json: missing or damaged" in line for line in findings(damaged))
 
 
