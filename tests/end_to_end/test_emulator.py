@@ -8,15 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT, driver, driver_environment
+from support.project import CHECKOUT, drive
 
 
 def emulate(stack: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
     words = ["run", "attention", "-e", "emulated", "--", "strix-validate", "emulated", "--json"]
-    return subprocess.run(
-        driver(stack, *words, "--only", f"emulated/{name}"),
-        env=driver_environment(stack) | environment, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    return drive(stack, *words, "--only", f"emulated/{name}", **environment)
 
 
 def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None:
@@ -58,10 +55,7 @@ def test_a_reports_program_runs_on_the_device(emulated_stack: Path, tmp_path: Pa
 
     def said(length: int, code: int) -> str:
         words = ["strix-emulate", "device", "--", "python", str(script), str(program), str(length)]
-        done = subprocess.run(
-            driver(emulated_stack, "run", "attention", "-e", "emulated", "--", *words),
-            env=driver_environment(emulated_stack), text=True, capture_output=True, check=False,
-        )  # fmt: skip
+        done = drive(emulated_stack, "run", "attention", "-e", "emulated", "--", *words)
         if done.returncode == 3:  # no libLLVM
             pytest.skip(done.stderr)
         assert done.returncode == code, done.stdout + done.stderr

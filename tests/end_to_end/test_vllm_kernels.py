@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.project import FILTER, driver, driver_environment
+from support.project import FILTER, drive
 
 #: Of each tier one check of each kind of kernel and of what makes it other code: a real head's
 #: tiles, wide heads (LDS), an FP8 cache, bfloat16, quantized weights. The test of vLLM's package,
@@ -31,8 +31,7 @@ TIERS = {
 def source(emulated_stack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = (emulated_stack / "recipes" / "vllm" / "recipe.yaml").read_text()
     version = re.search(r'version: "(.+)"', recipe)[1]
-    words = driver(emulated_stack, "sources", "fetch", "vllm")
-    subprocess.run(words, env=driver_environment(emulated_stack), check=False)
+    drive(emulated_stack, "sources", "fetch", "vllm")
     found = list((emulated_stack / "build" / "sources").glob(f"*/vllm-{version}.tar.gz"))
     if not found:
         pytest.skip(f"the sdist of vllm {version} cannot be fetched")
@@ -52,10 +51,7 @@ def test_kernels_of_the_sdist(emulated_stack: Path, source: Path, tier: str) -> 
     names = {f"{tier}/vllm-{name}" for name in TIERS[tier]}
     words = ["run", "attention", "-e", "emulated", "--", "strix-validate", tier, "--json"]
     words += [word for name in sorted(names) for word in ("--only", name)]
-    done = subprocess.run(
-        driver(emulated_stack, *words, "--vllm-source", str(source)),
-        env=driver_environment(emulated_stack), text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    done = drive(emulated_stack, *words, "--vllm-source", str(source))
     record = json.loads(done.stdout)
     if tier == "emulated" and done.returncode == 3:
         pytest.skip(record["checks"][0]["reason"])

@@ -7,14 +7,13 @@ The stand-in has one package without content for each requirement, in a version 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import stand_in
-from support.project import CHECKOUT, copy_checkout, driver, driver_environment
+from support.project import copy_checkout, drive
 from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE
@@ -119,9 +118,8 @@ def test_a_channel_that_lacks_one(
     copy_checkout(root, packages=False)
     (root / "build/sources").unlink()
     stand_in.write_mirrors(home, {CONDA_FORGE: url})
-    environment = driver_environment(root) | {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
-    words = driver(CHECKOUT, command, "--base", "conda-forge")
-    done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
+    own = {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
+    done = drive(root, command, "--base", "conda-forge", **own)
     said = done.stdout + done.stderr
     assert done.returncode == 3, said
     assert re.search(r"start(ed)?: conda-forge has no xgrammar", said), said

@@ -26,18 +26,6 @@ from forge.sources.cache import SourceCache
 
 CHECKS = CHECKOUT / "recipes" / "vllm"
 VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"
-MANIFEST = """\
-[workspace]
-name = "detect"
-channels = ["conda-forge"]
-platforms = ["linux-64"]
-
-[dependencies]
-python = ">=3.11"
-pytorch = "*"
-packaging = "*"
-psutil = "*"
-"""
 # what AMD builds vLLM with and we do not
 KNOWN = [
     "AITER_BRANCH=0.1.26, but ours is amd-aiter 0.1.20.post1",
@@ -76,14 +64,11 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with the host base's torch."""
     project = MiniProject(tmp_path_factory.mktemp("env"))
     project.recipe("probe")
-    project.forge("build-all")
-    manifest = project.root / "stacks" / "detect" / "pixi.toml"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(MANIFEST)
+    project.stack("detect", "python", "pytorch", "packaging", "psutil")
     project.forge("lock", "detect")
     project.forge("install", "detect")
     run = project.forge("run", "detect", "--", "python", "-c", "import sys; print(sys.executable)")

@@ -106,10 +106,7 @@ class MiniProject:
         self, *arguments: str, code: int = 0, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command and require its exit code."""
-        done = subprocess.run(
-            self.command(*arguments), env=self.environment | environment, text=True,
-            capture_output=True, check=False,
-        )  # fmt: skip
+        done = drive(CHECKOUT, *arguments, **self.environment | environment)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         if arguments[0] in ("build", "build-all", "rebuild"):
             from support import contents  # imports the driver, which plain_rendering must not
@@ -173,12 +170,17 @@ def driver_environment(root: Path) -> dict[str, str]:
     return os.environ | own
 
 
+def drive(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the driver of a checkout, on that unless FORGE_ROOT is another."""
+    return subprocess.run(
+        driver(root, *arguments), env=driver_environment(root) | environment, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+
+
 def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     """Run the driver of a checkout and require its exit code; returns what it printed."""
-    done = subprocess.run(
-        driver(root, *arguments), text=True, capture_output=True, check=False,
-        env=driver_environment(root),
-    )  # fmt: skip
+    done = drive(root, *arguments)
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

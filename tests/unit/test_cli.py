@@ -15,7 +15,7 @@ import pytest
 import typer
 from rich.console import Console
 from support.commands import refused
-from support.project import CHECKOUT, MiniProject, driver, driver_environment
+from support.project import CHECKOUT, MiniProject, drive, driver, driver_environment
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -167,10 +167,7 @@ def test_no_threads_for_rattler_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> 
     """Batch systems set it to 0, of which rattler's runtime makes a panic with its whole stack."""
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "0")
     monkeypatch.setenv("RUST_BACKTRACE", "1")
-    done = subprocess.run(
-        driver(CHECKOUT, "channel", "verify", "http://127.0.0.1:1/c"), text=True,
-        capture_output=True, check=False, env=driver_environment(CHECKOUT),
-    )  # fmt: skip
+    done = drive(CHECKOUT, "channel", "verify", "http://127.0.0.1:1/c")
     assert done.returncode == 3 and "panicked" not in done.stderr and "fault" not in done.stderr
 
 
@@ -198,10 +195,7 @@ def test_help_names_no_type_of_python(words: tuple[str, ...]) -> None:
 def test_completion_of_a_shell() -> None:
     """What the shell asks after `./forge --install-completion`."""
     asks = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        driver(CHECKOUT), env=driver_environment(CHECKOUT) | asks, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["plan"]
+    assert drive(CHECKOUT, **asks).stdout.split() == ["plan"]
 
 
 @pytest.mark.parametrize(

@@ -138,42 +138,30 @@ def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('platforms = ["linux-64"]\nchannel-priority = "disabled"', "channel-priority is not"),
-        ('platforms = ["linux-64"]\nexclude-newer = "7d"', "[workspace] exclude-newer is not"),
-        ('platforms = ["linux-64"]\npreview = ["pixi-build"]', "[workspace] preview is not"),
-        ('platforms = ["linux-64"]\n[target.linux-64.dependencies]', "[top level] target is not"),
-        ('platforms = ["linux-64"]\n[pypi-dependencies]\nx = "*"', "pypi-dependencies] x is not"),
-        ('platforms = ["linux-64"]\n[system-requirements]', "system-requirements is not supported"),
-        ('platforms = ["linux-64"]\n[build-dependencies]', "build-dependencies is not supported"),
-        ('platforms = ["linux-64"]\n[activation.env]\nX = "1"', "activation is not supported"),
-        ('platforms = ["linux-64"]\n[feature.x]\nchannels = ["y"]', "[feature.x] channels is not"),
-        (
-            'platforms = ["linux-64"]\n[feature.x]\nplatforms = ["y"]',
-            "[feature.x] platforms is not",
-        ),
-        ('platforms = ["linux-64"]\n[feature.x]\nsolve-group = "y"', "solve-group is not"),
-        ('platforms = ["linux-64"]\n[feature.x.target.unix]', "[feature.x] target is not"),
-        ('platforms = ["linux-64"]\n[feature.default]', "[feature.default] is the name of"),
-        (
-            'platforms = ["linux-64"]\n[environments]\nx = { features = [], solve-group = "y" }',
-            "[environments.x] solve-group is not",
-        ),
-        ('platforms = ["linux-64"]\n[environments]\n"../x" = []', "lower-case letters"),
-        (
-            'platforms = ["linux-64"]\n[environments]\nx = ["y"]',
-            "environments.x features: y is not defined",
-        ),
-        ('platforms = ["linux-64"]\n[dependencies]\nx = { path = "." }', "path is not supported"),
-        ('platforms = ["linux-64"]\n[dependencies]\nx = { git = "https://x" }', "git is not"),
-        ('platforms = ["linux-64"]\n[dependencies]\nx = { channel = "y" }', "channel is not"),
-        ('platforms = ["linux-64"]\n[dependencies]\nx = 1', "is missing or no table"),
-        ('platforms = ["linux-64"]\n[dependencies]\n"x y" = "*"', "no package has such a name"),
-        ('platforms = ["linux-64"]\nchannels = ["https://u:p@x.invalid/y"]', "credential"),
-        ('platforms = ["linux-64"]\nchannels = ["https://x.invalid/t/secret/y"]', "credential"),
-        (
-            'platforms = ["linux-64"]\nchannels = [{ channel = "x" }]',
-            "channels is not a list of names",
-        ),
+        ('channel-priority = "disabled"', "channel-priority is not"),
+        ('exclude-newer = "7d"', "[workspace] exclude-newer is not"),
+        ('preview = ["pixi-build"]', "[workspace] preview is not"),
+        ("[target.linux-64.dependencies]", "[top level] target is not"),
+        ('[pypi-dependencies]\nx = "*"', "pypi-dependencies] x is not"),
+        ("[system-requirements]", "system-requirements is not supported"),
+        ("[build-dependencies]", "build-dependencies is not supported"),
+        ('[activation.env]\nX = "1"', "activation is not supported"),
+        ('[feature.x]\nchannels = ["y"]', "[feature.x] channels is not"),
+        ('[feature.x]\nplatforms = ["y"]', "[feature.x] platforms is not"),
+        ('[feature.x]\nsolve-group = "y"', "solve-group is not"),
+        ("[feature.x.target.unix]", "[feature.x] target is not"),
+        ("[feature.default]", "[feature.default] is the name of"),
+        ('[environments]\nx = { features = [], solve-group = "y" }', "x] solve-group is not"),
+        ('[environments]\n"../x" = []', "lower-case letters"),
+        ('[environments]\nx = ["y"]', "environments.x features: y is not defined"),
+        ('[dependencies]\nx = { path = "." }', "path is not supported"),
+        ('[dependencies]\nx = { git = "https://x" }', "git is not"),
+        ('[dependencies]\nx = { channel = "y" }', "channel is not"),
+        ("[dependencies]\nx = 1", "is missing or no table"),
+        ('[dependencies]\n"x y" = "*"', "no package has such a name"),
+        ('channels = ["https://u:p@x.invalid/y"]', "credential"),
+        ('channels = ["https://x.invalid/t/secret/y"]', "credential"),
+        ('channels = [{ channel = "x" }]', "channels is not a list of names"),
         pytest.param(f"version = {'9' * 5000}", "is not TOML", id="a long integer"),
         pytest.param(f"version = {'[' * 300 + ']' * 300}", "is not TOML", id="a deep list"),
         ('[dependencies]\nrich = ">=1,<"', "rich = '>=1,<' is not a valid requirement"),
@@ -182,7 +170,7 @@ def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "pixi.toml"
     channels = "" if "a list" in message or "credential" in message else "channels = []\n"
-    file.write_text(f"[workspace]\n{channels}{line}\n")
+    file.write_text(f'[workspace]\n{channels}platforms = ["linux-64"]\n{line}\n')
     with pytest.raises(ForgeError, match=re.escape(message)) as error:
         Manifest.load(file)
     assert str(file) in str(error.value) and "\n" not in str(error.value)
