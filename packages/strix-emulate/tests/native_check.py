@@ -208,9 +208,9 @@ def compare(
 def difference(step: Step, expected: Waves, got: Waves) -> str:
     """Which register differs. Not which NaN: of several, numpy takes one or another itself."""
     numbers = set()
-    for form in step.known.executable.forms or ():
-        if form.kind in _NUMBERS and len(form.sources) > 1:
-            numbers.add(_NUMBERS[form.kind])
+    for micro in step.traits.executable.micros or ():
+        if micro.kind in _NUMBERS and len(micro.sources) > 1:
+            numbers.add(_NUMBERS[micro.kind])
     for name in ("V", "S", "scc", "mask"):
         a, b = (np.ascontiguousarray(getattr(g, name)) for g in (expected, got))
         same = a == b

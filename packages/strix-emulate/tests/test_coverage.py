@@ -115,7 +115,7 @@ def test_comparison_of_memory_can_fail(monkeypatch):
     one = [c for c in selftest_memory.cases() if c.mnemonic in ("ds_sub_u32", "global_load_i8")]
     monkeypatch.setattr(selftest_memory, "cases", lambda: one)
     monkeypatch.setitem(atomics._OPERATIONS, "sub", atomics._OPERATIONS["rsub"])
-    monkeypatch.setitem(vmem.TYPES, "i8", (1, ""))
-    monkeypatch.setattr(program, "_KNOWN", {})
+    monkeypatch.setitem(vmem.TYPES, "i8", (1, False, ""))
+    monkeypatch.setattr(program, "_TRAITS", {})
     wrong = selftest_memory.run(native=False).disagreements
     assert [text.split(":")[0] for text in wrong] == ["ds_sub_u32", "global_load_i8"]

@@ -27,7 +27,7 @@ def test_a_fault_is_found(monkeypatch) -> None:
     """Exclusive or that is wrong in one bit."""
     wrong = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
     monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong)
-    monkeypatch.setattr(program, "_KNOWN", {})
+    monkeypatch.setattr(program, "_TRAITS", {})
     found = list(map(str, fuzz.differences(clang(), range(4), ("numpy",))))
     assert any("by numpy" in text and "on the host" in text for text in found), found
 

@@ -104,7 +104,7 @@ def test_every_access_gives_what_numpy_gives(checks):
 
 def test_a_wrong_atomic_is_seen(library, monkeypatch):
     """The control."""
-    monkeypatch.setattr(program, "_KNOWN", {})
+    monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
     assert differing(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
         "global_atomic_add_u32"]  # fmt: skip

@@ -32,7 +32,7 @@ _SUFFIXES = ("e64_dpp", "e32", "e64", "dpp", "sdwa")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; a VOPD pair has its two halves in `pair` and the names in `name`.
+    """One instruction; a VOPD pair has its two parts in `pair` and the names in `name`.
 
     text: LLVM's, for messages; code: its bytes. begins_swap: a plain load of what a
     compare-and-swap then replaces, see vmem.mark_swaps.
@@ -71,9 +71,9 @@ def decode(
 
 def read(code: bytes, text: str, address: int = 0) -> Instruction:
     """Read one instruction that LLVM calls so; `unknown` says what was not understood."""
-    known = _read(code, text)
-    pair = tuple([replace(half, address=address) for half in known.pair])
-    return replace(known, address=address, pair=pair)
+    found = _read(code, text)
+    pair = tuple([replace(part, address=address) for part in found.pair])
+    return replace(found, address=address, pair=pair)
 
 
 @lru_cache(maxsize=1 << 15)
@@ -86,14 +86,14 @@ def _read(code: bytes, text: str) -> Instruction:
         if ";" in text or "/*" in text:
             raise Unknown("LLVM finds fault with it")
         if "::" in text:
-            parts = [_names(half.strip()) for half in text.split("::")]
+            parts = [_names(part.strip()) for part in text.split("::")]
             pairs = encodings.pair(code, [(name, shapes) for name, _, shapes in parts])
-            halves = tuple(
+            pair = tuple(
                 Instruction(address, size, text, name, suffix, operands, {}, code)
                 for (name, suffix, _), operands in zip(parts, pairs, strict=True)
             )
-            name = " :: ".join(half.name for half in halves)
-            return Instruction(address, size, text, name, "dual", code=code, pair=halves)
+            name = " :: ".join(part.name for part in pair)
+            return Instruction(address, size, text, name, "dual", code=code, pair=pair)
         name, suffix, shapes = _names(text)
         operands, modifiers = encodings.fields(code, name, shapes)
         return Instruction(address, size, text, name, suffix, operands, modifiers, code)

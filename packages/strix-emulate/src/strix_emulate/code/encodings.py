@@ -103,14 +103,14 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
     return tuple(slot(shape) for slot, shape in zip(slots, shapes, strict=True)), modifiers
 
 
-def pair(code: bytes, halves: list[tuple[str, list[Shape]]]) -> list[tuple[Operand, ...]]:
-    """Read the operands of both halves of a VOPD. Raise Unknown."""
+def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operand, ...]]:
+    """Read the operands of both parts of a VOPD. Raise Unknown."""
     c = Code(code, 8)
     # Y's destination is in a register of the other parity
     targets = c(63, 56), c(55, 49) << 1 | ~c(56, 56) & 1
     found = []
     for (name, shapes), target, first, second in zip(
-        halves, targets, (c(8, 0), c(40, 32)), (c(16, 9), c(48, 41)), strict=True
+        parts, targets, (c(8, 0), c(40, 32)), (c(16, 9), c(48, 41)), strict=True
     ):
         slots = [_v(target), *_two(name, _short(c, first), _v(second), c)][: len(shapes)]
         found.append(tuple(slot(shape) for slot, shape in zip(slots, shapes, strict=True)))

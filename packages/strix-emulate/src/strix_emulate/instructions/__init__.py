@@ -5,11 +5,11 @@ Its modules, imported where they are needed:
 
 * ``atomics``: atomic read-modify-writes of global memory and LDS.
 * ``crosslane``: data between lanes: DPP, permlane, readlane; packed maths; WMMA.
-* ``forms``: `Form`, one operation on registers, for numpy and for C.
+* ``microops``: `MicroOp`, one operation on registers, for numpy and for C.
 * ``salu``: scalar instructions other than branches, waits and memory.
 * ``steps``: `Step`, one instruction as numpy executes it, with its checks.
 * ``valu``: vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD.
 * ``vmem``: loads and stores, and lane exchange through LDS.
 """
 
-__all__ = ["atomics", "crosslane", "forms", "salu", "steps", "valu", "vmem"]
+__all__ = ["atomics", "crosslane", "microops", "salu", "steps", "valu", "vmem"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory import addressing
 from strix_emulate.memory.waits import (
     LGKM,
@@ -105,21 +105,22 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     if op in _TWO_SOURCES:
         given.append(ops[2].index if space == "ds" else data.index + size // 4)
     atomic = _Atomic(ins, op, kind, dtype, target, given)
-    if space in ("ds", "flat"):
-        offset = ins.modifiers.get("offset", 0)
-        in_lds = addressing.locate_lds(rest[0], offset, size, spaces)
-    if space == "ds":
-        return atomic.compiled(spaces.lds, in_lds, LGKM, rest)
-    counters = (VM if returns else STORE, LGKM)
-    find = addressing.locate_buffer if space == "buffer" else addressing.locate_global
-    locate = find(ins, rest, size, True, spaces.arena)
-    if space != "flat":
-        return atomic.compiled(spaces.arena, locate, counters[0], rest)
-    return addressing.in_apertures(
-        ins, rest[0], atomic.on(spaces.arena, locate, counters),
-        atomic.on(spaces.lds, in_lds, counters[::-1]),
-        atomic.on(spaces.scratch, addressing.locate_scratch(ins, rest, size, spaces), counters),
-    )  # fmt: skip
+    counter = LGKM if space == "ds" else VM if returns else STORE
+
+    def at(space: str) -> tuple[Any, Callable]:
+        memory, (locate,) = addressing.located(
+            space, ins, rest, size, True, spaces, [ins.modifiers.get("offset", 0)]
+        )
+        return memory, locate
+
+    def part(space: str) -> Callable:
+        memory, locate = at(space)
+        return atomic.on(memory, locate, (LGKM, counter) if space == "ds" else (counter, LGKM))
+
+    if space == "flat":
+        return addressing.in_apertures(ins, rest[0], part)
+    memory, locate = at(space)
+    return atomic.compiled(memory, locate, counter, rest)
 
 
 @dataclass
@@ -177,14 +178,14 @@ class _Atomic:
         """Compile it for its only memory, for C as well. rest: the operands of the address."""
         size, function = self.dtype.itemsize, _OPERATIONS[self.op][0]
         data = ((Operand("v", register), f"b{8 * size}") for register in self.given)
-        form = Form(
+        micro = MicroOp(
             "" if function is None else f"atomic_{self.op}_{self.kind}", function, f"b{8 * size}",
             self.target and replace(self.target, count=self.words),
-            (*addressing.sources(self.ins, rest, 2), *data), shape="atomic",
+            (*addressing.sources(self.ins, rest, 2), *data), handler="atomic",
             access=addressing.access(self.ins, rest) | {"size": size, "words": self.words},
         )  # fmt: skip
         return executes(
-            self.on(memory, locate, (counter,)), form, issues=(counter, self.issued),
+            self.on(memory, locate, (counter,)), micro, issues=(counter, self.issued),
             orders=partial(ordered, takes=self.takes),
         )  # fmt: skip
 

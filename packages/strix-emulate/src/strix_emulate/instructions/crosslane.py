@@ -18,7 +18,7 @@ from strix_emulate.arithmetic.subdword import (
 )
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
 
 #: of a wave64; none of what follows takes the first half's lanes out of it
@@ -129,9 +129,9 @@ def _permlane64(ins: Instruction, _mode: Mode) -> Callable:
     return executes(run, _moved(ins, "permlane64"))
 
 
-def _moved(ins: Instruction, shape: str) -> Form:
+def _moved(ins: Instruction, handler: str) -> MicroOp:
     target, *sources = ins.operands
-    return Form("", None, "b32", target, tuple((op, "b32") for op in sources), shape=shape)
+    return MicroOp("", None, "b32", target, tuple((op, "b32") for op in sources), handler=handler)
 
 
 def _readlane(ins: Instruction, _mode: Mode) -> Callable:
@@ -193,7 +193,7 @@ def _fma_mix(ins: Instruction, mode: Mode) -> Callable:
 
     if clamp or function is not MIXED[kind, kinds]:
         return run
-    return executes(run, Form(mixed_name(kind, kinds), function, kind, target, sources))
+    return executes(run, MicroOp(mixed_name(kind, kinds), function, kind, target, sources))
 
 
 def _packed(ins: Instruction, mode: Mode) -> Callable:
@@ -218,13 +218,13 @@ def _packed(ins: Instruction, mode: Mode) -> Callable:
         (ins.modifiers.get("op_sel_hi", (1,) * count), ins.modifiers.get("neg_hi", (0,) * count)),
     )
     targets = [Operand("v", ins.operands[0].index, 1, half) for half in "lh"]
-    forms = [
-        Form(packed_name(ins.name, clamp), plain, kind, target,
+    micros = [
+        MicroOp(packed_name(ins.name, clamp), plain, kind, target,
              tuple((replace(op, count=1, half="h" if high else "l", neg=bool(negate)), kind)
                    for op, high, negate in zip(sources, picks, negations, strict=True)))
         for target, (picks, negations) in zip(targets, choices, strict=True)
     ]  # fmt: skip
-    halves = [[reader(op, kind) for op, _ in form.sources] for form in forms]
+    halves = [[reader(op, kind) for op, _ in micro.sources] for micro in micros]
     writes = [vector_writer(target, kind) for target in targets]
 
     def run(g: Waves):
@@ -232,7 +232,7 @@ def _packed(ins: Instruction, mode: Mode) -> Callable:
         for write, result in zip(writes, results, strict=True):
             write(g, result)
 
-    return run if function is not plain else executes(run, *forms)
+    return run if function is not plain else executes(run, *micros)
 
 
 def _dot(ins: Instruction, _mode: Mode) -> Callable:
@@ -372,12 +372,12 @@ def _wmma(ins: Instruction, mode: Mode) -> Callable:
             before = floats.bfloat(g.U16[old][:, :, start::2]) if value is None else value
             g.U16[into][:, :, start::2] = floats.to_bfloat(product + before)
 
-    shape = {"f32": f"wmma_{source}", "f16": "wmma_half", "i32": f"wmma_{source}"}.get(result)
-    if shape not in ("wmma_f16", "wmma_bf16", "wmma_half", "wmma_iu8") or "clamp" in mods:
+    handler = {"f32": f"wmma_{source}", "f16": "wmma_half", "i32": f"wmma_{source}"}.get(result)
+    if handler not in ("wmma_f16", "wmma_bf16", "wmma_half", "wmma_iu8") or "clamp" in mods:
         return run
     sources = ((a, "b32"), (b, "b32"), (c, result))
     access = {"half": start, "extended": int(bool(signed[0])) + 2 * int(bool(signed[1]))}
-    return executes(run, Form("", None, result, target, sources, shape=shape, access=access))
+    return executes(run, MicroOp("", None, result, target, sources, handler=handler, access=access))
 
 
 COMPILERS: dict[str, Callable[[Instruction, Mode], Callable]] = {

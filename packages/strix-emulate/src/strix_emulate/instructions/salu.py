@@ -29,7 +29,7 @@ from strix_emulate.arithmetic.scalars import (
 from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.code.target import Target
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.memory.waves import Waves, reader, scalar_writer
@@ -44,10 +44,10 @@ def compile_scalar(ins: Instruction) -> Callable:
     name = ins.name
     if ins.modifiers:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
-    form = _form(ins)
-    if form is not None:
-        run = _on_waves(form)
-        return executes(run, form)
+    micro = _micro_op(ins)
+    if micro is not None:
+        run = _on_waves(micro)
+        return executes(run, micro)
     if name in SAVEEXEC or name in WREXEC:
         return _saveexec(ins)
     return _other(ins)
@@ -57,7 +57,7 @@ def compile_scalar(ins: Instruction) -> Callable:
 _SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
 
 
-def _form(ins: Instruction) -> Form | None:
+def _micro_op(ins: Instruction) -> MicroOp | None:
     """Return what the tables say of it, or None. SCC is the flag."""
     name, ops = ins.name, list(ins.operands)
     if name in PLAIN:
@@ -77,7 +77,7 @@ def _form(ins: Instruction) -> Form | None:
         flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
     elif name in _SHORT:
         ops = ops if name == "s_movk_i32" else [ops[0], *ops]
-        return _form(replace(ins, name=_SHORT[name], operands=tuple(ops)))
+        return _micro_op(replace(ins, name=_SHORT[name], operands=tuple(ops)))
     elif name in CARRIES:
         kind, flag, target = "u32", _SCC, ops.pop(0)
         kinds, function = CARRIES[name]
@@ -91,7 +91,9 @@ def _form(ins: Instruction) -> Form | None:
     if len(ops) != len(kinds):
         raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
     sources = tuple(zip(ops, kinds, strict=True))
-    return Form(name, function, kind, target, sources, (True,) * len(kinds), flag, shape="scalar")
+    return MicroOp(
+        name, function, kind, target, sources, (True,) * len(kinds), flag, handler="scalar"
+    )
 
 
 def _array(read: Callable) -> Callable:
@@ -99,26 +101,26 @@ def _array(read: Callable) -> Callable:
     return lambda g: np.atleast_2d(read(g))
 
 
-def _on_waves(form: Form) -> Callable:
-    function = form.function
+def _on_waves(micro: MicroOp) -> Callable:
+    function = micro.function
     reads = [(lambda g: g.scc) if kind == "scc" else _array(reader(op, kind))
-             for op, kind in form.sources]  # fmt: skip
-    if form.flag is None:
+             for op, kind in micro.sources]  # fmt: skip
+    if micro.flag is None:
         write = scalar_writer(
-            cast(Operand, form.target), "u32" if form.kind == "h16" else form.kind
+            cast(Operand, micro.target), "u32" if micro.kind == "h16" else micro.kind
         )
-        if form.kind == "h16":
+        if micro.kind == "h16":
             # the high half is 0
             bits = lambda x: np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)  # noqa: E731
             return lambda g: write(g, bits(function(*(read(g) for read in reads))))
         return lambda g: write(g, function(*(read(g) for read in reads)))
-    if form.target is None:
+    if micro.target is None:
 
         def compare(g: Waves):
             g.scc[...] = function(*(read(g) for read in reads))
 
         return compare
-    write = scalar_writer(form.target, form.kind)
+    write = scalar_writer(micro.target, micro.kind)
 
     def run(g: Waves):
         value, scc = function(*(read(g) for read in reads))
@@ -215,8 +217,8 @@ def _saveexec(ins: Instruction) -> Callable:
     if both:
         return run
     sources = ((ins.operands[1], kind), (exec_, kind))
-    form = Form(ins.name, function, kind, ins.operands[0], sources, shape="saveexec")
-    return executes(run, form)
+    micro = MicroOp(ins.name, function, kind, ins.operands[0], sources, handler="saveexec")
+    return executes(run, micro)
 
 
 def _other(ins: Instruction) -> Callable:

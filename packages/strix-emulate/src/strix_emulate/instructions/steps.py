@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.forms import Executable
+from strix_emulate.instructions.microops import Executable
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
@@ -15,7 +15,7 @@ from strix_emulate.memory.waves import Waves
 
 
 @dataclass(eq=False)
-class Known:
+class Traits:
     """Of an instruction: bits of the registers it touches; target: those of a load's own.
 
     Equal instructions have the same one. ops: what C executes; None until it is worked out, False
@@ -33,16 +33,16 @@ class Step:
     """One instruction of a kernel; home: its blocks, which know the memories of the launch."""
 
     def __init__(
-        self, instruction: Instruction, known: Known, make: Callable[[Spaces], Callable], home
+        self, instruction: Instruction, traits: Traits, make: Callable[[Spaces], Callable], home
     ):
-        self.instruction, self.known, self._make, self._home = instruction, known, make, home
+        self.instruction, self.traits, self._make, self._home = instruction, traits, make, home
 
     @property
     def run(self) -> Callable:
         """numpy's function on Waves; made when a launch needs it, once for equal instructions."""
-        run = self._home.made.get(self.known)
+        run = self._home.made.get(self.traits)
         if run is None:
-            run = self._home.made[self.known] = self._make(self._home.spaces)
+            run = self._home.made[self.traits] = self._make(self._home.spaces)
         return run
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
@@ -60,15 +60,15 @@ class Step:
 
     def check(self, g, checks: Findings) -> None:
         """Find a wait that it needs and that is not there."""
-        known = self.known
+        traits = self.traits
         pending = g.queues.state.pending
-        if pending and pending & (known.reads | known.target) and checks.on("pending"):
-            waits.check(g, known.reads, known.target, known.counter, checks)
+        if pending and pending & (traits.reads | traits.target) and checks.on("pending"):
+            waits.check(g, traits.reads, traits.target, traits.counter, checks)
 
     def issue(self, g, touches: Any = ()) -> None:
         """Apply what it does to the wait counters, without touching memory."""
-        issued = self.known.executable.issues
+        issued = self.traits.executable.issues
         if issued is not None:
             waits.issue(g, *issued, touches)
-        elif self.known.executable.waits:
+        elif self.traits.executable.waits:
             self.run(g)

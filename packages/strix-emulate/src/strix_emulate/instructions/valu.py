@@ -20,7 +20,7 @@ from strix_emulate.arithmetic.operations import (
 )
 from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.instructions.crosslane import dpp_source
-from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
 #: Infinities of these are no overflow: FP16_OVFL leaves them. And what it was not worked out for.
@@ -39,19 +39,19 @@ def compile_vector(ins: Instruction, mode: Mode) -> Callable:
         return _swap(ins)
     if ins.name == "v_mqsad_u32_u8":
         return _four_sums(ins)
-    form = vector_form(ins, mode)
-    compute, write = _halves(form)
+    micro = vector_micro_op(ins, mode)
+    compute, write = _compute_and_write(micro)
 
     def run(g):
         write(g, *compute(g))
 
-    return executes(run, form)
+    return executes(run, micro)
 
 
 def compile_pair(ins: Instruction, mode: Mode) -> Callable:
     """Compile a VOPD pair: both halves read before either writes."""
-    forms = tuple(vector_form(_undual(half), mode) for half in ins.pair)
-    (compute_x, write_x), (compute_y, write_y) = (_halves(form) for form in forms)
+    micros = tuple(vector_micro_op(_undual(part), mode) for part in ins.pair)
+    (compute_x, write_x), (compute_y, write_y) = (_compute_and_write(micro) for micro in micros)
 
     def run(g):
         x, y = compute_x(g), compute_y(g)
@@ -60,7 +60,7 @@ def compile_pair(ins: Instruction, mode: Mode) -> Callable:
         write_x(g, *x)
         write_y(g, *y)
 
-    return executes(run, *forms)
+    return executes(run, *micros)
 
 
 def _undual(ins: Instruction) -> Instruction:
@@ -114,7 +114,7 @@ def _pair(op: Operand, name: str) -> Operand:
     return replace(op, value=int(np.float16(op.value).view(np.uint16)))
 
 
-def vector_form(ins: Instruction, mode: Mode) -> Form:
+def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
     """Return what the instruction computes, from what, and where that goes. Raise Unknown."""
     ins = _resolve_halves(ins)
     name, ops = ins.name, list(ins.operands)
@@ -149,23 +149,24 @@ def vector_form(ins: Instruction, mode: Mode) -> Form:
         else replace(op, neg=False, abs=False)
         for op, k in zip(ops, kinds, strict=True)
     ]  # fmt: skip
-    return Form(
+    return MicroOp(
         key, function, kind, target, tuple(zip(ops, kinds, strict=True)),
         tuple(mode.keeps(k) for k in kinds), flag, ins.modifiers if "dpp" in ins.suffix else None,
         {} if saturates or name in MASKED else _after(ins, kind, mode),
     )  # fmt: skip
 
 
-def _halves(form: Form) -> tuple[Callable, Callable]:
+def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     """Return (compute, write): compute(waves) gives the arguments of write(waves, ...)."""
     reads = [
-        _source(op, kind, keeps) for (op, kind), keeps in zip(form.sources, form.keeps, strict=True)
+        _source(op, kind, keeps)
+        for (op, kind), keeps in zip(micro.sources, micro.keeps, strict=True)
     ]
-    reads[0], lanes = dpp_source(form.dpp, reads[0])
-    function, finish = form.function, _finisher(form.after)
-    if form.flag is not None:
-        return _flagged(form, reads, lanes)
-    write = vector_writer(cast(Operand, form.target), form.kind)
+    reads[0], lanes = dpp_source(micro.dpp, reads[0])
+    function, finish = micro.function, _finisher(micro.after)
+    if micro.flag is not None:
+        return _flagged(micro, reads, lanes)
+    write = vector_writer(cast(Operand, micro.target), micro.kind)
     if len(reads) == 1:
         (first,) = reads
         return lambda g: (finish(function(first(g))), lanes(g)), write
@@ -181,11 +182,11 @@ def _source(op: Operand, kind: str, keeps: bool) -> Callable:
     return mask_reader(op) if kind == "mask" else reader(op, kind, keeps)
 
 
-def _flagged(form: Form, reads, lanes) -> tuple[Callable, Callable]:
+def _flagged(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
     """Return (compute, write) with a mask of the written lanes for which the test holds."""
-    write_flags = mask_writer(cast(Operand, form.flag))
-    write = vector_writer(form.target, form.kind) if form.target else None
-    function = form.function
+    write_flags = mask_writer(cast(Operand, micro.flag))
+    write = vector_writer(micro.target, micro.kind) if micro.target else None
+    function = micro.function
 
     def compute(g):
         written = lanes(g)

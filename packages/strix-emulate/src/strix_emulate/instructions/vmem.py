@@ -5,37 +5,32 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics
-from strix_emulate.instructions.forms import Form, executes
+from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory import addressing
-from strix_emulate.memory.addressing import (
-    Spaces,
-    in_apertures,
-    locate_buffer,
-    locate_global,
-    locate_lds,
-    locate_scratch,
-)
+from strix_emulate.memory.addressing import Spaces, in_apertures, located
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
-#: bytes and how they come into a register: zero or sign extended, or into one half of it
+
+def _type(name: str) -> tuple[int, bool, str]:
+    letter, bits = re.findall(r"(?:^|_)([bui])(\d+)", name)[0]
+    return int(bits) // 8, letter == "i", "h" if "hi" in name else "l" if "d16" in name else ""
+
+
+#: by the end of a mnemonic: bytes, whether their sign is extended, the register's half or ""
 TYPES = {
-    "b32": (4, ""), "b64": (8, ""), "b96": (12, ""), "b128": (16, ""), "u8": (1, ""),
-    "i8": (1, "sign"),
-    "u16": (2, ""), "i16": (2, "sign"), "b8": (1, ""), "b16": (2, ""), "d16_b16": (2, "low"),
-    "d16_hi_b16": (2, "high"), "d16_u8": (1, "low"), "d16_hi_u8": (1, "high"),
-    "d16_i8": (1, "low sign"),
-    "d16_hi_i8": (1, "high sign"), "d16_hi_b8": (1, "high"), "u8_d16": (1, "low"),
-    "u8_d16_hi": (1, "high"),
-    "i8_d16": (1, "low sign"), "i8_d16_hi": (1, "high sign"), "u16_d16": (2, "low"),
-    "u16_d16_hi": (2, "high"), "b16_d16_hi": (2, "high"), "b8_d16_hi": (1, "high"),
+    name: _type(name) for name in (
+        "b8", "b16", "b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16", "d16_b16",
+        "d16_hi_b16", "d16_u8", "d16_hi_u8", "d16_i8", "d16_hi_i8", "d16_hi_b8", "u8_d16",
+        "u8_d16_hi", "i8_d16", "i8_d16_hi", "u16_d16", "u16_d16_hi", "b16_d16_hi", "b8_d16_hi")
 }  # fmt: skip
 _PATTERN = re.compile(
     r"(?P<space>global|flat|scratch|buffer|ds)_(?P<what>load|store)(?P<two>_2addr)?(?P<stride>_stride64)?_(?P<type>\w+)$"
@@ -137,16 +132,6 @@ def _registers(op: Operand) -> int:
     return registers("v", op.index, op.count) if op.kind == "v" else 0
 
 
-def loaded_half(ins: Instruction) -> str:
-    """Return "low" or "high" if it is a load into half of a register, else ""."""
-    match = _PATTERN.match(ins.name)
-    if not match or match["what"] != "load" or match["type"] not in TYPES:
-        return ""
-    if ins.operands and ins.operands[0].half:
-        return "high" if ins.operands[0].half == "h" else "low"
-    return TYPES[match["type"]][1].split(" ")[0].replace("sign", "")
-
-
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name in NO_EFFECT:
@@ -154,11 +139,8 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
         return _empties(ins, spaces) if empties else executes(lambda _g: None)
     if _SCALAR.match(ins.name):
         return _scalar_load(ins, spaces)
-    if match := _PATTERN.match(ins.name):
-        if match["type"] not in TYPES:
-            raise Unknown("mnemonic")
-        size, how = TYPES[match["type"]]
-        return _plain(ins, match, size, how, spaces)
+    if _PATTERN.match(ins.name):
+        return _load_or_store(ins, spaces)
     if ins.name in atomics.NAMES or ins.name in atomics.COUNTED:
         return atomics.compile_atomic(ins, spaces)
     if ins.name in _EXCHANGES:
@@ -210,8 +192,8 @@ def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
     added = ZERO if offset.kind == "const" else offset
     sources = ((replace(base, count=2), "u64"), (added, "u32"))
     access = {"size": 4 * words, "words": words, "offset": constant}
-    form = Form("", None, "b32", target, sources, shape="load_scalar", access=access)
-    return executes(run, form, issues=(LGKM, entry))
+    micro = MicroOp("", None, "b32", target, sources, handler="load_scalar", access=access)
+    return executes(run, micro, issues=(LGKM, entry))
 
 
 def _scalar_buffer(g: Waves, resource: int, start, size: int):
@@ -226,70 +208,83 @@ def _scalar_buffer(g: Waves, resource: int, start, size: int):
     return start
 
 
-def _plain(ins: Instruction, match, size: int, how: str, spaces: Spaces) -> Callable:
-    """Compile loads and stores of every space; the two-address forms of LDS are two accesses."""
+class _Access(NamedTuple):
+    """A load or store, or the two of LDS's two-address forms.
+
+    half: of a register that is loaded or stored, "l" or "h", or "" for all of it. data: the first
+    register of each; address: the operands; offsets: what is added to it, for each.
+    """
+
+    space: str
+    write: bool
+    size: int
+    signed: bool
+    half: str
+    data: list[int]
+    address: list[Operand]
+    offsets: list[int]
+
+    @property
+    def words(self) -> int:
+        """Registers that each takes."""
+        return max(1, self.size // 4)
+
+
+def _access(ins: Instruction, cache: frozenset[str]) -> _Access:
+    """Read a load or store. cache: modifiers that change nothing here. Raise Unknown."""
+    match = _PATTERN.match(ins.name)
+    if not match or match["type"] not in TYPES:
+        raise Unknown("mnemonic")
     space, write = match["space"], match["what"] == "store"
-    allowed = (
-        spaces.target.cache | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
-    )
+    size, signed, half = TYPES[match["type"]]
+    allowed = cache | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
     if space == "ds":
         allowed = frozenset({"offset0", "offset1"} if match["two"] else {"offset"})
-    # the row of "off" operands of scratch is parsed as an operand
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
-    if space == "flat":
-        return _flat(ins, [*ins.operands, Operand("off")], write, size, how, spaces)
-    counter = LGKM if space == "ds" else (STORE if write else VM)
-    constants = [ins.modifiers.get("offset", 0)]
+    offsets = [ins.modifiers.get("offset", 0)]
     if match["two"]:
         unit = size * (64 if match["stride"] else 1)
-        constants = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
-    data, rest = _split(ins.operands, space, write)
-    locates, memory = _locates(ins, rest, constants, size, write, spaces)
-    words = max(1, size // 4)
-    if write:
-        # a two-address store has a register of its own for each
-        accesses = list(zip(locates, data, strict=True))
-        run, issues = _store(ins, accesses, memory, size, words, how, (counter,))
+        offsets = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
+    ops = [*ins.operands, Operand("off")] if space == "flat" else list(ins.operands)
+    # the address is in front of what is stored, but for buffers
+    if write and space != "buffer":
+        count = len(offsets)
+        data, address = ops[1 : 1 + count], [ops[0], *ops[1 + count :]]
     else:
-        loads = [(locate, data[0].index + i * words) for i, locate in enumerate(locates)]
-        run, issues = _load(ins, loads, memory, size, words, how, (counter,))
-    acquires = not write and "glc" in ins.modifiers
-    access = addressing.access(ins, rest) | {
-        "size": size, "words": words, "acquires": int(acquires),
-        "half": _HALVES["high" if write and data[0].half == "h" else loaded_half(ins) or how],
-        "extended": int("sign" in how)}  # fmt: skip
-    forms = [
-        Form("", None, "b32",
-             data[i] if write else replace(data[0], index=data[0].index + i * words, half=""),
-             addressing.sources(ins, rest), shape="store" if write else "load",
-             access=access | {"offset": constant})
-        for i, constant in enumerate(constants)
-    ]  # fmt: skip
+        data, address = ops[:1], ops[1:]
+    first = [op.index for op in data]
+    if not write:
+        first = [first[0] + i * max(1, size // 4) for i in range(len(offsets))]
+    return _Access(space, write, size, signed, data[0].half or half, first, address, offsets)
+
+
+def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
+    """Compile loads and stores of every space."""
+    a = _access(ins, spaces.target.cache)
+    counter = LGKM if a.space == "ds" else STORE if a.write else VM
+    compile_ = _store if a.write else _load
+    if a.space == "flat":
+        # its aperture says which of two counters guarantees a lane's result
+        def part(space: str) -> Callable:
+            counters = (LGKM, counter) if space == "ds" else (counter, LGKM)
+            return compile_(ins, a, spaces, space, counters)[0]
+
+        return in_apertures(ins, a.address[0], part)
+    run, issued = compile_(ins, a, spaces, a.space, (counter,))
     if {"offen", "idxen"} <= ins.modifiers.keys():
         return run  # C adds one of them
-    return executes(run, *forms, issues=issues, orders=acquired if acquires else None)
-
-
-def _split(ops: tuple[Operand, ...], space: str, write: bool) -> tuple[list, list]:
-    """Split operands into those of the data and those of the address, which stores have first."""
-    if space == "ds":
-        return list(ops[1:] if write else ops[:1]), list(ops[:1] if write else ops[1:2])
-    if space == "buffer" or not write:
-        return list(ops[:1]), list(ops[1:])
-    return list(ops[1:2]), [ops[0], ops[2]]
-
-
-def _locates(ins: Instruction, rest, constants, size: int, write: bool, spaces: Spaces):
-    """Return functions of waves that give the offsets, one for each constant, and the memory."""
-    match ins.name.split("_")[0]:
-        case "ds":
-            return [locate_lds(rest[0], o, size, spaces) for o in constants], spaces.lds
-        case "buffer":
-            return [locate_buffer(ins, rest, size, write, spaces.arena)], spaces.arena
-        case "scratch":
-            return [locate_scratch(ins, rest, size, spaces)], spaces.scratch
-    return [locate_global(ins, rest, size, write, spaces.arena)], spaces.arena
+    acquires = not a.write and "glc" in ins.modifiers
+    access = addressing.access(ins, a.address) | {
+        "size": a.size, "words": a.words, "acquires": int(acquires),
+        "half": ("", "l", "h").index(a.half), "extended": int(a.signed)}  # fmt: skip
+    sources, handler = addressing.sources(ins, a.address), "store" if a.write else "load"
+    micros = [
+        MicroOp("", None, "b32", Operand("v", register, a.words), sources, handler=handler,
+                access=access | {"offset": offset})
+        for register, offset in zip(a.data, a.offsets, strict=True)
+    ]  # fmt: skip
+    return executes(run, *micros, issues=(counter, issued), orders=acquired if acquires else None)
 
 
 def acquired(_g: Waves, memory, at, size: int, marks) -> None:
@@ -297,92 +292,71 @@ def acquired(_g: Waves, memory, at, size: int, marks) -> None:
     memory.track_acquire(at, size, marks)
 
 
-def _flat(ins: Instruction, ops, write: bool, size: int, how: str, spaces: Spaces) -> Callable:
-    """Compile a flat access: its aperture says which of two counters guarantees a lane's result."""
-    data, address, off = (ops[1], ops[0], ops[2]) if write else ops
-    words, offset = max(1, size // 4), ins.modifiers.get("offset", 0)
-    counters = (STORE if write else VM, LGKM)
-
-    def part(locate, memory, counters):
-        build = _store if write else _load
-        access = [(locate, data if write else data.index)]
-        return build(ins, access, memory, size, words, how, counters)[0]
-
-    return in_apertures(
-        ins, address,
-        part(locate_global(ins, [address, off], size, write, spaces.arena), spaces.arena, counters),
-        part(locate_lds(address, offset, size, spaces), spaces.lds, counters[::-1]),
-        part(locate_scratch(ins, [address, off], size, spaces), spaces.scratch, counters),
-    )  # fmt: skip
-
-
-_HALVES = {"": 0, "sign": 0, "low": 1, "high": 2}
-
-
-def _load(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
+def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple:
     """Compile a load. counters: the one that guarantees the result first."""
-    half = loaded_half(ins)
+    memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     atomic = "glc" in ins.modifiers and memory.name != "LDS"
     track = memory.track_acquire if atomic else memory.track
     if ins.begins_swap:
         track = partial(memory.track, beside_atomics=True)
     bits = 0
-    for _, first in accesses:
-        bits |= registers("v", first, words)
+    for first in a.data:
+        bits |= registers("v", first, a.words)
     issued = Outstanding(bits, True, ins.text)
 
     def run(g: Waves):
-        found = [locate(g) for locate, _ in accesses]
+        found = [locate(g) for locate in locates]
         touches = []
-        for (_, first), (at, inside, marks) in zip(accesses, found, strict=True):
+        for first, (at, inside, marks) in zip(a.data, found, strict=True):
             touch = None
             if marks is not None:
-                touch = track(at, size, marks)
-            data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
+                touch = track(at, a.size, marks)
+            data = memory.load(at, a.size) if len(at) else np.zeros((a.words, 0), np.uint32)
             if inside is not None:
                 # out of the buffer's range: zero
-                whole = np.zeros((words, len(inside)), np.uint32)
+                whole = np.zeros((a.words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole
-            if "sign" in how:
-                kind = np.int8 if size == 1 else np.int16
+            if a.signed:
+                kind = np.int8 if a.size == 1 else np.int16
                 data = data.astype(kind).astype(np.int32).view(np.uint32)
-            _put(g, first, data, half)
+            _put(g, first, data, a.half)
             touches += [touch] if touch is not None else []
         issue_all(g, counters, issued, tuple(touches))
 
-    return run, (counters[0], issued)
+    return run, issued
 
 
 def _put(g: Waves, first: int, data: np.ndarray, half: str) -> None:
     """Write what active lanes loaded into registers from the first on, or into half of one."""
     if half:
-        into = g.VF[first].view(np.uint16)[int(half == "high") :: 2]
+        into = g.VF[first].view(np.uint16)[int(half == "h") :: 2]
         into[g.lanes] = data[0].astype(np.uint16)
         return
     for i, words in enumerate(data):
         g.VF[first + i][g.lanes] = words
 
 
-def _store(ins, accesses, memory, size, words, how, counters) -> tuple[Callable, tuple]:
+def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple:
+    memory, locates = located(space, ins, a.address, a.size, True, spaces, a.offsets)
     issued = Outstanding(0, True, ins.text)
 
     def run(g: Waves):
         touches = []
-        for locate, source in accesses:
+        for locate, first in zip(locates, a.data, strict=True):
             at, inside, marks = locate(g)
-            data = g.VF[source.index : source.index + words][:, g.lanes]
-            if source.half == "h" or "high" in how:
+            data = g.VF[first : first + a.words][:, g.lanes]
+            if a.half == "h":
                 data = data >> np.uint32(16)
             if inside is not None:
                 data = data[:, inside]
-            touch = memory.track_store(at, data, size, marks) if marks is not None else None
+            touch = memory.track_store(at, data, a.size, marks) if marks is not None else None
             if touch is not None:
                 touches.append(touch)
         issue_all(g, counters, issued, tuple(touches))
 
-    return run, (counters[0], issued)
+    return run, issued
 
 
 def _lane_exchange(ins: Instruction) -> Callable:
@@ -406,9 +380,10 @@ def _lane_exchange(ins: Instruction) -> Callable:
             np.copyto(g.V[target], got, where=g.mask)
             issue(g, LGKM, entry)
 
-        form = Form("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),), shape="swizzle",
-                    access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
-        return executes(run_swizzle, form, issues=(LGKM, entry))
+        micro = MicroOp("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),),
+                        handler="swizzle",
+                        access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
+        return executes(run_swizzle, micro, issues=(LGKM, entry))
     index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
 
     def run(g: Waves):
@@ -424,7 +399,7 @@ def _lane_exchange(ins: Instruction) -> Callable:
         np.copyto(g.V[target], got, where=g.mask)
         issue(g, LGKM, entry)
 
-    form = Form("", None, "b32", ins.operands[0],
+    micro = MicroOp("", None, "b32", ins.operands[0],
                 ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
-                shape=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
-    return executes(run, form, issues=(LGKM, entry))
+                handler=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
+    return executes(run, micro, issues=(LGKM, entry))

@@ -68,14 +68,14 @@ def global_address(ins: Instruction, address: Operand, base: Operand) -> Callabl
     return lambda g: g.active(start(g) + index(g)) + constant
 
 
-def in_apertures(ins: Instruction, address: Operand, everywhere, lds, scratch) -> Callable:
+def in_apertures(ins: Instruction, address: Operand, part: Callable[[str], Callable]) -> Callable:
     """Locate a flat access: where a lane's goes is in the high half of its address.
 
-    The other arguments are the access to global memory, to LDS and to scratch, as functions on
-    Waves.
+    part: gives the access to one space, as a function on Waves.
     """
     wide = global_address(ins, address, Operand("off"))
     shared, private = (np.uint64(base >> 32) for base in APERTURES.values())
+    everywhere, lds, scratch = map(part, ("global", "ds", "scratch"))
 
     def run(g: Waves):
         high, lanes = wide(g) >> np.uint64(32), g.lanes
@@ -206,3 +206,15 @@ def locate_lds(address: Operand, offset: int, size: int, spaces: Spaces) -> Call
         return at[right], right, None if marks is None else marks[right]
 
     return locate
+
+
+def located(
+    space: str, ins: Instruction, operands, size: int, write: bool, spaces: Spaces, offsets
+) -> tuple[Memory, list[Callable]]:
+    """Return the memory of a space, and a locator of an access to it for each constant offset."""
+    if space == "ds":
+        return spaces.lds, [locate_lds(operands[0], o, size, spaces) for o in offsets]
+    if space == "scratch":
+        return spaces.scratch, [locate_scratch(ins, operands, size, spaces)]
+    find = locate_buffer if space == "buffer" else locate_global
+    return spaces.arena, [find(ins, operands, size, write, spaces.arena)]

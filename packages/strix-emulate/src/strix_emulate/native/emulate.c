@@ -37,7 +37,7 @@ enum { NONE, VECTOR, SCALAR, CONSTANT, MASK, SCC, SPARE, LANE };
 
 typedef struct {
   Function *function;
-  int32_t form, results, sources, after, write_exec, step, place;
+  int32_t handler, results, sources, after, write_exec, step, place;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
       resource, acquires, indexed;
@@ -45,7 +45,7 @@ typedef struct {
   uint8_t lanes[32];
   Operand target, flag, source[4];
 } Op;
-// FORM_...: by generate.py, what library.py numbers the forms of instructions.
+// HANDLER_...: by generate.py, what library.py numbers the handlers of micro-operations.
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -324,45 +324,45 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
     const Op *o = ops + i;
     int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + lanes(w) * w->n) : 0;
     if (log) log[0] = 0;
-    switch (o->form) {
-    case FORM_VECTOR: compute(w, o); break;
-    case FORM_SCALAR: compute_scalar(w, o); break;
-    case FORM_WMMA_F16:
-    case FORM_WMMA_BF16:
-    case FORM_WMMA_HALF:
+    switch (o->handler) {
+    case HANDLER_VECTOR: compute(w, o); break;
+    case HANDLER_SCALAR: compute_scalar(w, o); break;
+    case HANDLER_WMMA_F16:
+    case HANDLER_WMMA_BF16:
+    case HANDLER_WMMA_HALF:
       if (wmma(w, o)) return i;
       break;
-    case FORM_WMMA_IU8:
+    case HANDLER_WMMA_IU8:
       if (wmma_iu8(w, o)) return i;
       break;
-    case FORM_PERMLANE16:
-    case FORM_PERMLANEX16:
+    case HANDLER_PERMLANE16:
+    case HANDLER_PERMLANEX16:
       if (!w->full) return i;
-      permlane(w, o, o->form == FORM_PERMLANEX16 ? 16 : 0);
+      permlane(w, o, o->handler == HANDLER_PERMLANEX16 ? 16 : 0);
       break;
-    case FORM_PERMLANE64: swap_halves(w, o); break;
-    case FORM_READLANE:
-    case FORM_READFIRSTLANE:
-    case FORM_WRITELANE: between_files(w, o); break;
-    case FORM_SAVEEXEC: save_exec(w, o); break;
-    case FORM_LOAD:
+    case HANDLER_PERMLANE64: swap_halves(w, o); break;
+    case HANDLER_READLANE:
+    case HANDLER_READFIRSTLANE:
+    case HANDLER_WRITELANE: between_files(w, o); break;
+    case HANDLER_SAVEEXEC: save_exec(w, o); break;
+    case HANDLER_LOAD:
       if (load(w, o, log)) return i;
       break;
-    case FORM_STORE:
+    case HANDLER_STORE:
       if (store(w, o, log)) return i;
       break;
-    case FORM_GUARD:
+    case HANDLER_GUARD:
       if (!follow(w, o)) return i;
       break;
-    case FORM_ATOMIC:
+    case HANDLER_ATOMIC:
       if (atomic(w, o, log)) return i;
       break;
-    case FORM_LOAD_SCALAR:
+    case HANDLER_LOAD_SCALAR:
       if (load_scalar(w, o)) return i;
       break;
-    case FORM_BPERMUTE:
-    case FORM_PERMUTE:
-    case FORM_SWIZZLE: exchange(w, o); break;
+    case HANDLER_BPERMUTE:
+    case HANDLER_PERMUTE:
+    case HANDLER_SWIZZLE: exchange(w, o); break;
     default: break;
     }
   }

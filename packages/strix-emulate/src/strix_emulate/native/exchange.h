@@ -25,10 +25,10 @@ static void swap_halves(State *w, const Op *o) {
 
 static void between_files(State *w, const Op *o) {
   const uint32_t *exec = w->s + EXEC * w->n;
-  const long all = lanes(w), width = o->form == FORM_WRITELANE ? 1 : all;
+  const long all = lanes(w), width = o->handler == HANDLER_WRITELANE ? 1 : all;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], width);
   const uint32_t *picked =
-      o->form == FORM_READFIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
+      o->handler == HANDLER_READFIRSTLANE ? 0 : fetch(w, &o->source[1], w->spare[3], 1);
   for (long i = 0; i < w->n; i++) {
     const uint64_t active = exec[i] | (w->halves > 1 ? (uint64_t)exec[i + w->n] << 32 : 0);
     const long lane = picked ? picked[i] & (all - 1) : active ? __builtin_ctzll(active) : 0;
@@ -49,8 +49,8 @@ static void exchange(State *w, const Op *o) {
     for (int l = 0; l < 32; l++) {
       const long here = 32 * i + l;
       const int other = index ? (index[here] + (uint64_t)o->offset) >> 2 & 31 : o->lanes[l];
-      const int from = o->form == FORM_PERMUTE ? l : other,
-                to = o->form == FORM_PERMUTE ? other : l;
+      const int from = o->handler == HANDLER_PERMUTE ? l : other,
+                to = o->handler == HANDLER_PERMUTE ? other : l;
       if (w->full || w->masks[32 * i + from]) y[32 * i + to] = x[32 * i + from];
     }
   store_vector(w, &o->target, y, w->full ? 0 : w->masks);

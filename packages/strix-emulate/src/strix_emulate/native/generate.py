@@ -91,7 +91,7 @@ def build(folder: Path, compiler: str, levels: Iterable[int] = LEVELS) -> list[P
             running.append(subprocess.Popen(
                 [*shlex.split(compiler), *FLAGS, *LEVELS[level], f"-march=x86-64-v{level}",
                  f"-I{scratch}", f'-DDIGEST="{library.digest()}"',
-                 *(f"-DFORM_{name.upper()}={number}" for name, number in library.SHAPES.items()),
+                 *(f"-DHANDLER_{x.upper()}={number}" for x, number in library.HANDLERS.items()),
                  str(Path(__file__).with_name("emulate.c")), "-o", str(made[-1]), "-lm"],
             ))  # fmt: skip
         ends = [(process.wait(), process.args) for process in running]

@@ -16,12 +16,12 @@ import numpy as np
 
 from strix_emulate.code.decode import EXEC, NULL, Operand, Unknown
 from strix_emulate.instructions.crosslane import dpp_lanes, gives_zero
-from strix_emulate.instructions.forms import Form
+from strix_emulate.instructions.microops import MicroOp
 from strix_emulate.memory.waves import ZERO, constant, constant_half
 
 _I, _L, _P = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6, "lane": 7}
-SHAPES = {
+HANDLERS = {
     "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
     "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
     "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
@@ -35,7 +35,7 @@ LEVELS = {
 SOURCES = (
     "native/emulate.c", "native/numbers.h", "native/memory.h", "native/shadow.h",
     "native/matrix.h", "native/exchange.h",
-    "native/library.py", "native/generate.py", "instructions/forms.py",
+    "native/library.py", "native/generate.py", "instructions/microops.py",
     "instructions/atomics.py",
     *(f"arithmetic/{name}.py" for name in (
         "translate", "operations", "subdword", "doubles", "floats", "scalars", "mode_register",
@@ -58,7 +58,7 @@ class COp(ctypes.Structure):
     """An instruction, as emulate.c reads it."""
 
     _fields_ = [
-        ("function", _P), *_fields(_I, "form results sources after write_exec step place"),
+        ("function", _P), *_fields(_I, "handler results sources after write_exec step place"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
         *_fields(_I, "size words offset half extended memory highest resource acquires indexed"),
@@ -194,46 +194,46 @@ def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
     return found
 
 
-def encode(form: Form, functions: dict[str, int]) -> COp:
-    """Encode the form as C executes it. Raise Unknown if C has none."""
-    op = COp(form=SHAPES[form.shape], sources=len(form.sources))
-    if form.function is not None:
-        if form.name not in functions:
+def encode(micro: MicroOp, functions: dict[str, int]) -> COp:
+    """Encode the micro as C executes it. Raise Unknown if C has none."""
+    op = COp(handler=HANDLERS[micro.handler], sources=len(micro.sources))
+    if micro.function is not None:
+        if micro.name not in functions:
             raise Unknown("not in the library")
-        op.function = functions[form.name]
-    if form.shape == "scalar" and {"f16", "h16"} & {kind for _, kind in form.sources}:
+        op.function = functions[micro.name]
+    if micro.handler == "scalar" and {"f16", "h16"} & {kind for _, kind in micro.sources}:
         raise Unknown("16 bits of a scalar register")
-    keeps = form.keeps or (True,) * len(form.sources)
-    for i, ((source, kind), keep) in enumerate(zip(form.sources, keeps, strict=True)):
+    keeps = micro.keeps or (True,) * len(micro.sources)
+    for i, ((source, kind), keep) in enumerate(zip(micro.sources, keeps, strict=True)):
         op.source[i] = _operand(source, kind, keep)
-    _encode_targets(op, form)
-    if form.dpp is not None:
-        _encode_dpp(op, form.dpp)
-    if form.after.keys() & {"factor", "clamp"} and form.kind != "f32":
+    _encode_targets(op, micro)
+    if micro.dpp is not None:
+        _encode_dpp(op, micro.dpp)
+    if micro.after.keys() & {"factor", "clamp"} and micro.kind != "f32":
         raise Unknown("output modifiers of 16 and 64 bits")
-    op.after = (_CLAMP * ("clamp" in form.after) | _FLUSH * ("flush" in form.after)
-                | _FACTOR * ("factor" in form.after))  # fmt: skip
-    op.factor = form.after.get("factor", 1)
-    for key, value in form.access.items():
+    op.after = (_CLAMP * ("clamp" in micro.after) | _FLUSH * ("flush" in micro.after)
+                | _FACTOR * ("factor" in micro.after))  # fmt: skip
+    op.factor = micro.after.get("factor", 1)
+    for key, value in micro.access.items():
         setattr(op, key, value)
-    op.highest = _highest(op, form.shape)
+    op.highest = _highest(op, micro.handler)
     return op
 
 
-def _encode_targets(op: COp, form: Form) -> None:
+def _encode_targets(op: COp, micro: MicroOp) -> None:
     written: list[int] = []
-    if form.target is not None:
-        if form.target.kind not in ("v", "s"):
+    if micro.target is not None:
+        if micro.target.kind not in ("v", "s"):
             raise Unknown("target")
-        op.target = COperand(file=FILES[form.target.kind], index=form.target.index,
-                             bits=_bits(form.kind), half=form.target.half == "h")  # fmt: skip
-        if form.target.kind == "s" and form.target.index != NULL:
-            count = form.access.get("words", _bits(form.kind) // 32)
-            written += range(form.target.index, form.target.index + count)
-    if form.flag is not None:
-        op.flag = COperand(file=FILES[form.flag.kind], index=form.flag.index, bits=32)
-        written += [form.flag.index] * (form.flag.kind == "s")
-    op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or form.shape == "saveexec"
+        op.target = COperand(file=FILES[micro.target.kind], index=micro.target.index,
+                             bits=_bits(micro.kind), half=micro.target.half == "h")  # fmt: skip
+        if micro.target.kind == "s" and micro.target.index != NULL:
+            count = micro.access.get("words", _bits(micro.kind) // 32)
+            written += range(micro.target.index, micro.target.index + count)
+    if micro.flag is not None:
+        op.flag = COperand(file=FILES[micro.flag.kind], index=micro.flag.index, bits=32)
+        written += [micro.flag.index] * (micro.flag.kind == "s")
+    op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or micro.handler == "saveexec"
 
 
 def _encode_dpp(op: COp, dpp: dict) -> None:
@@ -245,10 +245,10 @@ def _encode_dpp(op: COp, dpp: dict) -> None:
     op.valid, op.written[:] = int(valid[0]), lanes.tolist()
 
 
-def _highest(op: COp, shape: str) -> int:
+def _highest(op: COp, handler: str) -> int:
     """Return the last vector register that it touches."""
     ends = [-1]
-    matrix = shape.startswith("wmma")
+    matrix = handler.startswith("wmma")
     for operand in (op.target, *list(op.source)[: op.sources]):
         if operand.file == FILES["v"]:
             count = 8 if matrix else max(operand.bits // 32, 1)
@@ -256,17 +256,17 @@ def _highest(op: COp, shape: str) -> int:
     return max(ends) - 1
 
 
-def encode_step(forms: tuple[Form, ...], functions: dict[str, int]) -> list[COp]:
+def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[COp]:
     """Encode operations of one step, in an order in which none writes what a later one reads."""
-    ops = [encode(form, functions) for form in forms]
+    ops = [encode(micro, functions) for micro in micros]
     if len(ops) < 2:
         return ops
     first, second = ops
-    if first.form == SHAPES["store"] or not _feeds(first, second):
+    if first.handler == HANDLERS["store"] or not _feeds(first, second):
         return ops
     if not _feeds(second, first):
         return [second, first]
-    if first.form == SHAPES["load"]:
+    if first.handler == HANDLERS["load"]:
         raise Unknown("both loads write the address")
     move = COp.from_buffer_copy(first)
     bits = first.target.bits

@@ -33,7 +33,7 @@ static int wmma(State *w, const Op *o) {
     for (int r = 0; r < 8; r++)
       for (int l = 0; l < 16; l++) {
         const uint32_t p = a[r * row + width * i + l], q = b[r * row + width * i + l];
-        if (o->form != FORM_WMMA_BF16) {
+        if (o->handler != HANDLER_WMMA_BF16) {
           x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
           y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
         } else {
@@ -50,7 +50,7 @@ static int wmma(State *w, const Op *o) {
     }
     for (int m = 0; m < 16; m++) {
       const long at = row_at(w, m, i);
-      if (o->form == FORM_WMMA_HALF)
+      if (o->handler == HANDLER_WMMA_HALF)
         for (int l = 0; l < 16; l++)
           sum[m][l] += half_value((uint16_t)(inline_c ? value : c[at + l] >> shift));
       else
@@ -58,7 +58,7 @@ static int wmma(State *w, const Op *o) {
     }
     for (int m = 0; m < 16; m++) {
       uint32_t *to = d + row_at(w, m, i);
-      if (o->form == FORM_WMMA_HALF)
+      if (o->handler == HANDLER_WMMA_HALF)
         for (int l = 0; l < 16; l++)
           to[l] = (to[l] & keep) | (uint32_t)half_bits(sum[m][l]) << shift;
       else memcpy(to, sum[m], 64);

@@ -362,7 +362,7 @@ class Machine:
         trace = traces.find(blocks, block, self.session)
         if trace is None or trace.highest >= limit:
             return None
-        if self.executed + g.n * trace.steps > self.options.budget:
+        if self.executed + g.n * trace.length > self.options.budget:
             return None
         last = trace.execute(g, self.findings)
         for done in trace.blocks[: last + 1]:

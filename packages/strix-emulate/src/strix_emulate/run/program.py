@@ -12,8 +12,8 @@ from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics, crosslane, salu, valu, vmem
-from strix_emulate.instructions.forms import executable, executes
-from strix_emulate.instructions.steps import Known, Step
+from strix_emulate.instructions.microops import executable, executes
+from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.memory import addressing, waits
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
@@ -96,7 +96,7 @@ class Blocks(dict[int, Block]):
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
         """Attach to the memories of another launch, or to none: what was compiled stays."""
         self.spaces = spaces
-        self.made: dict[Known, Callable] = {}
+        self.made: dict[Traits, Callable] = {}
         for block in self.values():
             for part in block.parts or ():
                 if isinstance(part, Run):
@@ -318,9 +318,9 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
         home.shares,
         (ins.address if ins.name == "s_getpc_b64" else 0),
     )
-    known = _KNOWN.get(key)
-    if known is not None:
-        return Step(ins, known, partial(_compiled, ins, mode), home)
+    traits = _TRAITS.get(key)
+    if traits is not None:
+        return Step(ins, traits, partial(_compiled, ins, mode), home)
     run = _compiled(ins, mode, home.spaces)
     reads = target = 0
     counter = -1
@@ -331,16 +331,16 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     else:
         for part in ins.pair or (ins,):
             reads |= _bits(part.operands)
-    known = Known(reads, target, counter, executable(run))
-    if len(_KNOWN) > _MOST_KNOWN:
-        _KNOWN.clear()
-    _KNOWN[key] = known
-    return Step(ins, known, partial(_compiled, ins, mode), home)
+    traits = Traits(reads, target, counter, executable(run))
+    if len(_TRAITS) > _MOST_TRAITS:
+        _TRAITS.clear()
+    _TRAITS[key] = traits
+    return Step(ins, traits, partial(_compiled, ins, mode), home)
 
 
 #: what is known of instructions, by their text, bytes and mode: kernels are launched more than once
-_KNOWN: dict[tuple, Known] = {}
-_MOST_KNOWN = 100_000
+_TRAITS: dict[tuple, Traits] = {}
+_MOST_TRAITS = 100_000
 
 
 def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Callable:

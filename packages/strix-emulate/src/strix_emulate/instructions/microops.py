@@ -9,14 +9,14 @@ from strix_emulate.code.decode import Operand
 
 
 @dataclass(frozen=True)
-class Form:
+class MicroOp:
     """function of sources gives a result of that kind, a mask of flags, or both in this order.
 
-    name: the function's, in the tables and in C; function: None where C alone has a shape for it.
+    name: the function's, in the tables and in C; function: None where C alone has a handler for it.
     sources: operands with their kinds; "mask" is a
     bit for each lane, "scc" the wave's own. keeps: whether each source keeps denormals. flag: where
     the mask goes. dpp: the modifiers of source 0, or None. after: output modifiers (clamp, mul,
-    flush) with their values. shape: how C executes it, if not by a function of the tables.
+    flush) with their values. handler: what of emulate.c executes it.
     """
 
     name: str
@@ -28,20 +28,20 @@ class Form:
     flag: Operand | None = None
     dpp: dict | None = None
     after: dict = field(default_factory=dict)
-    shape: str = "vector"
+    handler: str = "vector"
     #: of loads and stores: space, bytes, words, offset, half, sign
     access: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Executable:
-    """What C needs to execute a step in numpy's place: forms, or None if it cannot.
+    """What C needs to execute a step in numpy's place: micros, or None if it cannot.
 
     issues: the wait counter that counts it, and the entry; waits: it is a wait. orders: notes what
     it orders for the race checks, given waves, memory, offsets, bytes and tags.
     """
 
-    forms: tuple[Form, ...] | None = None
+    micros: tuple[MicroOp, ...] | None = None
     issues: tuple[int, Any] | None = None
     waits: bool = False
     orders: Callable | None = None
@@ -51,10 +51,14 @@ _EXECUTABLE = "executable"
 
 
 def executes(
-    run: Callable, *forms: Form, issues=None, waits: bool = False, orders: Callable | None = None
+    run: Callable,
+    *micros: MicroOp,
+    issues=None,
+    waits: bool = False,
+    orders: Callable | None = None,
 ) -> Callable:
     """Note on a function on Waves what does the same in C."""
-    setattr(run, _EXECUTABLE, Executable(forms, issues, waits, orders))
+    setattr(run, _EXECUTABLE, Executable(micros, issues, waits, orders))
     return run
 
 
