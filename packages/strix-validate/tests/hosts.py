@@ -299,11 +299,6 @@ FAULTS = {
          "etc/os-release": 'ID=bazzite\nID_LIKE="fedora"\n'},
         {"kernel": ("failed", "error", "older than 6.18.4", "rpm-ostree upgrade")},
     ),
-    "kernel-cachyos-old": (
-        {"proc/sys/kernel/osrelease": "6.18.2-3-cachyos\n",
-         "etc/os-release": "ID=cachyos\nID_LIKE=arch\n"},
-        {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu && sudo reboot")},
-    ),
     "kernel-tumbleweed-old": (
         {"proc/sys/kernel/osrelease": "6.18.1-1-default\n",
          "etc/os-release": 'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n'},

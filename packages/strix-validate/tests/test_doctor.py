@@ -4,11 +4,10 @@
 import json
 import os
 import resource
-import subprocess
-import sys
 
 import hosts
 import pytest
+from program import run
 from strix_validate import skips
 from strix_validate.checks import CannotRun, Severity, State
 from strix_validate.cli import app
@@ -238,18 +237,6 @@ def test_any_file_may_be_missing(missing, tmp_path):
     assert not any("Error:" in result.reason for result in found.values()), found
 
 
-@pytest.mark.parametrize("garbage", ["", "\x00\xff\udcff", "-1\n", "9" * 400, "a b c\n" * 50])
-def test_garbage_is_survived(garbage, tmp_path):
-    hosts.make(tmp_path, {})
-    for name in hosts.HEALTHY:
-        if name != "proc/self/environ":
-            data = garbage.encode(errors="surrogateescape")
-            (tmp_path / name).write_bytes(data)
-    found = examine(tmp_path)
-    assert not any("Error:" in result.reason for result in found.values()), found
-    assert found["kernel"].state is State.SKIPPED
-
-
 def test_empty_tree(tmp_path):
     found = examine(tmp_path)
     assert found["gpu"].state is State.FAILED and "no AMD GPU" in found["gpu"].reason
@@ -267,14 +254,8 @@ def test_names_of_gpus():
 
 
 def command(root, **variables):
-    """The command in a process of its own, without torch."""
-    code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "doctor", "--root", str(root), "--json"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables,
-        capture_output=True,
-        text=True,
-    )
+    """The command without torch."""
+    return run("doctor", "--root", root, "--json", without="torch", **variables)
 
 
 def test_a_gpu_next_door(tmp_path):
@@ -305,10 +286,6 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
     assert [check["id"] for check in failed] == ["doctor/gpu"]
     assert failed[0]["severity"] == "error" and "lspci" in failed[0]["fix"]
     assert all(check["reason"] for check in record["checks"] if check["state"] == "skipped")
-
-
-def test_faults_are_enough():
-    assert len(hosts.FAULTS) >= 15
 
 
 def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import date
 
+import program
 import pytest
 from records import FAILED, make
 from strix_validate import cli, skips, terminal, tiers
@@ -262,13 +263,7 @@ def test_a_complete_record_says_nothing_of_an_interruption(tmp_path):
 
 @pytest.mark.parametrize("command", [["attention"], ["run"], ["bench"], ["doctor"]])
 def test_a_misspelt_name_is_told_before_torch_is_imported(command):
-    code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--only", "nope"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
+    done = program.run(*command, "--only", "nope", without="torch")
     assert done.returncode == 2 and "is called nope" in " ".join(done.stderr.split()), done.stderr
 
 

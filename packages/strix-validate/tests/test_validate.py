@@ -7,27 +7,17 @@ Runs in the package's test environment (recipes/strix-validate), where it is ins
 import contextlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed; these tests need it", allow_module_level=True)
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import torch  # noqa: E402
-import wrong_reference  # noqa: E402
-from strix_validate import cli, tiers  # noqa: E402
-from strix_validate.attention import flash_cases, sdpa  # noqa: E402
-from strix_validate.checks import (  # noqa: E402
+import torch
+import wrong_reference
+from program import run
+from strix_validate import cli, tiers
+from strix_validate.attention import flash_cases, sdpa
+from strix_validate.checks import (
     CannotRun,
     Check,
     CheckFailed,
@@ -36,12 +26,12 @@ from strix_validate.checks import (  # noqa: E402
     State,
     exit_code,
 )
-from strix_validate.numerics import comparison, reference  # noqa: E402
-from strix_validate.reporting.record import Record  # noqa: E402
-from strix_validate.tiers import attention, backend, kernels  # noqa: E402
-from strix_validate.triton import modes as triton_modes  # noqa: E402
-from strix_validate.triton.cases import make  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
+from strix_validate.numerics import comparison, reference
+from strix_validate.reporting.record import Record
+from strix_validate.tiers import attention, backend, kernels
+from strix_validate.triton import modes as triton_modes
+from strix_validate.triton.cases import make
+from typer.testing import CliRunner
 
 CHECK = Check("id", "title", "why")
 
@@ -50,15 +40,6 @@ def tensors(*, heads=4, kv_heads=2, seqlen_q=33, seqlen_k=48, dtype=torch.float6
     generator = torch.Generator().manual_seed(0)
     sizes = ((heads, seqlen_q), (kv_heads, seqlen_k), (kv_heads, seqlen_k), (heads, seqlen_q))
     return [torch.randn(2, *size, 16, generator=generator).to(dtype) for size in sizes]
-
-
-def run(*arguments, script=("-m", "strix_validate.cli")):
-    return subprocess.run(
-        [sys.executable, *script, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -289,11 +270,10 @@ def test_nothing_to_check_is_not_success():
 
 
 def test_without_torch_it_says_so():
-    code = "import sys; sys.modules['torch'] = None; from strix_validate.cli import main; main()"
-    done = run("attention", script=("-c", code))
+    done = run("attention", without="torch")
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert "torch" in done.stderr and "nothing could be checked" in done.stderr
-    done = run("list", script=("-c", code))
+    done = run("list", without="torch")
     assert done.returncode == 0 and "doctor/kernel" in done.stdout
     assert "tier attention is not listed: torch is not installed" in done.stderr
 

@@ -68,8 +68,10 @@ class Handler(BaseHTTPRequestHandler):
         self.whole({"data": [{"id": "any", "max_model_len": self.server.context}]})
 
     def do_POST(self):
+        self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer(self, body):
         server, fault = self.server, self.server.fault
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with LOCK:
             server.busy += 1
             busy = server.busy
@@ -78,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(503, "too many requests")
                 return
             prompt = body["prompt"]
-            prompt = encode(prompt) if isinstance(prompt, str) else prompt
+            prompt = self.encode(prompt) if isinstance(prompt, str) else prompt
             if server.context and len(prompt) + body["max_tokens"] > server.context:
                 self.send_error(400, "maximum context length")
             elif body.get("prompt_logprobs"):
@@ -119,6 +121,12 @@ class Handler(BaseHTTPRequestHandler):
             return [1, *prompt]
         return prompt
 
+    def encode(self, text):
+        return encode(text)
+
+    def decode(self, tokens):
+        return "".join(WORDS[token] for token in tokens)
+
     def reader(self, prompt):
         reader = Reader(self.server.fault)
         for token in prompt:
@@ -137,16 +145,21 @@ class Handler(BaseHTTPRequestHandler):
             reader.read(token)
         return {"prompt_logprobs": found, "prompt_token_ids": prompt}
 
-    def complete(self, body, read, prompt):
-        fault, number = self.server.fault, body["max_tokens"]
-        reader, tokens = self.reader(read), []
+    def generated(self, prompt, number):
+        """Tokens, and the logarithms of their probabilities."""
+        fault, reader, tokens = self.server.fault, self.reader(prompt), []
         for i in range(number):
             token = reader.next
             if fault == "garbage-31" and i > 30:
                 token = (token + i) % POOL
             tokens.append(token)
             reader.read(token)
-        text, finish = "".join(WORDS[token] for token in tokens), "length"
+        return tokens, [RIGHT + 0.4 * (fault == "logprobs") + 0.1 * (fault == "noise")] * number
+
+    def complete(self, body, read, prompt):
+        fault, number = self.server.fault, body["max_tokens"]
+        tokens, logprobs = self.generated(read, number)
+        text, finish = self.decode(tokens), "length"
         stops = body.get("stop", [])
         for stop in stops:
             if (
@@ -165,16 +178,16 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(tokens, text, finish, usage)
             return
         step = 0.1 if fault == "probabilities" else RIGHT
-        logprobs = [RIGHT + 0.4 * (fault == "logprobs") + 0.1 * (fault == "noise")] * number
         listed = {"token_logprobs": logprobs, "top_logprobs": [{"token_id:1": step}] * number}
         choice = {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
                   "finish_reason": finish, "logprobs": listed}  # fmt: skip
-        self.whole({"choices": [choice], "usage": usage})
+        usage["prompt_tokens_details"] = None  # which a stream's usage lacks
+        self.whole({"choices": [choice], "usage": usage, "prompt_token_ids": prompt})
 
     def stream(self, tokens, text, finish, usage):
         fault, style = self.server.fault, self.server.style
         cut = len(tokens) // 2 if fault != "one-part" else len(tokens)
-        half = len("".join(WORDS[token] for token in tokens[:cut]))
+        half = len(self.decode(tokens[:cut]))
         parts = [{"token_ids": tokens[:cut], "text": text[:half]}]
         parts += [{"token_ids": tokens[cut:], "text": text[half:]}] * (cut < len(tokens))
         if fault == "lost":
@@ -232,8 +245,10 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     daemon_threads = True
 
-    def __init__(self, fault="", style="", delay=0.0, context=40_960):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(
+        self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler
+    ):  # fmt: skip
+        super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.busy = self.numbered = 0
         self.crowded = threading.Event()

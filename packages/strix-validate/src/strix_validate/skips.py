@@ -42,9 +42,19 @@ class Skip(BaseModel):
 
 @cache
 def table() -> list[Skip]:
-    """Return the entries of skips.toml."""
-    text = (files("strix_validate") / "skips.toml").read_text()
-    return [Skip.model_validate(entry) for entry in tomllib.loads(text)["skip"]]
+    """Return the entries of skips.toml, and one for each of its packages."""
+    known = tomllib.loads((files("strix_validate") / "skips.toml").read_text())
+    packages = [
+        {
+            "ids": [f"{tier}/{begin}-*" for tier in ("kernels", "attention", "emulated")],
+            "said": f"{module} is not installed",
+            "reason": f"{name} is a separate package",
+            "link": link,
+            "date": since,
+        }
+        for begin, (module, name, link, since) in known["package"].items()
+    ]
+    return [Skip.model_validate(entry) for entry in packages + known["skip"]]
 
 
 def judge(result: Result, device: Device) -> Result:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The program strix-validate in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+CODE = """if True:
+    import os, sys
+    if os.environ.get("WITHOUT"):
+        sys.modules[os.environ["WITHOUT"]] = None
+    from strix_validate.cli import main
+    main()
+"""
+
+
+def run(*arguments: object, without: str = "", **variables: str) -> subprocess.CompletedProcess:
+    """without: a module that cannot be imported."""
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "WITHOUT": without}
+    return subprocess.run(
+        [sys.executable, "-c", CODE, *map(str, arguments)],
+        env=os.environ | path | variables,
+        capture_output=True,
+        text=True,
+    )
