@@ -6,6 +6,16 @@
 #include <stdbool.h>
 #include <time.h>
 
+/* Of a list that is linked by `next`: the place of the first element for which a condition on `it`
+   holds, else its end; and that element, or NULL. */
+#define PLACE(list, condition)                               \
+    ({                                                       \
+        __typeof__(list) *at_ = &(list), it;                 \
+        while ((it = *at_) && !(condition)) at_ = &it->next; \
+        at_;                                                 \
+    })
+#define FIND(list, condition) (*PLACE(list, condition))
+
 /* context.c */
 int device_count(void);
 bool device_exists(int device);

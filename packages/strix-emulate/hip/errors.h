@@ -30,6 +30,13 @@ __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format
     do {                                              \
         if (!(condition)) return device_leave(error); \
     } while (0)
+/* All that an entry point does which answers at once. */
+#define CHECKED(condition, error, result) \
+    do {                                  \
+        ENTER();                          \
+        REQUIRE(condition, error);        \
+        LEAVE(result);                    \
+    } while (0)
 __attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
 
 /* For what needs no memory and no server: the error, remembered. */

@@ -7,11 +7,7 @@
 
 static hipGraph_t graphs;
 
-bool graph_is_valid(hipGraph_t graph) {
-    hipGraph_t g = graphs;
-    while (g && g != graph) g = g->next;
-    return graph && g;
-}
+bool graph_is_valid(hipGraph_t graph) { return graph && FIND(graphs, it == graph); }
 
 hipGraph_t graph_of(hipGraphNode_t node) {
     for (hipGraph_t g = graphs; node && g; g = g->next)
@@ -100,8 +96,7 @@ bool graph_retain(hipGraph_t graph, hipUserObject_t object, unsigned count) {
 }
 
 void graph_destroy(hipGraph_t graph) {
-    hipGraph_t *at = &graphs;
-    while (*at && *at != graph) at = &(*at)->next;
+    hipGraph_t *at = PLACE(graphs, it == graph);
     if (*at) *at = graph->next;
     for (size_t i = 0; i < graph->count; i++) graph_drop_node(graph->nodes[i]);
     for (size_t i = 0; i < graph->reference_count; i++)

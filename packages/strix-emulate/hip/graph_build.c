@@ -4,20 +4,15 @@
 #include <stdlib.h>
 
 API(hipGraphCreate)(hipGraph_t *graph, unsigned flags) {
-    ENTER();
-    REQUIRE(graph && !flags, hipErrorInvalidValue);
-    LEAVE((*graph = graph_create()) ? hipSuccess : hipErrorOutOfMemory);
+    CHECKED(graph && !flags, hipErrorInvalidValue,
+            (*graph = graph_create()) ? hipSuccess : hipErrorOutOfMemory);
 }
 API(hipGraphDestroy)(hipGraph_t graph) {
-    ENTER();
-    REQUIRE(graph_is_valid(graph), hipErrorInvalidValue);
-    graph_destroy(graph);
-    LEAVE(hipSuccess);
+    CHECKED(graph_is_valid(graph), hipErrorInvalidValue, (graph_destroy(graph), hipSuccess));
 }
 API(hipGraphClone)(hipGraph_t *made, hipGraph_t graph) {
-    ENTER();
-    REQUIRE(made && graph_is_valid(graph), hipErrorInvalidValue);
-    LEAVE((*made = graph_clone(graph)) ? hipSuccess : hipErrorOutOfMemory);
+    CHECKED(made && graph_is_valid(graph), hipErrorInvalidValue,
+            (*made = graph_clone(graph)) ? hipSuccess : hipErrorOutOfMemory);
 }
 
 static hipError_t add(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *dependencies,
@@ -107,9 +102,8 @@ API(hipGraphAddMemAllocNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGr
 }
 API(hipGraphAddMemFreeNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                             size_t count, void *p) {
-    ENTER();
-    REQUIRE(pool_find(p), hipErrorInvalidValue);
-    LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_FREE, .memory = {p, 0}}));
+    CHECKED(pool_find(p), hipErrorInvalidValue,
+            add(node, graph, after, count, (struct work){.kind = WORK_FREE, .memory = {p, 0}}));
 }
 API(hipGraphAddDependencies)(hipGraph_t graph, const hipGraphNode_t *from, const hipGraphNode_t *to,
                              size_t count) {

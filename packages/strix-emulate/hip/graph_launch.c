@@ -13,11 +13,7 @@ struct hipGraphExec {
 };
 static hipGraphExec_t executables;
 
-static bool is_executable(hipGraphExec_t graph) {
-    hipGraphExec_t g = executables;
-    while (g && g != graph) g = g->next;
-    return graph && g;
-}
+static bool is_executable(hipGraphExec_t graph) { return graph && FIND(executables, it == graph); }
 
 API(hipGraphInstantiateWithFlags)(hipGraphExec_t *made, hipGraph_t graph,
                                   unsigned long long flags) {
@@ -49,8 +45,7 @@ API(hipGraphInstantiate)(hipGraphExec_t *made, hipGraph_t graph, hipGraphNode_t 
 }
 API(hipGraphExecDestroy)(hipGraphExec_t graph) {
     ENTER();
-    hipGraphExec_t *at = &executables;
-    while (*at && *at != graph) at = &(*at)->next;
+    hipGraphExec_t *at = PLACE(executables, it == graph);
     REQUIRE(graph && *at, hipErrorInvalidValue);
     *at = graph->next;
     graph_destroy(graph->graph);

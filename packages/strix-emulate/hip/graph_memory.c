@@ -12,9 +12,7 @@ static struct region *regions;
 static size_t used_high, reserved_high;
 
 static struct region **at_address(const void *address) {
-    struct region **at = &regions;
-    while (*at && (*at)->address != address) at = &(*at)->next;
-    return at;
+    return PLACE(regions, it->address == address);
 }
 
 static void note(size_t *high, size_t now) { *high = now > *high ? now : *high; }

@@ -14,9 +14,8 @@ static hipError_t give(hipGraphNode_t *to, size_t *room, hipGraphNode_t *found, 
 }
 
 API(hipGraphGetNodes)(hipGraph_t graph, hipGraphNode_t *nodes, size_t *count) {
-    ENTER();
-    REQUIRE(count && graph_is_valid(graph), hipErrorInvalidValue);
-    LEAVE(give(nodes, count, graph->nodes, graph->count));
+    CHECKED(count && graph_is_valid(graph), hipErrorInvalidValue,
+            give(nodes, count, graph->nodes, graph->count));
 }
 
 enum question { ROOTS, AFTER };
@@ -35,19 +34,16 @@ static hipError_t select_nodes(hipGraph_t graph, hipGraphNode_t *to, size_t *roo
 }
 
 API(hipGraphGetRootNodes)(hipGraph_t graph, hipGraphNode_t *nodes, size_t *count) {
-    ENTER();
-    REQUIRE(count && graph_is_valid(graph), hipErrorInvalidValue);
-    LEAVE(select_nodes(graph, nodes, count, ROOTS, NULL));
+    CHECKED(count && graph_is_valid(graph), hipErrorInvalidValue,
+            select_nodes(graph, nodes, count, ROOTS, NULL));
 }
 API(hipGraphNodeGetDependencies)(hipGraphNode_t node, hipGraphNode_t *nodes, size_t *count) {
-    ENTER();
-    REQUIRE(count && graph_of(node), hipErrorInvalidValue);
-    LEAVE(give(nodes, count, node->dependencies, node->dependency_count));
+    CHECKED(count && graph_of(node), hipErrorInvalidValue,
+            give(nodes, count, node->dependencies, node->dependency_count));
 }
 API(hipGraphNodeGetDependentNodes)(hipGraphNode_t node, hipGraphNode_t *nodes, size_t *count) {
-    ENTER();
-    REQUIRE(count && graph_of(node), hipErrorInvalidValue);
-    LEAVE(select_nodes(graph_of(node), nodes, count, AFTER, node));
+    CHECKED(count && graph_of(node), hipErrorInvalidValue,
+            select_nodes(graph_of(node), nodes, count, AFTER, node));
 }
 API(hipGraphGetEdges)(hipGraph_t graph, hipGraphNode_t *from, hipGraphNode_t *to, size_t *count) {
     ENTER();
@@ -116,10 +112,8 @@ API(hipGraphMemsetNodeGetParams)(hipGraphNode_t node, hipMemsetParams *p) {
     LEAVE(hipSuccess);
 }
 API(hipGraphHostNodeGetParams)(hipGraphNode_t node, hipHostNodeParams *p) {
-    ENTER();
-    REQUIRE(p && graph_of(node) && node->work.kind == WORK_CALL, hipErrorInvalidValue);
-    *p = (hipHostNodeParams){node->work.call.function, node->work.call.data};
-    LEAVE(hipSuccess);
+    CHECKED(p && graph_of(node) && node->work.kind == WORK_CALL, hipErrorInvalidValue,
+            (*p = (hipHostNodeParams){node->work.call.function, node->work.call.data}, hipSuccess));
 }
 API(hipGraphMemAllocNodeGetParams)(hipGraphNode_t node, hipMemAllocNodeParams *p) {
     ENTER();
@@ -131,16 +125,12 @@ API(hipGraphMemAllocNodeGetParams)(hipGraphNode_t node, hipMemAllocNodeParams *p
     LEAVE(hipSuccess);
 }
 API(hipGraphMemFreeNodeGetParams)(hipGraphNode_t node, void *p) {
-    ENTER();
-    REQUIRE(p && graph_of(node) && node->work.kind == WORK_FREE, hipErrorInvalidValue);
-    *(void **)p = node->work.memory.address;
-    LEAVE(hipSuccess);
+    CHECKED(p && graph_of(node) && node->work.kind == WORK_FREE, hipErrorInvalidValue,
+            (*(void **)p = node->work.memory.address, hipSuccess));
 }
 API(hipGraphChildGraphNodeGetGraph)(hipGraphNode_t node, hipGraph_t *graph) {
-    ENTER();
-    REQUIRE(graph && graph_of(node) && node->work.kind == WORK_GRAPH, hipErrorInvalidValue);
-    *graph = node->work.graph;
-    LEAVE(hipSuccess);
+    CHECKED(graph && graph_of(node) && node->work.kind == WORK_GRAPH, hipErrorInvalidValue,
+            (*graph = node->work.graph, hipSuccess));
 }
 
 /* A picture in the language of Graphviz. */
@@ -178,16 +168,10 @@ API(hipUserObjectCreate)(hipUserObject_t *made, void *data, hipHostFn_t destroy,
     LEAVE(hipSuccess);
 }
 API(hipUserObjectRetain)(hipUserObject_t object, unsigned count) {
-    ENTER();
-    REQUIRE(object && count, hipErrorInvalidValue);
-    object->count += count;
-    LEAVE(hipSuccess);
+    CHECKED(object && count, hipErrorInvalidValue, (object->count += count, hipSuccess));
 }
 API(hipUserObjectRelease)(hipUserObject_t object, unsigned count) {
-    ENTER();
-    REQUIRE(object && count, hipErrorInvalidValue);
-    graph_release(object, count);
-    LEAVE(hipSuccess);
+    CHECKED(object && count, hipErrorInvalidValue, (graph_release(object, count), hipSuccess));
 }
 /* flags 1: the caller's references become the graph's */
 API(hipGraphRetainUserObject)(hipGraph_t graph, hipUserObject_t object, unsigned count,

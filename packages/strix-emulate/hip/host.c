@@ -29,9 +29,7 @@ static char *page_of(const char *p) { return (char *)((uintptr_t)p / PAGE * PAGE
 static char *page_behind(const char *p) { return page_of(p + PAGE - 1); }
 
 static struct backing *backing_at(const char *page) {
-    struct backing *b = backings;
-    while (b && !(page >= b->start && page < b->start + b->size)) b = b->next;
-    return b;
+    return FIND(backings, page >= it->start && page < it->start + it->size);
 }
 
 /* Whether the kernel maps all of it for this process alone, to be read and written. */
@@ -68,8 +66,7 @@ static hipError_t back(char *start, size_t size) {
 
 /* Pages of the process's own again, with what stands in them. */
 static void give_back(struct backing *b) {
-    struct backing **at = &backings;
-    while (*at != b) at = &(*at)->next;
+    struct backing **at = PLACE(backings, it == b);
     void *own = mmap(NULL, b->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED) return; /* they stay in the pool */
     memcpy(own, b->start, b->size);
@@ -80,9 +77,7 @@ static void give_back(struct backing *b) {
 }
 
 static struct range **range_at(const char *p) {
-    struct range **at = &ranges;
-    while (*at && !(p >= (*at)->start && p < (*at)->start + (*at)->size)) at = &(*at)->next;
-    return at;
+    return PLACE(ranges, p >= it->start && p < it->start + it->size);
 }
 
 /* For each part of a range that has pages of its own: shows it, or releases it. */

@@ -61,9 +61,8 @@ API(hipIpcOpenMemHandle)(void **p, hipIpcMemHandle_t handle, unsigned flags) {
     memcpy(&what, &handle, sizeof what);
     REQUIRE(p && !memcmp(what.magic, MAGIC, sizeof what.magic), hipErrorInvalidValue);
     REQUIRE(what.process != getpid(), hipErrorInvalidContext);
-    struct opened *one = all;
-    while (one && (one->what.process != what.process || one->what.offset != what.offset))
-        one = one->next;
+    struct opened *one =
+        FIND(all, it->what.process == what.process && it->what.offset == what.offset);
     if (!one) {
         one = calloc(1, sizeof *one);
         REQUIRE(one, hipErrorOutOfMemory);
@@ -80,9 +79,9 @@ API(hipIpcOpenMemHandle)(void **p, hipIpcMemHandle_t handle, unsigned flags) {
 }
 API(hipIpcCloseMemHandle)(void *p) {
     ENTER();
-    struct opened **at = &all, *one;
-    while ((one = *at) && !((char *)p >= one->address && (char *)p < one->address + one->what.size))
-        at = &one->next;
+    struct opened **at = PLACE(all,
+                               (char *)p >= it->address && (char *)p < it->address + it->what.size),
+                  *one = *at;
     REQUIRE(one, hipErrorInvalidValue);
     if (!--one->users) {
         pool_drop(one->address);

@@ -13,9 +13,8 @@ static hipError_t submit(hipFunction_t function, dim3 grid, dim3 block, size_t l
 
 static hipError_t launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds,
                          hipStream_t stream, void **values, void **extra, bool cooperative) {
-    ENTER();
-    REQUIRE(module_knows(function) && stream_is_valid(stream), hipErrorInvalidHandle);
-    LEAVE(submit(function, grid, block, lds, stream, values, extra, cooperative));
+    CHECKED(module_knows(function) && stream_is_valid(stream), hipErrorInvalidHandle,
+            submit(function, grid, block, lds, stream, values, extra, cooperative));
 }
 
 static hipError_t launch_host(const void *host, dim3 grid, dim3 block, size_t lds,

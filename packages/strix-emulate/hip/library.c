@@ -29,9 +29,8 @@ API(hipLibraryUnload)(hipLibrary_t library) {
     LEAVE(module_unload((hipModule_t)library));
 }
 API(hipLibraryGetKernel)(hipKernel_t *kernel, hipLibrary_t library, const char *name) {
-    ENTER();
-    REQUIRE(kernel && name, hipErrorInvalidValue);
-    LEAVE(module_function((hipFunction_t *)kernel, (hipModule_t)library, name));
+    CHECKED(kernel && name, hipErrorInvalidValue,
+            module_function((hipFunction_t *)kernel, (hipModule_t)library, name));
 }
 
 /* Fills so many handles, in the order of names, and says how many there are. */
@@ -50,9 +49,7 @@ static hipError_t enumerate(hipModule_t module, hipFunction_t *kernels, unsigned
     return error;
 }
 API(hipModuleGetFunctionCount)(unsigned *count, hipModule_t module) {
-    ENTER();
-    REQUIRE(count, hipErrorInvalidValue);
-    LEAVE(enumerate(module, NULL, 0, count));
+    CHECKED(count, hipErrorInvalidValue, enumerate(module, NULL, 0, count));
 }
 API(hipLibraryGetKernelCount)(unsigned *count, hipLibrary_t library) {
     return hipModuleGetFunctionCount(count, (hipModule_t)library);
@@ -64,14 +61,10 @@ API(hipLibraryEnumerateKernels)(hipKernel_t *kernels, unsigned room, hipLibrary_
     LEAVE(enumerate((hipModule_t)library, (hipFunction_t *)kernels, room, &count));
 }
 API(hipKernelGetLibrary)(hipLibrary_t *library, hipKernel_t kernel) {
-    ENTER();
-    REQUIRE(library && module_knows((hipFunction_t)kernel), hipErrorInvalidValue);
-    *library = (hipLibrary_t)((hipFunction_t)kernel)->module;
-    LEAVE(hipSuccess);
+    CHECKED(library && module_knows((hipFunction_t)kernel), hipErrorInvalidValue,
+            (*library = (hipLibrary_t)((hipFunction_t)kernel)->module, hipSuccess));
 }
 API(hipKernelGetName)(const char **name, hipKernel_t kernel) {
-    ENTER();
-    REQUIRE(name && module_knows((hipFunction_t)kernel), hipErrorInvalidValue);
-    *name = module_name((hipFunction_t)kernel);
-    LEAVE(hipSuccess);
+    CHECKED(name && module_knows((hipFunction_t)kernel), hipErrorInvalidValue,
+            (*name = module_name((hipFunction_t)kernel), hipSuccess));
 }

@@ -5,9 +5,7 @@
 #include <string.h>
 
 static hipError_t allocate(void **address, size_t size, enum pool_kind kind) {
-    ENTER();
-    REQUIRE(address, hipErrorInvalidValue);
-    LEAVE(pool_allocate(address, size, kind));
+    CHECKED(address, hipErrorInvalidValue, pool_allocate(address, size, kind));
 }
 
 API(hipMalloc)(void **p, size_t size) { return allocate(p, size, KIND_DEVICE); }
@@ -220,17 +218,11 @@ API(hipPointerGetAttribute)(void *data, hipPointer_attribute attribute, hipDevic
 }
 
 API(hipMemGetAddressRange)(hipDeviceptr_t *start, size_t *size, hipDeviceptr_t p) {
-    ENTER();
-    REQUIRE(pool_find(p), hipErrorNotFound);
-    pool_range(p, start, size);
-    LEAVE(hipSuccess);
+    CHECKED(pool_find(p), hipErrorNotFound, (pool_range(p, start, size), hipSuccess));
 }
 
 API(hipMemPtrGetInfo)(void *p, size_t *size) {
-    ENTER();
-    REQUIRE(pool_find(p) && size, hipErrorInvalidValue);
-    pool_range(p, NULL, size);
-    LEAVE(hipSuccess);
+    CHECKED(pool_find(p) && size, hipErrorInvalidValue, (pool_range(p, NULL, size), hipSuccess));
 }
 
 HINT(hipMemAdvise)(const void *p, size_t size, hipMemoryAdvise advice, int device) {

@@ -19,9 +19,7 @@ static unsigned made_so_far = DEVICES;
 
 static bool pool_is_valid(hipMemPool_t pool) {
     if (pool >= defaults && pool < defaults + DEVICES) return true;
-    hipMemPool_t p = pools;
-    while (p && p != pool) p = p->next;
-    return pool && p;
+    return pool && FIND(pools, it == pool);
 }
 
 static struct ihipMemPoolHandle_t fresh(int device, unsigned number) {
@@ -49,8 +47,7 @@ API(hipMemPoolCreate)(hipMemPool_t *pool, const hipMemPoolProps *p) {
 }
 API(hipMemPoolDestroy)(hipMemPool_t pool) {
     ENTER();
-    hipMemPool_t *at = &pools;
-    while (*at && *at != pool) at = &(*at)->next;
+    hipMemPool_t *at = PLACE(pools, it == pool);
     REQUIRE(pool && *at, hipErrorInvalidValue);
     *at = pool->next;
     for (int i = 0; i < DEVICES; i++)
@@ -60,27 +57,19 @@ API(hipMemPoolDestroy)(hipMemPool_t pool) {
 }
 /* All devices have the same memory. */
 API(hipMemPoolSetAccess)(hipMemPool_t pool, const hipMemAccessDesc *access, size_t count) {
-    ENTER();
-    REQUIRE(pool_is_valid(pool) && access && count, hipErrorInvalidValue);
-    LEAVE(hipSuccess);
+    CHECKED(pool_is_valid(pool) && access && count, hipErrorInvalidValue, hipSuccess);
 }
 API(hipMemPoolGetAccess)(hipMemAccessFlags *flags, hipMemPool_t pool, hipMemLocation *location) {
-    ENTER();
-    REQUIRE(flags && pool_is_valid(pool) && location, hipErrorInvalidValue);
-    *flags = hipMemAccessFlagsProtReadWrite;
-    LEAVE(hipSuccess);
+    CHECKED(flags && pool_is_valid(pool) && location, hipErrorInvalidValue,
+            (*flags = hipMemAccessFlagsProtReadWrite, hipSuccess));
 }
 API(hipDeviceGetDefaultMemPool)(hipMemPool_t *pool, int device) {
-    ENTER();
-    REQUIRE(pool && device_exists(device), hipErrorInvalidValue);
-    *pool = default_of(device);
-    LEAVE(hipSuccess);
+    CHECKED(pool && device_exists(device), hipErrorInvalidValue,
+            (*pool = default_of(device), hipSuccess));
 }
 API(hipDeviceGetMemPool)(hipMemPool_t *pool, int device) {
-    ENTER();
-    REQUIRE(pool && device_exists(device), hipErrorInvalidValue);
-    *pool = current_of(device);
-    LEAVE(hipSuccess);
+    CHECKED(pool && device_exists(device), hipErrorInvalidValue,
+            (*pool = current_of(device), hipSuccess));
 }
 API(hipDeviceSetMemPool)(int device, hipMemPool_t pool) {
     ENTER();
@@ -106,14 +95,12 @@ static hipError_t allocate(void **p, size_t size, hipMemPool_t pool, hipStream_t
     return hipSuccess;
 }
 API(hipMallocAsync)(void **p, size_t size, hipStream_t stream) {
-    ENTER();
-    REQUIRE(p && stream_is_valid(stream), hipErrorInvalidValue);
-    LEAVE(allocate(p, size, current_of(device_current()), stream));
+    CHECKED(p && stream_is_valid(stream), hipErrorInvalidValue,
+            allocate(p, size, current_of(device_current()), stream));
 }
 API(hipMallocFromPoolAsync)(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
-    ENTER();
-    REQUIRE(p && pool_is_valid(pool) && stream_is_valid(stream), hipErrorInvalidValue);
-    LEAVE(allocate(p, size, pool, stream));
+    CHECKED(p && pool_is_valid(pool) && stream_is_valid(stream), hipErrorInvalidValue,
+            allocate(p, size, pool, stream));
 }
 API(hipFreeAsync)(void *p, hipStream_t stream) {
     ENTER();

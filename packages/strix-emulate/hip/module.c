@@ -15,17 +15,9 @@ struct ihipModule_t {
 static hipModule_t modules;
 static hipFunction_t functions;
 
-static bool is_loaded(hipModule_t module) {
-    hipModule_t m = modules;
-    while (m && m != module) m = m->next;
-    return module && m;
-}
+static bool is_loaded(hipModule_t module) { return module && FIND(modules, it == module); }
 
-bool module_knows(hipFunction_t function) {
-    hipFunction_t f = functions;
-    while (f && f != function) f = f->next;
-    return function && f;
-}
+bool module_knows(hipFunction_t function) { return function && FIND(functions, it == function); }
 
 static uint64_t read_int(const char *at, int size) {
     uint64_t value = 0;
@@ -96,17 +88,11 @@ hipError_t module_load(hipModule_t *module, const void *image, size_t size, cons
 }
 
 hipError_t module_unload(hipModule_t module) {
-    hipModule_t *at = &modules;
-    while (*at && *at != module) at = &(*at)->next;
+    hipModule_t *at = PLACE(modules, it == module);
     if (!module || !*at) return hipErrorInvalidHandle;
     *at = module->next;
-    for (hipFunction_t *f = &functions; *f;) {
-        hipFunction_t one = *f;
-        if (one->module != module) {
-            f = &one->next;
-            continue;
-        }
-        *f = one->next;
+    for (hipFunction_t *at, one; (one = *(at = PLACE(functions, it->module == module)));) {
+        *at = one->next;
         free(one->arguments), free(one->name), free(one);
     }
     if (module->image) pool_free(module->image, KIND_IMAGE);
@@ -246,13 +232,10 @@ API(hipModuleUnload)(hipModule_t module) {
     LEAVE(module_unload(module));
 }
 API(hipModuleGetFunction)(hipFunction_t *function, hipModule_t module, const char *name) {
-    ENTER();
-    REQUIRE(function && name, hipErrorInvalidValue);
-    LEAVE(module_function(function, module, name));
+    CHECKED(function && name, hipErrorInvalidValue, module_function(function, module, name));
 }
 API(hipModuleGetGlobal)(hipDeviceptr_t *address, size_t *size, hipModule_t module,
                         const char *name) {
-    ENTER();
-    REQUIRE(name && (address || size), hipErrorInvalidValue);
-    LEAVE(module_symbol(address, size, module, name));
+    CHECKED(name && (address || size), hipErrorInvalidValue,
+            module_symbol(address, size, module, name));
 }

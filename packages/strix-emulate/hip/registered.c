@@ -55,8 +55,7 @@ static hipError_t load(struct fat_binary *binary) {
 }
 
 static hipError_t find(struct symbol **found, const void *host) {
-    struct symbol *s = *bucket(host);
-    while (s && s->host != host) s = s->next;
+    struct symbol *s = FIND(*bucket(host), it->host == host);
     if (!s || !host) return hipErrorInvalidDeviceFunction;
     *found = s;
     struct fat_binary *binary = s->binary;
@@ -98,12 +97,7 @@ API_OF(void, __hipUnregisterFatBinary)(void **data) {
     /* at exit: the server may have gone first, and nothing is to be said then */
     if (!binary || device_enter()) return (void)device_leave(hipSuccess);
     for (int i = 0; i < BUCKETS; i++)
-        for (struct symbol **at = symbols + i; *at;) {
-            struct symbol *one = *at;
-            if (one->binary != binary) {
-                at = &one->next;
-                continue;
-            }
+        for (struct symbol **at, *one; (one = *(at = PLACE(symbols[i], it->binary == binary)));) {
             *at = one->next;
             free(one->name), free(one);
         }
@@ -148,19 +142,13 @@ API(__hipPopCallConfiguration)(dim3 *grid, dim3 *block, size_t *lds, hipStream_t
 }
 
 API(hipGetFuncBySymbol)(hipFunction_t *function, const void *host) {
-    ENTER();
-    REQUIRE(function, hipErrorInvalidValue);
-    LEAVE(registered_function(function, host));
+    CHECKED(function, hipErrorInvalidValue, registered_function(function, host));
 }
 API(hipGetSymbolAddress)(void **address, const void *host) {
-    ENTER();
-    REQUIRE(address, hipErrorInvalidValue);
-    LEAVE(registered_variable(address, NULL, host));
+    CHECKED(address, hipErrorInvalidValue, registered_variable(address, NULL, host));
 }
 API(hipGetSymbolSize)(size_t *size, const void *host) {
-    ENTER();
-    REQUIRE(size, hipErrorInvalidValue);
-    LEAVE(registered_variable(NULL, size, host));
+    CHECKED(size, hipErrorInvalidValue, registered_variable(NULL, size, host));
 }
 
 static hipError_t at_symbol(char **address, const void *host, size_t offset, size_t size) {

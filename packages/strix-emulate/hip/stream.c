@@ -19,9 +19,7 @@ hipStream_t stream_first(void) { return streams; }
 
 bool stream_is_valid(hipStream_t stream) {
     if (!stream || stream == hipStreamLegacy || stream == hipStreamPerThread) return true;
-    hipStream_t s = streams;
-    while (s && s != stream) s = s->next;
-    return s;
+    return FIND(streams, it == stream);
 }
 
 static bool is_ours(hipStream_t stream) { return (uintptr_t)stream > 2; }
@@ -30,11 +28,7 @@ static int device_of(hipStream_t stream) {
     return is_ours(stream) ? stream->device : device_current();
 }
 
-bool event_is_valid(hipEvent_t event) {
-    hipEvent_t e = events;
-    while (e && e != event) e = e->next;
-    return event && e;
-}
+bool event_is_valid(hipEvent_t event) { return event && FIND(events, it == event); }
 
 struct capture *capture_of(hipStream_t stream) {
     return (uintptr_t)stream > 2 ? stream->capture : NULL;
@@ -68,50 +62,37 @@ API(hipExtStreamCreateWithCUMask)(hipStream_t *stream, uint32_t count, const uin
     return hipStreamCreateWithPriority(stream, 0, 0);
 }
 void stream_drop(hipStream_t stream) {
-    hipStream_t *at = &streams;
-    while (*at != stream) at = &(*at)->next;
+    hipStream_t *at = PLACE(streams, it == stream);
     capture_spoil(stream->capture);
     *at = stream->next;
     free(stream->tail.nodes), free(stream);
 }
 API(hipStreamDestroy)(hipStream_t stream) {
-    ENTER();
-    REQUIRE(is_ours(stream) && stream_is_valid(stream), hipErrorInvalidHandle);
-    stream_drop(stream);
-    LEAVE(hipSuccess);
+    CHECKED(is_ours(stream) && stream_is_valid(stream), hipErrorInvalidHandle,
+            (stream_drop(stream), hipSuccess));
 }
 API(hipStreamSynchronize)(hipStream_t stream) {
-    ENTER();
-    REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);
-    LEAVE(capture_spoil(capture_of(stream)));
+    CHECKED(stream_is_valid(stream), hipErrorInvalidHandle, capture_spoil(capture_of(stream)));
 }
 API(hipStreamQuery)(hipStream_t stream) { return hipStreamSynchronize(stream); }
 API(hipStreamGetFlags)(hipStream_t stream, unsigned *flags) {
-    ENTER();
-    REQUIRE(flags && stream_is_valid(stream), hipErrorInvalidValue);
-    *flags = is_ours(stream) ? stream->flags : 0;
-    LEAVE(hipSuccess);
+    CHECKED(flags && stream_is_valid(stream), hipErrorInvalidValue,
+            (*flags = is_ours(stream) ? stream->flags : 0, hipSuccess));
 }
 API(hipStreamGetPriority)(hipStream_t stream, int *priority) {
-    ENTER();
-    REQUIRE(priority && stream_is_valid(stream), hipErrorInvalidValue);
-    *priority = is_ours(stream) ? stream->priority : 0;
-    LEAVE(hipSuccess);
+    CHECKED(priority && stream_is_valid(stream), hipErrorInvalidValue,
+            (*priority = is_ours(stream) ? stream->priority : 0, hipSuccess));
 }
 API(hipStreamGetDevice)(hipStream_t stream, hipDevice_t *device) {
-    ENTER();
-    REQUIRE(device && stream_is_valid(stream), hipErrorInvalidValue);
-    *device = device_of(stream);
-    LEAVE(hipSuccess);
+    CHECKED(device && stream_is_valid(stream), hipErrorInvalidValue,
+            (*device = device_of(stream), hipSuccess));
 }
 API_OF(int, hipGetStreamDeviceId)(hipStream_t stream) {
     return stream_is_valid(stream) ? device_of(stream) : -1;
 }
 API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
-    ENTER();
-    REQUIRE(number && stream_is_valid(stream), hipErrorInvalidValue);
-    *number = is_ours(stream) ? stream->number : (uintptr_t)stream;
-    LEAVE(hipSuccess);
+    CHECKED(number && stream_is_valid(stream), hipErrorInvalidValue,
+            (*number = is_ours(stream) ? stream->number : (uintptr_t)stream, hipSuccess));
 }
 API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *data,
                           unsigned flags) {
@@ -143,8 +124,7 @@ API(hipEventCreateWithFlags)(hipEvent_t *event, unsigned flags) {
 API(hipEventCreate)(hipEvent_t *event) { return hipEventCreateWithFlags(event, 0); }
 API(hipEventDestroy)(hipEvent_t event) {
     ENTER();
-    hipEvent_t *at = &events;
-    while (*at && *at != event) at = &(*at)->next;
+    hipEvent_t *at = PLACE(events, it == event);
     REQUIRE(event && *at, hipErrorInvalidHandle);
     *at = event->next;
     free(event->tail.nodes), free(event);
@@ -164,9 +144,8 @@ void event_forget(struct capture *capture) {
 }
 
 API(hipEventSynchronize)(hipEvent_t event) {
-    ENTER();
-    REQUIRE(event_is_valid(event), hipErrorInvalidHandle);
-    LEAVE(capture_spoil(event->capture) ? hipErrorCapturedEvent : hipSuccess);
+    CHECKED(event_is_valid(event), hipErrorInvalidHandle,
+            capture_spoil(event->capture) ? hipErrorCapturedEvent : hipSuccess);
 }
 API(hipEventQuery)(hipEvent_t event) { return hipEventSynchronize(event); }
 API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop) {

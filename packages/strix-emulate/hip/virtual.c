@@ -33,24 +33,19 @@ static hipMemGenericAllocationHandle_t handles;
 static struct mapping *mappings;
 
 static bool is_handle(hipMemGenericAllocationHandle_t handle) {
-    hipMemGenericAllocationHandle_t h = handles;
-    while (h && h != handle) h = h->next;
-    return handle && h;
+    return handle && FIND(handles, it == handle);
 }
 
 static void drop(hipMemGenericAllocationHandle_t handle) {
     if (--handle->references) return;
-    hipMemGenericAllocationHandle_t *at = &handles;
-    while (*at != handle) at = &(*at)->next;
+    hipMemGenericAllocationHandle_t *at = PLACE(handles, it == handle);
     *at = handle->next;
     pool_free(handle->in_pool, KIND_PHYSICAL);
     free(handle);
 }
 
 static bool is_reserved(const char *start, size_t size) {
-    struct reserved *r = reservations;
-    while (r && !(start >= r->start && start + size <= r->start + r->size)) r = r->next;
-    return r;
+    return FIND(reservations, start >= it->start && start + size <= it->start + it->size);
 }
 
 API(hipMemGetAllocationGranularity)(size_t *granularity, const hipMemAllocationProp *p,
@@ -86,9 +81,7 @@ API(hipMemAddressReserve)(void **address, size_t size, size_t alignment, void *h
 }
 API(hipMemAddressFree)(void *address, size_t size) {
     ENTER();
-    struct reserved **at = &reservations;
-    while (*at && (*at)->start != address) at = &(*at)->next;
-    struct reserved *one = *at;
+    struct reserved **at = PLACE(reservations, it->start == address), *one = *at;
     REQUIRE(one && one->size == size, hipErrorInvalidValue);
     for (struct mapping *m = mappings; m; m = m->next)
         REQUIRE(m->start < one->start || m->start >= one->start + size, hipErrorInvalidValue);
@@ -117,16 +110,13 @@ API(hipMemCreate)(hipMemGenericAllocationHandle_t *handle, size_t size,
     LEAVE(hipSuccess);
 }
 API(hipMemRelease)(hipMemGenericAllocationHandle_t handle) {
-    ENTER();
-    REQUIRE(is_handle(handle), hipErrorInvalidValue);
-    drop(handle);
-    LEAVE(hipSuccess);
+    CHECKED(is_handle(handle), hipErrorInvalidValue, (drop(handle), hipSuccess));
 }
 API(hipMemRetainAllocationHandle)(hipMemGenericAllocationHandle_t *handle, void *address) {
     ENTER();
     REQUIRE(handle, hipErrorInvalidValue);
-    struct mapping *m = mappings;
-    while (m && !((char *)address >= m->start && (char *)address < m->start + m->size)) m = m->next;
+    struct mapping *m =
+        FIND(mappings, (char *)address >= it->start && (char *)address < it->start + it->size);
     REQUIRE(m, hipErrorInvalidValue);
     m->handle->references++;
     *handle = m->handle;
@@ -134,10 +124,7 @@ API(hipMemRetainAllocationHandle)(hipMemGenericAllocationHandle_t *handle, void 
 }
 API(hipMemGetAllocationPropertiesFromHandle)(hipMemAllocationProp *p,
                                              hipMemGenericAllocationHandle_t handle) {
-    ENTER();
-    REQUIRE(p && is_handle(handle), hipErrorInvalidValue);
-    *p = handle->properties;
-    LEAVE(hipSuccess);
+    CHECKED(p && is_handle(handle), hipErrorInvalidValue, (*p = handle->properties, hipSuccess));
 }
 
 API(hipMemMap)(void *p, size_t size, size_t offset, hipMemGenericAllocationHandle_t handle,
@@ -166,12 +153,8 @@ API(hipMemUnmap)(void *p, size_t size) {
     for (struct mapping *m = mappings; m; m = m->next)
         if (m->start >= start && m->start + m->size <= start + size) found += m->size;
     REQUIRE(size && found == size, hipErrorInvalidValue);
-    for (struct mapping **at = &mappings; *at;) {
-        struct mapping *m = *at;
-        if (m->start < start || m->start >= start + size) {
-            at = &m->next;
-            continue;
-        }
+    for (struct mapping **at, *m;
+         (m = *(at = PLACE(mappings, it->start >= start && it->start < start + size)));) {
         *at = m->next;
         drop(m->handle);
         free(m);
