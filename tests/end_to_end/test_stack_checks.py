@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.project import CHECKOUT, forge
 
-# a softmax scale that is off, where float32 is computed and not the reference; the U-Net calls it
-WRONG_SCALE = """
-import runpy, sys, torch
+# The check, then with a softmax scale that is off where float32 is computed and not the reference,
+# which the U-Net calls; and what strix-validate models says of diffusers, by diffusers' own names.
+DIFFUSION = """
+import contextlib, io, json, sys, torch
+sys.path.insert(0, sys.argv.pop(1))
+sys.argv += ["--device", "cpu"]
+import check
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from strix_validate.models.table import rows
 from torch.nn import functional
-sdpa = functional.scaled_dot_product_attention
+
+def said():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = check.main()
+    return [status, out.getvalue()]
+
+right, sdpa = said(), functional.scaled_dot_product_attention
 functional.scaled_dot_product_attention = lambda q, *kv, **more: sdpa(
     1.2 * q if q.dtype == torch.float32 else q, *kv, **more
 )
-sys.argv = [sys.argv[1], "--device", "cpu"]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-# what strix-validate models says of diffusers, by diffusers' own names
-CHOICES = """
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from strix_validate.models.table import rows
 default, asked = (row.chosen for row in rows() if row.of.startswith("attention, "))
 own = _AttentionBackendRegistry.get_active_backend()[0].value
-print("as diffusers has them", default == own, asked in [x.value for x in AttentionBackendName])
+names = [default == own, asked in [x.value for x in AttentionBackendName]]
+print(json.dumps({"right": right, "wrong": said(), "names": names}))
 """
 
 
@@ -41,38 +46,35 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-def install(name: str, root: Path) -> str:
-    """Lock and install a stack; returns its check."""
+def checked(name: str, root: Path, *words: str) -> dict[str, Any]:
+    """Install a stack, run a Python program in it, which is told its folder; what that found."""
     forge("lock", name, root=root)
     forge("install", name, root=root)
-    return str(root / "stacks" / name / "check.py")
+    words = ("run", name, "--", "python", *words[:2], str(root / "stacks" / name), *words[2:])
+    return json.loads(forge(*words, root=root).splitlines()[-1])
 
 
 def test_diffusion(built: Path) -> None:
-    check = install("diffusion", built)
-    done = forge("run", "diffusion", "--", "python", check, "--device", "cpu", root=built)
-    assert done.count("correct  ") == 8 and "WRONG" not in done
-    words = ("run", "diffusion", "--", "python", "-c", WRONG_SCALE, check)
-    wrong = forge(*words, code=1, root=built)
-    assert "WRONG  U-Net, float32" in wrong
-    said = forge("run", "diffusion", "--", "python", "-c", CHOICES, root=built)
-    assert "as diffusers has them True True" in said
+    found = checked("diffusion", built, "-c", DIFFUSION)
+    status, said = found["right"]
+    assert status == 0 and said.count("correct  ") == 8 and "WRONG" not in said
+    status, said = found["wrong"]
+    assert status == 1 and "WRONG  U-Net, float32" in said
+    assert found["names"] == [True, True]
 
 
 def test_finetune(built: Path, tmp_path: Path) -> None:
-    check = install("finetune", built)
-    done = forge("run", "finetune", "--", "python", check, "--device", "cpu", root=built)
-    assert done.count("correct  ") == 2 and "WRONG" not in done
-    # the host base has none; evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
-    assert "SKIPPED  NF4: bitsandbytes is not installed" in done
     faults = CHECKOUT / "tests" / "support" / "finetune_faults.py"
-    words = ("run", "finetune", "--", "python", str(faults), str(Path(check).parent), str(tmp_path))
-    found = json.loads(forge(*words, root=built).splitlines()[-1])
+    found = checked("finetune", built, "-u", str(faults), str(tmp_path))
+    status, said = found["whole"]
+    assert status == 0 and said.count("correct  ") == 2 and "WRONG" not in said
+    # the host base has none; evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
+    assert "SKIPPED  NF4: bitsandbytes is not installed" in said
     assert found["check"].pop("none") == 0
     assert len(found["check"]) == 9 and {*found["check"].values()} == {1}, found["check"]
-    said = found["recipe"]
-    before, after = map(float, said["good"].split("went from ")[1].split(" to "))
-    assert after < before - 1 and said["adapters"] == "14 of 14"
+    told = found["recipe"]
+    before, after = map(float, told["good"].split("went from ")[1].split(" to "))
+    assert after < before - 1 and told["adapters"] == "14 of 14"
     for name, part in {
         "no model": "holds no model: no config.json is in it",
         "no data": "none.jsonl is not a file",
@@ -84,4 +86,4 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
         "other keys": "line 1: not a JSON object with",
         "mixed": "line 2: not a JSON object with text",
     }.items():
-        assert part in said[name], said
+        assert part in told[name], told

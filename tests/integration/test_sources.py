@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from packageurl import PackageURL
 from support.conda_packages import file, tarball
-from support.project import MiniProject
+from support.project import MiniProject, commit
 from support.servers import QuietHandler, served
 
 from forge.errors import NotAttempted
@@ -257,19 +256,12 @@ def test_mirrors_are_tried_in_turn(private: MiniProject, upstream: Upstream) -> 
 def test_git_source(private: MiniProject, tmp_path: Path) -> None:
     """Fetched by commit, moved like a file, checked, and built when its host is gone."""
     upstream = tmp_path / "upstream" / "demo.git"
-    commands = (
-        "git init -q demo && cd demo && echo first > text && git add . && git commit -qm first"
-        " && echo second > text && git commit -qam second && git rev-parse HEAD"
-        f" && git clone -q --bare . {upstream}"
-    )
-    identity = {f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER")
-                for what in ("NAME", "EMAIL")}  # fmt: skip
-    done = subprocess.run(
-        commands, shell=True, cwd=tmp_path, env=os.environ | identity, check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    commit = done.stdout.strip()
-    named = f'[{{git: "{upstream.as_uri()}", rev: {commit}, target_directory: got}}]'
+    (demo := tmp_path / "demo").mkdir()
+    for text in ("first\n", "second\n"):
+        (demo / "text").write_text(text)
+        made = commit(demo)
+    subprocess.run(["git", "clone", "-q", "--bare", demo, upstream], check=True)
+    named = f'[{{git: "{upstream.as_uri()}", rev: {made}, target_directory: got}}]'
     script = READ.replace("cp text", "cp got/text")
     private.recipe("alpha", source=named, script=script)
     private.forge("sources", "fetch")
@@ -278,18 +270,18 @@ def test_git_source(private: MiniProject, tmp_path: Path) -> None:
     (private.root / "build" / "sources").rename(folder)
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
     private.forge("sources", "add", str(folder))
-    assert f"commit {commit}" in private.forge("sources", "verify").stdout
+    assert f"commit {made}" in private.forge("sources", "verify").stdout
     private.forge("build", "alpha")
     assert private.packages()
 
-    moved = folder / commit / "demo.git"
+    moved = folder / made / "demo.git"
     for item in (moved / "objects").rglob("*"):
         if item.is_file():
             item.chmod(0o644)
             item.write_bytes(item.read_bytes()[:-3] + b"bad")
     shutil.rmtree(private.root / "build" / "sources")
     refused = private.forge("sources", "add", str(folder), code=2).stderr
-    assert f"refused: {moved} " in refused and commit in refused
+    assert f"refused: {moved} " in refused and made in refused
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 """Faults planted in the training that the finetune stack's check looks at, and its recipe's input.
 
 Runs in that stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last line that it prints
-is JSON: the check's exit status for each fault, of four bits as well where bitsandbytes is
-installed, and what the recipe said of each input.
+is JSON: the whole check's exit status and words, its status for each fault, of four bits as well
+where bitsandbytes is installed, and what the recipe said of each input.
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ ATTENTION = {
 def status() -> int:
     with patch.object(sys, "argv", ["check.py", "--device", "cpu"]):
         return check.main()
+
+
+def whole() -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        return status(), said.getvalue()
 
 
 def checked() -> dict[str, int]:
@@ -199,4 +204,6 @@ def recipe() -> dict[str, str]:
 
 
 four_bits = checked_in_four_bits() if is_bitsandbytes_available() else {}
-print(json.dumps({"check": checked(), "four bits": four_bits, "recipe": recipe()}))
+# the whole check first: those after it take fewer steps
+found = {"whole": whole(), "check": checked(), "four bits": four_bits, "recipe": recipe()}
+print(json.dumps(found))

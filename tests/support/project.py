@@ -185,6 +185,13 @@ def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
     return done.stdout
 
 
+def commit(folder: Path) -> str:
+    """Have git keep all that is in a folder; returns the commit."""
+    script = "git init -q . && git add . && git -c user.name=x -c user.email=x@example.com commit"
+    script += " -q --allow-empty -m x && git rev-parse HEAD"
+    return subprocess.check_output(["sh", "-ec", script], cwd=folder, text=True).strip()
+
+
 def module(path: Path) -> ModuleType:
     """A program that is in no package, as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import shutil
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
@@ -95,6 +97,18 @@ def findings(target: Path) -> list[str]:
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@contextlib.contextmanager
+def restored(folder: Path) -> Iterator[None]:
+    """Give a folder back as it was."""
+    before = tree(folder)
+    yield
+    for name in tree(folder).keys() - before.keys():
+        (folder / name).unlink()
+    for name, data in before.items():
+        if not (folder / name).exists() or (folder / name).read_bytes() != data:
+            (folder / name).write_bytes(data)
 
 
 def fetch(url: str) -> bytes:

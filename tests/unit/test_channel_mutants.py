@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from support.conda_packages import file, link, package, repacked
 from support.mutants import Tally, texts, trees
-from support.static_channel import BUILD, Source, tree, unzstd
+from support.static_channel import BUILD, Source, restored, unzstd
 
 from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
@@ -41,14 +41,8 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def published(channel: Path) -> Iterator[Path]:
-    """The published channel, given back as it was."""
-    before = tree(channel)
-    yield channel / "out"
-    for name in tree(channel).keys() - before.keys():
-        (channel / name).unlink()
-    for name, data in before.items():
-        if (channel / name).read_bytes() != data:
-            (channel / name).write_bytes(data)
+    with restored(channel):
+        yield channel / "out"
 
 
 def dumps(mutant: Any) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from support.conda_packages import file, package
 from support.servers import served
-from support.static_channel import BUILD, Source, findings, flip, tree, unzstd
+from support.static_channel import BUILD, Source, findings, flip, restored, tree, unzstd
 
 from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
@@ -34,13 +34,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(published: Path) -> Iterator[Path]:
-    """The published channel, given back as it was."""
-    before = tree(published)
-    yield published
-    for name in tree(published).keys() - before.keys():
-        (published / name).unlink()
-    for name, data in before.items():
-        (published / name).write_bytes(data)
+    with restored(published):
+        yield published
 
 
 ALPHA = f"noarch/alpha-1.0-{BUILD}.conda"

@@ -275,10 +275,3 @@ def test_a_forged_record_is_refused(
     file.write_text(json.dumps(forged))
     with pytest.raises(record.BadRecord, match=said):
         record.load(file)
-
-
-def test_a_record_of_another_schema_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "old.json"
-    file.write_text('{"schema": 1, "checks": []}')
-    with pytest.raises(record.BadRecord, match="schema"):
-        record.load(file)

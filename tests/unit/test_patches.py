@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import yaml
 from support import recipe_checks
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, TRAILERS, lint, lint_file
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, MiniProject, commit
 from typer.testing import CliRunner
 
 from forge.cli.main import app
@@ -172,10 +171,8 @@ def test_every_line_of_context_counts(first: str, applies: bool, tmp_path: Path)
 
 
 def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
-    script = "git init -q . && git add . && git -c user.name=x -c user.email=x@example.com"
-    script += " commit -q -m x && git rev-parse HEAD"
-    commit = subprocess.check_output(["sh", "-ec", script], cwd=tmp_path / "demo", text=True)
-    source = f"git: '{(tmp_path / 'demo').as_uri()}', rev: {commit.strip()},"
+    demo = tmp_path / "demo"
+    source = f"git: '{demo.as_uri()}', rev: {commit(demo)},"
     text = patched.recipe.read_text()
     patched.recipe.write_text(re.sub(r"url: .*? sha256: \w+,", source, text))
     assert patched.check() == ("applies", "alpha: 1 patches: applies")

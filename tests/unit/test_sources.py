@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packageurl import PackageURL
 from support.conda_packages import file, tarball
-from support.project import MiniProject
+from support.project import MiniProject, commit
 
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import write_text
@@ -155,14 +155,12 @@ def test_a_cut_copy_is_fetched_anew(index: Index) -> None:
 @pytest.mark.parametrize("how", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
 def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> None:
     """Of which only that commit is kept."""
-    script = (
-        "git init -q up && cd up && git config user.email x@example.com && git config user.name x"
-        " && echo first > text && git add . && git commit -qm first && echo second > text"
-        f" && git commit -qam second && git rev-parse HEAD && git {how} file://$PWD ../other"
-    )
-    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, text=True, capture_output=True)
-    commit = done.stdout.strip()
-    source = Source("https://upstream.invalid/demo.git", "", commit=commit)
+    (up := tmp_path / "up").mkdir()
+    for text in ("first\n", "second\n"):
+        (up / "text").write_text(text)
+        made = commit(up)
+    subprocess.run(f"git {how} {up.as_uri()} {tmp_path}/other", shell=True, check=True)
+    source = Source("https://upstream.invalid/demo.git", "", commit=made)
     kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
     assert kept.add(tmp_path / "other", [source]) == source and kept.state(source) == "whole"
     count = ["git", "-C", str(kept.path(source)), "rev-list", "--all", "--count"]

@@ -12,7 +12,7 @@ import pytest
 from support.conda_packages import file, tarball
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, lint
-from support.project import MiniProject
+from support.project import MiniProject, commit
 from typer.testing import CliRunner, Result
 
 from forge import versions
@@ -249,11 +249,9 @@ def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository in the place of GitHub with the tags 1.0b and 1.1b, and two of no release."""
     repository = world.hosts / "strix-forge-tests" / "library"
     repository.mkdir(parents=True)
-    script = "git init -q . && git -c user.name=x -c user.email=x@example.com commit -q -m x"
-    script += (
-        " --allow-empty && git tag 1.0b && git tag 1.1b && git tag 1.9-rocmb && git tag 1.9+mineb"
-    )
-    subprocess.run(["sh", "-ec", script], cwd=repository, check=True)
+    commit(repository)
+    for tag in ("1.0b", "1.1b", "1.9-rocmb", "1.9+mineb"):
+        subprocess.run(["git", "tag", tag], cwd=repository, check=True)
     for name, value in {"COUNT": "1", "KEY_0": f"url.{world.hosts.as_uri()}/.insteadOf",
                         "VALUE_0": "https://github.com/"}.items():  # fmt: skip
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
