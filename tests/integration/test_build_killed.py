@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,18 @@ def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
     assert not [path for name in left for path in project.root.glob(name)]
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(library(tmp_path_factory.mktemp("library")), {}) as made:
+        yield made
+
+
 @pytest.mark.parametrize("call", KILLS[::EVERY])
-def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before, made = built(project), library(tmp_path_factory.mktemp("library"))
+def test_a_kill(call: str, project: MiniProject, forks: Forks) -> None:
+    before = built(project)
     (temporary := project.root / "tmp").mkdir()
-    with Forks(made, project.environment | {"TMPDIR": str(temporary)}) as forks:
-        done = forks("build-all", fault=call)
+    here = project.environment | {"TMPDIR": str(temporary)}
+    done = forks("build-all", fault=call, **here)
     assert done.code == -signal.SIGKILL, done
     require_completed(project, before)
     assert list(temporary.iterdir()) == []
@@ -71,12 +78,10 @@ def test_a_kill(call: str, project: MiniProject, tmp_path_factory: pytest.TempPa
 
 @pytest.mark.parametrize(("kind", "name", "part"), FAULTS)
 def test_a_call_that_fails(
-    kind: str, name: str, part: str, project: MiniProject, tmp_path_factory: pytest.TempPathFactory
+    kind: str, name: str, part: str, project: MiniProject, forks: Forks
 ) -> None:
-    before, made = built(project), library(tmp_path_factory.mktemp("library"))
-    code = getattr(errno, name)
-    with Forks(made, project.environment) as forks:
-        done = forks("build-all", fault=f"{kind}:1:{code}:{part}")
+    before, code = built(project), getattr(errno, name)
+    done = forks("build-all", fault=f"{kind}:1:{code}:{part}", **project.environment)
     assert done.code == 1 and os.strerror(code) in done.said, done
     assert "Traceback" not in done.said and "fault of forge" not in done.said
     require_completed(project, before)
