@@ -29,7 +29,7 @@ from forge.sources.download import Downloader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000000\r\n\r\n"
 BODY = b"\x28\xb5\x2f\xfd" + bytes(1000)  # as a file of zstd begins
-SECONDS = 2  # of patience
+SECONDS = 1  # of patience
 
 
 @pytest.fixture(params=["silent", "slow", "trickle"])
