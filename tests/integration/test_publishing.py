@@ -15,7 +15,7 @@ from support.static_channel import Source, findings, flip, lock_of, solve
 from typer.testing import CliRunner
 
 from forge.channel.publish import StaticChannel
-from forge.cli import publishing
+from forge.cli.main import app
 from forge.errors import ForgeError
 
 
@@ -46,36 +46,39 @@ def test_yank(tmp_path: Path) -> None:
             assert new in solve(url, tmp_path / "cache", "beta", **form)
 
 
-def test_commands(project: MiniProject, tmp_path: Path) -> None:
+def test_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """publish, and channel yank and verify: what they print and how they exit."""
-    target = tmp_path / "out"
-    source = Source(project.channel)
-    dist = source.make("alpha")
-    assert "revision 1: 1 added" in project.forge("publish", "--to", str(target)).stdout
-    again = project.forge("publish", "--to", target.as_uri()).stdout
-    assert "nothing new" in again
-    page = project.root / "docs/channel_page.py"  # publish and yank run it
-    page.parent.mkdir()
-    page.write_text('import sys\nopen(sys.argv[1] + "/index.html", "a").write("line\\n")\n')
-    project.forge("publish", "--to", str(target))
-    assert len((target / "index.html").read_text().splitlines()) == 1
-    page.write_text('raise SystemExit("no page, because")\n')
-    failed = project.forge("publish", "--to", str(target), code=1).stderr
-    assert "no page, because" in failed and f"{target} is published, but its page is not" in failed
-    page.unlink()
+    project, target = MiniProject(tmp_path / "project"), tmp_path / "out"
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    dist = Source(project.channel).make("alpha")
 
-    refused = CliRunner().invoke(publishing.app, ["publish", "--to", "https://prefix.dev/demo"])
-    assert isinstance(refused.exception, ForgeError) and "is not a directory" in str(
-        refused.exception
-    )
-
-    def channel(*arguments: str, code: int = 0) -> str:
-        done = CliRunner().invoke(publishing.channel_app, arguments)
+    def said(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, words)
         if isinstance(done.exception, ForgeError):
             assert done.exception.exit_code == code
             return str(done.exception)
         assert done.exit_code == code, done.output
         return done.output
+
+    def publish(to: str = str(target), code: int = 0) -> str:
+        return said("publish", "--to", to, code=code)
+
+    assert "revision 1: 1 added" in publish()
+    assert "nothing new" in publish(target.as_uri())
+    page = project.root / "docs/channel_page.py"  # publish and yank run it
+    page.parent.mkdir()
+    page.write_text('import sys\nopen(sys.argv[1] + "/index.html", "a").write("line\\n")\n')
+    publish()
+    assert len((target / "index.html").read_text().splitlines()) == 1
+    page.write_text('raise SystemExit("no page, because")\n')
+    assert f"{target} is published, but its page is not" in publish(code=1)
+    assert "no page, because" in capfd.readouterr().err
+    page.unlink()
+
+    def channel(*words: str, code: int = 0) -> str:
+        return said("channel", *words, code=code)
 
     assert "is not a published channel" in channel("yank", str(target.parent), dist, code=2)
     assert "revision 2: 1 yanked" in channel("yank", str(target), dist)

@@ -52,11 +52,6 @@ def test_a_channel_stays_on_its_base(
     assert Context(other, root=tmp_path).base.name == other
 
 
-def test_an_unknown_base() -> None:
-    with pytest.raises(ForgeError, match="'embedded' is not one of auto, conda-forge, host"):
-        BaseName("embedded")
-
-
 def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases.network, "unanswered", None)
     assert bases.choose(BaseName.CONDA_FORGE)[0] == "conda-forge"
@@ -106,19 +101,6 @@ def test_a_python_that_cannot_be_had() -> None:
         bases.load(project, "conda-forge", {"python": ["new"]})
     with pytest.raises(ForgeError, match="host base has the Python that runs this.*FORGE_PYTHON"):
         bases.load(project, "host", {"python": ["3.13"]})
-
-
-@pytest.mark.parametrize("place", ["before", "after", "joined"])
-def test_base_option_may_stand_anywhere(tmp_path: Path, place: str) -> None:
-    project = MiniProject(tmp_path)
-    project.recipe("alpha")
-    arguments = {
-        "before": ["--base", "conda-forge", "plan"],
-        "after": ["plan", "--base", "conda-forge"],
-        "joined": ["plan", "--base=conda-forge"],
-    }[place]
-    done = project.forge(*arguments)
-    assert "base: conda-forge" in done.stderr and "hostbound" not in done.stdout
 
 
 def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from rattler import MatchSpec
 from rattler_build import assemble_package
+from support.commands import refused
 from support.mutants import Tally, texts, trees
 from support.project import CHECKOUT, MiniProject, module, processes_in
 from support.wheels import write_wheel
@@ -205,8 +206,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     project.recipe("alpha")
-    error = project.forge("build-all", code=3, PATH=str(tmp_path)).stderr
-    assert "needs gcc and g++" in error and "apt-get" in error
+    error = refused("build-all", **project.environment | {"PATH": str(tmp_path)})
+    assert "needs gcc and g++" in str(error) and "apt-get" in str(error) and error.exit_code == 3
 
 
 @pytest.fixture

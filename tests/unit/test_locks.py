@@ -129,12 +129,6 @@ def test_a_change_that_is_not_locked_is_seen(
     assert re.search(problem, "\n".join(problems(tmp_path, text.replace(old, new))))
 
 
-def test_a_lock_with_marks_of_a_merge_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pixi.lock").write_text(f"<<<<<<< ours\n{LOCK.read_text()}")
-    with pytest.raises(ForgeError, match=r"pixi\.lock is not a lock file"):
-        lockfile.read(tmp_path / "pixi.lock")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

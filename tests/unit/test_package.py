@@ -69,18 +69,6 @@ def test_every_damage_is_one_message(tmp_path: Path) -> None:
     assert found > len(content) / 8
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"_type": 1}', '{"_type": "https://in-toto.io/Statement/v1"}']
-)
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "x.provenance.json"
-    file.write_text(text)
-    with pytest.raises(ForgeError, match="is not the provenance of a package"):
-        provenance.read(file)
-    with pytest.raises(ForgeError, match="No such file"):
-        provenance.read(tmp_path / "absent")
-
-
 def record(**parameters: Any) -> dict[str, Any]:
     """The least that a record has."""
     given = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {}} | parameters
@@ -97,19 +85,25 @@ def record(**parameters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (None, "is not the provenance of a package"),
+        ([], "is not the provenance of a package"),
+        ({"_type": 1}, "is not the provenance of a package"),
+        ({"_type": STATEMENT}, "is not the provenance of a package"),
         (record(variant=[]), "is not the provenance of a package"),
         (record(recipe={}), "is not the provenance of a package"),
         (record() | {"subject": []}, "is not the provenance of a package"),
         (record() | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "v0.2, not https"),
     ],
 )
-def test_other_statement_is_refused(tmp_path: Path, data: dict, message: str) -> None:
+def test_what_is_no_record_is_refused(tmp_path: Path, data: Any, message: str) -> None:
     file = tmp_path / "x.provenance.json"
     file.write_text(json.dumps(record()))
     assert provenance.read(file) == record()
-    file.write_text(json.dumps(data))
+    file.write_text(json.dumps(data) if data is not None else "")
     with pytest.raises(ForgeError, match=message):
         provenance.read(file)
+    with pytest.raises(ForgeError, match="No such file"):
+        provenance.read(tmp_path / "absent")
 
 
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:

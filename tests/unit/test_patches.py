@@ -264,10 +264,12 @@ def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
     assert again.endswith("upstream has it: drop this patch")
 
 
-def test_one_bad_encoding_fails_alone(patched: Patched) -> None:
+def test_patch_that_is_not_text(patched: Patched) -> None:
     patched.patch.write_bytes(b"\xff")
     state, says = patched.check()
     assert state == "fails" and "is not UTF-8" in says
+    with pytest.raises(ForgeError, match=r"0001-word.patch is not UTF-8"):
+        patched.lint()
 
 
 def test_mutants(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
@@ -303,9 +305,3 @@ def test_patch_with_a_name_that_no_file_can_have(patched: Patched) -> None:
     patched.recipe.write_text(text.replace("0001-word.patch", f"{'a' * 5000}.patch"))
     with pytest.raises(ForgeError, match="which does not exist"):
         patched.recipes()
-
-
-def test_patch_that_is_not_text(patched: Patched) -> None:
-    patched.patch.write_bytes(b"\xff")
-    with pytest.raises(ForgeError, match=r"0001-word.patch is not UTF-8"):
-        patched.lint()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from forge.project import Project
 from forge.recipes.plan import every_source
 from forge.recipes.recipe import sources_of
 from forge.sources import cache, download
-from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
 
 WHEEL = "demo-1.0-cp39-cp39-win_amd64.whl"
@@ -130,18 +128,6 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
     index.settings["cert"] = "/nowhere/ca.pem"
     with pytest.raises(ForgeError, match=r"pip's certificates /nowhere/ca\.pem"):
         index.fetch()
-
-
-@pytest.mark.parametrize("names", [["x-1.0/text"], ["text", "other"]])
-def test_unpacked_as_rattler_build_does(tmp_path: Path, names: list[str]) -> None:
-    """A single top folder is dropped."""
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for name in names:
-            archive.writestr(name, "")
-    unpack(tmp_path / "a.zip", tmp_path / "got")
-    found = sorted(path.name for path in (tmp_path / "got").iterdir())
-    assert found == sorted(name.rpartition("/")[2] for name in names)
-    assert not (tmp_path / "got.unpacking").exists()
 
 
 def test_a_cut_copy_is_fetched_anew(index: Index) -> None:
