@@ -48,31 +48,35 @@ def disassemble(
         DisassemblerError: no suitable libLLVM.
     """
     lib = find_disassembler()
+    context = _context(lib, target.name, width)
+    # LLVM 22.1.8 crashes where a literal is cut off
+    room = len(code) + _LONGEST
+    buffer = ctypes.create_string_buffer(code, room)
+    text = ctypes.create_string_buffer(1024)
+    lines: list[tuple[int, int, str]] = []
+    at = 0
+    while at < len(code) and len(lines) < most:
+        if code[at + 3 : at + 8] in _CRASHES:
+            # the literal becomes another one: nothing takes a number from the text
+            buffer[at + 5] = b"\x01"
+        size = lib.LLVMDisasmInstruction(
+            context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
+        )
+        size = size if at + size <= len(code) else 0
+        lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
+        at += size or 4
+    return lines
+
+
+@cache
+def _context(lib: ctypes.CDLL, name: str, width: int) -> int:
+    """Return LLVM's disassembler of one GPU, which stays: making it takes longer than a line."""
     context = lib.LLVMCreateDisasmCPUFeatures(
-        _TRIPLE, target.name.encode(), _features(width), None, 0, None, None
+        _TRIPLE, name.encode(), _features(width), None, 0, None, None
     )
     if not context:
-        raise DisassemblerError(f"{_found()[1]} cannot disassemble {target.name}; {_ADVICE}")
-    try:
-        # LLVM 22.1.8 crashes where a literal is cut off
-        room = len(code) + _LONGEST
-        buffer = ctypes.create_string_buffer(code, room)
-        text = ctypes.create_string_buffer(1024)
-        lines: list[tuple[int, int, str]] = []
-        at = 0
-        while at < len(code) and len(lines) < most:
-            if code[at + 3 : at + 8] in _CRASHES:
-                # the literal becomes another one: nothing takes a number from the text
-                buffer[at + 5] = b"\x01"
-            size = lib.LLVMDisasmInstruction(
-                context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
-            )
-            size = size if at + size <= len(code) else 0
-            lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
-            at += size or 4
-        return lines
-    finally:
-        lib.LLVMDisasmDispose(context)
+        raise DisassemblerError(f"{_found()[1]} cannot disassemble {name}; {_ADVICE}")
+    return context
 
 
 def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
@@ -177,7 +181,6 @@ def _declare(lib: ctypes.CDLL) -> None:
     ):  # fmt: skip
         getattr(lib, f"LLVM{name}").restype = pointer
     signatures = {
-        "DisasmDispose": [pointer],
         "DisasmInstruction": [pointer, pointer, ctypes.c_uint64, ctypes.c_uint64, text, size],
         "ContextSetDiagnosticHandler": [pointer, pointer, pointer],
         "ModuleCreateWithNameInContext": [text, pointer],
