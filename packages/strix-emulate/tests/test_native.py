@@ -119,12 +119,10 @@ def test_locks_and_counters_give_the_same_bits(checks):
         options = Options(checks=checks, native=by_c, budget=1_000_000)
         lock, total, count, out = (np.zeros(1, np.int32) for _ in range(4))
         done = [
-            zoo.run(zoo.locked, (8,), dict.fromkeys(("lock", "total", "count", "x"), "*i32"),
-                    {"BLOCK": 128}, [*map(Buffer, (lock, total, count, x))], options=options),
-            zoo.run(zoo.last_block, (8,),
-                    dict.fromkeys(("x", "partial", "counter", "out"), "*i32"),
-                    {"BLOCK": 128, "PARTS": 8},
-                    [*map(Buffer, (x, np.zeros(8, np.int32), np.zeros(1, np.int32), out))],
+            zoo.run(zoo.locked, (8,), {"BLOCK": 128}, *map(Buffer, (lock, total, count, x)),
+                    options=options),
+            zoo.run(zoo.last_block, (8,), {"BLOCK": 128, "PARTS": 8},
+                    *map(Buffer, (x, np.zeros(8, np.int32), np.zeros(1, np.int32), out)),
                     options=options),
         ]  # fmt: skip
         assert total == out == x.sum() and count == 8

@@ -20,30 +20,12 @@ TYPES = {"fp32": "f4", "fp16": "f2", "fp64": "f8", "i32": "i4", "i16": "i2", "i8
 def unary(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + i, mask=i < n, other=1)
-    if OP == "exp":
-        v = tl.exp(v)
-    elif OP == "exp2":
-        v = tl.exp2(v)
-    elif OP == "log":
-        v = tl.log(v)
-    elif OP == "log2":
-        v = tl.log2(v)
-    elif OP == "sqrt":
-        v = tl.sqrt_rn(v)
-    elif OP == "rsqrt":
-        v = tl.rsqrt(v)
-    elif OP == "abs":
-        v = tl.abs(v)
-    elif OP == "floor":
-        v = tl.floor(v)
-    elif OP == "ceil":
-        v = tl.ceil(v)
-    elif OP == "neg":
+    if OP == "neg":
         v = -v
-    elif OP == "sigmoid":
-        v = tl.sigmoid(v)
     elif OP == "not":
         v = ~v
+    else:
+        v = getattr(tl, OP)(v)
     tl.store(out + i, v, mask=i < n)
 
 
@@ -52,34 +34,16 @@ def binary(x, y, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.load(x + i, mask=i < n, other=1)
     b = tl.load(y + i, mask=i < n, other=1)
-    if OP == "add":
-        v = a + b
-    elif OP == "sub":
-        v = a - b
-    elif OP == "mul":
-        v = a * b
-    elif OP == "div":
-        v = a / b
-    elif OP == "quotient":
-        v = a // b
-    elif OP == "rest":
-        v = a % b
-    elif OP == "max":
-        v = tl.maximum(a, b)
-    elif OP == "min":
-        v = tl.minimum(a, b)
-    elif OP == "and":
-        v = a & b
-    elif OP == "or":
-        v = a | b
-    elif OP == "xor":
-        v = a ^ b
-    elif OP == "shl":
+    if OP == "shl":
         v = a << (b & 7)
     elif OP == "shr":
         v = a >> (b & 7)
     elif OP == "less":
         v = tl.where(a < b, a, b)
+    elif OP == "maximum" or OP == "minimum":
+        v = getattr(tl, OP)(a, b)
+    else:
+        v = getattr(a, OP)(b)
     tl.store(out + i, v, mask=i < n)
 
 
@@ -90,38 +54,23 @@ def convert(x, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reduce(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
+def reduce(x, out, n, OP: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr):
+    """REST: what elements behind the last are."""
     row, i = tl.program_id(0), tl.arange(0, BLOCK)
-    v = tl.load(x + row * n + i, mask=i < n, other=0)
-    if OP == "sum":
-        r = tl.sum(v, 0)
-    elif OP == "xor":
-        r = tl.xor_sum(v, 0)
-    elif OP == "max":
-        r = tl.max(tl.where(i < n, v, -100), 0)
-    elif OP == "min":
-        r = tl.min(tl.where(i < n, v, 100), 0)
-    elif OP == "argmax":
-        r = tl.argmax(tl.where(i < n, v, -100), 0)
-    elif OP == "argmin":
-        r = tl.argmin(tl.where(i < n, v, 100), 0)
-    tl.store(out + row, r)
+    v = tl.where(i < n, tl.load(x + row * n + i, mask=i < n, other=0), REST)
+    tl.store(out + row, getattr(tl, OP)(v, 0))
 
 
 @triton.jit
 def scan(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     row, i = tl.program_id(0), tl.arange(0, BLOCK)
     v = tl.load(x + row * n + i, mask=i < n, other=0)
-    if OP == "sum":
-        r = tl.cumsum(v, 0)
-    elif OP == "reverse":
+    if OP == "reverse":
         r = tl.cumsum(v, 0, reverse=True)
-    elif OP == "product":
-        r = tl.cumprod(v, 0)
     elif OP == "sort":
         r = tl.sort(v)
-    elif OP == "flip":
-        r = tl.flip(v, 0)
+    else:
+        r = getattr(tl, OP)(v, 0)
     tl.store(out + row * n + i, r, mask=i < n)
 
 
@@ -131,21 +80,7 @@ def atomics(x, where, out, old, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     inside = i < n
     v = tl.load(x + i, mask=inside, other=0)
     p = out + tl.load(where + i, mask=inside, other=0)
-    if OP == "add":
-        o = tl.atomic_add(p, v, mask=inside)
-    elif OP == "max":
-        o = tl.atomic_max(p, v, mask=inside)
-    elif OP == "min":
-        o = tl.atomic_min(p, v, mask=inside)
-    elif OP == "and":
-        o = tl.atomic_and(p, v, mask=inside)
-    elif OP == "or":
-        o = tl.atomic_or(p, v, mask=inside)
-    elif OP == "xor":
-        o = tl.atomic_xor(p, v, mask=inside)
-    elif OP == "xchg":
-        o = tl.atomic_xchg(p, v, mask=inside)
-    tl.store(old + i, o, mask=inside)
+    tl.store(old + i, getattr(tl, OP)(p, v, mask=inside), mask=inside)
 
 
 @triton.jit
@@ -225,11 +160,22 @@ def compiled(function, signature: tuple, constants: tuple) -> Kernel:
     return loader.parse_elf(elf, function.__name__, lds)[0]
 
 
-def run(function, grid, signature: dict, constants: dict, arguments: list, **more):
-    """Compiles, if it is not yet, and launches with every check."""
-    kernel = compiled(function, tuple(signature.items()), tuple(constants.items()))
+def run(function, grid, constants: dict, *arguments, types=(), **more):
+    """Compiles, if it is not yet, and launches with every check.
+
+    types: of the first arguments, where the arrays do not say so.
+    """
+    kinds = [*types, *map(_type, arguments[len(types) :])]
+    signature = zip(function.arg_names, kinds, strict=False)
+    kernel = compiled(function, tuple(signature), tuple(constants.items()))
     more = {"options": Options(budget=5_000_000)} | more
-    return launch(kernel, grid, arguments, threads=128, **more)
+    return launch(kernel, grid, list(arguments), threads=128, **more)
+
+
+def _type(argument) -> str:
+    if not isinstance(argument, Buffer):
+        return "i32"
+    return "*" + next(kind for kind, dtype in TYPES.items() if argument.data.dtype == dtype)
 
 
 def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray:
