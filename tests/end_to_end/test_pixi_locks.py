@@ -12,14 +12,12 @@ import yaml
 from support.conda_forge import LACKS
 from support.lock_format import text_of
 from support.pixi import Pixi, fit
-from support.project import CHECKOUT
+from support.project import CHECKOUT, STACKS
 from support.release import copy_stack
 
 from forge.bases import PUBLISHED
 
 pytestmark = pytest.mark.pixi
-
-STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
@@ -51,20 +49,3 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
     pixi("lock", "--check", cwd=folder)
     manifest.write_text(manifest.read_text().replace('validate = "*"', 'validate = "<0.1"'))
     pixi("lock", "--check", cwd=folder, code=1)
-
-
-def test_doctor_alone_is_small(pixi: Pixi, tmp_path: Path) -> None:
-    """What `pixi exec --spec strix-validate` solves: at most 25 packages beside Python's own."""
-    found = {}
-    for name, wanted in (("python", ""), ("doctor", 'strix-validate = "*"\n')):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "pixi.toml").write_text(
-            f'[workspace]\nname = "w"\nchannels = ["{PUBLISHED}", "conda-forge"]\n'
-            f'platforms = ["linux-64"]\n[dependencies]\npython = "3.12.*"\n{wanted}'
-        )
-        pixi("lock", cwd=folder)
-        lock = yaml.safe_load((folder / "pixi.lock").read_text())
-        found[name] = {entry["conda"] for entry in lock["packages"]}
-    # and those that no record here holds
-    assert 10 < len(found["doctor"] - found["python"]) + len(LACKS["strix-validate"]) <= 25

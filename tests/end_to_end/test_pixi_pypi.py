@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.conda_forge import LACKS, records_of_both
 from support.pixi import Pixi, fit
-from support.project import CHECKOUT
+from support.project import CHECKOUT, STACKS
 from support.release import copy_stack
 from support.servers import Revalidating, served
 from support.simple_index import ADDED, NEW, REFUSED, SimpleIndex, popular
@@ -28,7 +28,6 @@ from forge.channel.publish import StaticChannel
 pytestmark = pytest.mark.pixi
 
 NAMES = CHECKOUT / "recipes" / "pypi-names.json"
-STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
 # the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
 ORDERS = {

@@ -15,7 +15,7 @@ from packaging.version import Version
 from support import stand_in
 from support.conda_forge import LACKS, Rendered, Solver
 from support.pixi import Pixi, require
-from support.project import CHECKOUT, copy_checkout
+from support.project import CHECKOUT, RECIPES, copy_checkout
 from support.release import Release, one_python, run
 from support.servers import Revalidating, served
 
@@ -37,7 +37,6 @@ BUILT = {
     "strix-validate": "strix-validate",
     "triton": "triton",
 }
-RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,10 @@ from types import ModuleType
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+RECIPES, STACKS = (
+    sorted(path.parent.name for path in CHECKOUT.glob(pattern))
+    for pattern in ("recipes/*/recipe.yaml", "stacks/*/pixi.toml")
+)
 
 NOARCH = """\
 schema_version: 1

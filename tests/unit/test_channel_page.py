@@ -6,7 +6,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -14,11 +13,12 @@ import zlib
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT
+from support.project import CHECKOUT, module
 from support.static_channel import Source, findings
 
 from forge.channel import StaticChannel
 
+page = module(CHECKOUT / "docs/channel_page.py")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
@@ -121,13 +121,12 @@ def test_a_page_that_cannot_be_made_is_one_line(target: Path, tmp_path: Path) ->
 
 def test_newest_is_by_version_and_not_by_date() -> None:
     """1.10 was built before 1.9, as a fix of the older series is."""
-    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
     builds = [("1.9", 0, 9), ("1.10", 0, 1), ("1.10", 1, 2)]
     records = [
         {"version": version, "build_number": number, "timestamp": time}
         for version, number, time in builds
     ]
-    order = sorted(records, key=page["age"])
+    order = sorted(records, key=page.age)
     assert [(r["version"], r["build_number"]) for r in order] == [
         ("1.10", 1),
         ("1.10", 0),
@@ -145,13 +144,13 @@ def test_newest_is_by_version_and_not_by_date() -> None:
     ],
 )
 def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
-    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
-    assert page["gpu_of"]({"name": "a", "build": build, "constrains": constrains}) == gpu
+    assert page.gpu_of({"name": "a", "build": build, "constrains": constrains}) == gpu
 
 
-def test_a_run_on_the_gpu_proves_the_file_that_it_had(tmp_path: Path) -> None:
+def test_a_run_on_the_gpu_proves_the_file_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It proved all of whose names the record had a beginning: triton, and so triton-packages."""
-    page = runpy.run_path(str(CHECKOUT / "docs/channel_page.py"))
     record = {
         "subject": "packages",
         "packages": [{"name": "triton", "sha256": "a" * 64}],
@@ -159,10 +158,10 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(tmp_path: Path) -> None:
     }
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
-    page["ran_on_gpu"].__globals__["ROOT"] = tmp_path
-    said = page["ran_on_gpu"]("a" * 64)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    said = page.ran_on_gpu("a" * 64)
     assert said.startswith("checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151")
-    assert page["ran_on_gpu"]("b" * 64) == "not run on gfx1151"
+    assert page.ran_on_gpu("b" * 64) == "not run on gfx1151"
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH: the page is not looked at")
@@ -172,10 +171,10 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(tmp_path: Path) -> None:
 )
 def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
     """In Chromium neither page nor table is wider than its place; the scheme colours the corner."""
-    page = html.escape((target / "index.html").read_text(), quote=True)
+    text = html.escape((target / "index.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
     frame.write_text(
-        f'<iframe id=f width={width} height=900 srcdoc="{page}"></iframe><p id=r></p><script>'
+        f'<iframe id=f width={width} height=900 srcdoc="{text}"></iframe><p id=r></p><script>'
         "f.onload = () => { const d = f.contentDocument;"
         "const all = [d.documentElement, ...d.querySelectorAll('.wide')];"
         "r.textContent = all.map(e => e.scrollWidth - e.clientWidth).join(' ') }</script>"

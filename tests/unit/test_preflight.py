@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, RECIPES, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
@@ -167,8 +167,7 @@ def test_the_host_base_counts_until_it_is_made(
 def test_every_recipe_has_its_figures() -> None:
     project = Project.at(CHECKOUT)
     known = preflight.costs(project, bases.load(project, "conda-forge"))
-    names = {path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml")}
-    assert known.keys() == names | {"host base"}
+    assert known.keys() == {*RECIPES, "host base"}
     for figures in known.values():
         assert figures.keys() - {"kept"} == {"download", "disk", "memory", "cpu_hours"}
         assert figures.get("kept", 0) <= figures["disk"] + figures["download"]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
-from support.project import CHECKOUT, MiniProject
+from support.project import CHECKOUT, RECIPES, MiniProject
 from typer.testing import CliRunner
 
 from forge import bases
@@ -30,7 +30,6 @@ from forge.sources.cache import PYPI_URL
 from forge.sources.patching import touched
 
 PROJECT = Project.at(CHECKOUT)
-RECIPES = sorted(path.parent.name for path in CHECKOUT.glob("recipes/*/recipe.yaml"))
 
 
 @pytest.fixture(scope="module", params=["conda-forge", "host"])

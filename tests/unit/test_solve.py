@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rattler.exceptions import SolverError
 from support.conda_forge import LACKS, MACHINE, OTHER_ROCM, STRIX_HALO, Rendered, Solver, spec_of
-from support.project import CHECKOUT
+from support.project import CHECKOUT, RECIPES, STACKS
 
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError
@@ -41,9 +41,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
     return Solver(tmp_path_factory.mktemp("both"), Rendered({}), Rendered({}, "3.13"))
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted(p.parent.name for p in CHECKOUT.glob("recipes/*/recipe.yaml"))
-)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> None:
     lacking, listed = set(), set(LACKS.get(recipe, []))
     apart = rendered.apart(recipe)
@@ -64,9 +62,6 @@ def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> 
                 held = solver.lacking([spec]) or "3.14" in rendered.python  # cbor2's alone
                 assert held, f"lacks.yaml lists {spec}, which solves"
     assert not lacking, "add these to lacks.yaml"
-
-
-STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 
 
 @pytest.mark.parametrize("stack", STACKS)

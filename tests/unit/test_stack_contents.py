@@ -9,11 +9,10 @@ import pytest
 from rattler import RepoDataRecord
 from strix_validate.doctor.environment import DISK
 from support.conda_forge import STRIX_HALO, Rendered, Solver
-from support.project import CHECKOUT
+from support.project import CHECKOUT, STACKS
 
 from forge.envs.manifest import Manifest
 
-STACKS = sorted(path.parent.name for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 # What has a screen, a printer, a sound card or another maker's GPU.
 BALLAST = re.compile(
     r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"

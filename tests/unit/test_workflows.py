@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from support.commands import understood
-from support.project import CHECKOUT
+from support.project import CHECKOUT, STACKS
 
 GITHUB = CHECKOUT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
@@ -246,9 +246,7 @@ def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
     assert jobs["publish"]["needs"] == "gpu" and jobs["publish"]["environment"]
 
 
-@pytest.mark.parametrize(
-    "stack", sorted(p.parent.name for p in CHECKOUT.glob("stacks/*/pixi.toml"))
-)
+@pytest.mark.parametrize("stack", STACKS)
 def test_every_stack_is_validated_before_all_is_published(stack: str) -> None:
     jobs = load(GITHUB / "workflows/release.yml")["jobs"]
     steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
