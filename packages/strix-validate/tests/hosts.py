@@ -140,7 +140,16 @@ REFUSED += [
     ("CONDA_OVERRIDE_AMDGPU_ARCH", value)
     for value in ("gfx1151", "11.5", "11.5.1.0", "11.5.x", "0x11.5.1")
 ]
-UBUNTU = 'ID=ubuntu\nVERSION_ID="24.04"\n'
+
+
+def released(*lines: str) -> dict[str, str]:
+    """The file that names a distribution."""
+    return {"etc/os-release": "".join(f"{line}\n" for line in lines)}
+
+
+ARCH, DEBIAN = released("ID=arch"), released("ID=debian")
+UBUNTU = released("ID=ubuntu", 'VERSION_ID="24.04"')
+OSTREE = {"run/ostree-booted": ""}
 
 
 def environ(**values: str) -> dict[str, str]:
@@ -186,7 +195,7 @@ FAULTS = {
         {"iommu": ("passed", "info", "the NPU", "grubby --update-kernel=ALL --args=amd_iommu=off")},
     ),
     "iommu-on-ostree": (
-        {"proc/cmdline": "quiet\n", "run/ostree-booted": ""},
+        {"proc/cmdline": "quiet\n", **OSTREE},
         {"iommu": ("passed", "info", "5 to 12 %", "rpm-ostree kargs --append=amd_iommu=off")},
     ),
     "driver-missing": (
@@ -252,10 +261,31 @@ FAULTS = {
         {"sys/module/amdgpu/version": "6.12.12\n"},
         {"driver": ("passed", "warning", "DKMS", "amdgpu-install --uninstall")},
     ),
-    "kernel-old": (
-        {"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"},
-        {"kernel": ("failed", "error", "older than 6.18.4", "dnf upgrade")},
-    ),
+    **{
+        f"kernel-{name}old": (
+            {"proc/sys/kernel/osrelease": f"{release}\n"} | files,
+            {"kernel": ("failed", "error", f"older than {least}", fix)},
+        )
+        for name, release, least, files, fix in (
+            ("", "6.17.7-300.fc43.x86_64", "6.18.4", {}, "dnf upgrade"),
+            ("arch-", "6.18.3-arch1-1", "6.18.4", ARCH, "pacman -Syu && sudo reboot"),
+            ("ubuntu-hwe-", "6.17.0-14-generic", "6.17.0-19", UBUNTU, "linux-generic-hwe-24.04"),
+            ("ubuntu-oem-", "6.14.0-1017-oem", "6.14.0-1018", UBUNTU, "apt install"),
+            ("ubuntu-26-", "6.17.0-40-generic", "6.18.4",
+             released("ID=ubuntu", 'VERSION_ID="26.04"', "UBUNTU_CODENAME=resolute"),
+             "linux-generic-hwe-26.04"),
+            ("ubuntu-interim-", "6.17.0-5-generic", "6.18.4",
+             released("ID=ubuntu", 'VERSION_ID="25.10"'), "apt full-upgrade"),
+            ("mint-", "6.17.0-14-generic", "6.17.0-19",
+             released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble"),
+             "linux-generic-hwe-24.04"),
+            ("bazzite-", "6.17.7-ba25.fc43.x86_64", "6.18.4",
+             released("ID=bazzite", 'ID_LIKE="fedora"') | OSTREE, "rpm-ostree upgrade"),
+            ("tumbleweed-", "6.18.1-1-default", "6.18.4",
+             released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"'), "zypper dup"),
+            ("unknown-", "6.18.1", "6.18.4", released("ID=nixos"), "install Linux 6.18.4 or newer"),
+        )
+    },
     "kernel-old-with-backports": (
         {"proc/sys/kernel/osrelease": "6.12.74-amd64\n",
          f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")},
@@ -266,50 +296,8 @@ FAULTS = {
          "MES feature version: 1, firmware version: 0x00000086\n"},
         {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
     ),
-    "kernel-old-arch": (
-        {"proc/sys/kernel/osrelease": "6.18.3-arch1-1\n", "etc/os-release": "ID=arch\n"},
-        {"kernel": ("failed", "error", "older than 6.18.4", "pacman -Syu && sudo reboot")},
-    ),
-    "kernel-ubuntu-hwe-old": (
-        {"proc/sys/kernel/osrelease": "6.17.0-14-generic\n", "etc/os-release": UBUNTU},
-        {"kernel": ("failed", "error", "6.17.0-19", "linux-generic-hwe-24.04")},
-    ),
-    "kernel-ubuntu-oem-old": (
-        {"proc/sys/kernel/osrelease": "6.14.0-1017-oem\n", "etc/os-release": UBUNTU},
-        {"kernel": ("failed", "error", "6.14.0-1018", "apt install")},
-    ),
-    "kernel-ubuntu-26-old": (
-        {"proc/sys/kernel/osrelease": "6.17.0-40-generic\n",
-         "etc/os-release": 'ID=ubuntu\nVERSION_ID="26.04"\nUBUNTU_CODENAME=resolute\n'},
-        {"kernel": ("failed", "error", "older than 6.18.4", "linux-generic-hwe-26.04")},
-    ),
-    "kernel-ubuntu-interim-old": (
-        {"proc/sys/kernel/osrelease": "6.17.0-5-generic\n",
-         "etc/os-release": 'ID=ubuntu\nVERSION_ID="25.10"\n'},
-        {"kernel": ("failed", "error", "older than 6.18.4", "apt full-upgrade")},
-    ),
-    "kernel-mint-old": (
-        {"proc/sys/kernel/osrelease": "6.17.0-14-generic\n",
-         "etc/os-release": 'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22.2"\n'
-         "UBUNTU_CODENAME=noble\n"},
-        {"kernel": ("failed", "error", "6.17.0-19", "linux-generic-hwe-24.04")},
-    ),
-    "kernel-bazzite-old": (
-        {"proc/sys/kernel/osrelease": "6.17.7-ba25.fc43.x86_64\n", "run/ostree-booted": "",
-         "etc/os-release": 'ID=bazzite\nID_LIKE="fedora"\n'},
-        {"kernel": ("failed", "error", "older than 6.18.4", "rpm-ostree upgrade")},
-    ),
-    "kernel-tumbleweed-old": (
-        {"proc/sys/kernel/osrelease": "6.18.1-1-default\n",
-         "etc/os-release": 'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n'},
-        {"kernel": ("failed", "error", "older than 6.18.4", "zypper dup")},
-    ),
-    "kernel-unknown-old": (
-        {"proc/sys/kernel/osrelease": "6.18.1\n", "etc/os-release": "ID=nixos\n"},
-        {"kernel": ("failed", "error", "older than 6.18.4", "install Linux 6.18.4 or newer")},
-    ),
     "kernel-ubuntu-too-new": (
-        {"proc/sys/kernel/osrelease": "7.0.0-5-generic\n", "etc/os-release": UBUNTU},
+        {"proc/sys/kernel/osrelease": "7.0.0-5-generic\n", **UBUNTU},
         {"kernel": ("passed", "warning", "300 times slower", "apt install")},
     ),
     "firmware-bad": (
@@ -317,7 +305,7 @@ FAULTS = {
         {"firmware": ("failed", "error", "20251125", "dnf upgrade")},
     ),
     "firmware-bad-pacman": (
-        {"var/lib/dpkg/status": None, "etc/os-release": "ID=arch\n",
+        {"var/lib/dpkg/status": None, **ARCH,
          "sys/kernel/debug/dri/1/amdgpu_firmware_info": None,
          "var/lib/pacman/local/linux-firmware-20251125-2/desc": ""},
         {"firmware": ("failed", "error", "20251125-2", "pacman -Syu && sudo reboot")},
@@ -334,7 +322,7 @@ FAULTS = {
     ),
     "firmware-bad-debian": (
         {"var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20251125-1\n\n",
-         "etc/os-release": "ID=debian\n"},
+         **DEBIAN},
         {"firmware": ("failed", "error", "20251125-1", "firmware-amd-graphics 20260110")},
     ),
     "no-kfd-node": (
@@ -373,11 +361,11 @@ FAULTS = {
             {"gtt": ("passed", "warning", "62 of 125 GiB", fix)},
         )
         for name, files, fix in (
-            ("mint", {"etc/os-release": "ID=linuxmint\nID_LIKE=ubuntu\n"}, "update-initramfs -u"),
-            ("debian", {"etc/os-release": "ID=debian\n"}, "update-initramfs -u"),
-            ("arch", {"etc/os-release": "ID=arch\n"}, "sudo mkinitcpio -P"),
-            ("bazzite", {"run/ostree-booted": ""}, "--append=ttm.pages_limit=31719424"),
-            ("nixos", {"etc/os-release": "ID=nixos\n"}, "; then rebuild the initramfs"),
+            ("mint", released("ID=linuxmint", "ID_LIKE=ubuntu"), "update-initramfs -u"),
+            ("debian", DEBIAN, "update-initramfs -u"),
+            ("arch", ARCH, "sudo mkinitcpio -P"),
+            ("bazzite", OSTREE, "--append=ttm.pages_limit=31719424"),
+            ("nixos", released("ID=nixos"), "; then rebuild the initramfs"),
         )
     },
     "gtt-all": (

@@ -136,7 +136,7 @@ def test_another_gpu_is_told_no_override(version, tmp_path):
 
 def test_wsl_is_told_to_install_no_kernel(tmp_path):
     changes = {"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"}
-    found = examine(hosts.without_gpu(tmp_path, changes | {"etc/os-release": hosts.UBUNTU}))
+    found = examine(hosts.without_gpu(tmp_path, changes | hosts.UBUNTU))
     assert "WSL" in found["gpu"].reason and "lspci" not in found["gpu"].fix
     assert found["gpu"].state is State.FAILED
     assert found["kernel"].state is found["pixi"].state is State.SKIPPED
@@ -147,7 +147,7 @@ def test_wsl_is_told_to_install_no_kernel(tmp_path):
     "release", ["6.17.0-19-generic", "6.17.0-40-generic", "6.14.0-1018-oem", "6.14.0-1020-oem"]
 )
 def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
-    changes = {"proc/sys/kernel/osrelease": release, "etc/os-release": hosts.UBUNTU}
+    changes = {"proc/sys/kernel/osrelease": release, **hosts.UBUNTU}
     assert examine(hosts.make(tmp_path, changes))["kernel"].severity is None
 
 

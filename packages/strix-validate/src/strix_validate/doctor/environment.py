@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The doctor's checks of what is installed: variables, libraries, packages, caches and space."""
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
 from strix_validate.doctor._verdicts import error, fine, known, remark, warning
 from strix_validate.doctor.tree import Tree
-from strix_validate.json_file import small_file, small_text
+from strix_validate.json_file import json_object, small_text
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
@@ -51,12 +50,11 @@ def installed(prefix: Path) -> list[Installed]:
             found.append(Installed(name, version, by))
         for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
             try:
-                record = json.loads(small_text(file) or "")
-            except (ValueError, RecursionError):
+                record = json_object(file)
+            except ValueError:
                 continue
-            if not isinstance(record, dict) or record.get("name") != package:
-                continue
-            if f"/{_CONDA_FORGE}" in str(record.get("channel")):
+            is_forges = f"/{_CONDA_FORGE}" in str(record.get("channel"))
+            if record.get("name") == package and is_forges:
                 found.append(Installed(package, str(record.get("version")), _CONDA_FORGE))
     return found
 
@@ -159,9 +157,9 @@ def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, version and build (a pattern) of what a package fits in one version alone."""
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
-            record = json.loads(small_file(file))
+            record = json_object(file)
             specs = [*record.get("depends", ()), *record.get("constrains", ())]
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        except (ValueError, TypeError):
             continue
         for spec in map(str, specs):
             exact = re.fullmatch(r"(?!__)([\w.-]+) ==([\w.]+)(?: (\S+))?", spec)

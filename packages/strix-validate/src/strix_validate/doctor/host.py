@@ -5,14 +5,13 @@ No host or user names and no paths: $PREFIX stands for the environment.
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import sys
 from pathlib import Path
 
-from strix_validate.json_file import small_file
+from strix_validate.json_file import json_object
 from strix_validate.reporting.record import Device, Host, Package
 
 _PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
@@ -38,10 +37,10 @@ def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
     found = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         try:
-            entry = json.loads(small_file(file))
+            entry = json_object(file)
             keys = ("name", "version", "build", "sha256")
             found.append(Package(**{key: entry.get(key) for key in keys}))
-        except (OSError, ValueError, AttributeError, RecursionError):
+        except ValueError:
             found.append(Package(name=file.stem, version="unreadable", build="unreadable"))
     return found
 
