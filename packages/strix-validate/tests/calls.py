@@ -3,6 +3,8 @@
 
 from functools import cache
 
+import pytest
+from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.checks import Check
 from strix_validate.triton import cases
 from strix_validate.triton.modes import CallAnswer, ExecutedKernel
@@ -18,3 +20,11 @@ def make(case, seed="seed"):
     """As cases.make does; each precision of what must be returned is computed once."""
     call, expected = cases.make(seed, case)
     return call, cache(expected)
+
+
+def need_disassembler() -> None:
+    """Skip the test where there is none."""
+    try:
+        find_disassembler()
+    except DisassemblerError as error:
+        pytest.skip(str(error))

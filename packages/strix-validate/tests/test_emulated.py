@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from strix_emulate import DisassemblerError, find_disassembler
+from calls import need_disassembler
 from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
@@ -132,10 +132,7 @@ def test_without_flash_attn_it_is_skipped(monkeypatch):
     importlib.util.find_spec("flash_attn") is None, reason="flash_attn is not installed"
 )
 def test_code_objects_are_executed(monkeypatch):
-    try:
-        find_disassembler()
-    except DisassemblerError as error:
-        pytest.skip(str(error))
+    need_disassembler()
     (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks
     assert check.state is State.PASSED and len(check.measured["kernels"]) >= 3, check
     monkeypatch.setenv("STRIX_EMULATE_LIBLLVM", "/nowhere/libLLVM.so")

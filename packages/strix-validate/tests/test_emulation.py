@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from strix_emulate import TARGETS, DisassemblerError, find_disassembler
+from calls import need_disassembler
+from strix_emulate import TARGETS
 from strix_validate import GPUS, cli
 from strix_validate.checks import CannotRun
 from strix_validate.triton import modes as triton_modes
@@ -103,10 +104,7 @@ for lost in (b"^$", WAIT, b"()" + BARRIER):
 
 def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
     """With the wait put back the answer is correct; no wait mends what has no barrier."""
-    try:
-        find_disassembler()
-    except DisassemblerError as error:
-        pytest.skip(str(error))
+    need_disassembler()
     file = tmp_path / "program.py"
     file.write_text(PLANTED)
     done = subprocess.run([sys.executable, file], capture_output=True, text=True)
@@ -120,10 +118,7 @@ def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1150", "gfx1100"])
 def test_kernels_of_each_gpu(gpu, tmp_path, monkeypatch):
     """A product by the matrix unit, one that is autotuned, and one with pointers in tensors."""
-    try:
-        find_disassembler()
-    except DisassemblerError as error:
-        pytest.skip(str(error))
+    need_disassembler()
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     monkeypatch.setenv("gpu_arch", gpu)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls import CHECK, answer, make
-from strix_emulate import DisassemblerError, find_disassembler
+from calls import CHECK, answer, make, need_disassembler
 from strix_validate.checks import CannotRun, Check, RunOptions, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.runner import run
@@ -149,10 +148,7 @@ TIERS = {"kernels": kernels, "attention": attention, "emulated": emulated}
 
 def tier(name: str, source: Path, check: str = "rms-norm"):
     if name == "emulated":
-        try:
-            find_disassembler()
-        except DisassemblerError as error:
-            pytest.skip(str(error))
+        need_disassembler()
     return run([name], RunOptions(vllm=source), [f"{name}/vllm-{check}"]).checks[0]
 
 
