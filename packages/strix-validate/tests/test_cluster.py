@@ -65,9 +65,6 @@ def test_interface_must_be_named_of_several(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_limits_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
-    with pytest.raises(NotReady, match=r"at most 4096 open files.*limits.conf"):
-        cluster_machine.raise_limit()
     set_: list[tuple] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 10**6))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: set_.append(pair))

@@ -61,18 +61,13 @@ def test_right(answered):
     assert found["varlen"].reason == "flash-attn's kernels: built-in, emulate."
 
 
-def spoil(name: str, tensor: str, value: float) -> CallAnswer:
-    answer = right(name)
-    changed = answer.tensors[tensor].clone()
-    changed.view(-1)[7] += value
-    return replace(answer, tensors=answer.tensors | {tensor: changed})
-
-
 @pytest.mark.parametrize(
     ("spoilt", "reason"),
     [
-        (spoil("varlen", "out", 0.01), "wrong: out"),
-        (spoil("varlen", "dk", float("nan")), "wrong: dk"),
+        (
+            CallAnswer({k: 2 * x for k, x in right("varlen").tensors.items()}, executed=DONE),
+            "wrong: lse, out",
+        ),
         (CallAnswer(error=("Trap", "race at 0x10"), executed=DONE), "Trap: race at 0x10"),
         (replace(right("varlen"), executed=()), "no kernel was executed"),
     ],
@@ -121,11 +116,6 @@ def test_without_a_disassembler_it_is_skipped(answered):
     assert {check.state for check in found.values()} == {State.SKIPPED}
     unexpected = answered(error=CannotRun("no idea"))
     assert {check.state for check in unexpected.values()} == {State.FAILED}
-
-
-def test_without_flash_attn_it_is_skipped(monkeypatch):
-    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
-    assert {check.state for check in tier()} == {State.SKIPPED}
 
 
 @pytest.mark.skipif(

@@ -227,16 +227,6 @@ def test_wrong_reference_fails(kind, monkeypatch):
     assert json.loads(done.stdout)["summary"]["failed"] > 0
 
 
-def test_unknown_id_is_wrong_usage():
-    for arguments in (
-        ["attention", "--only", "sdpa/flush"],
-        ["kernels", "--skip", "nothing"],
-        ["x"],
-    ):
-        done = CliRunner().invoke(cli.app, arguments)
-        assert done.exit_code == 2 and "Traceback" not in done.output
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -286,12 +276,6 @@ def test_list_names_every_check_once():
     lines = CliRunner().invoke(cli.app, ["list"]).stdout.splitlines()
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(ids) == len(set(ids)) > 500
-    groups = (
-        "doctor backend gemm factors gradients conv host-memory compile sdpa flash-attn attention"
-    )
-    assert {*groups.split(), "kernels", "emulated", "bench", "serve"} == {
-        id_.split("/")[0] for id_ in ids
-    }
     known = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
     # Python before 3.13 keeps a docstring's indentation, which hid a title of two lines
     assert not [check["id"] for check in known if "\n" in check["title"] + check["why"]]
