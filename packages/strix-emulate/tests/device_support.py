@@ -160,3 +160,9 @@ def on_device(command: list, *options: str, **variables: str) -> subprocess.Comp
         [sys.executable, "-m", "strix_emulate", "device", *options, "--", *map(str, command)],
         capture_output=True, text=True, timeout=600, env=os.environ | variables,
     )  # fmt: skip
+
+
+def on(folder: Path, *command, options=(), **variables: str) -> subprocess.CompletedProcess:
+    """The same with the library of the folder, or the installed one."""
+    where = str(library(folder / "lib"))
+    return on_device([*command], *options, STRIX_EMULATE_HIP=where, **variables)

@@ -16,7 +16,7 @@ from device_support import (
     host_program,
     library,
     link,
-    on_device,
+    on,
     run,
 )
 from strix_emulate import TARGETS, Buffer, Options, launch
@@ -50,12 +50,6 @@ def program(request, folder: Path) -> Path:
     image.write_bytes(code if request.param == "code object" else bundle(code))
     source, name = HIP_PROGRAMS / "program.hip", f"program-{request.param.split()[0]}"
     return host_program(source, image, folder, name)
-
-
-def on(folder: Path, *command, options=(), **variables):
-    return on_device(
-        list(command), *options, STRIX_EMULATE_HIP=str(library(folder / "lib")), **variables
-    )
 
 
 def test_a_hip_program_computes(folder: Path, program: Path) -> None:

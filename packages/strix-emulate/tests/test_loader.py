@@ -8,12 +8,14 @@ import struct
 import subprocess
 import sys
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
 import fixtures
 import numpy as np
 import pytest
+from strix_emulate import cli
 from strix_emulate.code import llvm, loader
 from strix_emulate.errors import LoadError
 from strix_emulate.native import library as native
@@ -26,14 +28,17 @@ def elf() -> bytes:
     )[0]
 
 
-def command(*arguments, code: int, **environment) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", "from strix_emulate.cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, env=os.environ | environment,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
+def command(*arguments, code: int) -> str:
+    """What the command line prints; it ends with that status."""
+    said = io.StringIO()
+    with (
+        redirect_stdout(said), redirect_stderr(said), pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SystemExit) as end,
+    ):  # fmt: skip
+        patch.setattr(sys, "argv", ["strix-emulate", *map(str, arguments)])
+        cli.main()
+    assert end.value.code == code, said.getvalue()
+    return said.getvalue()
 
 
 def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
@@ -147,8 +152,19 @@ def test_command_line(elf, tmp_path):
     assert "--arg" in command("run", kernel, "--grid", "2", "--arg", "in=none.npy", code=2)
 
 
+def process(*arguments, code: int, **environment) -> str:
+    """The same in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from strix_emulate.cli import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
 def test_version():
-    first, second = command("--version", code=0).splitlines()
+    first, second = process("--version", code=0).splitlines()
     assert first == f"strix-emulate {version('strix-emulate')}"
     assert second == f"executes with {native.describe()}"
 
@@ -156,7 +172,7 @@ def test_version():
 def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)
-    said = command("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
+    said = process("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
     assert "libllvm22" in said and "/no/libLLVM.so" in said
 
 

@@ -4,9 +4,6 @@
 #include "hip.h"
 
 extern "C" {
-typedef struct ihipGraph *hipGraph_t;
-typedef struct hipGraphNode *hipGraphNode_t;
-typedef struct hipGraphExec *hipGraphExec_t;
 typedef struct hipUserObject *hipUserObject_t;
 struct hipKernelNodeParams {
     dim3 blockDim;
@@ -16,19 +13,10 @@ struct hipKernelNodeParams {
     void **kernelParams;
     unsigned sharedMemBytes;
 };
-hipError_t hipStreamBeginCapture(hipStream_t, int);
-hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
 hipError_t hipStreamIsCapturing(hipStream_t, int *);
 hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, int *, unsigned long long *, hipGraph_t *,
                                       const hipGraphNode_t **, size_t *);
-hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
-hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
 hipError_t hipLaunchHostFunc(hipStream_t, void (*)(void *), void *);
-hipError_t hipGraphInstantiate(hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t);
-hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
-hipError_t hipGraphExecDestroy(hipGraphExec_t);
-hipError_t hipGraphDestroy(hipGraph_t);
-hipError_t hipGraphCreate(hipGraph_t *, unsigned);
 hipError_t hipGraphGetNodes(hipGraph_t, hipGraphNode_t *, size_t *);
 hipError_t hipGraphNodeGetDependencies(hipGraphNode_t, hipGraphNode_t *, size_t *);
 hipError_t hipGraphAddKernelNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t,

@@ -3,9 +3,6 @@
 #include "hip.h"
 
 extern "C" {
-typedef struct ihipGraph *hipGraph_t;
-typedef struct hipGraphNode *hipGraphNode_t;
-typedef struct hipGraphExec *hipGraphExec_t;
 struct parameters {
     int type, handles, place, device;
     void *data;
@@ -15,24 +12,13 @@ struct parameters {
     size_t count, size;
     void *address;
 };
-hipError_t hipStreamBeginCapture(hipStream_t, int);
-hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
-hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
-hipError_t hipMallocAsync(void **, size_t, hipStream_t);
-hipError_t hipFreeAsync(void *, hipStream_t);
-hipError_t hipGraphCreate(hipGraph_t *, unsigned);
-hipError_t hipGraphDestroy(hipGraph_t);
-hipError_t hipGraphInstantiate(hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t);
 hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t *, hipGraph_t, unsigned long long);
-hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
-hipError_t hipGraphExecDestroy(hipGraphExec_t);
 hipError_t hipGraphExecUpdate(hipGraphExec_t, hipGraph_t, hipGraphNode_t *, int *);
 hipError_t hipGraphAddMemAllocNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, parameters *);
 hipError_t hipGraphAddMemFreeNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, void *);
 hipError_t hipGraphMemFreeNodeGetParams(hipGraphNode_t, void *);
 hipError_t hipDeviceGetGraphMemAttribute(int, int, void *);
 }
-#define NAME(call) hipGetErrorName(call)
 enum { N = 40, BYTES = 4 * N };
 
 __global__ void add(int *data, int more) { data[__builtin_amdgcn_workitem_id_x()] += more; }

@@ -21,6 +21,9 @@ typedef struct {
 #endif
 typedef int hipError_t;
 typedef void *hipStream_t, *hipEvent_t, *hipModule_t, *hipFunction_t;
+typedef struct ihipGraph *hipGraph_t;
+typedef struct hipGraphNode *hipGraphNode_t;
+typedef struct hipGraphExec *hipGraphExec_t;
 hipError_t __hipPushCallConfiguration(dim3, dim3, size_t DEFAULT(0), hipStream_t DEFAULT(0));
 hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
 hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
@@ -48,10 +51,29 @@ hipError_t hipModuleGetFunction(hipFunction_t *, hipModule_t, const char *);
 hipError_t hipModuleGetGlobal(void **, size_t *, hipModule_t, const char *);
 hipError_t hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned,
                                  unsigned, unsigned, hipStream_t, void **, void **);
+hipError_t hipFreeAsync(void *, hipStream_t);
+hipError_t hipGraphCreate(hipGraph_t *, unsigned);
+hipError_t hipGraphDestroy(hipGraph_t);
+hipError_t hipGraphExecDestroy(hipGraphExec_t);
+hipError_t hipGraphInstantiate(hipGraphExec_t *, hipGraph_t, hipGraphNode_t *, char *, size_t);
+hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
+hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
+hipError_t hipMallocAsync(void **, size_t, hipStream_t);
+hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
+hipError_t hipSetDevice(int);
+hipError_t hipStreamBeginCapture(hipStream_t, int);
+hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
 #ifdef __HIP__
+}
+static inline __device__ void meet() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 #endif
 enum { TO_DEVICE = 1, TO_HOST = 2 };
+#define NAME(call) hipGetErrorName(call)
 #define CHECK(call)                                                                  \
     do {                                                                             \
         hipError_t error_ = (call);                                                  \

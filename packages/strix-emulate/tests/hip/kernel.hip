@@ -7,7 +7,6 @@
 extern "C" {
 hipError_t hipDeviceSetLimit(int, size_t);
 hipError_t hipDeviceGetLimit(size_t *, int);
-hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 }
 __device__ int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
 __device__ int group_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }

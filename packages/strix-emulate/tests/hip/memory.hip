@@ -39,7 +39,6 @@ hipError_t hipMemRetainAllocationHandle(handle_t *, void *);
 __global__ void add(int *data, int more) {
     data[__builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x()] += more;
 }
-#define NAME(call) hipGetErrorName(call)
 
 static int pinned() {
     enum { N = 5000 };

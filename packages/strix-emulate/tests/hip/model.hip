@@ -9,12 +9,6 @@
 // what the compiler must not move loads across; no instruction
 #define KEEP asm volatile("" ::: "memory")
 
-static __device__ void meet() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-}
-
 // Each wave's first lane adds 1 to *sum under the lock.
 #define LOCKED(name, scope, take)                                  \
     static __device__ void name(int *lock, int *sum) {             \

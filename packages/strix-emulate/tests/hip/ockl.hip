@@ -10,7 +10,6 @@ CONSTANT int __oclc_ISA_version = 11501;
 CONSTANT bool __oclc_wavefrontsize64 = 0;
 CONSTANT int __oclc_wavefrontsize_log2 = 5;
 extern "C" {
-hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 __device__ int printf(const char *, ...);
 __device__ void __ockl_grid_sync();
 __device__ unsigned long __ockl_dm_alloc(unsigned long);

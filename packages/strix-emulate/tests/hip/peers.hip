@@ -6,7 +6,6 @@
 
 extern "C" {
 hipError_t hipGetDeviceCount(int *);
-hipError_t hipSetDevice(int);
 hipError_t hipGetDevice(int *);
 hipError_t hipStreamGetDevice(hipStream_t, int *);
 hipError_t hipPointerGetAttribute(void *, int, void *);

@@ -21,9 +21,7 @@ template <int T> __global__ void sum(const float *a, float *out, int n) {
     int t = thread_index(), i = group_index() * T + t;
     part[t] = i < n ? a[i] : 0.0f;
     for (int k = T / 2; k; k >>= 1) {
-        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-        __builtin_amdgcn_s_barrier();
-        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+        meet();
         if (t < k) part[t] += part[t + k];
     }
     if (t == 0) __hip_atomic_fetch_add(out, part[0], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -53,14 +53,11 @@ hipError_t hipDeviceGetMemPool(void **, int);
 hipError_t hipDeviceSetMemPool(int, void *);
 hipError_t hipMemPoolGetAttribute(void *, int, void *);
 hipError_t hipMemPoolSetAttribute(void *, int, void *);
-hipError_t hipMallocAsync(void **, size_t, hipStream_t);
 hipError_t hipMallocFromPoolAsync(void **, size_t, void *, hipStream_t);
-hipError_t hipFreeAsync(void *, hipStream_t);
 hipError_t hipStreamCreateWithPriority(hipStream_t *, unsigned, int);
 hipError_t hipStreamGetPriority(hipStream_t, int *);
 hipError_t hipDeviceReset(void);
 }
-#define NAME(call) hipGetErrorName(call)
 
 extern "C" __global__ void add(int *data, int more) { data[__builtin_amdgcn_workitem_id_x()] += more; }
 extern "C" __global__ void again(int *data) { data[__builtin_amdgcn_workitem_id_x()] *= 2; }

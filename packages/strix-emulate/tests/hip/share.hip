@@ -9,14 +9,12 @@
 
 extern "C" {
 struct handle { char bytes[64]; };
-hipError_t hipSetDevice(int);
 hipError_t hipIpcGetMemHandle(handle *, void *);
 hipError_t hipIpcOpenMemHandle(void **, handle, unsigned);
 hipError_t hipIpcCloseMemHandle(void *);
 hipError_t hipIpcGetEventHandle(handle *, hipEvent_t);
 hipError_t hipIpcOpenEventHandle(hipEvent_t *, handle);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
-hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
 }
 
 __global__ void add(int *data, const int *more) {

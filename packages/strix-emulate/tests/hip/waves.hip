@@ -4,18 +4,13 @@
 #include "hip.h"
 
 __device__ int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
-__device__ void barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-}
 
 // One wave after the other ends, as in a forward substitution; those that live go on together.
 __global__ void staircase(int *out) {
     __shared__ int sum;
     int t = thread_index();
     if (t == 0) sum = 0;
-    barrier();
+    meet();
     for (int i = 0; i < 4; i++) {
         if (t / 32 == i) {
             int next = sum + i + 1;
@@ -23,7 +18,7 @@ __global__ void staircase(int *out) {
             out[t] = next;
             return;
         }
-        barrier();
+        meet();
     }
 }
 
@@ -31,7 +26,7 @@ __global__ void reverse(const int *in, int *out) {
     __shared__ int s[64];
     int t = thread_index();
     s[t] = in[t];
-    barrier();
+    meet();
     out[t] = s[63 - t];
 }
 

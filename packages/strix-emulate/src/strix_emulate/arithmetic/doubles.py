@@ -71,21 +71,13 @@ def trig_preop(x, segment):
     return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
 
 
-def fract(x):
-    """Compute x minus its floor, below 1 as the ISA has it."""
-    return np.minimum(x - np.floor(x), 1 - 2.0**-53)
-
-
 TABLE = {
     "v_ldexp_f64": ("f64", ("f64", "i32"), ldexp),
-    "v_frexp_mant_f64": ("f64", ("f64",), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x)),
-    "v_frexp_exp_i32_f64": (
-        "i32", ("f64",), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32)),
     "v_cvt_i32_f64": ("i32", ("f64",), lambda x: floats.to_integer(x, np.int32)),
     "v_cvt_u32_f64": ("u32", ("f64",), lambda x: floats.to_integer(x, np.uint32)),
     "v_rcp_f64": ("f64", ("f64",), lambda x: 1.0 / np.asanyarray(x)),
     "v_rsq_f64": ("f64", ("f64",), lambda x: 1.0 / np.sqrt(x)),
-    "v_sqrt_f64": ("f64", ("f64",), np.sqrt), "v_fract_f64": ("f64", ("f64",), fract),
+    "v_sqrt_f64": ("f64", ("f64",), np.sqrt),
     "v_div_fixup_f64": ("f64", ("f64",) * 3, div_fixup),
     "v_trig_preop_f64": ("f64", ("f64", "u32"), trig_preop),
 }  # fmt: skip

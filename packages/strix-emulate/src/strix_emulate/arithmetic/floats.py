@@ -249,28 +249,28 @@ def div_fixup(quotient, denominator, numerator):
     return fixup(quotient, denominator, numerator, exponent, -150)
 
 
-def fixup(quotient, denominator, numerator, exponent, least):
-    """See :func:`div_fixup`; a quotient whose exponent is below `least` is zero."""
+def fixup(quotient, denominator, numerator, exponent=None, least=0):
+    """See :func:`div_fixup`; a quotient whose exponent is below `least` is zero.
+
+    Without a function of the exponent: V_DIV_FIXUP_F16, whose quotient neither vanishes nor is NaN.
+    """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     one = np.full_like(quotient, 1)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -one, one)
     infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
-    return np.select(
-        [
-            np.isnan(numerator),
-            np.isnan(denominator),
-            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
-            (denominator == 0) | infinite_n,
-            infinite_d | (numerator == 0),
-            exponent(numerator) - exponent(denominator) < least,
-            np.isnan(quotient),
-        ],
-        [
-            numerator, denominator, np.full_like(quotient, np.nan), sign * np.inf, sign * 0.0,
-            sign * 0.0, sign * np.inf,
-        ],
-        np.copysign(quotient, sign),
-    )  # fmt: skip
+    invalid = ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d)
+    cases = [
+        (np.isnan(numerator), numerator),
+        (np.isnan(denominator), denominator),
+        (invalid, np.full_like(quotient, np.nan)),
+        ((denominator == 0) | infinite_n, sign * np.inf),
+        (infinite_d | (numerator == 0), sign * 0.0),
+    ]
+    if exponent is not None:
+        small = exponent(numerator) - exponent(denominator) < least
+        cases += [(small, sign * 0.0), (np.isnan(quotient), sign * np.inf)]
+    conditions, results = zip(*cases, strict=True)
+    return np.select(conditions, results, np.copysign(quotient, sign))
 
 
 def to_integer(x, kind):

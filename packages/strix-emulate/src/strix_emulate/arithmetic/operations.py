@@ -173,7 +173,6 @@ def _on_floats() -> _Table:
         "v_rcp_f32": _quiet_flush(lambda x: one32 / x), "v_sqrt_f32": _quiet_flush(np.sqrt),
         "v_rsq_f32": _quiet_flush(_wide_float(lambda x: 1 / np.sqrt(x))),
         "v_rcp_iflag_f32": _quiet_flush(lambda x: one32 / x),
-        "v_fract_f32": lambda x: np.minimum(x - np.floor(x), np.float32(1 - 2**-24)),
     }, 1)  # fmt: skip
     add(h, {
         "v_exp_f16": _wide_float(np.exp2), "v_log_f16": _wide_float(_log2),
@@ -187,10 +186,17 @@ def _on_floats() -> _Table:
     table["v_ldexp_f16"] = (h, (h, "i16"), floats.ldexp)
     add(f, {"v_mul_dx9_zero_f32": lambda a, b: (
         np.where((a == 0) | (b == 0), np.float32(0), a * b))}, 2)  # fmt: skip
-    table["v_frexp_mant_f32"] = (f, (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x))
-    table["v_frexp_exp_i32_f32"] = (
-        "i32", (f,), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int32)
-    )  # fmt: skip
+    for kind, power in ((f, "i32"), (h, "i16"), ("f64", "i32")):
+        dtype, whole = np.dtype(f"f{int(kind[1:]) // 8}"), np.dtype(f"i{int(power[1:]) // 8}")
+        # below 1, as the ISA has it
+        most = dtype.type(1 - np.finfo(dtype).epsneg)
+        table[f"v_fract_{kind}"] = (
+            kind, (kind,), lambda x, most=most: np.minimum(x - np.floor(x), most))  # fmt: skip
+        table[f"v_frexp_mant_{kind}"] = (
+            kind, (kind,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x))  # fmt: skip
+        table[f"v_frexp_exp_{power}_{kind}"] = (
+            power, (kind,),
+            lambda x, to=whole: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(to))  # fmt: skip
     return table
 
 

@@ -197,16 +197,9 @@ def _table() -> dict:
         "v_mul_hi_i32_i24": (i, (i, i), lambda a, b: (
             _signed24(a) * _signed24(b) >> 32).astype(np.int32)),
         "v_sat_pk_u8_i16": ("u16", (u,), _sat_pk_u8),
-        "v_sin_f32": (f, (f,), lambda x: _unit(x, np.sin)),
-        "v_cos_f32": (f, (f,), lambda x: _unit(x, np.cos)),
-        "v_sin_f16": (h, (h,), lambda x: _unit(x, np.sin)),
-        "v_cos_f16": (h, (h,), lambda x: _unit(x, np.cos)),
-        "v_fract_f16": (h, (h,), lambda x: np.minimum(x - np.floor(x), np.float16(1 - 2.0**-11))),
-        "v_frexp_mant_f16": (
-            h, (h,), lambda x: np.where(np.isfinite(x), np.frexp(x)[0], x).astype(np.float16)),
-        "v_frexp_exp_i16_f16": (
-            "i16", (h,), lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(np.int16)),
-        "v_div_fixup_f16": (h, (h,) * 3, _div_fixup16),
+        **{f"v_{name}_{kind}": (kind, (kind,), lambda x, of=of: _unit(x, of))
+           for kind in (f, h) for name, of in (("sin", np.sin), ("cos", np.cos))},
+        "v_div_fixup_f16": (h, (h,) * 3, floats.fixup),
         "v_fma_dx9_zero_f32": (f, (f, f, f), _zero_wins),
         "v_fmac_dx9_zero_f32": (f, (f, f, f), _zero_wins),
     }  # fmt: skip
@@ -246,24 +239,6 @@ def _sat_pk_u8(x):
 def _zero_wins(a, b, c):
     """Compute a * b + c, where zero times anything, also infinity and NaN, is zero."""
     return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
-
-
-def _div_fixup16(quotient, denominator, numerator):
-    negative = np.signbit(denominator) ^ np.signbit(numerator)
-    sign = np.where(negative, np.float16(-1), np.float16(1))
-    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
-    return np.select(
-        [
-            np.isnan(numerator), np.isnan(denominator),
-            ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d),
-            (denominator == 0) | infinite_n, infinite_d | (numerator == 0),
-        ],
-        [
-            numerator, denominator, np.full_like(sign, np.nan), sign * np.float16(np.inf),
-            sign * np.float16(0),
-        ],
-        np.copysign(quotient, sign),
-    )  # fmt: skip
 
 
 def _mixed(kind: str):
