@@ -99,10 +99,16 @@ def compile_kernel(
 
 
 @cache
+def code_object() -> bytes:
+    """The kernel add(x, y, out, n), 256 elements in each workgroup."""
+    return compile_kernel(add, _ADD, {"BLOCK": 256})[0]
+
+
+@cache
 def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
     """A fixture by name."""
     made = {
-        "add": (add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}),
+        "add": (add, _ADD, {"BLOCK": 256}),
         "softmax": (softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}),
         "matmul": (
             matmul,
@@ -116,6 +122,7 @@ def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
     return loader.parse_elf(elf, name, lds)[0]
 
 
+_ADD = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
 _ATTENTION = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "out": "*fp16", "lse": "*fp32",
               "S": "i32", "scale": "fp32"}  # fmt: skip
 

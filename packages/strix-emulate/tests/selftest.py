@@ -11,6 +11,7 @@ import random
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import exact
 import numpy as np
@@ -20,7 +21,8 @@ from operands import FORMS, REGISTERS, Operation, Source, bits_of, operation
 from oracle_parts import limited
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, Instruction, decode
-from strix_emulate.code.kernel import Kernel
+from strix_emulate.code.kernel import Argument, Kernel
+from strix_emulate.code.target import DEFAULT, Target
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory import addressing
 from strix_emulate.memory.arena import Arena
@@ -39,10 +41,23 @@ class Report:
     covered: set[str] = field(default_factory=set)
 
 
+@lru_cache(maxsize=1 << 12)
+def code(text: str, width: int = LANES, target: Target = DEFAULT) -> bytes:
+    """What LLVM's assembler makes of it."""
+    elf = ELFFile(io.BytesIO(llvm.assemble(text, width, target)))
+    return elf.get_section_by_name(".text").data()
+
+
+def kernel(text: str, pointers: int = 2, width: int = LANES, **more) -> Kernel:
+    """A kernel with so many arrays as arguments."""
+    arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
+    return Kernel("test", code(text, width), kernarg=8 * pointers, arguments=arguments,
+                  width=width, **more)  # fmt: skip
+
+
 def assembled(text: str, width: int = LANES) -> list[Instruction]:
     """LLVM's assembler and disassembler in one."""
-    elf = ELFFile(io.BytesIO(llvm.assemble(text + "\ns_endpgm\n", width)))
-    return decode(elf.get_section_by_name(".text").data(), width=width)[:-1]
+    return decode(code(text + "\ns_endpgm\n", width), width=width)[:-1]
 
 
 def real_mnemonics(names: set[str]) -> set[str]:

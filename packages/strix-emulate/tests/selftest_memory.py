@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every mnemonic of loads, stores and atomics, against plain Python on bytes."""
 
-import io
 import re
 import struct
 from collections.abc import Iterator
@@ -9,10 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import selftest
-from elftools.elf.elffile import ELFFile
 from strix_emulate import Buffer, Options, launch
-from strix_emulate.code import llvm
-from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import EmulatorError
 from strix_emulate.instructions import vmem
 
@@ -74,11 +70,7 @@ class Case:
 
 
 def execute(body: str, data: bytes, out: bytes, native: bool = True, checks: bool = True) -> bytes:
-    elf = ELFFile(io.BytesIO(llvm.assemble(HEAD + body + TAIL)))
-    kernel = Kernel(
-        "test", elf.get_section_by_name(".text").data(), lds=1024, kernarg=16, scratch=32,
-        arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
-    )  # fmt: skip
+    kernel = selftest.kernel(HEAD + body + TAIL, lds=1024, scratch=32)
     into = np.frombuffer(out, np.uint8).copy()
     launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
            threads=32, options=Options(budget=10_000, native=native, checks=checks))  # fmt: skip

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What hardware would not tell: each check on a kernel that breaks it, and on one that does not."""
 
-import io
-
 import numpy as np
 import pytest
-from elftools.elf.elffile import ELFFile
+import selftest
 from strix_emulate import Buffer, Options, launch
-from strix_emulate.code import llvm
 from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory.findings import CHECKS, parse, with_value
@@ -26,11 +23,7 @@ def execute(
     notes: list | None = None, **options,
 ):  # fmt: skip
     """Runs assembly with one input and one output of `size` words; notes gets the launch's."""
-    elf = ELFFile(io.BytesIO(llvm.assemble(body)))
-    kernel = Kernel(
-        "test", elf.get_section_by_name(".text").data(), lds=lds, kernarg=16,
-        arguments=(Argument("", 0, 8, "global_buffer"), Argument("", 8, 8, "global_buffer")),
-    )  # fmt: skip
+    kernel = selftest.kernel(body, lds=lds)
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     done = launch(
         kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
@@ -303,8 +296,7 @@ def test_unknown_instruction_traps_when_reached():
 
 
 def test_arguments_that_do_not_fit():
-    elf = ELFFile(io.BytesIO(llvm.assemble("s_endpgm\n")))
-    kernel = Kernel("test", elf.get_section_by_name(".text").data(), kernarg=8,
+    kernel = Kernel("test", selftest.code("s_endpgm\n"), kernarg=8,
                     arguments=(Argument("", 0, 4, "by_value"),))  # fmt: skip
     launch(kernel, (1,), [3], threads=32)
     for arguments, words in (([None], "4 bytes by value"), ([], "missing"), ([1, 2], "2 given")):

@@ -14,12 +14,11 @@ import pytest
 from mutants import Tally, texts, trees
 from strix_emulate import cli
 from strix_emulate.code import loader
-from strix_emulate.code.bundles import BUNDLE
 from strix_emulate.errors import EmulatorError
+from test_images import DEVICE, bundle, compressed
 from test_loader import elf, pack_aks2  # noqa: F401
 
 Tally.refusal = EmulatorError
-TARGET = b"hipv4-amdgcn-amd-amdhsa--gfx1151"
 
 
 def zipped(data: bytes) -> bytes:
@@ -29,24 +28,12 @@ def zipped(data: bytes) -> bytes:
     return file.getvalue()
 
 
-def bundled(data: bytes) -> bytes:
-    at = len(BUNDLE) + 8 + 24 + len(TARGET)
-    head = struct.pack("<4Q", 1, at, len(data), len(TARGET))
-    return BUNDLE + head + TARGET + data
-
-
-def compressed(data: bytes) -> bytes:
-    data = bundled(data)
-    packed = zlib.compress(data)
-    return b"CCOB" + struct.pack("<2H3I", 2, 0, 24 + len(packed), len(data), 0) + bytes(4) + packed
-
-
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "code object": bytes,
     "AKS2 pack": lambda data: pack_aks2([("a", 0, data), ("b", 512, data)]),
     "zip": zipped,
-    "offload bundle": bundled,
-    "compressed bundle": compressed,
+    "offload bundle": lambda data: bundle((DEVICE, data)),
+    "compressed bundle": lambda data: compressed(bundle((DEVICE, data)), 2, 0),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import triton
 import triton.language as tl
 from device_support import HIP, builder, library, on_device
-from fixtures import add, compile_kernel
+from fixtures import code_object, compile_kernel
 
 SCENARIOS = Path(__file__).with_name("device_scenarios.py")
 INVALID = "hipErrorInvalidValue"
@@ -31,9 +31,7 @@ def folder(tmp_path_factory) -> Path:
     """The library's folder, add.hsaco and forever.hsaco."""
     path = tmp_path_factory.mktemp("device")
     library(path / "lib")
-    signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
-    code, _ = compile_kernel(add, signature, {"BLOCK": 256})
-    (path / "add.hsaco").write_bytes(code)
+    (path / "add.hsaco").write_bytes(code_object())
     code, _ = compile_kernel(forever, {"flag": "*i32"}, {}, num_warps=1)
     (path / "forever.hsaco").write_bytes(code)
     return path

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """HIP programs, compiled by clang for gfx1151 without ROCm, on the emulated device."""
 
-import struct
 import subprocess
 from pathlib import Path
 
@@ -21,16 +20,7 @@ from device_support import (
 )
 from strix_emulate import TARGETS, Buffer, Options, launch
 from strix_emulate.code import loader
-
-
-def bundle(code: bytes) -> bytes:
-    """clang's offload bundle of a host and a gfx1151 entry, as clang-offload-bundler writes it."""
-    names = [b"host-x86_64-unknown-linux-gnu-", b"hipv4-amdgcn-amd-amdhsa--gfx1151"]
-    start = (32 + sum(24 + len(name) for name in names) + 4095) // 4096 * 4096
-    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(names))
-    for name, size in zip(names, (0, len(code)), strict=True):
-        head += struct.pack("<3Q", start, size, len(name)) + name
-    return head.ljust(start, b"\0") + code
+from test_images import DEVICE, HOST, bundle
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +37,11 @@ def program(request, folder: Path) -> Path:
     """program.hip as an executable, whose device code is embedded in either form."""
     image = folder / "image"
     code = (folder / "program.hsaco").read_bytes()
-    image.write_bytes(code if request.param == "code object" else bundle(code))
+    image.write_bytes(
+        code
+        if request.param == "code object"
+        else bundle((HOST, b""), (DEVICE, code), alignment=4096)
+    )
     source, name = HIP_PROGRAMS / "program.hip", f"program-{request.param.split()[0]}"
     return host_program(source, image, folder, name)
 

@@ -11,23 +11,15 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import pytest
-from fixtures import add, compile_kernel
+from fixtures import code_object
 from strix_emulate.device import protocol
 from strix_emulate.device.protocol import Kind, Operation, Status
 
 SIZE = 16 << 20
 ADD_SEALS, SEAL_SHRINK = 1033, 2
-
-
-@cache
-def code_object() -> bytes:
-    """The kernel add(x, y, out, n), 256 elements in each workgroup."""
-    signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
-    return compile_kernel(add, signature, {"BLOCK": 256})[0]
 
 
 def image(data: bytes) -> bytes:

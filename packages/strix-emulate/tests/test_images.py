@@ -64,15 +64,18 @@ def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     assert (out == 8 * x + table[i & 7] + more + 128).all()
 
 
-def bundle(*entries: tuple[str, bytes]) -> bytes:
-    """clang's bundle of these targets."""
+HOST, DEVICE = "host-x86_64-unknown-linux-gnu-", "hipv4-amdgcn-amd-amdhsa--gfx1151"
+
+
+def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
+    """clang's bundle of these targets; clang-offload-bundler aligns what is in it."""
     head = loader.BUNDLE + struct.pack("<Q", len(entries))
-    at = len(head) + sum(24 + len(name) for name, _ in entries)
+    at = -(-(len(head) + sum(24 + len(name) for name, _ in entries)) // alignment) * alignment
     blobs = b""
     for name, blob in entries:
         head += struct.pack("<3Q", at + len(blobs), len(blob), len(name)) + name.encode()
         blobs += blob
-    return head + blobs
+    return head.ljust(at, b"\0") + blobs
 
 
 def compressed(plain: bytes, version: int, method: int) -> bytes:
@@ -94,12 +97,8 @@ def compressed(plain: bytes, version: int, method: int) -> bytes:
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
 @pytest.mark.parametrize("method", [0, 1])
 def test_bundles(version, method):
-    elf = fixtures.compile_kernel(
-        fixtures.add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}
-    )[0]
-    whole = bundle(("host-x86_64-unknown-linux-gnu-", b""),
-                   ("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"),
-                   ("hipv4-amdgcn-amd-amdhsa--gfx1151", elf))  # fmt: skip
+    elf = fixtures.code_object()
+    whole = bundle((HOST, b""), ("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"), (DEVICE, elf))
     packed = compressed(whole, version, method) if version else whole
     assert [k.name for k in loader.parse(packed, "file")] == ["add"]
     other = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1201", b"x"))

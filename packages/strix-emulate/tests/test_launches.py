@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches of one program after another, and those that do not end."""
 
-import io
 import itertools
 import weakref
 
 import numpy as np
 import pytest
-from elftools.elf.elffile import ELFFile
-from strix_emulate.code import encodings, llvm
+from selftest import code
+from strix_emulate.code import encodings
 from strix_emulate.code.decode import decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
@@ -51,8 +50,7 @@ def test_a_program_is_compiled_once(monkeypatch, native):
     monkeypatch.setattr(
         program, "_step", lambda *x, made=program._step: steps.append(x) or made(*x)
     )
-    text = ELFFile(io.BytesIO(llvm.assemble(BODY))).get_section_by_name(".text")
-    shared = Program(decode(text.data()))
+    shared = Program(decode(code(BODY)))
     for start in range(3):
         got, arena = launch(shared, np.arange(64) + start, 64, native=native)
         assert (got == 2 * (np.arange(64) + start)).all()
@@ -71,8 +69,7 @@ def test_equal_instructions_are_read_and_made_once(monkeypatch):
     monkeypatch.setattr(encodings, "fields", lambda *x: read.append(x) or fields(*x))
     monkeypatch.setattr(program, "_compile", lambda *x: made.append(x[0]) or compiled(*x))
     line = "v_add_nc_u32_e32 v7, 0x1234567, v7\n"
-    text = ELFFile(io.BytesIO(llvm.assemble(20 * line + BODY))).get_section_by_name(".text")
-    found = decode(text.data())
+    found = decode(code(20 * line + BODY))
     assert [ins.address for ins in found[:20]] == list(range(0, 160, 8))
     assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
     launch(Program(found), np.arange(64), 64, native=False)

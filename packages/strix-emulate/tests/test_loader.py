@@ -23,9 +23,7 @@ from strix_emulate.native import library as native
 
 @pytest.fixture(scope="module")
 def elf() -> bytes:
-    return fixtures.compile_kernel(
-        fixtures.add, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}
-    )[0]
+    return fixtures.code_object()
 
 
 def command(*arguments, code: int) -> str:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Workgroups on two cores: what one core gives, and what stays on one."""
 
-import io
 import os
 
 import fixtures
 import numpy as np
 import pytest
-from elftools.elf.elffile import ELFFile
+import selftest
 from strix_emulate import Buffer, Options, launch, statistics
-from strix_emulate.code import llvm
-from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.run import parallel
 
@@ -44,10 +41,7 @@ def small_kernels_are_worth_it(monkeypatch):
 
 def execute(body: str, cores: int, words: int = 32, checks: bool = True, budget: int = 10_000):
     """Nine workgroups of one wave, one at a time; gives the array and the launch."""
-    code = ELFFile(io.BytesIO(llvm.assemble(START + body + END))).get_section_by_name(".text")
-    kernel = Kernel(
-        "test", code.data(), kernarg=8, arguments=(Argument("", 0, 8, "global_buffer"),)
-    )
+    kernel = selftest.kernel(START + body + END, pointers=1)
     data = np.zeros(words, np.uint32)
     options = Options(budget=budget, batch=1, cores=cores, checks=checks)
     return data, launch(kernel, (9,), [Buffer(data)], threads=32, options=options)

@@ -2,16 +2,15 @@
 """The same kernels as each GPU, and what one of them has that another lacks."""
 
 import ast
-import io
 import re
 from pathlib import Path
 
 import fixtures
 import numpy as np
 import pytest
+import selftest
 import strix_emulate
 from device_support import HIP
-from elftools.elf.elffile import ELFFile
 from strix_emulate import TARGETS, Buffer, EmulatorError, launch, statistics
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import decode
@@ -52,8 +51,7 @@ def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
 
 def test_gfx1100_has_no_scalar_floats() -> None:
     source = "s_mul_f32 s0, s1, s2\n"
-    elf = ELFFile(io.BytesIO(llvm.assemble(source, target=TARGETS["gfx1150"])))
-    code = elf.get_section_by_name(".text").data()
+    code = selftest.code(source, target=TARGETS["gfx1150"])
     names = {gpu: decode(code, target=target)[0].name for gpu, target in TARGETS.items()}
     assert names == dict.fromkeys(TARGETS, "s_mul_f32") | {"gfx1100": "?"}
     with pytest.raises(EmulatorError, match="not supported on this GPU"):

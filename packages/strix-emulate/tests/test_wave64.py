@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Waves of 64 lanes: as two of 32 where lanes do not meet, and by themselves where they do."""
 
-import io
 import random
 
 import numpy as np
 import operands
 import pytest
 import selftest
-from elftools.elf.elffile import ELFFile
 from strix_emulate import Buffer, Options, launch
-from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, VCC
-from strix_emulate.code.kernel import Argument, Kernel
+from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
 from strix_emulate.run import program
@@ -183,10 +180,7 @@ s_endpgm
 
 def run(body: str, threads: int, size: int = 256, scratch: int = 0, **options) -> np.ndarray:
     """A kernel for waves of 64 lanes, with one input and one output of `size` words."""
-    code = ELFFile(io.BytesIO(llvm.assemble(body, 64))).get_section_by_name(".text").data()
-    arguments = tuple(Argument("", at, 8, "global_buffer") for at in (0, 8))
-    kernel = Kernel("wide", code, lds=1024, scratch=scratch, kernarg=16, arguments=arguments,
-                    width=64)  # fmt: skip
+    kernel = selftest.kernel(body, width=64, lds=1024, scratch=scratch)
     out = np.zeros(size, np.uint32)
     launch(kernel, (1,), [Buffer(np.arange(size, dtype=np.uint32), "in"), Buffer(out, "out")],
            threads=threads, options=Options(budget=10_000, **options))  # fmt: skip
