@@ -9,7 +9,7 @@ import pytest
 import torch
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
-from strix_validate.layers.table import Attention, Latent, Linear
+from strix_validate.layers.table import Attention
 from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
@@ -116,21 +116,9 @@ LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 409
     ("config", "layers", "dtype"),
     [
         (LLAMA | {"torch_dtype": "float16"}, [Attention(32, 8, 128)], torch.float16),
-        ({"text_config": LLAMA | {"head_dim": 64}}, [Attention(32, 8, 64)], torch.bfloat16),
-        (LLAMA | {"sliding_window": 512}, [Attention(32, 8, 128, 512)], torch.bfloat16),
         (
             LLAMA | {"sliding_window": 512, "use_sliding_window": False, "dtype": "float32"},
             [Attention(32, 8, 128)],
-            torch.bfloat16,
-        ),
-        (
-            LLAMA
-            | {
-                "model_type": "gpt_oss",
-                "sliding_window": 128,
-                "layer_types": ["sliding_attention", "full_attention"] * 2,
-            },
-            [Attention(32, 8, 128, 0, sinks=True), Attention(32, 8, 128, 128, sinks=True)],
             torch.bfloat16,
         ),
     ],
@@ -182,13 +170,6 @@ LINEAR = {
 }
 
 
-def test_other_layers_of_a_model() -> None:
-    found = warm.layers_of(LLAMA)
-    assert (found.linear, found.vocabularies) == ([], [])
-    found = warm.layers_of({"text_config": LLAMA | LINEAR | {"vocab_size": 9}})
-    assert (found.linear, found.vocabularies) == ([Linear(4, 8, 64)], [9])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"linear_key_head_dim": 32}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": 9},
@@ -219,12 +200,6 @@ def test_no_model(tmp_path: Path, config: str) -> None:
     file.write_text(config)
     told = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
     assert told.exit_code == 2 and "Traceback" not in told.output
-
-
-def test_a_model_of_mla_has_no_other_attention_to_warm_up() -> None:
-    file = Path(__file__).parent / "configs" / "DeepSeek-V2-Lite.json"
-    found = warm.layers_of(json.loads(file.read_text()))
-    assert (found.attention, found.latent) == ([], [Latent(16, 512, 64)])
 
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
