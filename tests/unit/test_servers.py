@@ -15,6 +15,8 @@ from support.project import CHECKOUT
 from support.servers import served
 from support.static_channel import fetch
 
+ALONE = "127.77.1.1"  # of this machine too; nobody takes a port there between two servers
+
 
 def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is locked is what is served now, not what another test served there before."""
@@ -22,7 +24,7 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     bind = http.server.HTTPServer.server_bind
 
     def again(server: http.server.HTTPServer) -> None:
-        server.server_address = ("127.0.0.1", ports[0] if ports else 0)
+        server.server_address = (ALONE, ports[0] if ports else 0)
         bind(server)
         ports.append(server.server_port)
 
@@ -32,6 +34,7 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for file in channel.rglob("repodata*"):
             os.utime(file, (0, 0))  # by which rattler asks whether it is another one
         with served(channel) as url:
+            url = url.replace("127.0.0.1", ALONE)
             app = small_channel.workspace(tmp_path / version / "app", url)
             app.lock()
         assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
