@@ -104,8 +104,13 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
     assert opened <= parts["libraries"]
     opened = ("amd_smi", "hsa-amd-aqlprofile64", "rocprofiler-sdk", "rocprofiler-sdk-attach")
     assert {f"lib/lib{name}.so" for name in opened} | {"amdgcn"} <= parts["core"]
-    devel = {"lib/librocblas.so", "bin/hipcc", "bin/clang", "include/amd_smi/amdsmi.h"}
-    assert devel <= parts["devel"]
+    assert {"lib/librocprofiler-sdk.so.1", "lib/rocm_sysdeps/share/libdrm/amdgpu.ids"} <= parts[
+        "core"
+    ]
+    devel = {"lib/librocblas.so", "bin/hipcc", "bin/clang", "include/amd_smi/amdsmi.h", "llvm"}
+    devel |= {"lib/cmake/amd_smi/amd_smi-config.cmake"}
+    assert devel | {"lib/host-math/include/suitesparse/cholmod.h"} <= parts["devel"]
+    assert "lib/host-math/lib/libcholmod.so.5" in parts["libraries"]
 
 
 def other_commit(source: Path) -> str:
