@@ -119,6 +119,21 @@ def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
     return a if (order > 0) == largest else b
 
 
+def subtract(a: int, b: int, form: tuple) -> int:
+    return add(a, negate(b, form), form)
+
+
+#: of two numbers and their format
+OF_TWO: dict[str, Callable] = {
+    "add": add, "sub": subtract, "mul": multiply,
+    "max": lambda a, b, form: extreme(a, b, form, True),
+    "min": lambda a, b, form: extreme(a, b, form, False),
+}  # fmt: skip
+ROUNDINGS: dict[str, Callable] = {
+    "floor": lambda x: x // 1, "ceil": lambda x: -(-x // 1), "trunc": int, "rndne": round,
+}  # fmt: skip
+
+
 def signed(x: int, bits: int = 32) -> int:
     x &= (1 << bits) - 1
     return x - (1 << bits) if x >> (bits - 1) else x

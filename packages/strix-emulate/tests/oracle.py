@@ -16,7 +16,7 @@ from exact import (
     F32,
     F64,
     M32,
-    add,
+    OF_TWO,
     bfe,
     compared,
     convert,
@@ -25,12 +25,11 @@ from exact import (
     fields,
     fma,
     leading_signs,
-    multiply,
-    negate,
     perm,
     shifted,
     sign_of,
     signed,
+    subtract,
     to_integer,
 )
 
@@ -40,31 +39,18 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
     for kind, form in (("f32", F32), ("f16", F16), ("f64", F64)):
         two, three = (kind,) * 2, (kind,) * 3
-        table |= {
-            f"v_add_{kind}": (kind, two, lambda a, b, f=form: add(a, b, f)),
-            f"v_sub_{kind}": (kind, two, lambda a, b, f=form: add(a, negate(b, f), f)),
-            f"v_subrev_{kind}": (kind, two, lambda a, b, f=form: add(b, negate(a, f), f)),
-            f"v_mul_{kind}": (kind, two, lambda a, b, f=form: multiply(a, b, f)),
-            f"v_fma_{kind}": (kind, three, lambda a, b, c, f=form: fma(a, b, c, f)),
-            f"v_max_{kind}": (kind, two, lambda a, b, f=form: extreme(a, b, f, True)),
-            f"v_min_{kind}": (kind, two, lambda a, b, f=form: extreme(a, b, f, False)),
-            f"v_max3_{kind}": (
-                kind,
-                three,
-                lambda a, b, c, f=form: extreme(extreme(a, b, f, True), c, f, True),
-            ),
-            f"v_min3_{kind}": (
-                kind,
-                three,
-                lambda a, b, c, f=form: extreme(extreme(a, b, f, False), c, f, False),
-            ),
-        }
+        for name, function in OF_TWO.items():
+            table[f"v_{name}_{kind}"] = (kind, two, lambda a, b, f=form, o=function: o(a, b, f))
+        table[f"v_subrev_{kind}"] = (kind, two, lambda a, b, f=form: subtract(b, a, f))
+        table[f"v_fma_{kind}"] = (kind, three, lambda a, b, c, f=form: fma(a, b, c, f))
+        for name, first, second in (("max3", True, True), ("min3", False, False),
+                                    ("maxmin", True, False), ("minmax", False, True)):  # fmt: skip
+            table[f"v_{name}_{kind}"] = (
+                kind, three, lambda a, b, c, f=form, i=first, o=second: extreme(
+                    extreme(a, b, f, i), c, f, o))  # fmt: skip
         for name, test in COMPARE.items():
             table[f"v_cmp_{name}_{kind}"] = (
-                "mask",
-                two,
-                lambda a, b, f=form, t=test: int(t(compared(a, b, f))),
-            )
+                "mask", two, lambda a, b, f=form, t=test: int(t(compared(a, b, f))))  # fmt: skip
     for bits in (16, 32, 64):
         kinds = (f"u{bits}",) * 2
         for sign, read in (("u", int), ("i", lambda x, n=bits: signed(x, n))):
@@ -119,10 +105,10 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
         "v_mad_u32_u24": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
         "v_mad_i32_i24": lambda a, b, c: signed(a, 24) * signed(b, 24) + signed(c),
-        "v_maxmin_i32": lambda a, b, c: min(max(signed(a), signed(b)), signed(c)),
-        "v_minmax_i32": lambda a, b, c: max(min(signed(a), signed(b)), signed(c)),
-        "v_maxmin_u32": lambda a, b, c: min(max(a, b), c),
-        "v_minmax_u32": lambda a, b, c: max(min(a, b), c),
+        **{f"v_{name}_{sign}32": lambda a, b, c, i=first, o=second, r=read: (
+            o(i(r(a), r(b)), r(c)))
+           for name, first, second in (("maxmin", max, min), ("minmax", min, max))
+           for sign, read in (("i", signed), ("u", int))},
         "v_sad_u8": lambda a, b, c: sum(abs(x - y) for x, y in fields(a, b, 8)) + c,
         "v_sad_hi_u8": lambda a, b, c: (
             sum(abs(x - y) for x, y in fields(a, b, 8)) << 16) + c,

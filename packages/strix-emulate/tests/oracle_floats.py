@@ -14,6 +14,7 @@ from exact import (
     F64,
     M64,
     NAN,
+    ROUNDINGS,
     add,
     compared,
     encode,
@@ -349,8 +350,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             flushes = form is F32 and name not in ("sin", "cos")
             table[f"v_{name}_{kind}"] = (
                 kind, (kind,), _approximated(function, form, flushes))  # fmt: skip
-        for name, rounding in (("floor", lambda x: x // 1), ("ceil", lambda x: -(-x // 1)),
-                               ("trunc", int), ("rndne", round)):  # fmt: skip
+        for name, rounding in ROUNDINGS.items():
             table[f"v_{name}_{kind}"] = (kind, (kind,), floor_like(rounding, form))
         table[f"v_fract_{kind}"] = (kind, (kind,), _fraction(form))
         table[f"v_frexp_mant_{kind}"] = (kind, (kind,), _mantissa(form))
@@ -361,10 +361,6 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 a, n - (1 << b) if n >> (b - 1) else n, f))  # fmt: skip
         table[f"v_cmp_class_{kind}"] = (
             "mask", (kind, "u16" if form is F16 else "u32"), _in_class(form))  # fmt: skip
-        for name, first, second in (("maxmin", True, False), ("minmax", False, True)):
-            table[f"v_{name}_{kind}"] = (
-                kind, (kind,) * 3, lambda a, b, c, f=form, i=first, o=second: extreme(
-                    extreme(a, b, f, i), c, f, o))  # fmt: skip
         table[f"v_med3_{kind}"] = (kind, (kind,) * 3, lambda a, b, c, f=form: median(a, b, c, f))
         r, literal = f"r:{kind}", f"lit:{kind}"
         for name, sources in (("fmac", (kind, kind, "old")), ("fmamk", (r, literal, r)),

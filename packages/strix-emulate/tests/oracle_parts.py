@@ -15,13 +15,15 @@ from exact import (
     F32,
     M32,
     M64,
+    OF_TWO,
+    ROUNDINGS,
     add,
     convert,
     encode,
     extreme,
+    floor_like,
     fma,
     multiply,
-    negate,
     signed,
     to_integer,
     value,
@@ -219,13 +221,11 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
         if raw == "u16":
             table[f"v_mad_{kind}"] = (
                 raw, (raw,) * 3, saturating(lambda a, b, c: a * b + c, kind))  # fmt: skip
-    for name, count, function in (
-        ("add", 2, lambda a, b: add(a, b, F16)), ("mul", 2, lambda a, b: multiply(a, b, F16)),
-        ("fma", 3, lambda a, b, c: fma(a, b, c, F16)),
-        ("max", 2, lambda a, b: extreme(a, b, F16, True)),
-        ("min", 2, lambda a, b: extreme(a, b, F16, False)),
-    ):  # fmt: skip
-        table[f"v_pk_{name}_f16"] = ("h2", ("r:u32",) * count, packed(function, "f16", count))
+    halves = {name: lambda a, b, f=function: f(a, b, F16) for name, function in OF_TWO.items()}
+    for name in ("add", "mul", "max", "min"):
+        table[f"v_pk_{name}_f16"] = ("h2", ("r:u32",) * 2, packed(halves[name], "f16", 2))
+    table["v_pk_fma_f16"] = (
+        "h2", ("r:u32",) * 3, packed(lambda a, b, c: fma(a, b, c, F16), "f16", 3))  # fmt: skip
     table["v_pk_fmac_f16"] = ("h2", ("r:u32", "r:u32", "old"), lambda a, b, c: sum(
         fma(*(x >> s & 0xFFFF for x in (a, b, c)), F16) << s for s in (0, 16)))  # fmt: skip
     for name, kinds, count, function in (
@@ -296,20 +296,15 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         return x & M32, int(not -(2**31) <= x < 2**31)
 
     for kind, form, target in (("f32", F32, "f32"), ("f16", F16, "z16")):
-        table |= {
-            f"s_{name}_{kind}": (target, (kind,), lambda a, f=form, r=rounding: (
-                _rounded(a, f, r), None))
-            for name, rounding in (("floor", lambda x: x // 1), ("ceil", lambda x: -(-x // 1)),
-                                   ("trunc", int), ("rndne", round))
-        }  # fmt: skip
-        table |= {
-            f"s_{name}_{kind}": (target, (kind,) * 2, lambda a, b, f=form, o=function: (
-                o(a, b, f), None))
-            for name, function in (
-                ("add", add), ("sub", lambda a, b, f: add(a, negate(b, f), f)), ("mul", multiply),
-                ("max", lambda a, b, f: extreme(a, b, f, True)),
-                ("min", lambda a, b, f: extreme(a, b, f, False)))
-        }  # fmt: skip
+        for name, rounding in ROUNDINGS.items():
+            rounded = floor_like(rounding, form)
+            table[f"s_{name}_{kind}"] = (target, (kind,), lambda a, r=rounded: (r(a), None))
+        for name, function in OF_TWO.items():
+            table[f"s_{name}_{kind}"] = (
+                target,
+                (kind,) * 2,
+                lambda a, b, f=form, o=function: (o(a, b, f), None),
+            )
         table[f"s_fmac_{kind}"] = (
             target, (kind, kind, "old"), lambda a, b, c, f=form: (
                 fma(a, b, c & (1 << f[3]) - 1, f), None))  # fmt: skip
@@ -329,8 +324,3 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_cvt_pk_rtz_f16_f32": ("h2", ("f32", "f32"), lambda a, b: (
             pair(towards_zero)(a, b), None)),
     }  # fmt: skip
-
-
-def _rounded(a: int, form: tuple, rounding: Callable) -> int:
-    x, negative = value(a, form)
-    return encode(x if isinstance(x, str) else Fraction(rounding(x)), form, negative)
