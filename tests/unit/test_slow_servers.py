@@ -17,10 +17,8 @@ from pathlib import Path
 import pytest
 from packageurl import PackageURL
 from support.small_channel import workspace
-from typer.testing import CliRunner
 
 from forge import network
-from forge.cli.main import app
 from forge.conda.location import Location
 from forge.errors import ForgeError, NotAttempted
 from forge.project import Project
@@ -99,12 +97,6 @@ def test_each_request_ends(request_: str, url: str, tmp_path: Path) -> None:
     with pytest.raises(NotAttempted, match=r"127\.0\.0\.1") as raised:
         REQUESTS[request_](tmp_path, url)
     assert raised.value.exit_code == 3
-
-
-@pytest.mark.parametrize("words", ["channel verify URL"])
-def test_each_command_ends_with_3(words: str, url: str) -> None:
-    with pytest.raises(NotAttempted):
-        CliRunner().invoke(app, words.replace("URL", url).split(), catch_exceptions=False)
 
 
 def test_a_file_that_comes_fast_enough_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
