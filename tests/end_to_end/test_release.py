@@ -50,6 +50,9 @@ def test_what_was_published(release: Release) -> None:
     for file in packages.values():
         index = Package(file).index
         assert not index["build"].startswith(HOST_BOUND) and index["name"] in file.name
+    # what conda-forge's compilers export, as the stand-in's do
+    needs = Package(packages["strix-emulate-hip"]).index["depends"]
+    assert {"libgcc >=14", "__glibc >=2.28,<3.0.a0"} <= {*needs}
     assert "built  " not in release.build(), "the second run built something"
 
 
